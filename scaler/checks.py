@@ -1,0 +1,52 @@
+"""Checks of numbers given to a constructor. Tensors and variables pass: their values are not known yet."""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+import numpy as np
+import tensorflow as tf
+
+from scaler.errors import InvalidArgument
+
+SMALLEST_SCALE = 2.0**-126
+"""The least loss scale: the smallest float32 whose reciprocal and itself are both normal numbers."""
+LARGEST_SCALE = 2.0**126
+"""The greatest loss scale: above it the reciprocal is subnormal, and kernels that flush subnormals make it 0."""
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether `value` is a tensor or variable, known only when the step runs."""
+    return tf.is_tensor(value) or isinstance(value, tf.Variable)
+
+
+def check_scale(name: str, value: object) -> None:
+    """Refuses a loss scale outside [2^-126, 2^126]."""
+    check_number(name, value, "a finite number in [2^-126, 2^126]", lambda v: SMALLEST_SCALE <= v <= LARGEST_SCALE)
+
+
+def check_number(name: str, value: object, allowed: str, accept) -> None:
+    """Refuses what is no real number, or one whose float32 value `accept` turns down.
+
+    Raises:
+        InvalidArgument: With the name, the value, its type and what is allowed.
+    """
+    if is_symbolic(value):
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidArgument(f"{name}={value!r} ({type(value).__name__}): expected {allowed}.")
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = float(np.float32(value))
+    if math.isnan(rounded) or not accept(rounded):
+        raise InvalidArgument(f"{name}={value!r}: expected {allowed}, also after rounding to float32.")
+
+
+def check_count(name: str, value: object, example: int) -> None:
+    """Refuses what is no integer in [1, 2^31 - 1]."""
+    if is_symbolic(value):
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 1 <= value < 2**31:
+        raise InvalidArgument(
+            f"{name}={value!r} ({type(value).__name__}): expected an integer of at least 1, such as {example}."
+        )

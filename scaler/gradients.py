@@ -1,0 +1,96 @@
+"""Pure functions on a list of gradients. An entry is a tensor, a `tf.IndexedSlices` or None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+Gradient = tf.Tensor | tf.IndexedSlices | None
+
+
+def unscale(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
+    """Gradients of the loss from gradients of the scaled loss.
+
+    They are cast to float32 first and then multiplied by the reciprocal of the scale, once: exact for powers of two.
+    Dividing by another scale could differ in the last bit. Duplicate indices of a `tf.IndexedSlices` are summed.
+
+    Args:
+        grads: Gradients of any floating dtype and shape.
+        loss_scale: Scalar float32, the scale their loss was multiplied by.
+
+    Returns:
+        The same structure in float32.
+    """
+    reciprocal = 1.0 / loss_scale
+    return _map(lambda values: tf.cast(values, tf.float32) * reciprocal, sum_duplicates(grads))
+
+
+def sum_duplicates(grads: Sequence[Gradient]) -> list[Gradient]:
+    """The gradients with every index of a `tf.IndexedSlices` carrying all of its sum, in float32.
+
+    The shapes stay as they are, which XLA needs: the first occurrence of an index holds the sum and the others zeros.
+    So squares and norms of the values are those of the dense gradient.
+    """
+    return [_sum_duplicates(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
+
+
+def squared_norm(grads: Sequence[Gradient]) -> tf.Tensor:
+    """The squared global norm, scalar float32. Not finite if any value is not finite, or if the sum overflows.
+
+    Args:
+        grads: Gradients of any floating dtype and shape; `tf.IndexedSlices` without duplicate indices.
+    """
+    values = (tf.cast(_values(grad), tf.float32) for grad in grads if grad is not None)
+    return tf.add_n([tf.constant(0.0), *(tf.reduce_sum(tf.square(value)) for value in values)])
+
+
+def all_finite(grads: Sequence[Gradient]) -> tf.Tensor:
+    """Whether a step may be applied: every value is finite, and so is the squared global norm in float32.
+
+    The norm counts because optimizers square: Adam turns a finite gradient of 1e20 into NaN by itself. Duplicate
+    indices of a `tf.IndexedSlices` count with their sum.
+
+    Args:
+        grads: *Unscaled* gradients of any floating dtype and shape, with None and `tf.IndexedSlices` among them.
+
+    Returns:
+        Scalar bool tensor; True for an empty list.
+    """
+    return tf.math.is_finite(squared_norm(sum_duplicates(grads)))
+
+
+def clip_by_norm(grads: Sequence[Gradient], norm: tf.Tensor, clip_norm) -> list[Gradient]:
+    """Gradients scaled down to the global norm `clip_norm` where `norm`, theirs, is larger; else every bit as it was.
+
+    Args:
+        grads: Unscaled float32 gradients.
+        norm: Scalar float32, their global norm.
+        clip_norm: Positive scalar.
+    """
+    clip_norm = tf.cast(clip_norm, tf.float32)
+    factor = clip_norm / tf.maximum(norm, clip_norm)
+    return _map(lambda values: values * factor, grads)
+
+
+def _sum_duplicates(grad: tf.IndexedSlices) -> tf.IndexedSlices:
+    values = tf.cast(grad.values, tf.float32)
+    count = tf.shape(grad.indices)[0]
+    rows = tf.reduce_max(grad.indices) + 1 if grad.dense_shape is None else grad.dense_shape[0]
+    first = tf.math.unsorted_segment_min(tf.range(count), grad.indices, rows)
+    summed = tf.math.unsorted_segment_sum(values, tf.gather(first, grad.indices), count)
+    return tf.IndexedSlices(summed, grad.indices, grad.dense_shape)
+
+
+def _map(function: Callable[[tf.Tensor], tf.Tensor], grads: Sequence[Gradient]) -> list[Gradient]:
+    return [_map_one(function, grad) for grad in grads]
+
+
+def _map_one(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
+    return None if grad is None else function(grad)
+
+
+def _values(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad

@@ -1,0 +1,100 @@
+"""Float32 copies of 16-bit variables, which the optimizer updates in their place.
+
+A float16 weight w cannot hold an update smaller than w * 2^-12: it rounds back to w. Its float32 master keeps it
+(Micikevicius et al. 2018, section 3.1, https://arxiv.org/abs/1710.03740).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from scaler.errors import InvalidArgument
+
+_COPIED = (tf.float16, tf.bfloat16)
+
+
+class MasterWeights(tf.Module):
+    """Float32 master weights for any mix of float16, bfloat16 and float32 variables.
+
+    A 16-bit variable gets a float32 copy; a float32 variable is its own master. Pass the object wherever a list of
+    variables is expected: `loss_scaler.apply(optimizer, grads, masters)`. Save it beside the model
+    (`tf.train.Checkpoint(model=model, masters=masters, ...)`): the model holds only the rounded values.
+
+    Args:
+        variables: The model's trainable variables.
+
+    Raises:
+        InvalidArgument: For an empty list, a variable given twice or another dtype.
+    """
+
+    def __init__(self, variables: Sequence, name: str = "master_weights"):
+        super().__init__(name=name)
+        variables = list(variables)
+        _check(variables)
+        self._model_variables = variables
+        with tf.init_scope():
+            self._weights = [_master(v) if tf.as_dtype(v.dtype) in _COPIED else v for v in variables]
+
+    @property
+    def model_variables(self) -> list:
+        """The variables given, in their order."""
+        return list(self._model_variables)
+
+    @property
+    def weights(self) -> list:
+        """One float32 variable for each model variable: what the optimizer updates."""
+        return list(self._weights)
+
+    def refresh(self) -> None:
+        """Takes over values that were assigned to the model: a master whose rounding is not the variable's value.
+
+        `LossScaler.apply` does this before each update. Otherwise the first step after `set_weights` or
+        `load_weights` would write the old weights back.
+        """
+        for variable, master in self._copies():
+            value = tf.convert_to_tensor(variable)
+            same = tf.equal(tf.saturate_cast(master, value.dtype), value)
+            master.assign(tf.where(same, master, tf.cast(value, tf.float32)))
+
+    def write(self) -> None:
+        """Rounds the masters into the model's variables.
+
+        A master beyond the largest finite value of the variable's dtype gives that value, not infinity.
+        """
+        for variable, master in self._copies():
+            variable.assign(tf.saturate_cast(master, tf.as_dtype(variable.dtype)))
+
+    def _copies(self):
+        pairs = zip(self._model_variables, self._weights, strict=True)
+        return [(variable, master) for variable, master in pairs if variable is not master]
+
+
+def _master(variable) -> tf.Variable:
+    master = tf.Variable(
+        tf.cast(variable, tf.float32),
+        name=variable.name.split(":")[0],
+        constraint=getattr(variable, "constraint", None),
+    )
+    # Optimizers tell variables apart by these (Muon by path, float8 layers by the mark).
+    for attribute in ("path", "overwrite_with_gradient"):
+        if hasattr(variable, attribute):
+            setattr(master, attribute, getattr(variable, attribute))
+    return master
+
+
+def _check(variables: list) -> None:
+    if not variables:
+        raise InvalidArgument(
+            "MasterWeights([]): expected at least one variable. Build the model before reading its variables."
+        )
+    if len({id(variable) for variable in variables}) < len(variables):
+        raise InvalidArgument("MasterWeights: a variable was given twice; each needs exactly one master.")
+    for variable in variables:
+        dtype = tf.as_dtype(variable.dtype)
+        if dtype not in (*_COPIED, tf.float32):
+            raise InvalidArgument(
+                f"MasterWeights: variable {variable.name!r} has dtype {dtype.name}: expected float16, bfloat16 or "
+                "float32."
+            )

@@ -1,0 +1,47 @@
+"""What the gate asks of an optimizer: a Keras one, or any function of gradients and variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaler.errors import InvalidArgument
+
+Optimizer = Callable[[list, list], None] | Any
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuses what cannot update variables, and an optimizer that scales by itself."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise InvalidArgument(
+            f"apply: {type(optimizer).__name__} scales losses by itself. Pass its inner_optimizer: "
+            "one loss scaler is enough."
+        )
+    if getattr(optimizer, "loss_scale_factor", None) is not None:
+        raise InvalidArgument(
+            f"apply: the optimizer divides gradients by loss_scale_factor={optimizer.loss_scale_factor!r}, after they "
+            "were unscaled already. Leave loss_scale_factor unset."
+        )
+    if isinstance(optimizer, type) or not (callable(optimizer) or hasattr(optimizer, "apply")):
+        raise InvalidArgument(
+            f"apply: optimizer={optimizer!r}: expected a Keras optimizer such as keras.optimizers.Adam(), or a "
+            "function of (grads, variables)."
+        )
+
+
+def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
+    """Creates a Keras optimizer's slots, for all variables and outside of any branch of the graph."""
+    if isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built:
+        with tf.init_scope():
+            optimizer.build(list(variables))
+
+
+def update_variables(optimizer: Optimizer, grads: list, variables: list) -> None:
+    """Has the optimizer move the variables."""
+    if hasattr(optimizer, "apply"):
+        optimizer.apply(grads, variables)
+    else:
+        optimizer(grads, variables)

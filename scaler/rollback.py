@@ -1,0 +1,34 @@
+"""Putting variables back as they were before a step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """Variables and the values they had, made by `snapshot`."""
+
+    variables: tuple
+    values: tuple[tf.Tensor, ...]
+
+    def restore(self) -> None:
+        """Assigns every variable the value it had, bit for bit."""
+        for variable, value in zip(self.variables, self.values, strict=True):
+            variable.assign(value)
+
+
+def snapshot(variables: Iterable) -> Snapshot:
+    """Remembers the values of `variables`, for the `rollback` argument of `LossScaler.apply`.
+
+    Take it before the forward pass, which already moves BatchNorm's statistics and seed generators:
+    `before = scaler.snapshot(model.non_trainable_variables)`. Inside a `tf.function` it belongs to one call.
+
+    Args:
+        variables: `tf.Variable`s or Keras variables of any dtype and shape.
+    """
+    variables = tuple(variables)
+    return Snapshot(variables, tuple(tf.identity(variable) for variable in variables))

@@ -1,0 +1,36 @@
+"""What a strategy is: a pure state machine over scalar tensors."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+
+class Event(NamedTuple):
+    """What one attempted step showed, the only thing a strategy sees of it.
+
+    Attributes:
+        finite: Scalar bool. True when every unscaled gradient and the squared global norm of all of them are finite
+            in float32, which is when the step is applied.
+    """
+
+    finite: tf.Tensor
+
+
+@runtime_checkable
+class Strategy(Protocol):
+    """Chooses the loss scale. Any frozen dataclass with these two methods is one.
+
+    A state is a NamedTuple of scalar tensors with at least `loss_scale` (float32, in [2^-126, 2^126]). Both methods
+    are pure: they create no variables and read nothing but their arguments, so that they give the same values in
+    eager mode, in a `tf.function`, in a `tf.range` loop and under XLA, also elementwise on states of any one shape.
+    """
+
+    def init(self) -> Any:
+        """The state before the first step."""
+        ...
+
+    def update(self, state: Any, event: Event) -> Any:
+        """The state after a step that was attempted with `state` and showed `event`."""
+        ...

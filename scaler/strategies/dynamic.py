@@ -1,0 +1,120 @@
+"""The loss scale that looks for its own level."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from scaler.checks import check_count, check_number, check_scale, is_symbolic
+from scaler.errors import InvalidArgument
+from scaler.strategies.base import Event
+
+
+class DynamicState(NamedTuple):
+    """State of `Dynamic`.
+
+    Attributes:
+        loss_scale: Scalar float32, in [min_scale, max_scale].
+        good_steps: Scalar int32, finite steps since the last growth or non-finite step.
+        budget: Scalar int32, in [0, hysteresis], non-finite steps left before the scale backs off.
+    """
+
+    loss_scale: tf.Tensor
+    good_steps: tf.Tensor
+    budget: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Dynamic:
+    """Grow after a run of finite steps, back off at a non-finite one.
+
+        finite:      good += 1
+                     when good >= growth_interval: scale = min(scale * growth_factor, max_scale); good = 0
+        non-finite:  good = 0; budget = max(budget - 1, 0)
+                     when budget == 0: scale = max(scale * backoff_factor, min_scale)
+        budget:      starts at hysteresis, and goes back to it at a growth;
+                     with consecutive_hysteresis at every finite step
+
+    Growth comes exactly on the growth_interval-th consecutive finite step. With hysteresis=1 every non-finite step
+    backs off. With hysteresis=h the first h - 1 are only skipped; they are counted *cumulatively* since the last
+    growth (Megatron's rule), or *consecutively* if asked for. Once the budget is spent, every further non-finite
+    step backs off until it is refilled.
+
+    The defaults keep the scale between 2^-14, below which a float16 gradient of 1e-3 is flushed to zero, and 2^40,
+    from where it is back at 2^15 after 25 skipped steps.
+
+    Args:
+        initial_scale: Loss scale of the first step, in [min_scale, max_scale].
+        growth_factor: Greater than 1.
+        backoff_factor: Between 0 and 1, both excluded.
+        growth_interval: Consecutive finite steps to a growth, at least 1. Lowered in mid-run below the steps already
+            counted, it takes effect at the next finite step.
+        min_scale: Floor, at least 2^-126; it may lie below 1.
+        max_scale: Ceiling, at most 2^126.
+        hysteresis: Non-finite steps to the first backoff, at least 1.
+        consecutive_hysteresis: Whether a finite step refills the budget.
+
+    Every number may also be a scalar tensor or variable, to be changed while a compiled step runs; then nothing is
+    checked, but the scale still stays within its bounds.
+
+    Raises:
+        InvalidArgument: For a number outside the ranges above.
+
+    References:
+        Micikevicius et al. 2018 (https://arxiv.org/abs/1710.03740) for skipping; Kuchaiev et al. 2018
+        (https://arxiv.org/abs/1805.10387) for backoff and growth.
+    """
+
+    initial_scale: float = 2.0**15
+    _: dataclasses.KW_ONLY
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    min_scale: float = 2.0**-14
+    max_scale: float = 2.0**40
+    hysteresis: int = 1
+    consecutive_hysteresis: bool = False
+
+    def __post_init__(self) -> None:
+        check_scale("initial_scale", self.initial_scale)
+        check_scale("min_scale", self.min_scale)
+        check_scale("max_scale", self.max_scale)
+        bounds = (self.min_scale, self.initial_scale, self.max_scale)
+        if not any(map(is_symbolic, bounds)) and not bounds[0] <= bounds[1] <= bounds[2]:
+            raise InvalidArgument(
+                f"min_scale={self.min_scale!r}, initial_scale={self.initial_scale!r}, max_scale={self.max_scale!r}: "
+                "expected min_scale <= initial_scale <= max_scale. Move the bound, or start inside it."
+            )
+        check_number("growth_factor", self.growth_factor, "a number in (1, 2^126]", lambda v: 1 < v <= 2.0**126)
+        check_number("backoff_factor", self.backoff_factor, "a number in [2^-126, 1)", lambda v: 2.0**-126 <= v < 1)
+        check_count("growth_interval", self.growth_interval, 2000)
+        check_count("hysteresis", self.hysteresis, 1)
+
+    def init(self) -> DynamicState:
+        """The state before the first step."""
+        return DynamicState(
+            loss_scale=tf.convert_to_tensor(self.initial_scale, tf.float32),
+            good_steps=tf.constant(0, tf.int32),
+            budget=tf.convert_to_tensor(self.hysteresis, tf.int32),
+        )
+
+    def update(self, state: DynamicState, event: Event) -> DynamicState:
+        """The state after a step that was attempted with `state` and showed `event`."""
+        finite = event.finite
+        good_steps = tf.where(finite, state.good_steps + 1, 0)
+        budget = tf.where(finite, state.budget, tf.maximum(state.budget - 1, 0))
+        grow = tf.logical_and(finite, good_steps >= self.growth_interval)
+        back_off = tf.logical_and(tf.logical_not(finite), budget <= 0)
+        factor = tf.where(grow, _float(self.growth_factor), tf.where(back_off, _float(self.backoff_factor), 1.0))
+        refill = tf.logical_or(grow, tf.logical_and(finite, self.consecutive_hysteresis))
+        return DynamicState(
+            loss_scale=tf.clip_by_value(state.loss_scale * factor, _float(self.min_scale), _float(self.max_scale)),
+            good_steps=tf.where(grow, 0, good_steps),
+            budget=tf.where(refill, self.hysteresis, budget),
+        )
+
+
+def _float(value) -> tf.Tensor:
+    return tf.cast(value, tf.float32)

@@ -1,0 +1,28 @@
+"""No loss scale, the same gate."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from scaler.strategies.base import Event
+from scaler.strategies.static import StaticState
+
+
+@dataclasses.dataclass(frozen=True)
+class NoScaling:
+    """Scale by 1: for float32 and bfloat16, or as a baseline.
+
+        finite:      nothing changes
+        non-finite:  nothing changes; the step is skipped, as with every strategy
+    """
+
+    def init(self) -> StaticState:
+        """The state before the first step: a loss scale of 1."""
+        return StaticState(tf.constant(1.0, tf.float32))
+
+    def update(self, state: StaticState, event: Event) -> StaticState:
+        """The same state."""
+        del event
+        return state

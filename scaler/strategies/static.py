@@ -1,0 +1,55 @@
+"""A loss scale that never changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from scaler.checks import check_scale
+from scaler.strategies.base import Event
+
+
+class StaticState(NamedTuple):
+    """State of `Static` and `NoScaling`.
+
+    Attributes:
+        loss_scale: Scalar float32.
+    """
+
+    loss_scale: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """Scale by a constant.
+
+        finite:      nothing changes
+        non-finite:  nothing changes; the step is skipped
+
+    Choose a power of two: then scaling and unscaling change exponents only, and no bit of a gradient.
+
+    Args:
+        loss_scale: A number in [2^-126, 2^126].
+
+    Raises:
+        InvalidArgument: For any other value.
+
+    References:
+        Micikevicius et al. 2018, Mixed Precision Training, section 3.2 (https://arxiv.org/abs/1710.03740).
+    """
+
+    loss_scale: float
+
+    def __post_init__(self) -> None:
+        check_scale("loss_scale", self.loss_scale)
+
+    def init(self) -> StaticState:
+        """The state before the first step."""
+        return StaticState(tf.convert_to_tensor(self.loss_scale, tf.float32))
+
+    def update(self, state: StaticState, event: Event) -> StaticState:
+        """The same state."""
+        del event
+        return state
