@@ -8,6 +8,10 @@
 class ScalerError(Exception):
     """Base of every exception raised by `scaler`."""
 
+    # AutoGraph keeps the type of an exception raised while a tf.function is traced only if this is its constructor;
+    # any other class reaches the caller as a StagingError that no `except ScalerError` catches.
+    __init__ = Exception.__init__
+
 
 class InvalidArgument(ScalerError, ValueError):
     """An argument that cannot work. The message says what was passed, what is allowed and what to do."""

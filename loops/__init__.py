@@ -1,0 +1,29 @@
+"""Training loops around a loss scaler.
+
+The inner loop takes steps on the device; the outer loop visits the host and lets actions act:
+
+    Loop.run -> steps_per_call x train_step(next batch)      nothing leaves the device
+             -> one visit: outputs [steps] are read, counted, and given to every action
+"""
+
+from loops.actions import JsonLines as JsonLines
+from loops.actions import Progress as Progress
+from loops.counters import Counters as Counters
+from loops.errors import BadOutputs as BadOutputs
+from loops.errors import LoopError as LoopError
+from loops.errors import OutOfData as OutOfData
+from loops.loop import Loop as Loop
+from loops.loop import Visit as Visit
+from loops.step import TrainStep as TrainStep
+
+__all__ = [
+    "BadOutputs",
+    "Counters",
+    "JsonLines",
+    "Loop",
+    "LoopError",
+    "OutOfData",
+    "Progress",
+    "TrainStep",
+    "Visit",
+]

@@ -1,0 +1,55 @@
+"""One line of JSON for every step."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from typing import TextIO
+
+from loops.loop import Visit
+
+
+class JsonLines:
+    """Writes each step as a line such as `{"step": 1, "loss": 2.3, "applied": true, "loss_scale": 32768.0}`.
+
+    NaN and infinities, which JSON does not have, are written as null. An existing file is replaced when the first run
+    begins; a further run of the same loop goes on in it. Lines are flushed at every visit.
+
+    Args:
+        path: The file. Missing folders are created.
+
+    Raises:
+        OSError: When the run begins, if the file cannot be written.
+    """
+
+    def __init__(self, path):
+        self._path = pathlib.Path(path)
+        self._mode = "w"
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> JsonLines:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open(self._mode, encoding="utf-8")
+        self._mode = "a"
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self._file:
+            self._file.close()
+            self._file = None
+
+    def __call__(self, visit: Visit) -> None:
+        """Writes the steps of a visit."""
+        if self._file is None:
+            raise RuntimeError("JsonLines is written by Loop.run; outside of it, use it in a with statement.")
+        columns = {name: values.tolist() for name, values in visit.outputs.items()}
+        for offset, row in enumerate(zip(*columns.values(), strict=True)):
+            line = {"step": visit.first + offset}
+            line.update({name: _plain(value) for name, value in zip(columns, row, strict=True)})
+            self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+
+
+def _plain(value):
+    return None if isinstance(value, float) and not math.isfinite(value) else value

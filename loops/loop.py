@@ -1,0 +1,141 @@
+"""The outer loop: take steps, visit the host, let the actions act."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.calls import StepCalls, TrainStepFunction
+from loops.counters import Counters
+from loops.errors import OutOfData
+
+
+@dataclasses.dataclass(frozen=True)
+class Visit:
+    """What an action sees each time the loop visits the host.
+
+    Attributes:
+        counters: The counts after the steps reported here.
+        outputs: For each output of the train step, its values over the steps since the last visit: an array [steps].
+        seconds: Wall time since `run` began.
+        goal: The value of `counters.data` at which the run ends.
+    """
+
+    counters: Counters
+    outputs: Mapping[str, np.ndarray]
+    seconds: float
+    goal: int
+
+    @property
+    def first(self) -> int:
+        """The number of the first step reported here, counted from 1 in batches."""
+        return self.counters.data - len(next(iter(self.outputs.values()))) + 1
+
+
+Action = Callable[[Visit], object]
+
+
+class Loop:
+    """Runs a train step over a dataset.
+
+        loop = loops.Loop(train_step, dataset, steps_per_call=100, actions=[loops.Progress()])
+        loop.run(10_000)
+
+    Each call of the inner loop takes `steps_per_call` steps without talking to the host; then the host reads what
+    they returned, once, and every action is called with it. An action is any callable that takes a `Visit`. One that
+    is also a context manager is entered when `run` begins and left when it ends, however it ends.
+
+    Args:
+        train_step: Any callable from a batch to a dict of scalar tensors, such as a `TrainStep`. `attempted` and
+            `applied` in the dict are counted.
+        dataset: A `tf.data.Dataset`. Make it repeat to run for more than an epoch.
+        steps_per_call: Steps between visits of the host. 1 runs a Python loop, more a loop inside the graph.
+        actions: What to do at each visit.
+        jit_compile: Whether XLA compiles the train step.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def __init__(
+        self,
+        train_step: TrainStepFunction,
+        dataset: tf.data.Dataset,
+        *,
+        steps_per_call: int = 1,
+        actions: Iterable[Action] = (),
+        jit_compile: bool = False,
+    ):
+        self.actions = list(actions)
+        _check(train_step, dataset, steps_per_call, self.actions)
+        self.counters = Counters()
+        self._steps_per_call = steps_per_call
+        self._iterator = iter(dataset)
+        self._call = StepCalls(
+            train_step, dataset.element_spec, in_graph=steps_per_call > 1, jit_compile=jit_compile
+        )
+
+    def run(self, steps: int) -> Counters:
+        """Runs until `steps` batches have been taken since the loop was made; a second call goes on from the first.
+
+        Returns:
+            The loop's counters.
+
+        Raises:
+            OutOfData: If the dataset ends before. The counters and what the actions wrote stay.
+            scaler.InvalidArgument: If `steps` is no integer, or lies behind.
+        """
+        _check_count("run(steps)", steps)
+        if steps < self.counters.data:
+            raise scaler.InvalidArgument(
+                f"run({steps}): this loop has taken {self.counters.data} steps already, and counts all of them."
+            )
+        start = time.perf_counter()
+        with contextlib.ExitStack() as stack:
+            for action in self.actions:
+                if hasattr(action, "__enter__"):
+                    stack.enter_context(action)  # pyright: ignore[reportArgumentType]
+            while self.counters.data < steps:
+                limit = min(self._steps_per_call, steps - self.counters.data)
+                taken, outputs = self._call(self._iterator, limit)
+                if taken:
+                    self.counters.add(outputs, taken)
+                    visit = Visit(dataclasses.replace(self.counters), outputs, time.perf_counter() - start, steps)
+                    for action in self.actions:
+                        action(visit)
+                if taken < limit:
+                    raise OutOfData(self._why_out_of_data(steps))
+        return self.counters
+
+    def _why_out_of_data(self, steps: int) -> str:
+        if not self.counters.data:
+            return "the dataset is empty: it gave no batch. Is the batch larger than the data, with drop_remainder?"
+        return (
+            f"the dataset ended after {self.counters.data} of {steps} steps. Let it .repeat(), or run fewer steps; what "
+            "was done and written until here is kept."
+        )
+
+
+def _check(train_step: object, dataset: object, steps_per_call: object, actions: list) -> None:
+    if not callable(train_step):
+        raise scaler.InvalidArgument(f"Loop(train_step={train_step!r}): expected a callable that takes a batch.")
+    if not isinstance(dataset, tf.data.Dataset):
+        raise scaler.InvalidArgument(
+            f"Loop(dataset={type(dataset).__name__}): expected a tf.data.Dataset. Arrays become one with "
+            "tf.data.Dataset.from_tensor_slices((x, y)).batch(64)."
+        )
+    _check_count("steps_per_call", steps_per_call)
+    for action in actions:
+        if not callable(action):
+            raise scaler.InvalidArgument(f"Loop(actions=[{action!r}]): expected callables that take a Visit.")
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise scaler.InvalidArgument(f"{name}={value!r}: expected an integer of at least 1.")
