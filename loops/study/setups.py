@@ -1,0 +1,62 @@
+"""What a study compares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import scaler
+
+SMALL = 2.0**-20
+"""The constant of the small-loss set-ups: what a loss term with a weight of one in a million looks like."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """One way to train.
+
+    Attributes:
+        name: As on the command line and in folder names.
+        title: For people.
+        policy: Keras dtype policy.
+        strategy: As `loops.strategies.parse_strategy` takes it.
+        masters: Whether 16-bit variables have float32 masters.
+        loss_factor: A constant the loss is multiplied by.
+    """
+
+    name: str
+    title: str
+    policy: str
+    strategy: str
+    masters: bool = True
+    loss_factor: float = 1.0
+
+
+# In a short run an interval of 2000 steps would never show a growth.
+_DYNAMIC = "dynamic:growth_interval=50"
+
+SETUPS = (
+    Setup("float32", "float32", "float32", "none"),
+    Setup("mixed-none", "mixed float16, no scaling", "mixed_float16", "none"),
+    Setup("mixed-dynamic", "mixed float16, dynamic scale", "mixed_float16", _DYNAMIC),
+    Setup("float16-none", "pure float16, no masters, no scaling", "float16", "none", masters=False),
+    Setup("float16-static", "float16 with masters, static scale 1024", "float16", "static:1024"),
+    Setup("float16-dynamic", "float16 with masters, dynamic scale", "float16", _DYNAMIC),
+    Setup("small-float32", "small loss: float32", "float32", "none", loss_factor=SMALL),
+    Setup("small-mixed-none", "small loss: mixed float16, no scaling", "mixed_float16", "none", loss_factor=SMALL),
+    Setup("small-mixed-dynamic", "small loss: mixed float16, dynamic scale", "mixed_float16", _DYNAMIC, loss_factor=SMALL),
+)
+"""The six set-ups of the study, and three on a loss multiplied by `SMALL`, where float16 without scaling stalls."""
+
+
+def choose_setups(names: Sequence[str]) -> list[Setup]:
+    """The set-ups of these names in the study's order; all of them for none.
+
+    Raises:
+        scaler.InvalidArgument: For a name that is no set-up.
+    """
+    known = {setup.name: setup for setup in SETUPS}
+    for name in names:
+        if name not in known:
+            raise scaler.InvalidArgument(f"set-up {name!r}: expected one of {', '.join(known)}.")
+    return [setup for setup in SETUPS if not names or setup.name in names]
