@@ -59,9 +59,7 @@ class StepCalls:
             del more
             batch = iterator.get_next_as_optional()
             more = batch.has_value()
-            taken, arrays = tf.cond(
-                more, lambda: take(taken, arrays, batch.get_value()), lambda: (taken, dict(arrays))
-            )
+            taken, arrays = tf.cond(more, lambda: take(taken, arrays, batch.get_value()), lambda: (taken, dict(arrays)))
             return taken, more, arrays
 
         taken, _, arrays = tf.while_loop(

@@ -1,9 +1,9 @@
 """Everything `loops` raises by itself.
 
-    scaler.ScalerError
-    └── LoopError
-        ├── OutOfData       the dataset ended before the run did
-        └── BadOutputs      a train step returned something a loop cannot report
+scaler.ScalerError
+└── LoopError
+    ├── OutOfData       the dataset ended before the run did
+    └── BadOutputs      a train step returned something a loop cannot report
 """
 
 import scaler

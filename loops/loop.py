@@ -77,9 +77,7 @@ class Loop:
         self.counters = Counters()
         self._steps_per_call = steps_per_call
         self._iterator = iter(dataset)
-        self._call = StepCalls(
-            train_step, dataset.element_spec, in_graph=steps_per_call > 1, jit_compile=jit_compile
-        )
+        self._call = StepCalls(train_step, dataset.element_spec, in_graph=steps_per_call > 1, jit_compile=jit_compile)
 
     def run(self, steps: int) -> Counters:
         """Runs until `steps` batches have been taken since the loop was made; a second call goes on from the first.
@@ -99,8 +97,8 @@ class Loop:
         start = time.perf_counter()
         with contextlib.ExitStack() as stack:
             for action in self.actions:
-                if hasattr(action, "__enter__"):
-                    stack.enter_context(action)  # pyright: ignore[reportArgumentType]
+                if isinstance(action, contextlib.AbstractContextManager):
+                    stack.enter_context(action)
             while self.counters.data < steps:
                 limit = min(self._steps_per_call, steps - self.counters.data)
                 taken, outputs = self._call(self._iterator, limit)
@@ -117,8 +115,8 @@ class Loop:
         if not self.counters.data:
             return "the dataset is empty: it gave no batch. Is the batch larger than the data, with drop_remainder?"
         return (
-            f"the dataset ended after {self.counters.data} of {steps} steps. Let it .repeat(), or run fewer steps; what "
-            "was done and written until here is kept."
+            f"the dataset ended after {self.counters.data} of {steps} steps. Let it .repeat(), or run fewer steps; "
+            "what was done and written until here is kept."
         )
 
 

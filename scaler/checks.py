@@ -46,7 +46,7 @@ def check_count(name: str, value: object, example: int) -> None:
     """Refuses what is no integer in [1, 2^31 - 1]."""
     if is_symbolic(value):
         return
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 1 <= value < 2**31:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 1 <= int(value) < 2**31:
         raise InvalidArgument(
             f"{name}={value!r} ({type(value).__name__}): expected an integer of at least 1, such as {example}."
         )

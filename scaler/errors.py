@@ -1,7 +1,7 @@
 """Everything this package raises by itself.
 
-    ScalerError
-    └── InvalidArgument (also a ValueError)     a value that cannot work, found before anything ran
+ScalerError
+└── InvalidArgument (also a ValueError)     a value that cannot work, found before anything ran
 """
 
 

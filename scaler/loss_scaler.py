@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from scaler import gradients
+from scaler.checks import check_number
 from scaler.errors import InvalidArgument
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, build_optimizer, check_optimizer, update_variables
@@ -147,15 +149,16 @@ class LossScaler(tf.Module):
     ) -> Outcome:
         """Applies the step if all unscaled gradients and their squared global norm are finite, else skips it.
 
-        Applied: unscale, clip, update the float32 weights, round masters into the model. Skipped: variables, slots,
-        `optimizer.iterations` and masters keep every bit, and `rollback` is put back. Either way the strategy
-        moves the scale and the counters count, afterwards.
+        Applied: unscale, clip, update the float32 weights, round masters into the model; elements of `rollback` that
+        are not finite any more are put back. Skipped: variables, slots, `optimizer.iterations` and masters keep every
+        bit, and all of `rollback` is put back. Either way the strategy moves the scale and the counters count,
+        afterwards.
 
         Args:
             optimizer: A Keras optimizer, or any function `(grads, variables) -> None`. It is called with the unscaled
                 float32 gradients that are not None.
-            grads: Gradients of the *scaled* loss, one for each variable: tensors of a floating dtype, `tf.IndexedSlices`
-                or None.
+            grads: Gradients of the *scaled* loss, one for each variable: tensors of a floating dtype,
+                `tf.IndexedSlices` or None.
             variables: The variables the gradients belong to, or a `MasterWeights` over them.
             clip_norm: Largest global norm of the unscaled gradients, or None for no clipping.
             rollback: `snapshot(model.non_trainable_variables)` taken before the forward pass: put back on a skip, so
@@ -176,7 +179,7 @@ class LossScaler(tf.Module):
         targets = masters.weights if masters else list(variables)
         check_pairs(grads, targets, allow_16bit_updates)
         if clip_norm is not None:
-            _check_clip_norm(clip_norm)
+            check_number("clip_norm", clip_norm, "a positive finite number or None", lambda v: 0 < v < math.inf)
         build_optimizer(optimizer, targets)
 
         loss_scale = self.loss_scale
@@ -193,6 +196,8 @@ class LossScaler(tf.Module):
             update_variables(optimizer, clipped, [target for _, target in present])
             if masters:
                 masters.write()
+            if rollback is not None:
+                rollback.restore_nonfinite()
 
         def skipped() -> None:
             if rollback is not None:
@@ -235,9 +240,3 @@ def _check_state(strategy: Strategy, state: object) -> None:
             f"{type(strategy).__name__}.init() returned {state!r}: expected a NamedTuple of tensors with a field "
             "named loss_scale."
         )
-
-
-def _check_clip_norm(clip_norm: object) -> None:
-    if not tf.is_tensor(clip_norm) and not isinstance(clip_norm, tf.Variable):
-        if isinstance(clip_norm, bool) or not isinstance(clip_norm, (int, float)) or not 0 < clip_norm < float("inf"):
-            raise InvalidArgument(f"clip_norm={clip_norm!r}: expected a positive finite number, or None for none.")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
 
-Optimizer = Callable[[list, list], None] | Any
+Optimizer: TypeAlias = Any
 
 
 def check_optimizer(optimizer: Optimizer) -> None:

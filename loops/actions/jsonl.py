@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-from typing import TextIO
+from typing import IO
 
 from loops.loop import Visit
 
@@ -26,7 +26,7 @@ class JsonLines:
     def __init__(self, path):
         self._path = pathlib.Path(path)
         self._mode = "w"
-        self._file: TextIO | None = None
+        self._file: IO[str] | None = None
 
     def __enter__(self) -> JsonLines:
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,1 @@
+"""Set-ups compared on a task, with a report."""

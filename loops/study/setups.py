@@ -44,7 +44,9 @@ SETUPS = (
     Setup("float16-dynamic", "float16 with masters, dynamic scale", "float16", _DYNAMIC),
     Setup("small-float32", "small loss: float32", "float32", "none", loss_factor=SMALL),
     Setup("small-mixed-none", "small loss: mixed float16, no scaling", "mixed_float16", "none", loss_factor=SMALL),
-    Setup("small-mixed-dynamic", "small loss: mixed float16, dynamic scale", "mixed_float16", _DYNAMIC, loss_factor=SMALL),
+    Setup(
+        "small-mixed-dynamic", "small loss: mixed float16, dynamic scale", "mixed_float16", _DYNAMIC, loss_factor=SMALL
+    ),
 )
 """The six set-ups of the study, and three on a loss multiplied by `SMALL`, where float16 without scaling stalls."""
 

@@ -22,7 +22,9 @@ def load() -> ImageTask:
             f"MNIST could not be downloaded ({error}). Put mnist.npz into ~/.keras/datasets, or use the task digits, "
             "which needs no download."
         ) from error
-    return ImageTask("mnist", _pixels(images), labels.astype(np.int32), _pixels(test_images), test_labels.astype(np.int32))
+    return ImageTask(
+        "mnist", _pixels(images), labels.astype(np.int32), _pixels(test_images), test_labels.astype(np.int32)
+    )
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:

@@ -14,8 +14,8 @@ from scaler.strategies.static import StaticState
 class NoScaling:
     """Scale by 1: for float32 and bfloat16, or as a baseline.
 
-        finite:      nothing changes
-        non-finite:  nothing changes; the step is skipped, as with every strategy
+    finite:      nothing changes
+    non-finite:  nothing changes; the step is skipped, as with every strategy
     """
 
     def init(self) -> StaticState:

@@ -1,0 +1,44 @@
+"""`halfstep train`: one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from loops import tasks
+from loops.actions import Progress
+from loops.cli import arguments
+from loops.runs import POLICIES, RunOptions, train
+
+
+def add_parser(commands) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser("train", help="train one task and write DIR/summary.json and DIR/steps.jsonl")
+    parser.add_argument("task", metavar="TASK", help="digits or mnist")
+    parser.add_argument(
+        "--policy", default="mixed_float16", help=f"Keras dtype policy: {', '.join(POLICIES)} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--strategy",
+        default="dynamic",
+        help="none, static:1024, dynamic, dynamic:growth_interval=200,initial_scale=65536 (default: %(default)s)",
+    )
+    parser.add_argument("--steps", type=arguments.count, default=400, help="batches to take (default: %(default)s)")
+    parser.add_argument("--seed", type=arguments.seed, default=0, help="(default: %(default)s)")
+    parser.add_argument("--out", default="run", metavar="DIR", help="(default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    run = RunOptions(options.policy, options.strategy, options.steps, options.seed)
+    task = tasks.load(options.task)
+    summary = train(task, run, options.out, lambda model: [Progress(options.task)])
+    if options.json:
+        print(json.dumps(summary, indent=2))
+    else:
+        print(
+            f"accuracy {summary['accuracy']:.1%}  loss {summary['final_loss']:.4g}  applied {summary['applied']}  "
+            f"skipped {summary['skipped']}  loss scale {summary['loss_scale']:g}\n"
+            f"weights {summary['weights_digest']}\nwrote {options.out}/summary.json"
+        )

@@ -1,0 +1,74 @@
+"""What this machine does with float16, measured."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_FORMATS = ("float32", "float16", "bfloat16")
+_SECONDS_EACH = 0.5
+
+
+def examine() -> dict:
+    """Versions, devices and matmul rates.
+
+    Returns:
+        `versions`, `devices` (each with `name`, `kind`, `compute_capability` or None), `matmul_size`,
+        `matmul_gflops` (for float32, float16 and bfloat16; median) and `verdict`, one sentence.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    size = 4096 if gpus else 512
+    rates = {name: _matmul_rate(name, size) for name in _FORMATS}
+    capability = _capability(gpus[0]) if gpus else None
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "numpy": np.__version__,
+        },
+        "devices": [
+            {"name": device.name, "kind": device.device_type, "compute_capability": _capability(device)}
+            for device in tf.config.list_physical_devices()
+        ],
+        "matmul_size": size,
+        "matmul_gflops": rates,
+        "verdict": verdict(rates, has_gpu=bool(gpus), compute_capability=capability),
+    }
+
+
+def verdict(rates: dict[str, float], *, has_gpu: bool, compute_capability: str | None) -> str:
+    """Whether float16 pays here, in one sentence with the reason."""
+    ratio = rates["float16"] / rates["float32"]
+    measured = f"its matmul runs at {ratio:.2g} times float32's rate"
+    if not has_gpu:
+        where = "without a GPU it saves memory and serves to study or test"
+        return f"float16 {'pays' if ratio > 1.2 else 'will not pay'} here: {measured}; {where}."
+    chip = f" (compute capability {compute_capability})" if compute_capability else ""
+    if ratio > 1.2:
+        return f"float16 pays here: {measured} on this GPU{chip}."
+    return f"float16 will not pay here: {measured} on this GPU{chip}; tensor cores need 7.0 or newer."
+
+
+def _capability(device) -> str | None:
+    capability = tf.config.experimental.get_device_details(device).get("compute_capability")
+    return ".".join(map(str, capability)) if capability else None
+
+
+def _matmul_rate(name: str, size: int) -> float:
+    """Billions of floating-point operations a second, the median over repetitions."""
+    matrix = tf.cast(tf.random.stateless_normal((size, size), seed=(0, 1)), name)
+    multiply = tf.function(lambda a: tf.matmul(a, a))
+    multiply(matrix).numpy()
+    seconds: list[float] = []
+    end = time.perf_counter() + _SECONDS_EACH
+    while len(seconds) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        multiply(matrix)[0, 0].numpy()
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / statistics.median(seconds) / 1e9
