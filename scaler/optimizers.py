@@ -33,10 +33,24 @@ def check_optimizer(optimizer: Optimizer) -> None:
 
 
 def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
-    """Creates a Keras optimizer's slots, for all variables and outside of any branch of the graph."""
-    if isinstance(optimizer, keras.optimizers.Optimizer) and not optimizer.built:
+    """Creates a Keras optimizer's slots, for all variables and outside of any branch of the graph.
+
+    Raises:
+        InvalidArgument: If it was built for other variables before.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return
+    if not optimizer.built:
         with tf.init_scope():
             optimizer.build(list(variables))
+        return
+    try:
+        optimizer._check_variables_are_known(list(variables))
+    except ValueError as error:
+        raise InvalidArgument(
+            f"apply: the optimizer {optimizer.name!r} was built for other variables than {variables[0].name!r} and those "
+            "beside it. One optimizer goes with one MasterWeights, or with one list of variables: make a new one."
+        ) from error
 
 
 def update_variables(optimizer: Optimizer, grads: list, variables: list) -> None:
