@@ -11,7 +11,8 @@ class Window(tf.Module):
     """The sum of scaled gradients over `size` micro-batches, and the state from before the first of them.
 
     One micro-batch whose gradients cannot be added spoils its window: nothing non-finite is ever stored, the
-    window ends where it would have ended, and `mean` then reports NaN so that the gate skips it.
+    window ends where it would have ended, and `gradients` then reports NaN so that the gate skips it. Each replica
+    sums for itself; the gate sums over replicas, once a window.
 
     Args:
         size: Micro-batches in a window, at least 2.
@@ -22,26 +23,26 @@ class Window(tf.Module):
     def __init__(self, size: int, weights: list, state: list):
         super().__init__(name="window")
         self._size = size
-        with tf.init_scope():
-            self._count = tf.Variable(0, trainable=False, dtype=tf.int64, name="micro_batches")
-            self._whole = tf.Variable(True, trainable=False, name="whole")
-            self._sums = [tf.Variable(tf.zeros(w.shape), trainable=False, name="sum") for w in weights]
-            self._before = [tf.Variable(v, trainable=False, name="before") for v in state]
         self._state = list(state)
+        with tf.init_scope():
+            self._count = _local(0, "micro_batches")
+            self._whole = _local(True, "whole")
+            self._sums = [_local(tf.zeros(weight.shape), "sum") for weight in weights]
+            self._before = [_local(tf.convert_to_tensor(variable), "before") for variable in state]
 
     def open(self) -> scaler.Snapshot:
         """Starts a window if none is open, and returns the non-trainable state from before its first micro-batch."""
         tf.cond(tf.equal(self._count, 0), self._start, lambda: None)
-        return scaler.Snapshot(tuple(self._state), tuple(tf.identity(v) for v in self._before))
+        return scaler.Snapshot(tuple(self._state), tuple(tf.identity(variable) for variable in self._before))
 
     def add(self, grads: list) -> None:
         """Adds a micro-batch: one gradient, or None, for each weight."""
         sums = [_plus(total, grad) for total, grad in zip(self._sums, grads, strict=True)]
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(s)) for s in sums])
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in sums])
         self._whole.assign(tf.logical_and(self._whole, finite))
         for total, value in zip(self._sums, sums, strict=True):
             total.assign(tf.where(finite, value, total))
-        self._count.assign_add(1)
+        self._count.assign((self._count + 1) % self._size)
 
     @property
     def whole(self) -> tf.Tensor:
@@ -50,24 +51,33 @@ class Window(tf.Module):
 
     @property
     def complete(self) -> tf.Tensor:
-        """Whether the window has all its micro-batches, scalar bool."""
-        return tf.greater_equal(self._count, self._size)
+        """Whether the micro-batch added last was the last of its window, scalar bool."""
+        return tf.equal(self._count, 0)
 
-    def mean(self, grads: list) -> list:
-        """The mean gradient of the window for every weight that has one in `grads`; NaN if the window is spoiled."""
-        factor = tf.where(self._whole, 1.0 / self._size, float("nan"))
-        return [None if grad is None else total * factor for total, grad in zip(self._sums, grads, strict=True)]
-
-    def close(self) -> None:
-        """Empties the window."""
-        self._count.assign(0)
+    def gradients(self, grads: list) -> list:
+        """The sum for every weight that has a gradient in `grads`; with NaN in it if the window is spoiled."""
+        sums = [None if grad is None else tf.identity(total) for total, grad in zip(self._sums, grads, strict=True)]
+        first = next((position for position, value in enumerate(sums) if value is not None), None)
+        if first is not None:
+            sums[first] = tf.where(self._whole, sums[first], float("nan"))
+        return sums
 
     def _start(self) -> None:
         self._whole.assign(True)
         for total in self._sums:
             total.assign(tf.zeros_like(total))
         for saved, variable in zip(self._before, self._state, strict=True):
-            saved.assign(variable)
+            saved.assign(tf.convert_to_tensor(variable))
+
+
+def _local(value, name: str) -> tf.Variable:
+    return tf.Variable(
+        value,
+        trainable=False,
+        name=name,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
 
 
 def _plus(total: tf.Variable, grad) -> tf.Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from loops.counters import CounterVariables
 from loops.errors import BadOutputs
 
 Outputs = dict[str, np.ndarray]
@@ -14,21 +15,33 @@ TrainStepFunction = Callable[..., dict[str, tf.Tensor]]
 
 
 class StepCalls:
-    """Runs a train step over an iterator, up to n steps a call.
+    """Runs a train step over an iterator, up to n steps a call, and counts.
 
-    `steps_per_call=1` is a Python loop around a compiled step. More is a loop inside the graph, which takes batches
-    and stacks outputs there, so that the host is asked once a call.
+    `in_graph=False` is a Python loop around a compiled step. True is a loop inside the graph, which takes batches and
+    stacks outputs there, so that the host is asked once a call.
 
     Args:
         train_step: Any callable from a batch to a dict of scalar tensors.
         element_spec: The dataset's.
+        counters: Where to count.
+        in_graph: Which loop.
         jit_compile: Whether XLA compiles the step.
     """
 
-    def __init__(self, train_step: TrainStepFunction, element_spec, *, in_graph: bool, jit_compile: bool):
+    def __init__(
+        self,
+        train_step: TrainStepFunction,
+        element_spec,
+        counters: CounterVariables,
+        *,
+        in_graph: bool,
+        jit_compile: bool,
+    ):
         self._step = tf.function(train_step, jit_compile=jit_compile or None)
         self._spec = element_spec
+        self._counters = counters
         self._in_graph = in_graph
+        self._one = tf.function(self._counted)
         self._many = tf.function(self._loop)
 
     def __call__(self, iterator, limit: int) -> tuple[int, Outputs]:
@@ -41,9 +54,14 @@ class StepCalls:
             batch = next(iterator)
         except StopIteration:
             return 0, {}
+        return 1, {name: value.numpy()[np.newaxis] for name, value in self._one(batch).items()}
+
+    def _counted(self, batch) -> dict[str, tf.Tensor]:
         outputs = self._step(batch)
         _check_outputs(outputs)
-        return 1, {name: tf.convert_to_tensor(value).numpy()[np.newaxis] for name, value in outputs.items()}
+        outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
+        self._counters.add(outputs)
+        return outputs
 
     def _loop(self, iterator, limit):
         # The step's outputs must be known before the loop is built: tracing it also creates its variables.
@@ -51,19 +69,17 @@ class StepCalls:
         _check_outputs(specs)
         arrays = {name: tf.TensorArray(spec.dtype, size=limit, element_shape=[]) for name, spec in specs.items()}
 
-        def take(taken, arrays, batch):
-            outputs = self._step(batch)
-            return taken + 1, {name: array.write(taken, outputs[name]) for name, array in arrays.items()}
+        def next_unless_done(taken):
+            nothing = tf.experimental.Optional.empty(self._spec)
+            return tf.cond(taken < limit, iterator.get_next_as_optional, lambda: nothing)
 
-        def body(taken, more, arrays):
-            del more
-            batch = iterator.get_next_as_optional()
-            more = batch.has_value()
-            taken, arrays = tf.cond(more, lambda: take(taken, arrays, batch.get_value()), lambda: (taken, dict(arrays)))
-            return taken, more, arrays
+        def body(taken, batch, arrays):
+            outputs = self._counted(batch.get_value())
+            arrays = {name: array.write(taken, outputs[name]) for name, array in arrays.items()}
+            return taken + 1, next_unless_done(taken + 1), arrays
 
         taken, _, arrays = tf.while_loop(
-            lambda taken, more, arrays: tf.logical_and(more, taken < limit), body, (0, True, arrays)
+            lambda taken, batch, arrays: batch.has_value(), body, (0, next_unless_done(0), arrays)
         )
         return taken, {name: array.stack() for name, array in arrays.items()}
 

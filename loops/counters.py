@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
+import tensorflow as tf
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Counters:
     """Counts since the loop was made.
 
@@ -26,13 +26,32 @@ class Counters:
         """Attempted steps that changed nothing, because a gradient was not finite."""
         return self.attempted - self.applied
 
-    def add(self, outputs: dict[str, np.ndarray], steps: int) -> None:
-        """Counts `steps` calls of a train step by their outputs.
+
+class CounterVariables(tf.Module):
+    """The counts on the device, where a call of many steps that breaks off has still counted those it finished."""
+
+    def __init__(self):
+        super().__init__(name="counters")
+        self.data = _count("data")
+        self.attempted = _count("attempted")
+        self.applied = _count("applied")
+
+    def add(self, outputs: dict[str, tf.Tensor]) -> None:
+        """Counts one call of a train step by its outputs, when they are there.
 
         A step that reports no `attempted` is taken to have decided, and one that reports no `applied` to have
         applied.
         """
-        attempted = int(np.sum(outputs["attempted"])) if "attempted" in outputs else steps
-        self.data += steps
-        self.attempted += attempted
-        self.applied += int(np.sum(outputs["applied"])) if "applied" in outputs else attempted
+        with tf.control_dependencies([tf.convert_to_tensor(value) for value in outputs.values()]):
+            attempted = outputs.get("attempted", True)
+            self.data.assign_add(1)
+            self.attempted.assign_add(tf.cast(attempted, tf.int64))
+            self.applied.assign_add(tf.cast(outputs.get("applied", attempted), tf.int64))
+
+    def read(self) -> Counters:
+        """The counts, on the host."""
+        return Counters(int(self.data), int(self.attempted), int(self.applied))
+
+
+def _count(name: str) -> tf.Variable:
+    return tf.Variable(0, dtype=tf.int64, trainable=False, name=name)

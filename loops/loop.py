@@ -12,8 +12,10 @@ import tensorflow as tf
 
 import scaler
 from loops.calls import StepCalls, TrainStepFunction
-from loops.counters import Counters
+from loops.counters import Counters, CounterVariables
 from loops.errors import OutOfData
+from loops.interrupts import deferred_interrupt
+from loops.replicate import check_batches, replicate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +53,19 @@ class Loop:
     they returned, once, and every action is called with it. An action is any callable that takes a `Visit`. One that
     is also a context manager is entered when `run` begins and left when it ends, however it ends.
 
+    Ctrl-C waits for the end of the call: the actions see its steps, then `run` raises KeyboardInterrupt. After that, or
+    after an error in the middle of a call, everything is as after the last finished step, and `run` can go on; the
+    finished steps of a call that broke off are counted, but not reported.
+
     Args:
         train_step: Any callable from a batch to a dict of scalar tensors, such as a `TrainStep`. `attempted` and
             `applied` in the dict are counted.
         dataset: A `tf.data.Dataset`. Make it repeat to run for more than an epoch.
         steps_per_call: Steps between visits of the host. 1 runs a Python loop, more a loop inside the graph.
+        strategy: A `tf.distribute` strategy, in whose scope model, optimizer and loss scaler were made. Each replica
+            runs the step on an equal share of each batch.
         actions: What to do at each visit.
-        jit_compile: Whether XLA compiles the train step.
+        jit_compile: Whether XLA compiles the train step; on a single replica only.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -69,15 +77,31 @@ class Loop:
         dataset: tf.data.Dataset,
         *,
         steps_per_call: int = 1,
+        strategy: tf.distribute.Strategy | None = None,
         actions: Iterable[Action] = (),
         jit_compile: bool = False,
     ):
         self.actions = list(actions)
         _check(train_step, dataset, steps_per_call, self.actions)
-        self.counters = Counters()
+        if strategy is not None:
+            _check_strategy(strategy, jit_compile)
+            check_batches(dataset.element_spec, strategy)
+            train_step = replicate(train_step, strategy)
         self._steps_per_call = steps_per_call
         self._iterator = iter(dataset)
-        self._call = StepCalls(train_step, dataset.element_spec, in_graph=steps_per_call > 1, jit_compile=jit_compile)
+        self._counters = CounterVariables()
+        self._call = StepCalls(
+            train_step,
+            dataset.element_spec,
+            self._counters,
+            in_graph=steps_per_call > 1,
+            jit_compile=jit_compile,
+        )
+
+    @property
+    def counters(self) -> Counters:
+        """What was done since the loop was made."""
+        return self._counters.read()
 
     def run(self, steps: int) -> Counters:
         """Runs until `steps` batches have been taken since the loop was made; a second call goes on from the first.
@@ -90,33 +114,47 @@ class Loop:
             scaler.InvalidArgument: If `steps` is no integer, or lies behind.
         """
         _check_count("run(steps)", steps)
-        if steps < self.counters.data:
+        done = self.counters.data
+        if steps < done:
             raise scaler.InvalidArgument(
-                f"run({steps}): this loop has taken {self.counters.data} steps already, and counts all of them."
+                f"run({steps}): this loop has taken {done} steps already, and counts all of them."
             )
         start = time.perf_counter()
         with contextlib.ExitStack() as stack:
+            raise_if_interrupted = stack.enter_context(deferred_interrupt())
             for action in self.actions:
                 if isinstance(action, contextlib.AbstractContextManager):
                     stack.enter_context(action)
-            while self.counters.data < steps:
-                limit = min(self._steps_per_call, steps - self.counters.data)
+            while done < steps:
+                limit = min(self._steps_per_call, steps - done)
                 taken, outputs = self._call(self._iterator, limit)
+                done += taken
                 if taken:
-                    self.counters.add(outputs, taken)
-                    visit = Visit(dataclasses.replace(self.counters), outputs, time.perf_counter() - start, steps)
+                    visit = Visit(self.counters, outputs, time.perf_counter() - start, steps)
                     for action in self.actions:
                         action(visit)
+                raise_if_interrupted()
                 if taken < limit:
-                    raise OutOfData(self._why_out_of_data(steps))
+                    raise OutOfData(_why_out_of_data(done, steps))
         return self.counters
 
-    def _why_out_of_data(self, steps: int) -> str:
-        if not self.counters.data:
-            return "the dataset is empty: it gave no batch. Is the batch larger than the data, with drop_remainder?"
-        return (
-            f"the dataset ended after {self.counters.data} of {steps} steps. Let it .repeat(), or run fewer steps; "
-            "what was done and written until here is kept."
+
+def _why_out_of_data(done: int, steps: int) -> str:
+    if not done:
+        return "the dataset is empty: it gave no batch. Is the batch larger than the data, with drop_remainder?"
+    return (
+        f"the dataset ended after {done} of {steps} steps. Let it .repeat(), or run fewer steps; what was done and "
+        "written until here is kept."
+    )
+
+
+def _check_strategy(strategy: object, jit_compile: bool) -> None:
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise scaler.InvalidArgument(f"Loop(strategy={strategy!r}): expected a tf.distribute.Strategy, or None.")
+    if jit_compile and strategy.num_replicas_in_sync > 1:
+        raise scaler.InvalidArgument(
+            f"Loop(jit_compile=True) on {strategy.num_replicas_in_sync} replicas: XLA cannot compile a step that "
+            "replicas meet in. Compile what each does by itself: TrainStep(..., jit_compile=True)."
         )
 
 

@@ -28,11 +28,15 @@ class TrainStep(tf.Module):
 
     Args:
         model: A Keras model.
-        loss_fn: `(y, prediction) -> scalar`, or `(y, prediction, sample_weight) -> scalar` for batches with weights.
+        loss_fn: `(y, prediction) -> scalar`, or `(y, prediction, sample_weight) -> scalar` for batches with weights:
+            the mean over the examples it is given, which on several replicas are one replica's. A `keras.losses.Loss`
+            is such a function if passed as it is; called inside another function it divides by the number of replicas.
         optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
         loss_scaler: Scales the loss; without one, `scaler.LossScaler(scaler.NoScaling())`.
         accumulate: Micro-batches to a step.
         clip_norm: Largest global norm of the unscaled gradients, or None.
+        jit_compile: Whether XLA compiles the forward and backward pass, and nothing else, so that it also works on
+            several replicas. A skip is then never told to be BACKWARD, see `scaler.Cause`.
         allow_16bit_updates: Train 16-bit variables without masters, unsafely: see `scaler.LossScaler.apply`.
 
     Raises:
@@ -48,6 +52,7 @@ class TrainStep(tf.Module):
         loss_scaler: scaler.LossScaler | None = None,
         accumulate: int = 1,
         clip_norm: float | None = None,
+        jit_compile: bool = False,
         allow_16bit_updates: bool = False,
     ):
         super().__init__(name="train_step")
@@ -59,6 +64,9 @@ class TrainStep(tf.Module):
         self.accumulate = accumulate
         self.clip_norm = clip_norm
         self.allow_16bit_updates = allow_16bit_updates
+        self._compiled = (
+            tf.function(lambda *batch: self._differentiate(*batch)[:2], jit_compile=True) if jit_compile else None
+        )
         self.masters: scaler.MasterWeights | None = None
         self.window: Window | None = None
         self._ready = False
@@ -78,23 +86,36 @@ class TrainStep(tf.Module):
         self._build(x)
         loss_scale = self.loss_scaler.loss_scale
         before = self.window.open() if self.window else scaler.snapshot(self.model.non_trainable_variables)
-        loss, grads = self._differentiate(x, y, sample_weight)
-        attempted, applied, norm = self._decide(grads, before)
+        if self._compiled:
+            (loss, grads), diagnose = self._compiled(x, y, sample_weight), None
+        else:
+            loss, grads, diagnose = self._differentiate(x, y, sample_weight)
+        attempted, outcome = self._decide(grads, before, diagnose)
         return {
             "loss": loss,
             "attempted": attempted,
-            "applied": applied,
+            "applied": outcome.finite,
             "loss_scale": loss_scale,
-            "grad_norm": norm,
+            "grad_norm": outcome.grad_norm,
         }
 
     def _build(self, x) -> None:
         if self._ready:
             return
-        if not self.model.built:
+        examples = tf.nest.map_structure(_example, x)
+
+        def build(strategy) -> None:
+            del strategy
             # Masters copy initial values, which exist only for variables made outside of the graph.
             with tf.init_scope():
-                self.model(tf.nest.map_structure(_example, x), training=False)
+                if not self.model.built:
+                    self.model(tf.nest.map_structure(_zeros, examples), training=False)
+                self._create_state()
+
+        tf.distribute.get_replica_context().merge_call(build)
+        self._ready = True
+
+    def _create_state(self) -> None:
         variables = self.model.trainable_variables
         if not variables:
             raise scaler.InvalidArgument(f"TrainStep: model {self.model.name!r} has no trainable variables.")
@@ -102,50 +123,50 @@ class TrainStep(tf.Module):
             self.masters = scaler.MasterWeights(variables)
         if self.accumulate > 1:
             self.window = Window(self.accumulate, variables, self.model.non_trainable_variables)
-        self._ready = True
 
-    def _differentiate(self, x, y, sample_weight) -> tuple[tf.Tensor, list]:
+    def _differentiate(self, x, y, sample_weight):
+        """The loss, its scaled gradients, and a function that gives the gradients for an output gradient of zero."""
         weights = self.model.trainable_variables
-        with tf.GradientTape() as tape:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        with tf.GradientTape(persistent=True) as tape:
             prediction = self.model(x, training=True)
             arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
             loss = tf.cast(self.loss_fn(*arguments), tf.float32)
+            if isinstance(self.loss_fn, keras.losses.Loss):
+                loss *= replicas  # Keras's loss objects divide by it, functions do not.
             for penalty in self.model.losses:
                 loss += tf.cast(penalty, tf.float32)
-            scaled = self.loss_scaler.scale(loss)
-        return loss, tape.gradient(scaled, weights)
+            # Gradients are summed over micro-batches and replicas: each adds its share of the mean.
+            scaled = self.loss_scaler.scale(loss / (self.accumulate * replicas))
+        grads = tape.gradient(scaled, weights)
+        return loss, grads, lambda: tape.gradient(scaled, weights, output_gradients=tf.zeros([]))
 
-    def _decide(self, grads: list, before: scaler.Snapshot) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Whether a step was attempted, whether it was applied, and the norm of its gradients."""
-        if self.window is None:
-            outcome = self._apply(grads, before)
-            return tf.constant(True), outcome.finite, outcome.grad_norm
-        window = self.window
-        window.add(grads)
-        tf.cond(window.whole, lambda: None, before.restore)
-
-        def close() -> tuple[tf.Tensor, tf.Tensor]:
-            outcome = self._apply(window.mean(grads), before)
-            window.close()
-            return outcome.finite, outcome.grad_norm
-
-        complete = window.complete
-        applied, norm = tf.cond(complete, close, lambda: (tf.constant(False), tf.constant(float("nan"))))
-        return complete, applied, norm
-
-    def _apply(self, grads: list, before: scaler.Snapshot) -> scaler.Outcome:
-        return self.loss_scaler.apply(
+    def _decide(self, grads: list, before: scaler.Snapshot, diagnose) -> tuple[tf.Tensor, scaler.Outcome]:
+        """Whether a step was attempted, and its outcome."""
+        complete: bool | tf.Tensor = True
+        if self.window:
+            self.window.add(grads)
+            tf.cond(self.window.whole, lambda: None, before.restore)
+            grads, complete = self.window.gradients(grads), self.window.complete
+        outcome = self.loss_scaler.apply(
             self.optimizer,
             grads,
             self.masters or self.model.trainable_variables,
             clip_norm=self.clip_norm,
             rollback=before,
             allow_16bit_updates=self.allow_16bit_updates,
+            diagnose=diagnose,
+            when=complete,
         )
+        return tf.convert_to_tensor(complete), outcome
 
 
-def _example(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.zeros([size or 1 for size in tensor.shape], tensor.dtype)
+def _example(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec([size or 1 for size in tensor.shape], tensor.dtype)
+
+
+def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros(spec.shape, spec.dtype)
 
 
 def _check(model: object, loss_fn: object, loss_scaler: object, accumulate: object) -> None:

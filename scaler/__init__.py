@@ -15,8 +15,9 @@ from scaler.formats import float_format as float_format
 from scaler.gradients import all_finite as all_finite
 from scaler.loss_scaler import Counters as Counters
 from scaler.loss_scaler import LossScaler as LossScaler
-from scaler.loss_scaler import Outcome as Outcome
 from scaler.masters import MasterWeights as MasterWeights
+from scaler.outcome import Cause as Cause
+from scaler.outcome import Outcome as Outcome
 from scaler.rollback import Snapshot as Snapshot
 from scaler.rollback import snapshot as snapshot
 from scaler.strategies import Dynamic as Dynamic
@@ -28,6 +29,7 @@ from scaler.strategies import StaticState as StaticState
 from scaler.strategies import Strategy as Strategy
 
 __all__ = [
+    "Cause",
     "Counters",
     "Dynamic",
     "DynamicState",

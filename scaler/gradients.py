@@ -27,6 +27,11 @@ def unscale(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
     return _map(lambda values: tf.cast(values, tf.float32) * reciprocal, sum_duplicates(grads))
 
 
+def to_float32(grads: Sequence[Gradient]) -> list[Gradient]:
+    """The gradients in float32, where sums of 16-bit values do not overflow."""
+    return _map(lambda values: tf.cast(values, tf.float32), grads)
+
+
 def sum_duplicates(grads: Sequence[Gradient]) -> list[Gradient]:
     """The gradients with every index of a `tf.IndexedSlices` carrying all of its sum, in float32.
 
@@ -42,7 +47,7 @@ def squared_norm(grads: Sequence[Gradient]) -> tf.Tensor:
     Args:
         grads: Gradients of any floating dtype and shape; `tf.IndexedSlices` without duplicate indices.
     """
-    values = (tf.cast(_values(grad), tf.float32) for grad in grads if grad is not None)
+    values = (tf.cast(values_of(grad), tf.float32) for grad in grads if grad is not None)
     return tf.add_n([tf.constant(0.0), *(tf.reduce_sum(tf.square(value)) for value in values)])
 
 
@@ -93,5 +98,6 @@ def _map_one(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Grad
     return None if grad is None else function(grad)
 
 
-def _values(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+def values_of(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    """The numbers in a gradient."""
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scaler import gradients
-from scaler.checks import check_number
+from scaler import gradients, replicas
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_number
 from scaler.errors import InvalidArgument
+from scaler.gate import Decision, Gate
 from scaler.masters import MasterWeights
-from scaler.optimizers import Optimizer, build_optimizer, check_optimizer, update_variables
+from scaler.optimizers import Optimizer, check_optimizer
+from scaler.outcome import Cause, Outcome, explain
 from scaler.pairs import check_pairs
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, Strategy
-
-
-class Outcome(NamedTuple):
-    """What one attempted step did, as scalar tensors: nothing was read by the host.
-
-    Attributes:
-        finite: Bool, whether the step was applied; False when it was skipped.
-        loss_scale: Float32, the scale this step was attempted with.
-        grad_norm: Float32, the global norm of the unscaled gradients before clipping; not finite on a skipped step.
-    """
-
-    finite: tf.Tensor
-    loss_scale: tf.Tensor
-    grad_norm: tf.Tensor
 
 
 class Counters(NamedTuple):
@@ -83,16 +71,28 @@ class LossScaler(tf.Module):
             self._state = {field: _variable(value, field) for field, value in state._asdict().items()}
             counts = ("attempted", "applied", "consecutive_skips")
             self._counts = {field: _variable(tf.constant(0, tf.int64), field) for field in counts}
+            self._last_skip = {field: _variable(value, field) for field, value in _NEVER_SKIPPED.items()}
+            # The scale that the gradients of now carry, until the next `scale`: an `apply` may come after an `update`.
+            self._scale_used = replicas.local_variable(0.0, "scale_used")
+            self._loss_finite = replicas.local_variable(True, "loss_finite")
+        self._names: list[str] = []
 
     @property
     def state(self) -> Any:
         """The strategy's state now, a NamedTuple of scalar tensors."""
-        return self._state_type(**{field: tf.identity(variable) for field, variable in self._state.items()})
+        fields = {field: tf.identity(variable) for field, variable in self._state.items()}
+        return self._state_type(**{**fields, "loss_scale": self.loss_scale})
 
     @property
     def loss_scale(self) -> tf.Tensor:
-        """The scale the next loss is multiplied by, scalar float32."""
-        return tf.identity(self._state["loss_scale"])
+        """The scale the next loss is multiplied by, scalar float32.
+
+        A value outside the strategy's bounds, which only a damaged or foreign checkpoint can bring, counts as the
+        nearest bound; a NaN counts as the strategy's initial scale.
+        """
+        stored = tf.identity(self._state["loss_scale"])
+        known = tf.where(tf.math.is_nan(stored), self.strategy.init().loss_scale, stored)
+        return tf.clip_by_value(known, *self._bounds())
 
     @property
     def counters(self) -> Counters:
@@ -122,12 +122,16 @@ class LossScaler(tf.Module):
                 f"scale(loss): the loss has shape {loss.shape}: expected a scalar. Reduce it first, such as with "
                 "tf.reduce_mean(loss)."
             )
-        return tf.cast(tf.ensure_shape(loss, []), tf.float32) * self.loss_scale
+        loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
+        loss_scale = self.loss_scale
+        self._scale_used.assign(loss_scale)
+        self._loss_finite.assign(tf.logical_and(self._loss_finite, tf.math.is_finite(loss)))
+        return loss * loss_scale
 
     def unscale(self, grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
         """Gradients of the loss from gradients of the scaled loss, for a step written in the long form.
 
-        Call it before `update`: the scale must be the one the loss was multiplied by.
+        They are divided by the scale that the last `scale` multiplied by, also after an `update`.
 
         Args:
             grads: Tensors of any floating dtype, `tf.IndexedSlices` or None.
@@ -135,7 +139,7 @@ class LossScaler(tf.Module):
         Returns:
             The same structure in float32, with duplicate indices summed.
         """
-        return gradients.unscale(grads, self.loss_scale)
+        return gradients.unscale(grads, self._scale_of_gradients())
 
     def apply(
         self,
@@ -146,6 +150,9 @@ class LossScaler(tf.Module):
         clip_norm: float | tf.Tensor | None = None,
         rollback: Snapshot | None = None,
         allow_16bit_updates: bool = False,
+        diagnose: Callable[[], Sequence[gradients.Gradient]] | None = None,
+        update: bool = True,
+        when: bool | tf.Tensor = True,
     ) -> Outcome:
         """Applies the step if all unscaled gradients and their squared global norm are finite, else skips it.
 
@@ -153,6 +160,10 @@ class LossScaler(tf.Module):
         are not finite any more are put back. Skipped: variables, slots, `optimizer.iterations` and masters keep every
         bit, and all of `rollback` is put back. Either way the strategy moves the scale and the counters count,
         afterwards.
+
+        Under a `tf.distribute` strategy it is called inside `strategy.run`, with each replica's gradients. They are
+        summed over the replicas in float32 first; the decision, the norm and the clipping are of the sum. So divide
+        the loss by the size of the *global* batch.
 
         Args:
             optimizer: A Keras optimizer, or any function `(grads, variables) -> None`. It is called with the unscaled
@@ -165,6 +176,14 @@ class LossScaler(tf.Module):
                 that BatchNorm's statistics never hold a value of a step that did not happen.
             allow_16bit_updates: Let the optimizer work on 16-bit variables. It makes infinities by itself (Adam's
                 epsilon and second moments underflow in float16), so the promise does not cover it.
+            diagnose: Called on a skip alone, it gives the gradients for an output gradient of zero, as
+                `lambda: tape.gradient(scaled, weights, output_gradients=tf.zeros([]))` does with a persistent tape.
+                They are zeros, or NaN where a derivative is not finite at any scale: `outcome.cause` then tells that
+                from an overflow.
+            update: False leaves the scale and the counters to one `update` for several `apply`: with several
+                optimizers, `update(Event(a.finite & b.finite))`.
+            when: Scalar bool, the same on all replicas. False does nothing, and leaves an outcome that was not applied
+                with a `grad_norm` of NaN and no cause: for accumulation.
 
         Returns:
             What happened, as tensors.
@@ -180,32 +199,21 @@ class LossScaler(tf.Module):
         check_pairs(grads, targets, allow_16bit_updates)
         if clip_norm is not None:
             check_number("clip_norm", clip_norm, "a positive finite number or None", lambda v: 0 < v < math.inf)
-        build_optimizer(optimizer, targets)
+        self._names = [getattr(target, "path", target.name) for target in targets]
 
-        loss_scale = self.loss_scale
-        present = [(grad, target) for grad, target in zip(grads, targets, strict=True) if grad is not None]
-        unscaled = gradients.unscale([grad for grad, _ in present], loss_scale)
-        squared_norm = gradients.squared_norm(unscaled)
-        norm = tf.sqrt(squared_norm)
-        finite = tf.math.is_finite(squared_norm)
-
-        def applied() -> None:
-            clipped = unscaled if clip_norm is None else gradients.clip_by_norm(unscaled, norm, clip_norm)
-            if masters:
-                masters.refresh()
-            update_variables(optimizer, clipped, [target for _, target in present])
-            if masters:
-                masters.write()
-            if rollback is not None:
-                rollback.restore_nonfinite()
-
-        def skipped() -> None:
-            if rollback is not None:
-                rollback.restore()
-
-        tf.cond(finite, applied, skipped)
-        self.update(Event(finite))
-        return Outcome(finite, loss_scale, norm)
+        positions = [position for position, grad in enumerate(grads) if grad is not None]
+        gate = Gate(optimizer, [targets[i] for i in positions], targets, masters, clip_norm)
+        loss_scale, loss_finite = self._scale_of_gradients(), tf.identity(self._loss_finite)
+        decision = gate.decide(
+            gradients.to_float32([grads[i] for i in positions]),
+            loss_scale,
+            loss_finite,
+            rollback,
+            tf.convert_to_tensor(when),
+            (lambda finite: self.update(Event(finite))) if update else (lambda finite: None),
+        )
+        self._loss_finite.assign(tf.logical_and(loss_finite, tf.logical_not(decision.attempted)))
+        return self._outcome(decision, loss_scale, tf.constant(positions), diagnose)
 
     def update(self, event: Event) -> None:
         """Moves the scale by the strategy and counts the step: the end of a step written in the long form.
@@ -213,6 +221,12 @@ class LossScaler(tf.Module):
         Args:
             event: What the step showed, such as `Event(finite=all_finite(unscaled))`.
         """
+        if tf.distribute.in_cross_replica_context():
+            self._update(event)
+        else:
+            replicas.merge(lambda strategy, event: self._update(_of_first(strategy, event)), event)
+
+    def _update(self, event: Event) -> None:
         state = self.strategy.update(self.state, event)
         for field, variable in self._state.items():
             variable.assign(getattr(state, field))
@@ -221,9 +235,68 @@ class LossScaler(tf.Module):
         counts["applied"].assign_add(applied)
         counts["consecutive_skips"].assign((counts["consecutive_skips"] + 1) * (1 - applied))
 
+    @property
+    def last_skip(self) -> Outcome:
+        """The outcome of the last skipped step, without its norm; its cause is `Cause.NONE` if none was skipped yet."""
+        fields = {field: tf.identity(variable) for field, variable in self._last_skip.items()}
+        return Outcome(finite=tf.equal(fields["cause"], Cause.NONE), grad_norm=tf.constant(float("nan")), **fields)
 
-def _variable(value: tf.Tensor, name: str) -> tf.Variable:
-    return tf.Variable(value, trainable=False, name=name)
+    def explain(self, outcome: Outcome | None = None) -> str:
+        """One sentence on what a step did, with the name of the variable. It reads the outcome: call it on the host.
+
+        Args:
+            outcome: From the `apply` that was traced last, whose variables' names are used; the last skip if not given.
+        """
+        return explain(self.last_skip if outcome is None else outcome, self._names)
+
+    def _outcome(self, decision: Decision, loss_scale: tf.Tensor, positions: tf.Tensor, diagnose) -> Outcome:
+        skipped = tf.logical_and(decision.attempted, tf.logical_not(decision.finite))
+        if diagnose is None:
+            broken = tf.constant(False)
+        else:
+            broken = tf.cond(skipped, lambda: tf.logical_not(gradients.all_finite(diagnose())), lambda: False)
+
+        def record(strategy, broken) -> Outcome:
+            broken = replicas.any_of(strategy, broken)
+            outcome = Outcome(
+                finite=decision.finite,
+                loss_scale=loss_scale,
+                grad_norm=decision.norm,
+                cause=tf.where(skipped, _cause(decision, broken), Cause.NONE),
+                has_nan=decision.has_nan,
+                index=tf.where(skipped, tf.gather(positions, tf.maximum(decision.index, 0)), -1),
+            )
+            for field, variable in self._last_skip.items():
+                variable.assign(tf.where(skipped, getattr(outcome, field), variable))
+            return outcome
+
+        return replicas.merge(record, broken)
+
+    def _scale_of_gradients(self) -> tf.Tensor:
+        used = tf.identity(self._scale_used)
+        return tf.where(used > 0.0, used, self.loss_scale)
+
+    def _bounds(self) -> tuple[tf.Tensor, tf.Tensor]:
+        low = getattr(self.strategy, "min_scale", SMALLEST_SCALE)
+        high = getattr(self.strategy, "max_scale", LARGEST_SCALE)
+        return tf.cast(low, tf.float32), tf.cast(high, tf.float32)
+
+
+_NEVER_SKIPPED = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
+
+
+def _variable(value, name: str) -> tf.Variable:
+    return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
+def _cause(decision: Decision, broken: tf.Tensor) -> tf.Tensor:
+    backward = tf.where(broken, Cause.BACKWARD, Cause.OVERFLOW)
+    finite_loss = tf.where(decision.scaled_finite, Cause.TOO_LARGE, backward)
+    return tf.where(decision.loss_finite, finite_loss, Cause.LOSS)
+
+
+def _of_first(strategy, event: Event) -> Event:
+    return Event(*(replicas.of_each(strategy, value)[0] for value in event))
 
 
 def _check_strategy(strategy: object) -> None:

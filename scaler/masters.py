@@ -6,10 +6,13 @@ A float16 weight w cannot hold an update smaller than w * 2^-12: it rounds back 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
+import keras
 import tensorflow as tf
 
+from scaler import replicas
 from scaler.errors import InvalidArgument
 
 _COPIED = (tf.float16, tf.bfloat16)
@@ -54,9 +57,7 @@ class MasterWeights(tf.Module):
         `load_weights` would write the old weights back.
         """
         for variable, master in self._copies():
-            value = tf.convert_to_tensor(variable)
-            same = tf.equal(tf.saturate_cast(master, value.dtype), value)
-            master.assign(tf.where(same, master, tf.cast(value, tf.float32)))
+            replicas.assign_each(tf.distribute.get_strategy(), master, _refreshed, variable)
 
     def write(self) -> None:
         """Rounds the masters into the model's variables.
@@ -64,19 +65,35 @@ class MasterWeights(tf.Module):
         A master beyond the largest finite value of the variable's dtype gives that value, not infinity.
         """
         for variable, master in self._copies():
-            variable.assign(tf.saturate_cast(master, tf.as_dtype(variable.dtype)))
+            replicas.assign_each(tf.distribute.get_strategy(), variable, _rounded, master)
 
     def _copies(self):
         pairs = zip(self._model_variables, self._weights, strict=True)
-        return [(variable, master) for variable, master in pairs if variable is not master]
+        return [(_native(variable), master) for variable, master in pairs if variable is not master]
+
+
+def _native(variable) -> tf.Variable:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _refreshed(master: tf.Variable, variable: tf.Variable) -> tf.Tensor:
+    same = tf.equal(tf.saturate_cast(master, variable.dtype), variable)
+    return tf.where(same, master, tf.cast(variable, tf.float32))
+
+
+def _rounded(variable: tf.Variable, master: tf.Variable) -> tf.Tensor:
+    return tf.saturate_cast(master, variable.dtype)
 
 
 def _master(variable) -> tf.Variable:
-    master = tf.Variable(
-        tf.cast(variable, tf.float32),
-        name=variable.name.split(":")[0],
-        constraint=getattr(variable, "constraint", None),
-    )
+    native = _native(variable)
+    distributed = isinstance(native, tf.distribute.DistributedValues)
+    with native.distribute_strategy.scope() if distributed else contextlib.nullcontext():
+        master = tf.Variable(
+            tf.cast(variable, tf.float32),
+            name=variable.name.split(":")[0],
+            constraint=getattr(variable, "constraint", None),
+        )
     # Optimizers tell variables apart by these (Muon by path, float8 layers by the mark).
     for attribute in ("path", "overwrite_with_gradient"):
         if hasattr(variable, attribute):

@@ -48,8 +48,8 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
         optimizer._check_variables_are_known(list(variables))
     except ValueError as error:
         raise InvalidArgument(
-            f"apply: the optimizer {optimizer.name!r} was built for other variables than {variables[0].name!r} and those "
-            "beside it. One optimizer goes with one MasterWeights, or with one list of variables: make a new one."
+            f"apply: the optimizer {optimizer.name!r} was built for other variables than {variables[0].name!r} and "
+            "those beside it. One optimizer goes with one MasterWeights, or with one list of variables: make a new one."
         ) from error
 
 

@@ -20,16 +20,6 @@ class Snapshot:
         for variable, value in zip(self.variables, self.values, strict=True):
             variable.assign(value)
 
-    def restore_nonfinite(self) -> None:
-        """Assigns the value they had to those elements that are not finite now.
-
-        A moving statistic kept in float16 can overflow on a step whose loss and gradients are finite.
-        """
-        for variable, value in zip(self.variables, self.values, strict=True):
-            if value.dtype.is_floating:
-                now = tf.convert_to_tensor(variable)
-                variable.assign(tf.where(tf.math.is_finite(now), now, value))
-
 
 def snapshot(variables: Iterable) -> Snapshot:
     """Remembers the values of `variables`, for the `rollback` argument of `LossScaler.apply`.

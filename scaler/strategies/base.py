@@ -25,6 +25,9 @@ class Strategy(Protocol):
     A state is a NamedTuple of scalar tensors with at least `loss_scale` (float32, in [2^-126, 2^126]). Both methods
     are pure: they create no variables and read nothing but their arguments, so that they give the same values in
     eager mode, in a `tf.function`, in a `tf.range` loop and under XLA, also elementwise on states of any one shape.
+
+    It may have numbers `min_scale` and `max_scale`: a scale outside of them, or outside of [2^-126, 2^126] without
+    them, is never used, wherever it comes from.
     """
 
     def init(self) -> Any:

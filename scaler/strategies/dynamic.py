@@ -103,8 +103,10 @@ class Dynamic:
     def update(self, state: DynamicState, event: Event) -> DynamicState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite = event.finite
-        good_steps = tf.where(finite, state.good_steps + 1, 0)
-        budget = tf.where(finite, state.budget, tf.maximum(state.budget - 1, 0))
+        # A checkpoint may bring counts that this strategy cannot reach.
+        counted, left = tf.maximum(state.good_steps, 0), tf.minimum(state.budget, self.hysteresis)
+        good_steps = tf.where(finite, counted + 1, 0)
+        budget = tf.where(finite, left, tf.maximum(left - 1, 0))
         grow = tf.logical_and(finite, good_steps >= self.growth_interval)
         back_off = tf.logical_and(tf.logical_not(finite), budget <= 0)
         factor = tf.where(grow, _float(self.growth_factor), tf.where(back_off, _float(self.backoff_factor), 1.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -17,6 +18,9 @@ class NoScaling:
     finite:      nothing changes
     non-finite:  nothing changes; the step is skipped, as with every strategy
     """
+
+    min_scale: ClassVar[float] = 1.0
+    max_scale: ClassVar[float] = 1.0
 
     def init(self) -> StaticState:
         """The state before the first step: a loss scale of 1."""

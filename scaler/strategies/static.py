@@ -45,6 +45,13 @@ class Static:
     def __post_init__(self) -> None:
         check_scale("loss_scale", self.loss_scale)
 
+    @property
+    def min_scale(self) -> float:
+        """The scale itself: no checkpoint can bring another."""
+        return self.loss_scale
+
+    max_scale = min_scale
+
     def init(self) -> StaticState:
         """The state before the first step."""
         return StaticState(tf.convert_to_tensor(self.loss_scale, tf.float32))

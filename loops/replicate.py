@@ -1,0 +1,69 @@
+"""A train step on every replica of a `tf.distribute` strategy, each with its share of a batch."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+import scaler
+from loops.calls import TrainStepFunction
+
+
+def replicate(train_step: TrainStepFunction, strategy: tf.distribute.Strategy) -> TrainStepFunction:
+    """The step that takes a global batch, splits it evenly, runs on every replica and joins what they return.
+
+    On several workers each reads the same global batches and takes its own shares, so that the position in the data is
+    one number. Of the outputs, floating-point ones are averaged over the replicas; others, such as the decision that
+    all replicas share, are the first replica's.
+
+    Args:
+        train_step: Runs in replica context.
+        strategy: Any strategy for synchronous training.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return lambda batch: strategy.run(train_step, args=(batch,))
+
+    def step(batch) -> dict:
+        outputs = strategy.run(train_step, args=(_shares(strategy, batch),))
+        return {name: _join(strategy, value) for name, value in outputs.items()}
+
+    return step
+
+
+def check_batches(element_spec, strategy: tf.distribute.Strategy) -> None:
+    """Refuses batches that cannot be split evenly, where their size is known.
+
+    Raises:
+        scaler.InvalidArgument: If the size is no multiple of the number of replicas.
+    """
+    replicas = strategy.num_replicas_in_sync
+    for spec in tf.nest.flatten(element_spec):
+        size = spec.shape[0] if spec.shape.rank else None
+        if size is not None and size % replicas:
+            raise scaler.InvalidArgument(
+                f"Loop(dataset): batches of {size} for {replicas} replicas: expected a multiple of {replicas}, since "
+                "each replica takes an equal share."
+            )
+
+
+def _shares(strategy: tf.distribute.Strategy, batch):
+    replicas = strategy.num_replicas_in_sync
+
+    def share(context):
+        def part(tensor: tf.Tensor) -> tf.Tensor:
+            size = tf.shape(tensor)[0]
+            message = f"a batch that is no multiple of {replicas} replicas: batch with drop_remainder=True"
+            tf.debugging.assert_equal(size % replicas, 0, message=message)
+            own = size // replicas
+            start = context.replica_id_in_sync_group * own
+            return tensor[start : start + own]
+
+        return tf.nest.map_structure(part, batch)
+
+    return strategy.experimental_distribute_values_from_function(share)
+
+
+def _join(strategy: tf.distribute.Strategy, value) -> tf.Tensor:
+    first = strategy.experimental_local_results(value)[0]
+    if first.dtype.is_floating:
+        return strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None)
+    return first

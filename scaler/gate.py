@@ -1,0 +1,154 @@
+"""The gate between scaled gradients and updated weights: one decision for all replicas, then apply or skip."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from scaler import gradients, replicas
+from scaler.masters import MasterWeights
+from scaler.optimizers import Optimizer, build_optimizer, update_variables
+from scaler.rollback import Snapshot
+
+
+class Decision(NamedTuple):
+    """What the gate saw and did, scalar tensors.
+
+    Attributes:
+        attempted: Bool, whether it was asked to decide.
+        finite: Bool, whether the step was applied.
+        norm: Float32, the global norm of the unscaled gradients.
+        has_nan: Bool, whether an unscaled gradient had a NaN.
+        index: Int32, the first of the gradients whose squared norm was not finite, or else the largest.
+        scaled_finite: Bool, whether a skipped step's gradients were all finite before unscaling.
+        loss_finite: Bool, whether the loss was finite on every replica.
+    """
+
+    attempted: tf.Tensor
+    finite: tf.Tensor
+    norm: tf.Tensor
+    has_nan: tf.Tensor
+    index: tf.Tensor
+    scaled_finite: tf.Tensor
+    loss_finite: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """Applies or skips steps of one set of variables.
+
+    Attributes:
+        optimizer: A Keras optimizer or a function `(grads, variables) -> None`.
+        targets: The float32 variables to update, one for each gradient.
+        all_targets: The same, with those that have no gradient.
+        masters: Rounded into the model after an update, or None.
+        clip_norm: Largest global norm, or None.
+    """
+
+    optimizer: Optimizer
+    targets: Sequence
+    all_targets: Sequence
+    masters: MasterWeights | None
+    clip_norm: float | tf.Tensor | None
+
+    def decide(
+        self,
+        grads: list,
+        loss_scale: tf.Tensor,
+        loss_finite: tf.Tensor,
+        rollback: Snapshot | None,
+        when: tf.Tensor,
+        after: Callable[[tf.Tensor], None],
+    ) -> Decision:
+        """Decides once for all replicas; every replica calls it.
+
+        Args:
+            grads: Scaled gradients of this replica.
+            loss_scale: Scalar float32, what they are scaled by.
+            loss_finite: Scalar bool, of this replica.
+            rollback: Of this replica, or None.
+            when: Scalar bool, the same on all replicas: whether to decide at all.
+            after: Called once for all replicas with `finite`, when the weights have moved or not.
+        """
+        variables, before = (rollback.variables, rollback.values) if rollback else ((), ())
+
+        def decide(strategy, grads: list, before: tuple, loss_finite, when) -> Decision:
+            build_optimizer(self.optimizer, self.all_targets)
+
+            def now() -> Decision:
+                state = list(zip(variables, before, strict=True))
+                decision = self._decide(strategy, grads, loss_scale, loss_finite, state)
+                after(decision.finite)
+                return decision
+
+            when = replicas.of_each(strategy, when)[0]
+            constant = tf.get_static_value(when)
+            return now() if constant else tf.cond(when, now, _not_now)
+
+        return replicas.merge(decide, grads, before, loss_finite, when)
+
+    def _decide(self, strategy, grads: list, loss_scale, loss_finite, state: list) -> Decision:
+        summed = replicas.total(strategy, grads)
+
+        def measure(own: list):
+            unscaled = gradients.unscale(own, loss_scale)
+            return unscaled, tf.stack([gradients.squared_norm([grad]) for grad in unscaled])
+
+        unscaled, squared_norms = replicas.each(strategy, measure, summed)
+        overflowed = replicas.each(strategy, _not_finite, squared_norms)
+        finite = tf.logical_not(replicas.any_of(strategy, overflowed))
+        loss_bad = replicas.any_of(strategy, replicas.each(strategy, tf.logical_not, loss_finite))
+        squares = replicas.of_each(strategy, squared_norms)[0]
+        norm = tf.sqrt(tf.reduce_sum(squares))
+
+        def apply() -> tf.Tensor:
+            self._update(strategy, unscaled, norm)
+            for variable, value in state:
+                replicas.assign_each(strategy, variable, _keep_finite, value)
+            return tf.constant(True)
+
+        def skip() -> tf.Tensor:
+            for variable, value in state:
+                replicas.assign_each(strategy, variable, lambda own, value: value, value)
+            own = [gradients.values_of(replicas.of_each(strategy, grad)[0]) for grad in summed]
+            return tf.reduce_all([tf.reduce_all(tf.math.is_finite(values)) for values in own])
+
+        scaled_finite = tf.cond(finite, apply, skip)
+        bad = tf.logical_not(tf.math.is_finite(squares))
+        index = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares), output_type=tf.int32)
+        has_nan = tf.math.is_nan(tf.reduce_sum(squares))
+        return Decision(tf.constant(True), finite, norm, has_nan, index, scaled_finite, tf.logical_not(loss_bad))
+
+    def _update(self, strategy, unscaled: list, norm: tf.Tensor) -> None:
+        def update(grads: list) -> None:
+            if self.clip_norm is not None:
+                grads = gradients.clip_by_norm(grads, norm, self.clip_norm)
+            update_variables(self.optimizer, grads, self.targets)
+
+        if self.masters:
+            self.masters.refresh()
+        with replicas.gradients_are_reduced(self.optimizer, strategy):
+            replicas.each(strategy, update, unscaled)
+        if self.masters:
+            self.masters.write()
+
+
+def _not_now() -> Decision:
+    false, true = tf.constant(False), tf.constant(True)
+    return Decision(false, false, tf.constant(float("nan")), false, tf.constant(-1), true, true)
+
+
+def _not_finite(squared_norms: tf.Tensor) -> tf.Tensor:
+    return tf.logical_not(tf.math.is_finite(tf.reduce_sum(squared_norms)))
+
+
+def _keep_finite(now: tf.Variable, before: tf.Tensor) -> tf.Tensor:
+    """The value now, but the one before where it stopped being finite.
+
+    A moving statistic kept in float16 can overflow on a step whose loss and gradients are finite.
+    """
+    value = tf.convert_to_tensor(now)
+    return tf.where(tf.math.is_finite(value), value, before) if value.dtype.is_floating else value

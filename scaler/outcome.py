@@ -1,0 +1,83 @@
+"""What one attempted step did, and one sentence that says so."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Cause(enum.IntEnum):
+    """Why a step was skipped.
+
+    Attributes:
+        NONE: It was applied.
+        LOSS: The loss was not finite already. No scale can help: look at the data and the forward pass.
+        BACKWARD: The loss was finite, but its derivatives are not, at any scale: a square root at 0, for example.
+        OVERFLOW: The scaled backward pass overflowed; a lower scale helps. Presumed where `apply` was given no
+            `diagnose` that tells it from BACKWARD.
+        TOO_LARGE: Every scaled gradient was finite, but not the unscaled ones or their squared global norm in float32.
+    """
+
+    NONE = 0
+    LOSS = 1
+    BACKWARD = 2
+    OVERFLOW = 3
+    TOO_LARGE = 4
+
+
+class Outcome(NamedTuple):
+    """What one attempted step did, as scalar tensors: nothing was read by the host.
+
+    Attributes:
+        finite: Bool, whether the step was applied; False when it was skipped.
+        loss_scale: Float32, the scale this step was attempted with.
+        grad_norm: Float32, the global norm of the unscaled gradients before clipping; not finite on a skipped step.
+        cause: Int32, a `Cause`.
+        has_nan: Bool, whether a gradient had a NaN; False for infinities alone.
+        index: Int32, the position in the list of gradients of the first one that was not finite; -1 if applied.
+    """
+
+    finite: tf.Tensor
+    loss_scale: tf.Tensor
+    grad_norm: tf.Tensor
+    cause: tf.Tensor
+    has_nan: tf.Tensor
+    index: tf.Tensor
+
+
+def explain(outcome: Outcome, names: Sequence[str]) -> str:
+    """One sentence on what happened and what would help. Reads the outcome: call it on the host.
+
+    Args:
+        outcome: From `LossScaler.apply`.
+        names: The variables' names, in the order of the gradients.
+    """
+    scale = f"{float(outcome.loss_scale):g}"
+    cause, index = Cause(int(outcome.cause)), int(outcome.index)
+    if cause is Cause.NONE:
+        return f"The step was applied at loss scale {scale}."
+    name = names[index] if 0 <= index < len(names) else f"number {index}"
+    kind = "NaN" if bool(outcome.has_nan) else "infinity"
+    where = f"the gradient of {name!r} is the first with {'a NaN' if kind == 'NaN' else 'an infinity'}"
+    return {
+        Cause.LOSS: (
+            f"The step was skipped because the loss itself was not finite; {where}. No loss scale can help: look for "
+            "non-finite data, or a forward pass that overflows."
+        ),
+        Cause.BACKWARD: (
+            f"The step was skipped because the derivatives are not finite at any loss scale, though the loss is; "
+            f"{where}. Look for a square root, logarithm, division or norm at 0."
+        ),
+        Cause.OVERFLOW: (
+            f"The step was skipped because the backward pass overflowed at loss scale {scale}; {where}. A lower scale "
+            "helps."
+        ),
+        Cause.TOO_LARGE: (
+            f"The step was skipped because the gradients are finite at loss scale {scale}, but unscaled they or their "
+            f"squared norm exceed float32; the gradient of {name!r} is the largest. No loss scale can help: lower the "
+            "learning rate, or look for a loss that explodes."
+        ),
+    }[cause]

@@ -1,0 +1,96 @@
+"""Where replicas meet. On a single device all of this is what it says, without the replicas."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaler.errors import InvalidArgument
+
+
+def replica_count() -> int:
+    """Replicas of the strategy in whose scope this is called."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def merge(function: Callable, *values) -> Any:
+    """Calls `function(strategy, *values)` once for all replicas, with what each of them passed.
+
+    Raises:
+        InvalidArgument: Outside of `strategy.run`, where there is no replica to speak for.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise InvalidArgument(
+            "a loss scaler works inside strategy.run(step, ...), where each replica has its gradients; this was called "
+            "in the scope of a strategy, but outside of run."
+        )
+    return context.merge_call(function, args=values)
+
+
+def each(strategy, function: Callable, *values) -> Any:
+    """Calls `function` on every replica with its share of `values`, from what `merge` calls."""
+    return strategy.extended.call_for_each_replica(function, args=values)
+
+
+def of_each(strategy, value) -> tuple:
+    """What every replica on this machine passed as `value`."""
+    return strategy.experimental_local_results(value)
+
+
+def total(strategy, tensors: Sequence) -> list:
+    """The sum of each tensor over all replicas, on every replica."""
+    if strategy.num_replicas_in_sync == 1:
+        return list(tensors)
+    return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, [(tensor, tensor) for tensor in tensors])
+
+
+def any_of(strategy, flag) -> tf.Tensor:
+    """Whether `flag`, scalar bool, is true on any replica of any worker."""
+    if strategy.num_replicas_in_sync == 1:
+        return flag
+    count = each(strategy, lambda value: tf.cast(value, tf.float32), flag)
+    return of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, count, count))[0] > 0
+
+
+def assign_each(strategy, variable, function: Callable, *values) -> None:
+    """Assigns `function(variable, *values)` on every replica, with the replica's share of `values`."""
+    if isinstance(variable, keras.Variable):
+        variable = variable.value
+
+    def assign(own, *shares) -> None:
+        own.assign(function(own, *shares))
+
+    strategy.extended.update(variable, assign, args=values, group=False)
+
+
+def local_variable(value, name: str) -> tf.Variable:
+    """A variable that each replica reads and assigns for itself."""
+    return tf.Variable(
+        value,
+        trainable=False,
+        name=name,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+
+
+@contextlib.contextmanager
+def gradients_are_reduced(optimizer, strategy):
+    """Keeps a Keras optimizer from summing gradients over replicas that were summed already.
+
+    Keras 3 has no argument for this. Dividing by the number of replicas first would spoil its own clipping.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        yield
+        return
+    attributes = vars(optimizer)
+    attributes["_all_reduce_sum_gradients"] = lambda grads_and_vars: grads_and_vars
+    try:
+        yield
+    finally:
+        del attributes["_all_reduce_sum_gradients"]
