@@ -53,6 +53,9 @@ class Loop:
     they returned, once, and every action is called with it. An action is any callable that takes a `Visit`. One that
     is also a context manager is entered when `run` begins and left when it ends, however it ends.
 
+    A train step with a `loss_scaler`, as a `TrainStep` has, is watched: after the actions of each visit the loop calls
+    `loss_scaler.check()`, which raises `scaler.StuckError` after too many skips.
+
     Ctrl-C waits for the end of the call: the actions see its steps, then `run` raises KeyboardInterrupt. After that, or
     after an error in the middle of a call, everything is as after the last finished step, and `run` can go on; the
     finished steps of a call that broke off are counted, but not reported.
@@ -83,10 +86,12 @@ class Loop:
     ):
         self.actions = list(actions)
         _check(train_step, dataset, steps_per_call, self.actions)
+        loss_scaler = getattr(train_step, "loss_scaler", None)
         if strategy is not None:
             _check_strategy(strategy, jit_compile)
             check_batches(dataset.element_spec, strategy)
             train_step = replicate(train_step, strategy)
+        self._loss_scaler = loss_scaler
         self._steps_per_call = steps_per_call
         self._iterator = iter(dataset)
         self._counters = CounterVariables()
@@ -133,6 +138,8 @@ class Loop:
                     visit = Visit(self.counters, outputs, time.perf_counter() - start, steps)
                     for action in self.actions:
                         action(visit)
+                    if self._loss_scaler is not None:
+                        self._loss_scaler.check()
                 raise_if_interrupted()
                 if taken < limit:
                     raise OutOfData(_why_out_of_data(done, steps))

@@ -125,7 +125,7 @@ class TrainStep(tf.Module):
             self.window = Window(self.accumulate, variables, self.model.non_trainable_variables)
 
     def _differentiate(self, x, y, sample_weight):
-        """The loss, its scaled gradients, and a function that gives the gradients for an output gradient of zero."""
+        """The loss, its scaled gradients, and a function from an output gradient to the gradients for it."""
         weights = self.model.trainable_variables
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         with tf.GradientTape(persistent=True) as tape:
@@ -139,7 +139,7 @@ class TrainStep(tf.Module):
             # Gradients are summed over micro-batches and replicas: each adds its share of the mean.
             scaled = self.loss_scaler.scale(loss / (self.accumulate * replicas))
         grads = tape.gradient(scaled, weights)
-        return loss, grads, lambda: tape.gradient(scaled, weights, output_gradients=tf.zeros([]))
+        return loss, grads, lambda small: tape.gradient(scaled, weights, output_gradients=small)
 
     def _decide(self, grads: list, before: scaler.Snapshot, diagnose) -> tuple[tf.Tensor, scaler.Outcome]:
         """Whether a step was attempted, and its outcome."""

@@ -10,6 +10,8 @@ The order of a step:
 
 from scaler.errors import InvalidArgument as InvalidArgument
 from scaler.errors import ScalerError as ScalerError
+from scaler.errors import StuckError as StuckError
+from scaler.errors import StuckWarning as StuckWarning
 from scaler.formats import FloatFormat as FloatFormat
 from scaler.formats import float_format as float_format
 from scaler.gradients import all_finite as all_finite
@@ -27,6 +29,7 @@ from scaler.strategies import NoScaling as NoScaling
 from scaler.strategies import Static as Static
 from scaler.strategies import StaticState as StaticState
 from scaler.strategies import Strategy as Strategy
+from scaler.stuck import StuckPolicy as StuckPolicy
 
 __all__ = [
     "Cause",
@@ -45,6 +48,9 @@ __all__ = [
     "Static",
     "StaticState",
     "Strategy",
+    "StuckError",
+    "StuckPolicy",
+    "StuckWarning",
     "all_finite",
     "float_format",
     "snapshot",

@@ -15,3 +15,11 @@ class ScalerError(Exception):
 
 class InvalidArgument(ScalerError, ValueError):
     """An argument that cannot work. The message says what was passed, what is allowed and what to do."""
+
+
+class StuckError(ScalerError, RuntimeError):
+    """The scaler makes no progress. The message says since when, why, and what to try."""
+
+
+class StuckWarning(UserWarning):
+    """The scaler makes no progress, and the policy is to warn."""

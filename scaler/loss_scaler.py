@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,14 +11,16 @@ import tensorflow as tf
 
 from scaler import gradients, replicas
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_number
-from scaler.errors import InvalidArgument
+from scaler.errors import InvalidArgument, StuckError, StuckWarning
 from scaler.gate import Decision, Gate
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, check_optimizer
-from scaler.outcome import Cause, Outcome, explain
+from scaler.outcome import Cause, Outcome, cause, explain
 from scaler.pairs import check_pairs
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, Strategy
+from scaler.strategies.base import check_state, check_strategy
+from scaler.stuck import History, Reading, StuckPolicy
 
 
 class Counters(NamedTuple):
@@ -55,18 +58,21 @@ class LossScaler(tf.Module):
 
     Args:
         strategy: How the scale moves; `Dynamic()` if not given.
+        stuck: What `check` finds wrong, and what it does then; `StuckPolicy()` if not given.
 
     Raises:
         InvalidArgument: For an object that is no strategy, or whose state has no scalar `loss_scale`.
     """
 
-    def __init__(self, strategy: Strategy | None = None, name: str = "loss_scaler"):
+    def __init__(
+        self, strategy: Strategy | None = None, *, stuck: StuckPolicy | None = None, name: str = "loss_scaler"
+    ):
         super().__init__(name=name)
         self.strategy: Strategy = Dynamic() if strategy is None else strategy
-        _check_strategy(self.strategy)
+        check_strategy(self.strategy)
         with tf.init_scope():
             state = self.strategy.init()
-            _check_state(self.strategy, state)
+            check_state(self.strategy, state)
             self._state_type = type(state)
             self._state = {field: _variable(value, field) for field, value in state._asdict().items()}
             counts = ("attempted", "applied", "consecutive_skips")
@@ -76,6 +82,8 @@ class LossScaler(tf.Module):
             self._scale_used = replicas.local_variable(0.0, "scale_used")
             self._loss_finite = replicas.local_variable(True, "loss_finite")
         self._names: list[str] = []
+        self._stuck = StuckPolicy() if stuck is None else stuck
+        self._history, self._was_stuck = History(self._stuck.over), False
 
     @property
     def state(self) -> Any:
@@ -150,7 +158,7 @@ class LossScaler(tf.Module):
         clip_norm: float | tf.Tensor | None = None,
         rollback: Snapshot | None = None,
         allow_16bit_updates: bool = False,
-        diagnose: Callable[[], Sequence[gradients.Gradient]] | None = None,
+        diagnose: Callable[[tf.Tensor], Sequence[gradients.Gradient]] | None = None,
         update: bool = True,
         when: bool | tf.Tensor = True,
     ) -> Outcome:
@@ -176,10 +184,9 @@ class LossScaler(tf.Module):
                 that BatchNorm's statistics never hold a value of a step that did not happen.
             allow_16bit_updates: Let the optimizer work on 16-bit variables. It makes infinities by itself (Adam's
                 epsilon and second moments underflow in float16), so the promise does not cover it.
-            diagnose: Called on a skip alone, it gives the gradients for an output gradient of zero, as
-                `lambda: tape.gradient(scaled, weights, output_gradients=tf.zeros([]))` does with a persistent tape.
-                They are zeros, or NaN where a derivative is not finite at any scale: `outcome.cause` then tells that
-                from an overflow.
+            diagnose: Called on a skip alone, with a scalar, it gives the gradients for that output gradient, as
+                `lambda small: tape.gradient(scaled, weights, output_gradients=small)` does with a persistent tape. If
+                they are not finite even at a loss scale of 2^-14, `outcome.cause` is BACKWARD and not OVERFLOW.
             update: False leaves the scale and the counters to one `update` for several `apply`: with several
                 optimizers, `update(Event(a.finite & b.finite))`.
             when: Scalar bool, the same on all replicas. False does nothing, and leaves an outcome that was not applied
@@ -249,12 +256,44 @@ class LossScaler(tf.Module):
         """
         return explain(self.last_skip if outcome is None else outcome, self._names)
 
+    def check(self) -> None:
+        """Raises, warns or does nothing, as the `stuck` policy says, if the scaler makes no progress.
+
+        Call it on the host, every now and then: it reads four numbers. A `loops.Loop` calls it at each visit.
+
+        Raises:
+            StuckError: With the reason of the last skip, if the policy is to raise.
+            InvalidArgument: Inside a `tf.function`.
+        """
+        if not tf.executing_eagerly():
+            raise InvalidArgument("check() reads numbers on the host: call it outside of the tf.function.")
+        counts = {name: int(variable.numpy()) for name, variable in self._counts.items()}
+        self._history.add(
+            Reading(
+                attempted=counts["attempted"],
+                skipped=counts["attempted"] - counts["applied"],
+                consecutive_skips=counts["consecutive_skips"],
+                loss_scale=float(self.loss_scale),
+            )
+        )
+        low, high = (float(bound) for bound in self._bounds())
+        problem = self._stuck.problem(self._history.readings, low, high)
+        if problem and self._stuck.action != "continue":
+            reason = self.explain() if int(self.last_skip.cause) else ""
+            message = f"The loss scaler is stuck: {problem}. {reason}".strip()
+            if self._stuck.action == "raise":
+                raise StuckError(message)
+            if not self._was_stuck:
+                warnings.warn(message, StuckWarning, stacklevel=2)
+        self._was_stuck = problem is not None
+
     def _outcome(self, decision: Decision, loss_scale: tf.Tensor, positions: tf.Tensor, diagnose) -> Outcome:
         skipped = tf.logical_and(decision.attempted, tf.logical_not(decision.finite))
         if diagnose is None:
             broken = tf.constant(False)
         else:
-            broken = tf.cond(skipped, lambda: tf.logical_not(gradients.all_finite(diagnose())), lambda: False)
+            small = tf.minimum(self._bounds()[0], _LOW_SCALE) / loss_scale
+            broken = tf.cond(skipped, lambda: tf.logical_not(gradients.all_finite(diagnose(small))), lambda: False)
 
         def record(strategy, broken) -> Outcome:
             broken = replicas.any_of(strategy, broken)
@@ -262,7 +301,7 @@ class LossScaler(tf.Module):
                 finite=decision.finite,
                 loss_scale=loss_scale,
                 grad_norm=decision.norm,
-                cause=tf.where(skipped, _cause(decision, broken), Cause.NONE),
+                cause=tf.where(skipped, cause(decision.loss_finite, decision.scaled_finite, broken), Cause.NONE),
                 has_nan=decision.has_nan,
                 index=tf.where(skipped, tf.gather(positions, tf.maximum(decision.index, 0)), -1),
             )
@@ -282,6 +321,8 @@ class LossScaler(tf.Module):
         return tf.cast(low, tf.float32), tf.cast(high, tf.float32)
 
 
+_LOW_SCALE = 2.0**-14
+"""Where float16's backward pass can hardly overflow any more, and is not flushed to zero yet."""
 _NEVER_SKIPPED = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
 
 
@@ -289,27 +330,5 @@ def _variable(value, name: str) -> tf.Variable:
     return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 
-def _cause(decision: Decision, broken: tf.Tensor) -> tf.Tensor:
-    backward = tf.where(broken, Cause.BACKWARD, Cause.OVERFLOW)
-    finite_loss = tf.where(decision.scaled_finite, Cause.TOO_LARGE, backward)
-    return tf.where(decision.loss_finite, finite_loss, Cause.LOSS)
-
-
 def _of_first(strategy, event: Event) -> Event:
     return Event(*(replicas.of_each(strategy, value)[0] for value in event))
-
-
-def _check_strategy(strategy: object) -> None:
-    if isinstance(strategy, type) or not isinstance(strategy, Strategy):
-        raise InvalidArgument(
-            f"LossScaler({strategy!r}): expected a strategy such as scaler.Dynamic(), scaler.Static(1024.0) or "
-            "scaler.NoScaling(), an object with init() and update(state, event)."
-        )
-
-
-def _check_state(strategy: Strategy, state: object) -> None:
-    if not hasattr(state, "_asdict") or getattr(state, "loss_scale", None) is None:
-        raise InvalidArgument(
-            f"{type(strategy).__name__}.init() returned {state!r}: expected a NamedTuple of tensors with a field "
-            "named loss_scale."
-        )

@@ -15,7 +15,8 @@ class Cause(enum.IntEnum):
     Attributes:
         NONE: It was applied.
         LOSS: The loss was not finite already. No scale can help: look at the data and the forward pass.
-        BACKWARD: The loss was finite, but its derivatives are not, at any scale: a square root at 0, for example.
+        BACKWARD: The loss was finite, but its derivatives are not, even at a loss scale of 2^-14 or the strategy's
+            floor, whichever is less: a square root at 0, for example.
         OVERFLOW: The scaled backward pass overflowed; a lower scale helps. Presumed where `apply` was given no
             `diagnose` that tells it from BACKWARD.
         TOO_LARGE: Every scaled gradient was finite, but not the unscaled ones or their squared global norm in float32.
@@ -48,6 +49,18 @@ class Outcome(NamedTuple):
     index: tf.Tensor
 
 
+def cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor, broken: tf.Tensor) -> tf.Tensor:
+    """The `Cause` of a skipped step, scalar int32.
+
+    Args:
+        loss_finite: Scalar bool.
+        scaled_finite: Scalar bool, whether every gradient was finite before unscaling.
+        broken: Scalar bool, whether the derivatives are not finite at a low scale either.
+    """
+    backward = tf.where(broken, Cause.BACKWARD, Cause.OVERFLOW)
+    return tf.where(loss_finite, tf.where(scaled_finite, Cause.TOO_LARGE, backward), Cause.LOSS)
+
+
 def explain(outcome: Outcome, names: Sequence[str]) -> str:
     """One sentence on what happened and what would help. Reads the outcome: call it on the host.
 
@@ -56,8 +69,8 @@ def explain(outcome: Outcome, names: Sequence[str]) -> str:
         names: The variables' names, in the order of the gradients.
     """
     scale = f"{float(outcome.loss_scale):g}"
-    cause, index = Cause(int(outcome.cause)), int(outcome.index)
-    if cause is Cause.NONE:
+    why, index = Cause(int(outcome.cause)), int(outcome.index)
+    if why is Cause.NONE:
         return f"The step was applied at loss scale {scale}."
     name = names[index] if 0 <= index < len(names) else f"number {index}"
     kind = "NaN" if bool(outcome.has_nan) else "infinity"
@@ -80,4 +93,4 @@ def explain(outcome: Outcome, names: Sequence[str]) -> str:
             f"squared norm exceed float32; the gradient of {name!r} is the largest. No loss scale can help: lower the "
             "learning rate, or look for a loss that explodes."
         ),
-    }[cause]
+    }[why]

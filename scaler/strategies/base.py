@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from scaler.errors import InvalidArgument
+
 
 class Event(NamedTuple):
     """What one attempted step showed, the only thing a strategy sees of it.
@@ -37,3 +39,21 @@ class Strategy(Protocol):
     def update(self, state: Any, event: Event) -> Any:
         """The state after a step that was attempted with `state` and showed `event`."""
         ...
+
+
+def check_strategy(strategy: object) -> None:
+    """Refuses an object that is no strategy."""
+    if isinstance(strategy, type) or not isinstance(strategy, Strategy):
+        raise InvalidArgument(
+            f"LossScaler({strategy!r}): expected a strategy such as scaler.Dynamic(), scaler.Static(1024.0) or "
+            "scaler.NoScaling(), an object with init() and update(state, event)."
+        )
+
+
+def check_state(strategy: Strategy, state: Any) -> None:
+    """Refuses a strategy whose state has no loss scale."""
+    if not hasattr(state, "_asdict") or getattr(state, "loss_scale", None) is None:
+        raise InvalidArgument(
+            f"{type(strategy).__name__}.init() returned {state!r}: expected a NamedTuple of tensors with a field "
+            "named loss_scale."
+        )

@@ -1,0 +1,98 @@
+"""When a scaler makes no progress, and what to do about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scaler.checks import check_count, check_number
+from scaler.errors import InvalidArgument
+
+_ACTIONS = ("raise", "warn", "continue")
+
+
+class Reading(NamedTuple):
+    """A scaler's counters and scale as the host read them once."""
+
+    attempted: int
+    skipped: int
+    consecutive_skips: int
+    loss_scale: float
+
+
+@dataclasses.dataclass(frozen=True)
+class StuckPolicy:
+    """When `LossScaler.check` finds a scaler stuck, and what it does then.
+
+    Args:
+        action: "raise" a `StuckError`, "warn" with a `StuckWarning` once each time it gets stuck, or "continue".
+        consecutive_skips: Stuck after so many skipped steps in a row; None for never. From 2^40 down to 2^-14, the
+            bounds of `Dynamic`, a scale that is halved each time takes 54.
+        at_floor: Also stuck when a step was skipped at the strategy's `min_scale`, where nothing lower can be tried.
+        at_ceiling: Also stuck when the scale is at the strategy's `max_scale`, where underflow can no longer be cured.
+        skip_rate: Also stuck when more than this share of the last `over` attempted steps was skipped; None for never.
+        over: Steps that `skip_rate` is about; the visits of the host decide how exactly they are met.
+
+    Raises:
+        InvalidArgument: For a value that cannot work.
+    """
+
+    action: str = "raise"
+    _: dataclasses.KW_ONLY
+    consecutive_skips: int | None = 100
+    at_floor: bool = False
+    at_ceiling: bool = False
+    skip_rate: float | None = None
+    over: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.action not in _ACTIONS:
+            raise InvalidArgument(f"StuckPolicy(action={self.action!r}): expected one of {', '.join(_ACTIONS)}.")
+        if self.consecutive_skips is not None:
+            check_count("consecutive_skips", self.consecutive_skips, 100)
+        if self.skip_rate is not None:
+            check_number("skip_rate", self.skip_rate, "a share in (0, 1)", lambda v: 0 < v < 1)
+        check_count("over", self.over, 1000)
+
+    def problem(self, readings: Sequence[Reading], min_scale: float, max_scale: float) -> str | None:
+        """What is wrong, as the beginning of a sentence, or None.
+
+        Args:
+            readings: In the order they were made, the last one of now.
+            min_scale: The strategy's floor.
+            max_scale: Its ceiling; a scale that cannot move is neither at a floor nor at a ceiling.
+        """
+        now = readings[-1]
+        moves = min_scale < max_scale
+        if self.consecutive_skips is not None and now.consecutive_skips >= self.consecutive_skips:
+            return f"{now.consecutive_skips} steps in a row were skipped, the last at loss scale {now.loss_scale:g}"
+        if self.at_floor and moves and now.consecutive_skips and now.loss_scale <= min_scale:
+            return f"a step was skipped and the loss scale is at its floor, {min_scale:g}"
+        if self.at_ceiling and moves and now.loss_scale >= max_scale:
+            return f"the loss scale is at its ceiling, {max_scale:g}"
+        return self._too_many(readings) if self.skip_rate is not None else None
+
+    def _too_many(self, readings: Sequence[Reading]) -> str | None:
+        now = readings[-1]
+        past = [reading for reading in readings if now.attempted - reading.attempted >= self.over]
+        if not past or self.skip_rate is None:
+            return None
+        steps, skipped = now.attempted - past[-1].attempted, now.skipped - past[-1].skipped
+        return f"{skipped} of the last {steps} steps were skipped" if skipped > self.skip_rate * steps else None
+
+
+class History:
+    """The readings that a policy still needs: one from `over` steps ago, and all since."""
+
+    def __init__(self, over: int):
+        self._over = over
+        self.readings: list[Reading] = [Reading(0, 0, 0, 0.0)]
+
+    def add(self, reading: Reading) -> None:
+        """Adds one, and forgets those that no later question can be about."""
+        if reading.attempted < self.readings[-1].attempted:
+            self.readings.clear()  # A checkpoint was restored.
+        self.readings.append(reading)
+        while len(self.readings) > 1 and reading.attempted - self.readings[1].attempted >= self._over:
+            self.readings.pop(0)
