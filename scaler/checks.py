@@ -36,8 +36,11 @@ def check_number(name: str, value: object, allowed: str, accept) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidArgument(f"{name}={value!r} ({type(value).__name__}): expected {allowed}.")
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = float(np.float32(value))
+    try:
+        with np.errstate(over="ignore", under="ignore"):
+            rounded = float(np.float32(value))
+    except OverflowError:  # An integer beyond every float.
+        rounded = math.nan
     if math.isnan(rounded) or not accept(rounded):
         raise InvalidArgument(f"{name}={value!r}: expected {allowed}, also after rounding to float32.")
 

@@ -53,9 +53,9 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
         ) from error
 
 
-def update_variables(optimizer: Optimizer, grads: list, variables: list) -> None:
+def update_variables(optimizer: Optimizer, grads: Sequence, variables: Sequence) -> None:
     """Has the optimizer move the variables."""
     if hasattr(optimizer, "apply"):
         optimizer.apply(grads, variables)
     else:
-        optimizer(grads, variables)
+        optimizer(list(grads), list(variables))
