@@ -1,0 +1,214 @@
+"""The report of a small made-up study: what it says, and that nothing in a study's files can break it."""
+
+import base64
+import html.parser
+import json
+import re
+
+import numpy as np
+import pytest
+
+from loops.study import plots, report
+from loops.study.compare import summarise
+from loops.study.setups import SETUPS, SMALL, Setup
+
+STEPS = 30
+FLOAT32 = Setup("float32", "float32", "float32", "none")
+NONE = Setup("mixed-none", "mixed <b>float16</b> & no $scaling", "mixed_float16", "none")
+DYNAMIC = Setup("mixed-dynamic", "mixed float16, dynamic scale", "mixed_float16", "dynamic:growth_interval=10")
+SMALL_DYNAMIC = Setup("small-mixed-dynamic", "small loss: dynamic", "mixed_float16", "dynamic", loss_factor=SMALL)
+BARE = Setup("float16-none", "pure float16", "float16", "none", masters=False)
+ACCURACY = {
+    "float32": 0.985,
+    "mixed-none": 0.983,
+    "mixed-dynamic": 0.981,
+    "small-mixed-dynamic": 0.9,
+    "float16-none": 0.3,
+}
+
+
+class Page(html.parser.HTMLParser):
+    """The text and the sources of a page; fails where tags do not match."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.words, self.sources, self._open = [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self._open == []
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.sources += [value for name, value in attrs if name in ("src", "href", "srcset")]
+        if tag not in ("meta", "img", "br"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def write_study(folder, setups, seeds=2, steps=STEPS, nulls=frozenset(), counted=True):
+    """Files as `run_study` writes them; the losses of the steps in `nulls` are null, and the step is skipped."""
+    runs = []
+    for setup in setups:
+        for seed in range(seeds):
+            name = f"runs/{setup.name}-seed{seed}"
+            records = [_record(setup, seed, step, nulls) for step in range(1, steps + 1)]
+            (folder / name).mkdir(parents=True)
+            (folder / name / "steps.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+            skipped = sum(not record["applied"] for record in records)
+            runs.append(_run(setup, seed, skipped, nulls, counted) | {"folder": name})
+    rows = summarise(setups, runs)
+    for row in [*rows, *runs]:
+        row["final_loss"] = None if np.isnan(row["final_loss"]) else row["final_loss"]
+    summary = {"task": "digits", "steps": steps, "seeds": seeds, "setups": rows, "runs": runs}
+    (folder / "summary.json").write_text(json.dumps(summary, allow_nan=False))
+    return folder
+
+
+def _record(setup, seed, step, nulls):
+    finite = step not in nulls
+    loss = setup.loss_factor * (1 + 0.1 * seed) / step if finite else None
+    scale = 2.0 ** (10 + step // 10) if setup.strategy.startswith("dynamic") else 1.0
+    return {"step": step, "loss": loss, "attempted": True, "applied": finite, "loss_scale": scale, "grad_norm": loss}
+
+
+def _run(setup, seed, skipped, nulls, counted):
+    histogram, scaled = np.zeros((2, 81), int)
+    if counted:
+        histogram[25:45], scaled[35:55] = 10, 10
+    counts = {"histogram": histogram.tolist(), "scaled_histogram": scaled.tolist(), "zero": 3, "overflowed": 0}
+    counts |= {
+        "nonzero": int(histogram.sum()),
+        "flushed": int(scaled[:35].sum()) + 17 * counted,
+        "lowest_exponent": -60,
+    }
+    return {
+        "setup": setup.name,
+        "policy": setup.policy,
+        "strategy": setup.strategy,
+        "loss_factor": setup.loss_factor,
+        "learning_rate": 0.01,
+        "batch_size": 64,
+        "seed": seed,
+        "accuracy": ACCURACY[setup.name] + 0.002 * seed,
+        "final_loss": float("nan") if nulls else 0.5,
+        "skipped": skipped,
+        "loss_scale": 1.0,
+        "digest_depends_on": {
+            "intra_op_threads": 2,
+            "inter_op_threads": 3,
+            "jit_compile": False,
+            "op_determinism": True,
+            "tensorflow": "2.99.0",
+            "keras": "3.99.0",
+            "devices": ["CPU"],
+        },
+        "gradients": {"weights": counts, "activations": counts},
+    }
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = write_study(tmp_path_factory.mktemp("study"), [FLOAT32, NONE, SMALL_DYNAMIC], nulls={7, 8, STEPS})
+    return folder, report.write_report(folder), Page(folder / "report.html")
+
+
+def test_writes_figures_and_page(study):
+    folder, written, _ = study
+    names = ["loss.png", "loss_scale.png", "gradients.png", "small_loss.png", "report.html"]
+    assert written == [folder / name for name in names]
+    for path in written[:-1]:
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_page_needs_no_other_file(study):
+    folder, written, page = study
+    source = (folder / "report.html").read_text(encoding="utf-8")
+    images = [base64.b64decode(src.removeprefix("data:image/png;base64,"), validate=True) for src in page.sources]
+    assert images == [path.read_bytes() for path in written[:-1]]
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|<script|<link", re.sub(r'src="[^"]*"', "", source))
+
+
+def test_page_shows_every_setup_with_its_numbers(study):
+    _, _, page = study
+    for setup, accuracy in ((FLOAT32, "98.6% 98.5% to 98.7%"), (NONE, "98.4% 98.3% to 98.5%")):
+        assert f"{setup.title} {accuracy} not finite 3" in page.text
+    assert "small loss: dynamic 90.1% 90.0% to 90.2% not finite 3 8.5% 8.5% −8.5" in page.text
+    assert "TensorFlow 2.99.0, Keras 3.99.0" in page.text
+    assert "2 within an operation, 3 between operations" in page.text
+    assert f"halfstep study digits --steps {STEPS} --seeds 2 --setup float32 --setup mixed-none" in page.text
+
+
+def test_titles_are_escaped(study):
+    folder, _, page = study
+    assert "<b>float16</b>" not in (folder / "report.html").read_text(encoding="utf-8")
+    assert NONE.title in page.text
+
+
+def test_lost_losses_are_named(study):
+    assert f"the loss of “float32”, seed 1, at 3 of {STEPS} steps, the first of them 7." in study[2].text
+
+
+def test_losses_have_gaps_and_no_factor(tmp_path):
+    folder = write_study(tmp_path, [SMALL_DYNAMIC], seeds=1, nulls={2})
+    summary = json.loads((folder / "summary.json").read_text())
+    run = "runs/small-mixed-dynamic-seed0"
+    steps = {run: [json.loads(line) for line in (folder / run / "steps.jsonl").read_text().splitlines()]}
+    table = plots.losses(summary, steps, summary["setups"][0])
+    np.testing.assert_allclose(table[0, :4], [1, np.nan, 1 / 3, 1 / 4])
+
+
+@pytest.mark.parametrize(
+    ("setups", "options"),
+    [
+        ([FLOAT32], {"seeds": 1}),
+        ([DYNAMIC], {"seeds": 1, "steps": 1}),
+        ([SMALL_DYNAMIC], {"seeds": 3}),
+        ([NONE, BARE], {"nulls": set(range(1, STEPS + 1)), "counted": False}),
+        ([FLOAT32, DYNAMIC], {"seeds": 1, "nulls": {1, 15}}),
+    ],
+    ids=["float32", "one-step", "small", "never-finite", "two"],
+)
+def test_any_study_has_a_report(tmp_path, setups, options):
+    (tmp_path / "small_loss.png").write_bytes(b"of an earlier study")
+    folder = write_study(tmp_path, setups, **options)
+    report.write_report(folder)
+    page = Page(folder / "report.html")
+    for setup in setups:
+        assert setup.title in page.text
+    assert (folder / "small_loss.png").exists() == (SMALL_DYNAMIC in setups)
+    assert "What can happen without masters" not in page.text
+
+
+def test_explains_float16_without_masters_where_it_fails(tmp_path):
+    folder = write_study(tmp_path, [FLOAT32, BARE], seeds=1, steps=3)
+    report.write_report(folder)
+    assert "What can happen without masters" in Page(folder / "report.html").text
+
+
+@pytest.mark.parametrize(
+    ("setups", "sentence"),
+    [
+        ([FLOAT32], "float32 reaches 98.5% accuracy on digits (one seed)."),
+        ([FLOAT32, DYNAMIC], "“mixed float16, dynamic scale” is within 0.4 points of it."),
+        ([FLOAT32, NONE, DYNAMIC], "both set-ups in 16 bits are within 0.4 points of it."),
+        (
+            [FLOAT32, NONE, BARE],
+            "no $scaling” is within 0.2 points of it; “pure float16” is 68.5 points below.",
+        ),
+        ([FLOAT32, BARE], "“pure float16” is 68.5 points below."),
+        ([DYNAMIC, BARE], "dynamic scale reaches 98.1% accuracy on digits (one seed), pure float16 30.0%."),
+    ],
+)
+def test_result_sentence_comes_from_the_numbers(tmp_path, setups, sentence):
+    summary = json.loads((write_study(tmp_path, setups, seeds=1, steps=1) / "summary.json").read_text())
+    assert report.result_sentence(summary).endswith(sentence)
+
+
+def test_command_of_a_whole_study_names_no_setup():
+    summary = {"task": "mnist", "steps": 5, "seeds": 1, "setups": [{"name": setup.name} for setup in SETUPS]}
+    assert report.command(summary) == "halfstep study mnist --steps 5 --seeds 1"
