@@ -53,3 +53,14 @@ def check_count(name: str, value: object, example: int) -> None:
         raise InvalidArgument(
             f"{name}={value!r} ({type(value).__name__}): expected an integer of at least 1, such as {example}."
         )
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuses what is no bool."""
+    if not is_symbolic(value) and not isinstance(value, bool):
+        raise InvalidArgument(f"{name}={value!r} ({type(value).__name__}): expected True or False.")
+
+
+def as_float(value) -> tf.Tensor:
+    """A checked number, tensor or variable as a float32 tensor."""
+    return tf.cast(value if is_symbolic(value) else float(value), tf.float32)

@@ -88,7 +88,8 @@ def float_format(dtype) -> FloatFormat:
         InvalidArgument: For any other format.
     """
     try:
-        name = dtype if isinstance(dtype, str) else tf.as_dtype(dtype).name
+        # TensorFlow also takes an integer, the number of a dtype in its protocol.
+        name = dtype if isinstance(dtype, str) else "" if isinstance(dtype, int) else tf.as_dtype(dtype).name
     except TypeError:
         name = repr(dtype)
     if name not in _FORMATS:

@@ -13,8 +13,8 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 def unscale(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
     """Gradients of the loss from gradients of the scaled loss.
 
-    They are cast to float32 first and then multiplied by the reciprocal of the scale, once: exact for powers of two.
-    Dividing by another scale could differ in the last bit. Duplicate indices of a `tf.IndexedSlices` are summed.
+    They are cast to float32 and then divided by the scale: exact for powers of two, correctly rounded for others.
+    Duplicate indices of a `tf.IndexedSlices` are summed.
 
     Args:
         grads: Gradients of any floating dtype and shape.
@@ -23,8 +23,9 @@ def unscale(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
     Returns:
         The same structure in float32.
     """
-    reciprocal = 1.0 / loss_scale
-    return _map(lambda values: tf.cast(values, tf.float32) * reciprocal, sum_duplicates(grads))
+    # Not a product with 1 / loss_scale: in a loop inside the graph, TensorFlow's optimizer regroups
+    # (g * S) * (1 / S) to (g * (1 / S)) * S, which underflows and overflows where this does not.
+    return _map(lambda values: tf.cast(values, tf.float32) / loss_scale, sum_duplicates(grads))
 
 
 def to_float32(grads: Sequence[Gradient]) -> list[Gradient]:
@@ -75,14 +76,15 @@ def clip_by_norm(grads: Sequence[Gradient], norm: tf.Tensor, clip_norm) -> list[
         clip_norm: Positive scalar.
     """
     clip_norm = tf.cast(clip_norm, tf.float32)
-    factor = clip_norm / tf.maximum(norm, clip_norm)
+    factor = tf.where(norm > clip_norm, clip_norm / norm, 1.0)
     return _map(lambda values: values * factor, grads)
 
 
 def _sum_duplicates(grad: tf.IndexedSlices) -> tf.IndexedSlices:
     values = tf.cast(grad.values, tf.float32)
     count = tf.shape(grad.indices)[0]
-    rows = tf.reduce_max(grad.indices) + 1 if grad.dense_shape is None else grad.dense_shape[0]
+    # Of no indices the maximum is the least integer.
+    rows = tf.maximum(tf.reduce_max(grad.indices), -1) + 1 if grad.dense_shape is None else grad.dense_shape[0]
     first = tf.math.unsorted_segment_min(tf.range(count), grad.indices, rows)
     summed = tf.math.unsorted_segment_sum(values, tf.gather(first, grad.indices), count)
     return tf.IndexedSlices(summed, grad.indices, grad.dense_shape)

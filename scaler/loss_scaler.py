@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler import gradients, replicas
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_number
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number
 from scaler.errors import InvalidArgument, StuckError, StuckWarning
 from scaler.gate import Decision, Gate
 from scaler.masters import MasterWeights
@@ -201,11 +201,13 @@ class LossScaler(tf.Module):
         """
         check_optimizer(optimizer)
         masters = variables if isinstance(variables, MasterWeights) else None
-        grads = list(grads)
+        grads = [grad if grad is None else _tensor(grad) for grad in grads]
         targets = masters.weights if masters else list(variables)
         check_pairs(grads, targets, allow_16bit_updates)
         if clip_norm is not None:
-            check_number("clip_norm", clip_norm, "a positive finite number or None", lambda v: 0 < v < math.inf)
+            check_number(
+                "clip_norm", clip_norm, "a positive finite number, at least 2^-126, or None", lambda v: SMALLEST_SCALE <= v < math.inf
+            )
         self._names = [getattr(target, "path", target.name) for target in targets]
 
         positions = [position for position, grad in enumerate(grads) if grad is not None]
@@ -318,7 +320,7 @@ class LossScaler(tf.Module):
     def _bounds(self) -> tuple[tf.Tensor, tf.Tensor]:
         low = getattr(self.strategy, "min_scale", SMALLEST_SCALE)
         high = getattr(self.strategy, "max_scale", LARGEST_SCALE)
-        return tf.cast(low, tf.float32), tf.cast(high, tf.float32)
+        return as_float(low), as_float(high)
 
 
 _LOW_SCALE = 2.0**-14
@@ -328,6 +330,10 @@ _NEVER_SKIPPED = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False,
 
 def _variable(value, name: str) -> tf.Variable:
     return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
+def _tensor(grad):
+    return grad if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
 
 
 def _of_first(strategy, event: Event) -> Event:

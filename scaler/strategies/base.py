@@ -51,9 +51,10 @@ def check_strategy(strategy: object) -> None:
 
 
 def check_state(strategy: Strategy, state: Any) -> None:
-    """Refuses a strategy whose state has no loss scale."""
-    if not hasattr(state, "_asdict") or getattr(state, "loss_scale", None) is None:
+    """Refuses a strategy whose state has no scalar loss scale."""
+    loss_scale = getattr(state, "loss_scale", None)
+    if not hasattr(state, "_asdict") or loss_scale is None or tf.convert_to_tensor(loss_scale).shape.rank != 0:
         raise InvalidArgument(
-            f"{type(strategy).__name__}.init() returned {state!r}: expected a NamedTuple of tensors with a field "
-            "named loss_scale."
+            f"{type(strategy).__name__}.init() returned {state!r}: expected a NamedTuple of scalar tensors with a "
+            "field named loss_scale."
         )

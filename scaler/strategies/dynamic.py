@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from scaler.checks import check_count, check_number, check_scale, is_symbolic
+from scaler.checks import as_float, check_count, check_flag, check_number, check_scale, is_symbolic
 from scaler.errors import InvalidArgument
 from scaler.strategies.base import Event
 
@@ -82,7 +82,7 @@ class Dynamic:
         check_scale("min_scale", self.min_scale)
         check_scale("max_scale", self.max_scale)
         bounds = (self.min_scale, self.initial_scale, self.max_scale)
-        if not any(map(is_symbolic, bounds)) and not bounds[0] <= bounds[1] <= bounds[2]:
+        if not any(map(is_symbolic, bounds)) and sorted(map(float, bounds)) != list(map(float, bounds)):
             raise InvalidArgument(
                 f"min_scale={self.min_scale!r}, initial_scale={self.initial_scale!r}, max_scale={self.max_scale!r}: "
                 "expected min_scale <= initial_scale <= max_scale. Move the bound, or start inside it."
@@ -91,32 +91,32 @@ class Dynamic:
         check_number("backoff_factor", self.backoff_factor, "a number in [2^-126, 1)", lambda v: 2.0**-126 <= v < 1)
         check_count("growth_interval", self.growth_interval, 2000)
         check_count("hysteresis", self.hysteresis, 1)
+        check_flag("consecutive_hysteresis", self.consecutive_hysteresis)
 
     def init(self) -> DynamicState:
         """The state before the first step."""
         return DynamicState(
-            loss_scale=tf.convert_to_tensor(self.initial_scale, tf.float32),
+            loss_scale=self._bounded(as_float(self.initial_scale)),
             good_steps=tf.constant(0, tf.int32),
-            budget=tf.convert_to_tensor(self.hysteresis, tf.int32),
+            budget=tf.cast(self.hysteresis, tf.int32),
         )
 
     def update(self, state: DynamicState, event: Event) -> DynamicState:
         """The state after a step that was attempted with `state` and showed `event`."""
-        finite = event.finite
+        finite, hysteresis = event.finite, tf.cast(self.hysteresis, tf.int32)
         # A checkpoint may bring counts that this strategy cannot reach.
-        counted, left = tf.maximum(state.good_steps, 0), tf.minimum(state.budget, self.hysteresis)
+        counted, left = tf.maximum(state.good_steps, 0), tf.minimum(state.budget, hysteresis)
         good_steps = tf.where(finite, counted + 1, 0)
         budget = tf.where(finite, left, tf.maximum(left - 1, 0))
-        grow = tf.logical_and(finite, good_steps >= self.growth_interval)
+        grow = tf.logical_and(finite, good_steps >= tf.cast(self.growth_interval, tf.int32))
         back_off = tf.logical_and(tf.logical_not(finite), budget <= 0)
-        factor = tf.where(grow, _float(self.growth_factor), tf.where(back_off, _float(self.backoff_factor), 1.0))
+        factor = tf.where(grow, as_float(self.growth_factor), tf.where(back_off, as_float(self.backoff_factor), 1.0))
         refill = tf.logical_or(grow, tf.logical_and(finite, self.consecutive_hysteresis))
         return DynamicState(
-            loss_scale=tf.clip_by_value(state.loss_scale * factor, _float(self.min_scale), _float(self.max_scale)),
+            loss_scale=self._bounded(state.loss_scale * factor),
             good_steps=tf.where(grow, 0, good_steps),
-            budget=tf.where(refill, self.hysteresis, budget),
+            budget=tf.where(refill, hysteresis, budget),
         )
 
-
-def _float(value) -> tf.Tensor:
-    return tf.cast(value, tf.float32)
+    def _bounded(self, loss_scale: tf.Tensor) -> tf.Tensor:
+        return tf.clip_by_value(loss_scale, as_float(self.min_scale), as_float(self.max_scale))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from scaler.checks import check_scale
+from scaler.checks import as_float, check_scale
 from scaler.strategies.base import Event
 
 
@@ -54,7 +54,7 @@ class Static:
 
     def init(self) -> StaticState:
         """The state before the first step."""
-        return StaticState(tf.convert_to_tensor(self.loss_scale, tf.float32))
+        return StaticState(as_float(self.loss_scale))
 
     def update(self, state: StaticState, event: Event) -> StaticState:
         """The same state."""

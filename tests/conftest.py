@@ -1,0 +1,83 @@
+"""What every test stands on: quiet logs, four CPU devices, clean Keras state, and the four ways a step may be run."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import hypothesis
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+# Devices are fixed once TensorFlow starts; replicas of a MirroredStrategy need several.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
+)
+
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
+hypothesis.settings.register_profile("slow", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+MODES = ("eager", "graph", "loop", "xla")
+
+
+@pytest.fixture(autouse=True)
+def _clean_state():
+    """The same random numbers for every test, and no dtype policy left behind by one."""
+    keras.utils.set_random_seed(0)
+    yield
+    keras.config.set_dtype_policy("float32")
+    keras.config.set_floatx("float32")
+    tf.config.run_functions_eagerly(False)
+
+
+@pytest.fixture(scope="session", params=MODES)
+def execute(request):
+    """Wraps a function so that it runs in eager mode, as a graph, in a `tf.range` loop of one step, or under XLA.
+
+    The function takes and returns nested structures of tensors and `tf.IndexedSlices`. It is traced once a signature.
+    """
+    return {"eager": _eager, "graph": tf.function, "loop": _loop, "xla": _xla}[request.param]
+
+
+def _eager(function):
+    return lambda *args: function(*_tensors(args))
+
+
+def _xla(function):
+    return tf.function(function, jit_compile=True)
+
+
+def _loop(function):
+    returned = {}
+
+    def flat(*args):
+        returned["structure"] = function(*args)
+        return tf.nest.flatten(returned["structure"], expand_composites=True)
+
+    inner = tf.function(flat)
+
+    @tf.function
+    def run(*args):
+        # The loop needs values of the right shapes to start from, so the body is traced before it.
+        body = inner.get_concrete_function(*args)
+        values = [tf.zeros([size or 0 for size in spec.shape], spec.dtype) for spec in body.structured_outputs]
+        for _ in tf.range(1):
+            tf.autograph.experimental.set_loop_options(
+                shape_invariants=[(v, s.shape) for v, s in zip(values, body.structured_outputs, strict=True)]
+            )
+            values = inner(*args)
+        return values
+
+    def wrapper(*args):
+        values = run(*_tensors(args))
+        return tf.nest.pack_sequence_as(returned["structure"], values, expand_composites=True)
+
+    return wrapper
+
+
+def _tensors(args):
+    return tf.nest.map_structure(
+        lambda x: tf.convert_to_tensor(x) if isinstance(x, (np.ndarray, np.generic)) else x, args
+    )

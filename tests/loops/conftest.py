@@ -1,0 +1,27 @@
+"""The digits, loaded once, and runs on them that several tests look at."""
+
+import pytest
+
+from loops import tasks
+from loops.runs import RunOptions, train
+
+
+@pytest.fixture(scope="session")
+def digits():
+    return tasks.load("digits")
+
+
+@pytest.fixture(scope="session")
+def run(digits, tmp_path_factory):
+    """Trains 20 steps in float32 with other options as given; every set of options is trained once."""
+    done = {}
+
+    def trained(**options):
+        key = repr(sorted(options.items()))
+        if key not in done:
+            usual = {"policy": "float32", "strategy": "none", "steps": 20, "seed": 0}
+            out = tmp_path_factory.mktemp("run")
+            done[key] = train(digits, RunOptions(**{**usual, **options}), out), out
+        return done[key]
+
+    return trained

@@ -1,0 +1,132 @@
+"""Guards accumulation: k micro-batches are the large batch, and a bad one spoils its window and nothing else."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loop_cases import Rig, batch, dataset, plain_model, raw, stateful_model, static
+
+import loops
+import scaler
+
+SIZE = 3
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.parametrize("clip_norm", [None, 0.25])
+def test_k_micro_batches_equal_the_large_batch(optimizer, clip_norm):
+    make = {"SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9), "Adam": lambda: keras.optimizers.Adam(0.01)}
+    large = [batch(number, count=12) for number in range(4)]
+    small = [(x[at : at + 3], y[at : at + 3]) for x, y in large for at in range(0, 12, 3)]
+    one = Rig(plain_model(), make[optimizer](), example=large[0], clip_norm=clip_norm)
+    four = Rig(plain_model(), make[optimizer](), example=small[0], clip_norm=clip_norm, accumulate=4)
+    ours, theirs = four.run(small), one.run(large)
+    for window, whole in enumerate(theirs):
+        own = ours[4 * window : 4 * window + 4]
+        assert [bool(call["attempted"]) for call in own] == [False, False, False, True]
+        assert [bool(call["applied"]) for call in own] == [False, False, False, True]
+        np.testing.assert_allclose(np.mean([call["loss"] for call in own]), whole["loss"], rtol=1e-5)
+        np.testing.assert_allclose(own[-1]["grad_norm"], whole["grad_norm"], rtol=1e-4)
+        assert all(np.isnan(call["grad_norm"]) for call in own[:-1])
+    for accumulated, whole in zip(four.moved(), one.moved(), strict=True):
+        np.testing.assert_allclose(accumulated.numpy(), whole.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module", params=["float32", "float16"])
+def rig(request):
+    return Rig(stateful_model(request.param), keras.optimizers.Adam(0.01), loss_scaler=static(64.0), accumulate=SIZE)
+
+
+def micro_batches(word):
+    """A batch for each letter, good for a ".": windows of good ones all hold the same batches."""
+    bad = {".": None, "i": np.inf, "n": np.nan}
+    return [batch(number % SIZE, bad=bad[letter]) for number, letter in enumerate(word)]
+
+
+@pytest.mark.parametrize("place", range(SIZE))
+@pytest.mark.parametrize("bad", ["i", "n"])
+def test_a_bad_micro_batch_skips_its_window_only(rig, place, bad):
+    word = "..." + "".join(bad if number == place else "." for number in range(SIZE)) + "..."
+    rig.reset()
+    calls, weights = [], []
+    for one in micro_batches(word):
+        calls += rig.run([one])
+        assert rig.all_finite()
+        weights.append(raw(rig.step.model.trainable_variables))
+    assert [bool(call["attempted"]) for call in calls] == [False, False, True] * 3
+    assert [bool(call["applied"]) for call in calls] == [False, False, True, *[False] * 5, True]
+    assert weights[2] == weights[5] != weights[8]
+    with_bad = raw(rig.moved())
+    rig.reset()
+    rig.run(micro_batches("......"))
+    assert raw(rig.moved()) == with_bad
+    assert rig.step.optimizer.iterations.numpy() == 2
+
+
+def test_counts_are_of_windows(rig):
+    rig.reset()
+    rig.run(micro_batches("...i....n...."))
+    counts = rig.step.loss_scaler.counters
+    assert [int(count) for count in counts] == [4, 2, 2, 0]
+
+
+@settings(max_examples=25)
+@given(word=st.text(".in", max_size=15))
+def test_any_order_of_bad_micro_batches_is_as_if_their_windows_never_happened(rig, word):
+    windows = [word[at : at + SIZE] for at in range(0, len(word) - len(word) % SIZE, SIZE)]
+    whole = [window for window in windows if window == "." * SIZE]
+    rig.reset()
+    applied = 0
+    for one in micro_batches("".join(windows)):
+        applied += rig.run([one])[0]["applied"]
+        assert rig.all_finite()
+    assert applied == len(whole)
+    after = raw(rig.moved())
+    rig.reset()
+    rig.run(micro_batches("".join(whole)))
+    assert raw(rig.moved()) == after
+
+
+def test_a_window_that_is_not_filled_moves_no_weight(rig):
+    rig.reset()
+    rig.run(micro_batches("..."))
+    before = raw([*rig.step.model.trainable_variables, *rig.step.optimizer.variables, *rig.step.loss_scaler.variables])
+    calls = rig.run(micro_batches(".."))
+    assert not any(call["attempted"] or call["applied"] for call in calls)
+    after = raw([*rig.step.model.trainable_variables, *rig.step.optimizer.variables, *rig.step.loss_scaler.variables])
+    assert after == before
+
+
+def test_a_spoiled_window_moves_the_scale_once():
+    rig = Rig(
+        plain_model(), keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler(scaler.Dynamic(64.0)), accumulate=3
+    )
+    calls = rig.run([batch(number, bad=np.inf if number in (0, 1) else None) for number in range(6)])
+    assert [float(call["loss_scale"]) for call in calls] == [64.0] * 3 + [32.0] * 3
+    assert [bool(call["applied"]) for call in calls] == [False] * 5 + [True]
+
+
+def test_a_sum_that_overflows_skips_the_window():
+    def steep(y, prediction):
+        return 3e38 * tf.reduce_mean(tf.reduce_sum(prediction, axis=-1)) / 64.0
+
+    rig = Rig(plain_model(), keras.optimizers.SGD(0.0), steep, loss_scaler=static(64.0), accumulate=2)
+    before = raw(rig.moved())
+    calls = rig.run([batch(), batch()])
+    assert not calls[1]["applied"]
+    assert rig.all_finite()
+    assert raw(rig.moved()) == before
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4, 50])
+def test_windows_in_a_loop(steps_per_call):
+    rig = Rig(stateful_model(), keras.optimizers.Adam(0.01), loss_scaler=static(64.0), accumulate=SIZE)
+    loop = loops.Loop(rig.step, dataset(11, bad=[4]), steps_per_call=steps_per_call)
+    counters = loop.run(11)
+    assert (counters.data, counters.attempted, counters.applied, counters.skipped) == (11, 3, 2, 1)
+    inside = raw(rig.moved())
+    rig.reset()
+    rig.run(list(dataset(11, bad=[4])))
+    assert raw(rig.moved()) == inside

@@ -1,0 +1,120 @@
+"""Guards the kinds of gradients and state a window holds: none at all, indexed slices, and statistics in 16 bits."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from loop_cases import Rig, batch, plain_model, raw, squared_error, static
+
+TOKENS = np.int32([[0, 1, 1, 1], [3, 1, 0, 0], [5, 5, 5, 5], [2, 1, 5, 0]])
+
+
+class WithUnused(keras.Model):
+    """Has a layer whose weights no loss depends on."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = keras.layers.Dense(2)
+        self.used = keras.layers.Dense(1)
+
+    def build(self, shape):
+        self.unused.build(shape)
+        self.used.build(shape)
+
+    def call(self, x):
+        return self.used(x)
+
+
+def test_a_variable_without_a_gradient_stays_and_the_others_move():
+    large = batch(count=8)
+    small = [tuple(part[at : at + 4] for part in large) for at in (0, 4)]
+    keras.utils.set_random_seed(7)
+    two = Rig(WithUnused(), keras.optimizers.SGD(0.1), example=small[0], accumulate=2)
+    keras.utils.set_random_seed(7)
+    one = Rig(WithUnused(), keras.optimizers.SGD(0.1), example=large)
+    unused = raw(two.step.model.unused.variables)
+    assert two.run(small)[1]["applied"]
+    one.run([large])
+    assert raw(two.step.model.unused.variables) == unused
+    for ours, theirs in zip(two.step.model.variables, one.step.model.variables, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-7)
+
+
+def embedding(kind):
+    keras.utils.set_random_seed(7)
+    return keras.Sequential(
+        [
+            keras.Input([4], dtype="int32"),
+            keras.layers.Embedding(6, 3, dtype=kind),
+            keras.layers.Flatten(dtype=kind),
+            keras.layers.Dense(1, dtype=kind),
+        ]
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_an_embedding_accumulates_repeated_tokens(optimizer):
+    y = tf.constant(np.linspace(-1, 1, 4, dtype=np.float32)[:, np.newaxis])
+    large = (tf.constant(TOKENS), y)
+    small = [tuple(part[at : at + 2] for part in large) for at in (0, 2)]
+    make = {"SGD": lambda: keras.optimizers.SGD(0.1), "Adam": lambda: keras.optimizers.Adam(0.01)}[optimizer]
+    two = Rig(embedding("float32"), make(), example=small[0], loss_scaler=static(8.0), accumulate=2)
+    one = Rig(embedding("float32"), make(), example=large, loss_scaler=static(8.0))
+    untouched = two.step.model.layers[0].embeddings.numpy()[4]
+    two.run(small * 2)
+    one.run([large] * 2)
+    np.testing.assert_array_equal(two.step.model.layers[0].embeddings.numpy()[4], untouched)
+    for ours, theirs in zip(two.step.model.variables, one.step.model.variables, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_repeated_tokens_are_summed_in_float32():
+    """Each of a token's gradients fits float16, and their sum does not: an applied step without accumulation."""
+
+    def steep(y, prediction):
+        return tf.reduce_sum(tf.cast(prediction, tf.float32)) * 16384.0
+
+    def model():
+        keras.utils.set_random_seed(7)
+        add = keras.layers.GlobalAveragePooling1D(dtype="float16")
+        return keras.Sequential([keras.Input([8], dtype="int32"), keras.layers.Embedding(2, 1, dtype="float16"), add])
+
+    x, y = tf.zeros([64, 8], tf.int32), tf.zeros([64, 1])
+    alone = Rig(model(), keras.optimizers.SGD(1e-8), steep, example=(x, y))
+    assert alone.run([(x, y)])[0]["applied"]
+    windows = Rig(model(), keras.optimizers.SGD(1e-8), steep, example=(x, y), accumulate=2)
+    calls = windows.run([(x, y)] * 2)
+    assert calls[1]["applied"]
+    np.testing.assert_allclose(calls[1]["grad_norm"], alone.run([(x, y)])[0]["grad_norm"], rtol=1e-6)
+
+
+def test_statistics_that_overflow_float16_are_not_kept_until_the_window_ends():
+    """The moving variance of these inputs is infinite in float16, while the loss and its gradients are finite."""
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential(
+        [
+            keras.Input([4], dtype="float16"),
+            keras.layers.BatchNormalization(momentum=0.0, dtype="float16"),
+            keras.layers.Dense(1, dtype="float16"),
+        ]
+    )
+    x, y = batch()
+    rig = Rig(model, keras.optimizers.SGD(0.01), example=(x, y), loss_scaler=static(8.0), accumulate=2)
+    calls = []
+    for wide in (x * 1000, x, x, x * 1000):
+        calls += rig.run([(wide, y)])
+        assert rig.all_finite()
+    assert [bool(call["applied"]) for call in calls] == [False, True, False, True]
+
+
+def test_float16_windows_sum_in_float32():
+    """A sum of many gradients of 1 and one of 2^-12 keeps the small one, which float16 would round away."""
+    model = plain_model("float16")
+
+    def loss(y, prediction):
+        return y[0, 0] * tf.cast(model.layers[1].bias[0], tf.float32) + 0.0 * squared_error(y, prediction)
+
+    x, _ = batch(count=1)
+    rig = Rig(model, keras.optimizers.SGD(1.0), loss, example=(x, tf.ones([1, 1])), accumulate=4)
+    calls = rig.run([(x, tf.constant([[slope]])) for slope in (1.0, 1.0, 2.0**-12, 1.0)])
+    np.testing.assert_array_equal(calls[-1]["grad_norm"], np.float32((3 + 2.0**-12) / 4))

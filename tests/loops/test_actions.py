@@ -1,0 +1,166 @@
+"""Guards the actions that ship: every line of JSON can be read by anyone, and progress is shown on any output."""
+
+import contextlib
+import io
+import json
+
+import numpy as np
+import pytest
+import rich.console
+import tensorflow as tf
+
+import loops
+
+
+def numbers():
+    return tf.data.Dataset.range(1, 1000).map(lambda number: tf.cast(number, tf.float32))
+
+
+def looping(*actions, step=None, steps_per_call=2):
+    def like_a_train_step(number):
+        return {"loss": number / 2, "applied": number != 3.0, "loss_scale": tf.constant(2.0**15)}
+
+    return loops.Loop(step or like_a_train_step, numbers(), steps_per_call=steps_per_call, actions=actions)
+
+
+def read(path):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2, 5])
+def test_every_step_is_a_line_and_a_second_run_goes_on(tmp_path, steps_per_call):
+    path = tmp_path / "made" / "for" / "it" / "steps.jsonl"
+    loop = looping(loops.JsonLines(path), steps_per_call=steps_per_call)
+    loop.run(3)
+    assert [line["step"] for line in read(path)] == [1, 2, 3]
+    loop.run(7)
+    assert read(path) == [{"step": n, "loss": n / 2, "applied": n != 3, "loss_scale": 32768.0} for n in range(1, 8)]
+
+
+def test_a_new_loop_replaces_the_file(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    for steps in (5, 2):
+        looping(loops.JsonLines(str(path))).run(steps)
+        assert len(read(path)) == steps
+
+
+def test_lines_can_be_read_while_the_run_goes_on(tmp_path):
+    path, seen = tmp_path / "steps.jsonl", []
+    looping(loops.JsonLines(path), lambda visit: seen.append(len(read(path)))).run(6)
+    assert seen == [2, 4, 6]
+
+
+def test_numbers_that_json_does_not_have_become_null(tmp_path):
+    def step(number):
+        bad = tf.where(number < 2.5, tf.where(number < 1.5, np.nan, np.inf), -np.inf)
+        return {"loss": bad, "half": tf.cast(bad, tf.float16), "brain": tf.cast(bad, tf.bfloat16), "count": 3}
+
+    path = tmp_path / "steps.jsonl"
+    looping(loops.JsonLines(path), step=step).run(3)
+    assert read(path) == [{"step": n, "loss": None, "half": None, "brain": None, "count": 3} for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int64", "bool"])
+def test_every_dtype_of_a_scalar_is_written(tmp_path, dtype):
+    path = tmp_path / "steps.jsonl"
+    looping(loops.JsonLines(path), step=lambda number: {"value": tf.cast(number, dtype)}).run(2)
+    assert [line["value"] for line in read(path)] == [1, True if dtype == "bool" else 2]
+
+
+def test_an_output_named_step_does_not_hide_the_number_of_the_step(tmp_path):
+    """A step may well return `optimizer.iterations` under this name, which stands still on a skip."""
+    path = tmp_path / "steps.jsonl"
+    loop = looping(loops.JsonLines(path), step=lambda number: {"step": tf.constant(0), "loss": number})
+    # To refuse such a step is as good as to write it right.
+    with contextlib.suppress(loops.LoopError):
+        loop.run(2)
+    assert [line["step"] for line in read(path)] in ([1, 2], [])
+
+
+def test_a_file_that_cannot_be_written_is_said_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    taken = []
+    for path in (tmp_path / "file" / "steps.jsonl", tmp_path):
+        loop = looping(loops.JsonLines(path), taken.append)
+        with pytest.raises(OSError, match=tmp_path.name):
+            loop.run(3)
+        assert loop.counters == loops.Counters()
+    assert not taken
+
+
+def test_lines_are_written_only_inside_of_a_run(tmp_path):
+    with pytest.raises(RuntimeError, match="with statement"):
+        loops.JsonLines(tmp_path / "steps.jsonl")(None)
+    assert not list(tmp_path.iterdir())
+
+
+def shown(terminal, label="train", seconds_between_lines=0.0, step=None, steps=6):
+    text = io.StringIO()
+    console = rich.console.Console(file=text, force_terminal=terminal, width=120, color_system=None)
+    progress = loops.Progress(label, seconds_between_lines=seconds_between_lines, console=console)
+    looping(progress, step=step).run(steps)
+    return text.getvalue()
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal():
+    assert shown(terminal=False).splitlines() == [
+        "train  2/6  loss 1  scale 32768  skipped 0",
+        "train  4/6  loss 2  scale 32768  skipped 1",
+        "train  6/6  loss 3  scale 32768  skipped 1",
+    ]
+
+
+def test_few_plain_lines_are_written_but_always_the_last():
+    lines = shown(terminal=False, seconds_between_lines=3600.0).splitlines()
+    assert lines == ["train  6/6  loss 3  scale 32768  skipped 1"]
+
+
+def test_a_long_plain_line_is_not_broken():
+    assert len(shown(terminal=False, label="x" * 300).splitlines()) == 3
+
+
+def test_progress_is_a_bar_on_a_terminal():
+    text = shown(terminal=True)
+    assert "6/6" in text
+    assert "loss 3  scale 32768  skipped 1" in text
+    assert "\x1b[" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("label", ["run [bold] 3", "[/red]", "a [1/2] b", "plain"])
+def test_a_label_is_shown_as_it_is(terminal, label):
+    assert label in shown(terminal, label=label)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int32"])
+def test_a_loss_of_any_dtype_is_shown(terminal, dtype):
+    assert "loss 6" in shown(terminal, step=lambda number: {"loss": tf.cast(number, dtype)})
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_step_that_reports_other_things_is_shown_too(terminal):
+    text = shown(terminal, step=lambda number: {"reward": number})
+    assert "6/6" in text
+    assert "loss" not in text
+
+
+def test_the_bar_is_taken_down_when_the_run_breaks():
+    text = io.StringIO()
+    console = rich.console.Console(file=text, force_terminal=True, width=100)
+    progress = loops.Progress(console=console)
+
+    def stop(visit):
+        raise KeyboardInterrupt
+
+    loop = looping(progress, stop)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(6)
+    # A second bar could not start on this console while the first one lives.
+    with rich.console.Console(file=text).status("again"):
+        pass
+    assert text.getvalue().count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") == 2

@@ -1,0 +1,149 @@
+"""Guards what may be a train step and what it may return: any callable, and a dict of scalars."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+
+
+class Object:
+    def __call__(self, number):
+        return {"loss": number}
+
+    def method(self, number):
+        return {"loss": number}
+
+
+@tf.function
+def compiled(number):
+    return {"loss": number}
+
+
+def two_arguments(factor, number):
+    return {"loss": factor * number}
+
+
+def run(step, steps_per_call, steps=5, **arguments):
+    """Runs over the numbers 0.0, 1.0, ..., and returns the loop and all outputs."""
+    visits = []
+    data = tf.data.Dataset.range(100).map(lambda number: tf.cast(number, tf.float32))
+    loop = loops.Loop(step, data, steps_per_call=steps_per_call, actions=[visits.append], **arguments)
+    loop.run(steps)
+    return loop, {name: np.concatenate([v.outputs[name] for v in visits]) for name in visits[0].outputs}
+
+
+both_loops = pytest.mark.parametrize("steps_per_call", [1, 3])
+
+
+@both_loops
+@pytest.mark.parametrize(
+    "step",
+    [Object(), Object().method, compiled, lambda n: {"loss": n}, functools.partial(two_arguments, 1.0)],
+    ids=["object", "method", "tf.function", "lambda", "partial"],
+)
+def test_any_callable_is_a_train_step(steps_per_call, step):
+    np.testing.assert_array_equal(run(step, steps_per_call)[1]["loss"], np.arange(5))
+
+
+@both_loops
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (lambda n: 0.5, "float32"),
+        (lambda n: 3, "int32"),
+        (lambda n: True, "bool"),
+        (lambda n: np.float64(2.5), "float64"),
+        (lambda n: tf.cast(n, tf.int64), "int64"),
+        (lambda n: tf.cast(n, tf.float16), "float16"),
+        (lambda n: tf.cast(n, tf.bfloat16), "bfloat16"),
+        (lambda n: tf.Variable(4.0) if tf.executing_eagerly() else n, "float32"),
+    ],
+)
+def test_scalars_of_every_dtype_pass(steps_per_call, value, dtype):
+    outputs = run(lambda number: {"loss": number, "value": value(number)}, steps_per_call)[1]
+    assert outputs["value"].dtype.name == dtype
+    assert outputs["value"].shape == (5,)
+
+
+@both_loops
+@pytest.mark.parametrize(
+    ("outputs", "named"),
+    [
+        (lambda n: n, "expected a dict of scalar tensors"),
+        (lambda n: None, "expected a dict of scalar tensors"),
+        (lambda n: (n, n), "expected a dict of scalar tensors"),
+        (lambda n: {}, "expected a dict of scalar tensors"),
+        (lambda n: {"loss": tf.stack([n, n])}, r"'loss' with shape \(2,\).*tf.reduce_mean"),
+        (lambda n: {"loss": tf.zeros([1])}, r"'loss' with shape \(1,\)"),
+        (lambda n: {"loss": tf.zeros([tf.cast(n, tf.int32)])}, "'loss' with shape"),
+        (lambda n: {3: n}, "3"),
+        (lambda n: {"loss": n, "nothing": None}, "nothing"),
+        (lambda n: {"inner": {"loss": n}}, "inner"),
+    ],
+)
+def test_other_outputs_are_named(steps_per_call, outputs, named):
+    with pytest.raises(loops.BadOutputs, match=named):
+        run(outputs, steps_per_call)
+
+
+def test_both_loops_treat_a_text_alike():
+    """To refuse it is as good as to report it, but not a crash in one of the loops."""
+    results = []
+    for steps_per_call in (1, 3):
+        try:
+            outputs = run(lambda number: {"loss": number, "text": tf.strings.as_string(number > 2)}, steps_per_call)[1]
+            results.append(outputs["text"].tolist())
+        except loops.BadOutputs:
+            results.append("refused")
+    assert results[0] == results[1]
+
+
+@both_loops
+def test_what_a_step_says_was_attempted_and_applied_is_counted(steps_per_call):
+    def step(number):
+        third = tf.equal(number % 3, 2)
+        return {"loss": number, "attempted": third, "applied": tf.logical_and(third, number < 5)}
+
+    counters = run(step, steps_per_call, 10)[0].counters
+    assert counters == loops.Counters(data=10, attempted=3, applied=1)
+    assert counters.skipped == 2
+
+
+@both_loops
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ({}, (7, 7, 7)),
+        ({"attempted": lambda n: n < 4}, (7, 4, 4)),
+        ({"applied": lambda n: n < 4}, (7, 7, 4)),
+    ],
+)
+def test_counting_with_one_output_missing(steps_per_call, extra, expected):
+    loop, _ = run(lambda n: {"loss": n, **{name: of(n) for name, of in extra.items()}}, steps_per_call, 7)
+    assert loop.counters == loops.Counters(*expected)
+
+
+@both_loops
+@pytest.mark.parametrize("error", [scaler.InvalidArgument, loops.LoopError, loops.BadOutputs])
+def test_errors_raised_while_tracing_keep_their_type(steps_per_call, error):
+    def step(number):
+        raise error("in the step")
+
+    with pytest.raises(error, match="in the step"):
+        run(step, steps_per_call)
+
+
+@both_loops
+def test_a_step_that_makes_its_variables_at_the_first_call(steps_per_call):
+    made = []
+
+    def step(number):
+        if not made:
+            made.append(tf.Variable(0.0))
+        return {"loss": made[0].assign_add(number)}
+
+    np.testing.assert_array_equal(run(step, steps_per_call)[1]["loss"], [0, 1, 3, 6, 10])

@@ -1,0 +1,41 @@
+"""Guards the names `loops` gives away, and that importing it needs nothing of the extras."""
+
+import subprocess
+import sys
+import types
+
+import loops
+
+_NAMES = """
+import sys
+for name in ("matplotlib", "sklearn", "tensorboard"):
+    sys.modules[name] = None   # As if it were not installed: Keras looks for matplotlib by itself.
+import loops, loops.cli, loops.runs, loops.doctor, loops.tasks, loops.study.compare
+found = [n for n, m in sys.modules.items() if m and n.partition(".")[0] in ("matplotlib", "sklearn", "tensorboard")]
+print("found", found)
+"""
+
+
+def test_all_lists_the_public_names_in_order():
+    public = [
+        name
+        for name, value in vars(loops).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    ]
+    assert loops.__all__ == sorted(public)
+    assert len(set(loops.__all__)) == len(loops.__all__)
+
+
+def test_every_public_class_says_what_it_is():
+    for name in loops.__all__:
+        assert getattr(loops, name).__doc__, name
+
+
+def test_errors_are_one_tree():
+    assert issubclass(loops.OutOfData, loops.LoopError)
+    assert issubclass(loops.BadOutputs, loops.LoopError)
+
+
+def test_importing_needs_no_extras():
+    result = subprocess.run([sys.executable, "-c", _NAMES], capture_output=True, text=True, timeout=120, check=False)
+    assert result.stdout == "found []\n", result.stderr[-2000:]

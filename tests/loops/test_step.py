@@ -1,0 +1,121 @@
+"""Guards `TrainStep`: it is the step a careful person writes by hand, and a skipped one never happened."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from loop_cases import Rig, batch, plain_model, raw, squared_error, stateful_model, static
+
+import scaler
+
+
+def step_by_hand(model, optimizer, loss_scaler, clip_norm):
+    masters = scaler.MasterWeights(model.trainable_variables)
+
+    @tf.function
+    def train_step(x, y):
+        before = scaler.snapshot(model.non_trainable_variables)
+        with tf.GradientTape() as tape:
+            loss = squared_error(y, model(x, training=True))
+            scaled = loss_scaler.scale(loss)
+        grads = tape.gradient(scaled, model.trainable_variables)
+        outcome = loss_scaler.apply(optimizer, grads, masters, clip_norm=clip_norm, rollback=before)
+        return {"loss": loss, "applied": outcome.finite, "loss_scale": outcome.loss_scale, "norm": outcome.grad_norm}
+
+    return train_step, masters
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_it_equals_the_step_written_by_hand(kind):
+    def dynamic():
+        return scaler.LossScaler(scaler.Dynamic(256.0, growth_interval=2))
+
+    rig = Rig(stateful_model(kind), keras.optimizers.Adam(0.01), loss_scaler=dynamic(), clip_norm=0.5)
+    model, adam = stateful_model(kind), keras.optimizers.Adam(0.01)
+    by_hand, masters = step_by_hand(model, adam, dynamic(), 0.5)
+    for number in range(5):
+        one = batch(number, bad=np.nan if number == 3 else None)
+        ours, theirs = rig.run([one])[0], by_hand(*one)
+        assert bool(ours["applied"]) == bool(theirs["applied"]) == (number != 3)
+        assert ours["attempted"]
+        assert ours["loss_scale"] == theirs["loss_scale"].numpy()
+        np.testing.assert_array_equal(ours["loss"], theirs["loss"].numpy())
+        np.testing.assert_array_equal(ours["grad_norm"], theirs["norm"].numpy())
+    assert raw(rig.step.model.variables) == raw(model.variables)
+    assert raw(rig.step.optimizer.variables) == raw(adam.variables)
+    if kind == "float32":
+        assert rig.step.masters is None
+    else:
+        assert raw(rig.step.masters.weights) == raw(masters.weights)
+
+
+def test_the_outputs_are_scalars_of_the_promised_dtypes():
+    outputs = Rig(plain_model("float16"), keras.optimizers.SGD(0.1)).call(batch())
+    assert {name: (value.dtype.name, value.shape.rank) for name, value in outputs.items()} == {
+        "loss": ("float32", 0),
+        "attempted": ("bool", 0),
+        "applied": ("bool", 0),
+        "loss_scale": ("float32", 0),
+        "grad_norm": ("float32", 0),
+    }
+
+
+def test_clipping_limits_the_update_and_the_norm_reported_is_the_one_before():
+    rig = Rig(plain_model(), keras.optimizers.SGD(1.0), loss_scaler=static(64.0), clip_norm=0.125)
+    before = [v.numpy() for v in rig.step.model.trainable_variables]
+    norm = rig.run([batch()])[0]["grad_norm"]
+    steps = [old - new.numpy() for old, new in zip(before, rig.step.model.trainable_variables, strict=True)]
+    assert norm > 0.25
+    np.testing.assert_allclose(np.sqrt(sum(np.sum(step**2) for step in steps)), 0.125, rtol=1e-5)
+
+
+def test_the_models_own_losses_are_added():
+    model = plain_model(kernel_regularizer=keras.regularizers.L2(0.25))
+    kernels = [layer.kernel for layer in model.layers]
+    before = [kernel.numpy() for kernel in kernels]
+    rig = Rig(model, keras.optimizers.SGD(1.0), lambda y, prediction: 0.0 * tf.reduce_sum(prediction))
+    loss = rig.run([batch()])[0]["loss"]
+    np.testing.assert_allclose(loss, 0.25 * sum(np.sum(kernel**2) for kernel in before), rtol=1e-6)
+    for kernel, old in zip(kernels, before, strict=True):
+        np.testing.assert_array_equal(kernel.numpy(), old / 2)
+
+
+def test_sample_weights_reach_the_loss_function():
+    def weighted(y, prediction, weight):
+        return tf.reduce_sum(weight * tf.square(prediction - y)) / tf.reduce_sum(weight)
+
+    x, y = batch(count=8)
+    weight = tf.constant([[1.0], [0.0]] * 4)
+    rig = Rig(plain_model(), keras.optimizers.SGD(0.1), weighted, example=(x, y, weight))
+    half = Rig(plain_model(), keras.optimizers.SGD(0.1), example=(x[::2], y[::2]))
+    np.testing.assert_allclose(rig.run([(x, y, weight)])[0]["loss"], half.run([(x[::2], y[::2])])[0]["loss"], rtol=1e-6)
+    for ours, theirs in zip(rig.step.model.variables, half.step.model.variables, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"), [("float32", np.inf), ("float32", np.nan), ("float16", np.nan), ("float16", 1e6)]
+)
+def test_a_skipped_batch_never_happened(kind, bad):
+    rig = Rig(stateful_model(kind), keras.optimizers.Adam(0.01), loss_scaler=static(64.0))
+    good = [batch(number) for number in range(3)]
+    rig.run(good[:1])
+    before = raw(rig.moved())
+    assert rig.step.optimizer.iterations.numpy() == 1
+    assert not any(outputs["applied"] for outputs in rig.run([batch(9, bad=bad)] * 2))
+    assert raw(rig.moved()) == before
+    rig.run(good[1:])
+    with_bad = raw(rig.moved())
+    rig.reset()
+    assert all(outputs["applied"] for outputs in rig.run(good))
+    assert raw(rig.moved()) == with_bad
+    assert with_bad != before
+
+
+@pytest.mark.parametrize("exponent", [-20, 10, 40])
+def test_a_power_of_two_changes_no_bit_of_float32_training(exponent):
+    plain = Rig(stateful_model(), keras.optimizers.Adam(0.01))
+    scaled = Rig(stateful_model(), keras.optimizers.Adam(0.01), loss_scaler=static(2.0**exponent))
+    batches = [batch(number) for number in range(5)]
+    assert str(plain.run(batches)) == str(scaled.run(batches)).replace(str(np.float32(2.0**exponent)), "1.0")
+    assert raw(plain.moved()) == raw(scaled.moved())

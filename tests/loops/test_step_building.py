@@ -1,0 +1,123 @@
+"""Guards what `TrainStep` accepts: models not built yet, inputs by name, every signature once, and bad arguments."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from loop_cases import Rig, batch, dataset, plain_model, raw, squared_error, static
+
+import loops
+import scaler
+
+
+def unbuilt():
+    keras.utils.set_random_seed(7)
+    layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)]
+    return keras.Sequential(layers)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_model_is_built_inside_of_the_compiled_step(jit_compile):
+    model = unbuilt()
+    step = loops.TrainStep(model, squared_error, keras.optimizers.Adam(0.01), loss_scaler=static(8.0), accumulate=2)
+    compiled = tf.function(step, jit_compile=jit_compile)
+    assert not model.built
+    applied = [bool(compiled(batch(number))["applied"]) for number in range(4)]
+    assert applied == [False, True, False, True]
+    assert model.built
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_a_model_built_in_a_loop_learns_what_one_built_before_does(steps_per_call):
+    late = loops.TrainStep(unbuilt(), squared_error, keras.optimizers.Adam(0.01))
+    loops.Loop(late, dataset(3), steps_per_call=steps_per_call).run(3)
+    model = unbuilt()
+    model.build([8, 4])
+    early = Rig(model, keras.optimizers.Adam(0.01))
+    early.run(list(dataset(3)))
+    assert raw(late.model.variables) == raw(model.variables)
+    assert raw(late.optimizer.variables) == raw(early.step.optimizer.variables)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_inputs_by_name(kind):
+    keras.utils.set_random_seed(7)
+    inputs = {"a": keras.Input([4], name="a", dtype=kind), "b": keras.Input([4], name="b", dtype=kind)}
+    hidden = keras.layers.Add(dtype=kind)([inputs["a"], inputs["b"]])
+    model = keras.Model(inputs, keras.layers.Dense(1, dtype=kind)(hidden))
+    (x, y), (other, _) = batch(0), batch(1)
+    x, other = (tf.cast(part, kind) for part in (x, other))
+    rig = Rig(model, keras.optimizers.SGD(0.1), example=({"a": x, "b": other}, y))
+    losses = [outputs["loss"] for outputs in rig.run([({"a": x, "b": other}, y)] * 5)]
+    assert np.all(np.diff(losses) < 0)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_a_step_is_traced_once_for_each_signature(kind):
+    traced = []
+
+    def counting(y, prediction):
+        traced.append(tuple(y.shape))
+        return squared_error(y, prediction)
+
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(64.0, growth_interval=2))
+    step = loops.TrainStep(plain_model(kind), counting, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler)
+    compiled = tf.function(step)
+    for number in range(50):
+        compiled(batch(number, count=8 if number % 2 else 3, bad=np.inf if number % 5 == 4 else None))
+    # TensorFlow traces the first signature once more when variables were made in it: the masters.
+    assert traced == ([(3, 1), (8, 1)] if kind == "float32" else [(3, 1), (3, 1), (8, 1)])
+    assert compiled.experimental_get_tracing_count() == len(traced)
+
+
+def test_it_runs_eagerly_too():
+    eager = loops.TrainStep(plain_model(), squared_error, keras.optimizers.SGD(0.5), accumulate=2)
+    graph = Rig(plain_model(), keras.optimizers.SGD(0.5), accumulate=2)
+    batches = [batch(number, bad=np.inf if number == 3 else None) for number in range(6)]
+    outputs = [eager(tuple(part.numpy() for part in one)) for one in batches]
+    assert [bool(one["applied"]) for one in outputs] == [bool(one["applied"]) for one in graph.run(batches)]
+    for ours, theirs in zip(eager.model.variables, graph.step.model.variables, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_a_checkpoint_of_the_step_holds_everything():
+    rig = Rig(plain_model("float16"), keras.optimizers.Adam(0.01), loss_scaler=static(8.0), accumulate=2)
+    tracked = {id(variable) for variable in rig.step.variables}
+    own = [*rig.step.masters.weights, *rig.step.loss_scaler.variables, *rig.step.window.variables]
+    assert tracked.issuperset(id(variable) for variable in own)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"model": "resnet"}, ["model='resnet'", "keras.Model"]),
+        ({"loss_fn": 3}, ["loss_fn=3", "function of (y, prediction)"]),
+        ({"loss_scaler": 1024.0}, ["loss_scaler=1024.0", "scaler.LossScaler"]),
+        ({"loss_scaler": scaler.Dynamic}, ["Dynamic", "scaler.LossScaler"]),
+        ({"accumulate": 0}, ["accumulate=0", "at least 1"]),
+        ({"accumulate": -1}, ["accumulate=-1", "at least 1"]),
+        ({"accumulate": 2.0}, ["accumulate=2.0", "integer"]),
+        ({"accumulate": True}, ["accumulate=True", "integer"]),
+    ],
+)
+def test_arguments_that_cannot_work_are_named_at_once(arguments, named):
+    usual = {"model": plain_model(), "loss_fn": squared_error, "optimizer": keras.optimizers.SGD()}
+    with pytest.raises(scaler.InvalidArgument) as caught:
+        loops.TrainStep(**{**usual, **arguments})
+    for text in named:
+        assert text in str(caught.value)
+
+
+def test_a_model_without_trainable_variables_is_named():
+    model = plain_model()
+    model.trainable = False
+    step = loops.TrainStep(model, squared_error, keras.optimizers.SGD())
+    with pytest.raises(scaler.InvalidArgument, match=f"{model.name!r} has no trainable variables"):
+        tf.function(step)(batch())
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_bad_clip_norm_is_named(accumulate):
+    step = loops.TrainStep(plain_model(), squared_error, keras.optimizers.SGD(), clip_norm=-1, accumulate=accumulate)
+    with pytest.raises(scaler.InvalidArgument, match="clip_norm=-1"):
+        tf.function(step)(batch())

@@ -1,0 +1,125 @@
+"""Guards strategies written as text: what they mean, and that any other text is named in one kind of error."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import scaler
+from loops.strategies import parse_strategy
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy"),
+    [
+        ("none", scaler.NoScaling()),
+        ("static:1024", scaler.Static(1024.0)),
+        ("static:2**10", scaler.Static(1024.0)),
+        ("static:2**-126", scaler.Static(2.0**-126)),
+        ("static:2**126", scaler.Static(2.0**126)),
+        ("static:1e3", scaler.Static(1000.0)),
+        ("static:0.5", scaler.Static(0.5)),
+        ("dynamic", scaler.Dynamic()),
+        (
+            "dynamic:growth_interval=200,initial_scale=65536",
+            scaler.Dynamic(65536, growth_interval=200),
+        ),
+        ("dynamic:min_scale=2**-20", scaler.Dynamic(min_scale=2.0**-20)),
+        ("dynamic:initial_scale=2**20,max_scale=2**20", scaler.Dynamic(2.0**20, max_scale=2.0**20)),
+        (
+            "dynamic:growth_factor=4,backoff_factor=0.25,hysteresis=2",
+            scaler.Dynamic(growth_factor=4, backoff_factor=0.25, hysteresis=2),
+        ),
+        ("dynamic:consecutive_hysteresis=True", scaler.Dynamic(consecutive_hysteresis=True)),
+    ],
+)
+def test_texts_and_their_strategies(text, strategy):
+    assert parse_strategy(text) == strategy
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "none, static:SCALE"),
+        ("foo", "none, static:SCALE"),
+        ("Dynamic", "none, static:SCALE"),
+        ("static", "static:1024"),
+        ("static:", "static:1024"),
+        ("none:1", "none, static:SCALE"),
+        ("static:abc", "'abc' is no number"),
+        ("static:'8'", "'8'"),
+        ("static:'abc'", "'abc'"),
+        ("static:[1]", "[1]"),
+        ("static:None", "None"),
+        ("static:1+2j", "1+2j"),
+        ("static:(-8)**0.5", "(-8)**0.5"),
+        ("static:True", "True"),
+        ("static:nan", "nan"),
+        ("static:0", "loss_scale=0"),
+        ("static:-8", "loss_scale=-8"),
+        ("static:2**127", "2^126"),
+        ("static:2**2000", "2**2000"),
+        ("static:9**9**9", "9**9**9"),
+        ("static:1e400", "inf"),
+        ("static:2**", "2**"),
+        ("static:**2", "**2"),
+        ("dynamic:growth=2", "'growth=2' is none of initial_scale"),
+        ("dynamic:growth_interval", "with =VALUE"),
+        ("dynamic:growth_interval=", "growth_interval="),
+        ("dynamic:growth_interval=0", "growth_interval=0"),
+        ("dynamic:growth_interval=1.5", "growth_interval=1.5"),
+        ("dynamic:growth_interval=2**64", "growth_interval=18446744073709551616"),
+        ("dynamic:min_scale=4,max_scale=2", "min_scale"),
+        ("dynamic:max_scale=2**2000", "max_scale"),
+        ("dynamic:hysteresis=x", "'x' is no number"),
+        ("dynamic:_=1", "'_=1' is none of"),
+        ("dynamic:consecutive_hysteresis=7", "consecutive_hysteresis"),
+    ],
+)
+def test_other_texts_are_named(text, named):
+    with pytest.raises(scaler.InvalidArgument) as caught:
+        parse_strategy(text)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_enormous_power_is_refused_and_not_computed():
+    """In a process of its own: an integer power cannot be interrupted."""
+    code = (
+        "import scaler; from loops.strategies import parse_strategy\n"
+        "try: parse_strategy('static:9**999999999')\n"
+        "except scaler.InvalidArgument as error: print('refused', error)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert result.stdout.startswith("refused")
+
+
+_PIECES = [
+    "static:",
+    "dynamic:",
+    "none",
+    "growth_interval=",
+    "min_scale=",
+    "2",
+    "0.5",
+    "**",
+    "-",
+    ",",
+    "=",
+    "1e9",
+    "(",
+    "'",
+]
+
+
+@given(text=st.lists(st.sampled_from(_PIECES), max_size=6).map("".join) | st.text(max_size=12))
+@example("static:\x00")
+@example("dynamic:min_scale=(((((")
+def test_any_text_is_a_strategy_or_an_invalid_argument(text):
+    try:
+        strategy = parse_strategy(text)
+    except scaler.InvalidArgument:
+        return
+    assert isinstance(strategy, scaler.Strategy)

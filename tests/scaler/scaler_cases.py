@@ -1,0 +1,49 @@
+"""What the tests of applied and skipped steps share: optimizers, a small model, and comparison by bytes."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def plain_descent(grads, variables):
+    """The simplest optimizer: a function."""
+    for grad, variable in zip(grads, variables, strict=True):
+        variable.assign_sub(tf.convert_to_tensor(grad))
+
+
+OPTIMIZERS = {
+    "plain": lambda: plain_descent,
+    "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "Adam": lambda: keras.optimizers.Adam(0.01, amsgrad=True, use_ema=True),
+    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "Lion": lambda: keras.optimizers.Lion(0.01),
+}
+
+
+def raw(*groups):
+    """The bytes of all variables in lists of variables: equal only if every bit is, also of NaN and -0."""
+    return [np.asarray(variable.numpy()).tobytes() for group in groups for variable in group]
+
+
+def slots(optimizer):
+    """Everything an optimizer keeps: iterations, learning rate, momenta, averages."""
+    return getattr(optimizer, "variables", [])
+
+
+def small_model(kind="float16"):
+    """BatchNorm, dropout and two dense layers, with non-trainable statistics and a seed generator."""
+    return keras.Sequential(
+        [
+            keras.Input([4], dtype=kind),
+            keras.layers.Dense(6, activation="relu", dtype=kind),
+            keras.layers.BatchNormalization(momentum=0.5, dtype=kind),
+            keras.layers.Dropout(0.25, seed=3, dtype=kind),
+            keras.layers.Dense(1, dtype=kind),
+        ]
+    )
+
+
+def batch(seed=0, count=8):
+    """Inputs of shape [count, 4] and targets of shape [count, 1], float32."""
+    random = np.random.default_rng(seed)
+    return random.normal(size=(count, 4)).astype(np.float32), random.normal(size=(count, 1)).astype(np.float32)

@@ -1,0 +1,44 @@
+"""Guards that Static and NoScaling never move the scale, whatever the steps show and however they are executed."""
+
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+
+import scaler
+from scaler import Event, NoScaling, Static
+
+SCALES = (1.0, 2.0**-126, 2.0**126, 1024, 0.1, 3e38 / 2**3)
+
+
+@pytest.mark.parametrize("loss_scale", SCALES)
+def test_static_stays_where_it_is(execute, loss_scale):
+    check(execute, Static(loss_scale), loss_scale)
+
+
+def test_no_scaling_is_a_scale_of_one(execute):
+    check(execute, NoScaling(), 1.0)
+
+
+def check(execute, strategy, loss_scale):
+    word = reference.word("10011010001")
+
+    def run(finite):
+        state, scales = strategy.init(), []
+        for i in range(len(word)):
+            state = strategy.update(state, Event(finite[i]))
+            scales.append(state.loss_scale)
+        return tf.stack(scales)
+
+    got = execute(run)(word[:, 0]).numpy()
+    np.testing.assert_array_equal(got, reference.constant(word, loss_scale)[:, 0])
+
+
+def test_both_have_the_members_of_a_strategy():
+    assert isinstance(Static(2.0), scaler.Strategy)
+    assert isinstance(NoScaling(), scaler.Strategy)
+    assert Static(2.0) == Static(2.0)
+
+
+def test_static_takes_a_tensor():
+    assert Static(tf.constant(64.0)).init().loss_scale.numpy() == 64.0

@@ -1,0 +1,61 @@
+"""Guards that scaling by a power of two changes no bit of float32 training, and that the gate by itself does not."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scaler_cases import OPTIMIZERS, batch, raw, slots, small_model
+
+import scaler
+
+STEPS = 20
+SCALES = (2.0**-60, 0.5, 2.0**15, 2.0**40)
+
+
+def train(optimizer, strategy, jit=False):
+    """The bits of everything after some steps, with one compiled step for all of them; no strategy means no scaler."""
+    keras.utils.set_random_seed(4)
+    model, optimizer = small_model("float32"), OPTIMIZERS[optimizer]()
+    optimizer.build(model.trainable_variables)
+    loss_scaler = None if strategy is None else scaler.LossScaler(strategy)
+
+    @tf.function(jit_compile=jit)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+            scaled = loss if loss_scaler is None else loss_scaler.scale(loss)
+        grads = tape.gradient(scaled, model.trainable_variables)
+        if loss_scaler is None:
+            optimizer.apply(grads, model.trainable_variables)
+        else:
+            loss_scaler.apply(optimizer, grads, model.trainable_variables)
+        return loss
+
+    losses = [step(*batch(number)).numpy() for number in range(STEPS)]
+    assert losses[-1] != losses[0]
+    return [np.array(losses).tobytes(), *raw(model.variables, slots(optimizer))]
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_scaled_training_is_training_without_a_scaler(optimizer):
+    # In eager mode: graph optimizers regroup the optimizer's products, with and without the gate differently.
+    tf.config.run_functions_eagerly(True)
+    assert train(optimizer, scaler.Static(2.0**15)) == train(optimizer, None)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_scaled_training_is_unscaled_training(optimizer):
+    unscaled = train(optimizer, scaler.NoScaling())
+    for loss_scale in SCALES:
+        assert train(optimizer, scaler.Static(loss_scale)) == unscaled
+
+
+def test_a_scale_that_moves_changes_nothing_either():
+    growing = scaler.Dynamic(2.0**-10, growth_interval=3)
+    assert train("Adam", growing) == train("Adam", scaler.NoScaling())
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_under_xla(optimizer):
+    unscaled = train(optimizer, scaler.Static(1.0), jit=True)
+    assert train(optimizer, scaler.Static(2.0**20), jit=True) == unscaled

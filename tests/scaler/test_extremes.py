@@ -1,0 +1,81 @@
+"""Guards the ends of the range: hundreds of bad steps, hundreds of good ones, the least and the greatest scale."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scaler_cases import raw, slots
+
+import scaler
+
+SMALLEST, LARGEST = 2.0**-126, 2.0**126
+
+
+def gated(strategy, jit):
+    """A weight under Adam, and a step whose true gradient is given."""
+    weight, optimizer = tf.Variable([1.0]), keras.optimizers.Adam(0.5)
+    optimizer.build([weight])
+    loss_scaler = scaler.LossScaler(strategy)
+
+    @tf.function(jit_compile=jit)
+    def step(gradient):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(weight * gradient))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, [weight]), [weight]).finite
+
+    return weight, optimizer, loss_scaler, step
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("low", [SMALLEST, 2.0**-14, 1.0])
+def test_300_nonfinite_steps_then_clean_ones_train_on(jit, low):
+    weight, optimizer, loss_scaler, step = gated(scaler.Dynamic(min_scale=low, growth_interval=1), jit)
+    before = raw([weight], slots(optimizer))
+    for number in range(300):
+        assert not step(np.float32([(np.nan, np.inf, -np.inf)[number % 3]]))
+    assert raw([weight], slots(optimizer)) == before
+    assert loss_scaler.loss_scale.numpy() == low
+    assert [int(count) for count in loss_scaler.counters] == [300, 0, 300, 300]
+    assert step(np.float32([4.0]))
+    assert loss_scaler.loss_scale.numpy() == 2 * low
+    assert int(loss_scaler.counters.consecutive_skips) == 0
+    np.testing.assert_allclose(weight.numpy(), [0.5], rtol=1e-4)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("high", [LARGEST, 2.0**40])
+def test_300_growths_end_on_the_ceiling_and_train_on(jit, high):
+    weight, _, loss_scaler, step = gated(scaler.Dynamic(max_scale=high, growth_interval=1), jit)
+    for _ in range(300):
+        assert step(np.float32([0.0]))
+    assert loss_scaler.loss_scale.numpy() == np.float32(high)
+    assert weight.numpy()[0] == 1.0
+    assert step(np.float32([0.5]))
+    assert np.isfinite(weight.numpy()[0])
+    assert weight.numpy()[0] < 1.0
+    assert not step(np.float32([np.inf]))
+    assert loss_scaler.loss_scale.numpy() == np.float32(high / 2)
+
+
+@pytest.mark.parametrize("loss_scale", [SMALLEST, LARGEST])
+def test_gradients_survive_the_least_and_the_greatest_scale(execute, loss_scale):
+    gradient = np.float32([1.5, -(2.0**10)] if loss_scale == SMALLEST else [1.5, -(2.0**-10)])
+    weight = tf.Variable([0.0, 0.0])
+    loss_scaler = scaler.LossScaler(scaler.Static(loss_scale))
+
+    def step(true):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(weight * true))
+        grads = tape.gradient(scaled, [weight])
+        return loss_scaler.apply(lambda g, v: v[0].assign_sub(g[0]), grads, [weight]).finite
+
+    assert execute(step)(gradient)
+    np.testing.assert_array_equal(weight.numpy(), -gradient)
+
+
+def test_gradients_that_overflow_at_a_great_scale_are_skipped_until_it_fits():
+    weight, _, loss_scaler, step = gated(scaler.Dynamic(LARGEST, max_scale=LARGEST), jit=False)
+    finite = [bool(step(np.float32([2.0**6]))) for _ in range(8)]
+    assert finite == [False] * 5 + [True] * 3
+    assert loss_scaler.loss_scale.numpy() == 2.0**121
+    assert np.isfinite(weight.numpy()[0])

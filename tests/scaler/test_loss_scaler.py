@@ -1,0 +1,142 @@
+"""Guards the stateful face: scaling the loss, the long form of a step, the counters, and what an Outcome says."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scaler_cases import plain_descent
+
+import scaler
+from scaler import Dynamic, Event, LossScaler, NoScaling, Static
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
+def test_the_loss_is_scaled_in_float32(execute, kind):
+    # 2^17 is infinite in float16, and so would be the product.
+    scaled = execute(LossScaler(Static(2.0**17)).scale)(tf.constant(2.0, kind))
+    assert (scaled.dtype, scaled.shape) == (tf.float32, [])
+    assert scaled.numpy() == 2.0**18
+
+
+def test_a_python_number_is_a_loss():
+    assert LossScaler(Static(4.0)).scale(0.5).numpy() == 2.0
+
+
+def test_gradients_of_the_scaled_loss_are_scaled(execute):
+    w = tf.Variable([3.0, -1.0])
+    loss_scaler = LossScaler(Static(8.0))
+
+    def run():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(w * w))
+        grads = tape.gradient(scaled, [w])
+        return grads[0], loss_scaler.unscale(grads)[0]
+
+    scaled, unscaled = execute(run)()
+    np.testing.assert_array_equal(scaled.numpy(), [48, -16])
+    np.testing.assert_array_equal(unscaled.numpy(), [6, -2])
+
+
+def test_dynamic_is_the_default():
+    assert LossScaler().strategy == Dynamic()
+    assert LossScaler().loss_scale.numpy() == 2.0**15
+    assert LossScaler(NoScaling()).loss_scale.numpy() == 1.0
+
+
+def test_the_outcome_says_what_happened(execute):
+    w = tf.Variable([1.0, 1.0])
+    loss_scaler = LossScaler(Dynamic(8.0, growth_interval=1))
+    run = execute(lambda grad: loss_scaler.apply(plain_descent, [grad], [w], clip_norm=1.0))
+    grown = run(np.float32([24, 32]))
+    assert (grown.finite.dtype, grown.loss_scale.dtype, grown.grad_norm.dtype) == (tf.bool, tf.float32, tf.float32)
+    assert grown.finite
+    assert grown.loss_scale.numpy() == 8.0
+    assert grown.grad_norm.numpy() == 5.0
+    skipped = run(np.float32([np.inf, 0]))
+    assert not skipped.finite
+    assert skipped.loss_scale.numpy() == 16.0
+    assert not np.isfinite(skipped.grad_norm.numpy())
+    assert loss_scaler.loss_scale.numpy() == 8.0
+
+
+def test_counters(execute):
+    loss_scaler = LossScaler(Dynamic(8.0))
+    w = tf.Variable([1.0])
+    run = execute(lambda grad: loss_scaler.apply(plain_descent, [grad], [w]).finite)
+    seen = []
+    for finite in (True, False, False, True, False, True, True):
+        run(np.float32([0.0 if finite else np.nan]))
+        seen.append(tuple(int(count) for count in loss_scaler.counters))
+    assert seen == [(1, 1, 0, 0), (2, 1, 1, 1), (3, 1, 2, 2), (4, 2, 2, 0), (5, 2, 3, 1), (6, 3, 3, 0), (7, 4, 3, 0)]
+    assert {count.dtype for count in loss_scaler.counters} == {tf.int64}
+
+
+def test_the_long_form_does_what_apply_does(execute):
+    weights, steps = [], np.float32([[8], [np.inf], [16], [4], [4], [8]])
+    for long in (False, True):
+        w, loss_scaler = tf.Variable([1.0]), LossScaler(Dynamic(4.0, growth_interval=2))
+
+        def run(grad, w=w, loss_scaler=loss_scaler, long=long):
+            if not long:
+                return loss_scaler.apply(plain_descent, [grad], [w]).finite
+            unscaled = loss_scaler.unscale([grad])
+            finite = scaler.all_finite(unscaled)
+            tf.cond(finite, lambda: plain_descent(unscaled, [w]), lambda: None)
+            loss_scaler.update(Event(finite=finite))
+            return finite
+
+        run = execute(run)
+        for grad in steps:
+            run(grad)
+        weights.append((w.numpy(), loss_scaler.loss_scale.numpy(), [int(count) for count in loss_scaler.counters]))
+    assert weights[0] == weights[1]
+    assert weights[0][1:] == (8.0, [6, 5, 1, 0])
+
+
+def test_none_gradients_leave_their_variables_alone(execute):
+    a, b, c = tf.Variable([1.0]), tf.Variable([2.0]), tf.Variable([3.0])
+    loss_scaler = LossScaler(Static(2.0))
+    assert execute(lambda x, z: loss_scaler.apply(plain_descent, [x, None, z], [a, b, c]).finite)(
+        np.float32([2]), np.float32([4])
+    )
+    assert [v.numpy()[0] for v in (a, b, c)] == [0.0, 2.0, 1.0]
+
+
+def test_clipping_comes_after_unscaling(execute):
+    # Unscaled, the norm is 5 and the limit 10: nothing is clipped. Scaled, it would be 5120.
+    w = tf.Variable([0.0, 0.0])
+    loss_scaler = LossScaler(Static(1024.0))
+    run = execute(lambda grad, limit: loss_scaler.apply(plain_descent, [grad], [w], clip_norm=limit).grad_norm)
+    assert run(np.float32([3, 4]) * 1024, np.float32(10)).numpy() == 5.0
+    np.testing.assert_array_equal(w.numpy(), [-3, -4])
+    assert run(np.float32([3, 4]) * 1024, np.float32(1)).numpy() == 5.0
+    np.testing.assert_allclose(w.numpy(), [-3.6, -4.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize("clip_norm", [1e-4, 1e-30, 2.0**-126, 1e-40, 1e-50])
+def test_no_clip_norm_turns_a_zero_gradient_into_nan(clip_norm):
+    w = tf.Variable([1.0])
+    try:
+        LossScaler(Static(8.0)).apply(plain_descent, [tf.zeros([1])], [w], clip_norm=clip_norm)
+    except scaler.InvalidArgument:
+        assert clip_norm < 2.0**-126
+    assert w.numpy()[0] == 1.0
+
+
+def test_the_state_has_the_fields_of_the_strategy():
+    loss_scaler = LossScaler(Dynamic(8.0, hysteresis=3))
+    assert isinstance(loss_scaler.state, scaler.DynamicState)
+    loss_scaler.update(Event(tf.constant(False)))
+    assert [float(value) for value in loss_scaler.state] == [8.0, 0.0, 2.0]
+    assert isinstance(LossScaler(Static(8.0)).state, scaler.StaticState)
+
+
+def test_a_number_kept_as_a_tensor_never_starts_out_of_bounds():
+    high = LossScaler(Dynamic(tf.constant(2.0**60)))
+    low = LossScaler(Dynamic(tf.constant(2.0**-60)))
+    assert high.loss_scale.numpy() <= 2.0**40
+    assert low.loss_scale.numpy() >= 2.0**-14
+
+
+def test_its_variables_are_not_trained():
+    assert LossScaler().trainable_variables == ()
+    assert len(LossScaler().variables) == 12

@@ -1,0 +1,73 @@
+"""Guards that gradients are unscaled by the scale that scaled their loss, also on the steps where the scale moves.
+
+The true gradient is constant, so every applied step has to move the weights by the same amount. Several scalers divide
+by the grown scale on a growth step: there, the weights would move by half of it.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scaler_cases import plain_descent
+
+import scaler
+
+TRUE = np.float32([0.125, -2.0])
+
+
+def constant_gradient(execute, strategy, masters=False):
+    """A step whose true gradient is `TRUE`, whatever the weights; a factor of infinity spoils it."""
+    weights = tf.Variable(tf.zeros([2], tf.float16 if masters else tf.float32))
+    targets = scaler.MasterWeights([weights]) if masters else [weights]
+    loss_scaler = scaler.LossScaler(strategy)
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.cast(weights, tf.float32) * TRUE) * factor
+            scaled = loss_scaler.scale(loss)
+        return loss_scaler.apply(plain_descent, tape.gradient(scaled, [weights]), targets)
+
+    return weights, loss_scaler, execute(step)
+
+
+@pytest.mark.parametrize("masters", [False, True], ids=["float32", "float16"])
+def test_every_applied_step_moves_by_the_true_gradient(execute, masters):
+    strategy = scaler.Dynamic(8.0, growth_interval=3)
+    weights, loss_scaler, step = constant_gradient(execute, strategy, masters)
+    expected, scales = np.zeros(2, np.float32), []
+    for letter in "11111111011101101111":
+        outcome = step(np.float32(1 if letter == "1" else np.inf))
+        assert bool(outcome.finite) == (letter == "1")
+        expected -= TRUE * (letter == "1")
+        np.testing.assert_array_equal(weights.numpy().astype(np.float32), expected)
+        scales.append(outcome.loss_scale.numpy())
+    # The scale of the attempt, not the one after it.
+    np.testing.assert_array_equal(scales, [8, 8, 8, 16, 16, 16, 32, 32, 32, 16, 16, 16, 32, 16, 16, 16, 8, 8, 8, 16])
+    assert loss_scaler.loss_scale.numpy() == 16.0
+
+
+@pytest.mark.parametrize(("growth", "backoff"), [(3.0, 0.3), (1.7, 0.9), (1024.0, 1 / 1024)])
+def test_also_with_factors_that_are_no_powers_of_two(growth, backoff):
+    strategy = scaler.Dynamic(10.0, growth_factor=growth, backoff_factor=backoff, growth_interval=1)
+    weights, _, step = constant_gradient(tf.function, strategy)
+    before = weights.numpy()
+    for letter in "1110110100011":
+        step(np.float32(1 if letter == "1" else np.nan))
+        moved = before - weights.numpy()
+        np.testing.assert_allclose(moved, TRUE * (letter == "1"), rtol=2e-6)
+        before = weights.numpy()
+
+
+def test_the_long_form_unscales_by_the_scale_before_the_update(execute):
+    weights, loss_scaler = tf.Variable(0.0), scaler.LossScaler(scaler.Dynamic(8.0, growth_interval=1))
+
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(weights * 0.5)
+        (grad,) = loss_scaler.unscale(tape.gradient(scaled, [weights]))
+        loss_scaler.update(scaler.Event(scaler.all_finite([grad])))
+        weights.assign_sub(grad)
+        return grad
+
+    run = execute(step)
+    assert [run().numpy() for _ in range(4)] == [0.5] * 4
+    assert loss_scaler.loss_scale.numpy() == 128.0

@@ -1,0 +1,45 @@
+"""Guards the public face of the package: its names, and what importing it brings along."""
+
+import inspect
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import scaler
+
+
+def test_all_is_sorted_without_repeats():
+    assert list(scaler.__all__) == sorted(set(scaler.__all__))
+
+
+def test_all_names_what_is_public():
+    public = {
+        name for name, value in vars(scaler).items() if name[0] != "_" and not isinstance(value, types.ModuleType)
+    }
+    assert public == set(scaler.__all__)
+
+
+def test_every_public_name_is_described():
+    for name in scaler.__all__:
+        assert inspect.getdoc(getattr(scaler, name)), name
+
+
+def test_importing_it_needs_no_extra_and_no_loops():
+    # Keras itself imports some of these where they are installed, so they are hidden from it as well.
+    code = (
+        "import sys; "
+        "sys.modules.update(dict.fromkeys(['loops', 'matplotlib', 'tensorboard', 'sklearn'])); "
+        "import scaler; scaler.LossScaler()"
+    )
+    root = pathlib.Path(scaler.__file__).parents[1]
+    paths = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,117 @@
+"""Guards that a skipped step never happened: not for weights, slots and masters, nor for the model's other state."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scaler_cases import OPTIMIZERS, batch, raw, slots, small_model
+
+import scaler
+
+
+class Run:
+    """A small float16 model with BatchNorm and dropout, its masters, its optimizer and its step."""
+
+    def __init__(self, execute, optimizer="Adam"):
+        self.model = small_model()
+        self.masters = scaler.MasterWeights(self.model.trainable_variables)
+        self.optimizer = OPTIMIZERS[optimizer]()
+        self.loss_scaler = scaler.LossScaler(scaler.Dynamic(256.0))
+        if isinstance(self.optimizer, keras.optimizers.Optimizer):
+            self.optimizer.build(self.masters.weights)
+        self.step = execute(self._step)
+
+    def _step(self, x, y):
+        before = scaler.snapshot(self.model.non_trainable_variables)
+        with tf.GradientTape() as tape:
+            prediction = tf.cast(self.model(x, training=True), tf.float32)
+            scaled = self.loss_scaler.scale(tf.reduce_mean(tf.square(prediction - y)))
+        grads = tape.gradient(scaled, self.model.trainable_variables)
+        return self.loss_scaler.apply(self.optimizer, grads, self.masters, rollback=before).finite
+
+    def bits(self):
+        return raw(self.model.variables, self.masters.weights, slots(self.optimizer))
+
+
+def spoiled(x, kind):
+    x = np.array(x)
+    x[2, 1] = {"infinity": np.inf, "nan": np.nan, "overflow in the forward pass": 1e6}[kind]
+    return x
+
+
+def test_skipped_batches_leave_no_bit_changed_and_the_run_goes_on_as_without_them(execute):
+    keras.utils.set_random_seed(1)
+    with_bad = Run(execute)
+    keras.utils.set_random_seed(1)
+    without = Run(execute)
+    assert with_bad.bits() == without.bits()
+    for number in range(3):
+        x, y = batch(number)
+        assert with_bad.step(x, y)
+        assert without.step(x, y)
+        assert with_bad.bits() == without.bits()
+        before = with_bad.bits()
+        for kind in ("infinity", "nan", "overflow in the forward pass"):
+            assert not with_bad.step(spoiled(x, kind), y)
+            assert with_bad.bits() == before
+    assert with_bad.loss_scaler.loss_scale.numpy() == 0.5
+    assert any(b"generator" in v.path.encode() for v in with_bad.model.non_trainable_variables)
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "SGD", "Lion"])
+def test_a_skipped_step_leaves_every_optimizer_alone(optimizer):
+    run = Run(tf.function, optimizer)
+    x, y = batch()
+    assert run.step(x, y)
+    before = run.bits()
+    assert not run.step(spoiled(x, "infinity"), y)
+    assert run.bits() == before
+    assert run.step(x, y)
+    assert run.bits() != before
+
+
+def test_an_applied_step_moves_statistics_and_seeds():
+    run = Run(tf.function)
+    before = [variable.numpy() for variable in run.model.non_trainable_variables]
+    assert run.step(*batch())
+    moved = [np.any(old != new.numpy()) for old, new in zip(before, run.model.non_trainable_variables, strict=True)]
+    assert all(moved)
+
+
+def test_restoring_puts_back_every_bit_of_any_dtype(execute):
+    values = [
+        np.float32([np.nan, -0.0, np.inf]),
+        np.float16([6e-8, -1]),
+        np.int64([-5]),
+        np.uint32([7]),
+        np.array([True]),
+    ]
+    variables = [tf.Variable(value) for value in values]
+    before = raw(variables)
+
+    def run():
+        kept = scaler.snapshot(variable for variable in variables)
+        for variable in variables:
+            variable.assign(tf.zeros_like(variable))
+        kept.restore()
+        return tf.constant(0)
+
+    execute(run)()
+    assert raw(variables) == before
+
+
+def test_an_applied_step_puts_back_only_what_is_no_longer_finite(execute):
+    # A statistic kept in float16 can overflow although the loss and the gradients are finite.
+    statistic = tf.Variable(tf.constant([1.0, 2.0, np.nan], tf.float16), trainable=False)
+    seed, weight = tf.Variable([5], trainable=False), tf.Variable([1.0])
+    loss_scaler = scaler.LossScaler(scaler.Static(2.0))
+
+    def step(grad):
+        before = scaler.snapshot([statistic, seed])
+        statistic.assign(tf.constant([np.inf, 3.0, np.nan], tf.float16))
+        seed.assign_add([1])
+        return loss_scaler.apply(OPTIMIZERS["plain"](), [grad], [weight], rollback=before).finite
+
+    assert execute(step)(np.float32([2.0]))
+    np.testing.assert_array_equal(statistic.numpy(), np.float16([1, 3, np.nan]))
+    assert (seed.numpy()[0], weight.numpy()[0]) == (6, 0.0)
