@@ -83,4 +83,5 @@ def _local(value, name: str) -> tf.Variable:
 def _plus(total: tf.Variable, grad) -> tf.Tensor:
     if grad is None:
         return tf.identity(total)
-    return total + tf.cast(tf.convert_to_tensor(grad), tf.float32)
+    # Cast first: making slices dense sums those of one index.
+    return total + tf.convert_to_tensor(tf.cast(grad, tf.float32))

@@ -47,7 +47,7 @@ class StepCalls:
     def __call__(self, iterator, limit: int) -> tuple[int, Outputs]:
         """Takes up to `limit` batches: how many there were, and arrays of shape [taken] for each output."""
         if self._in_graph:
-            taken, outputs = self._many(iterator, tf.constant(limit))
+            taken, outputs = self._many(iterator, tf.constant(int(limit)))
             taken = int(taken)
             return taken, {name: value.numpy()[:taken] for name, value in outputs.items()}
         try:
@@ -88,10 +88,17 @@ def _check_outputs(outputs) -> None:
     if not isinstance(outputs, dict) or not outputs:
         raise BadOutputs(f"the train step returned {outputs!r}: expected a dict of scalar tensors, such as its loss.")
     for name, value in outputs.items():
-        if not isinstance(value, tf.TensorSpec):
-            value = tf.convert_to_tensor(value)
-        if not isinstance(name, str) or value.shape.rank != 0:
+        shape, dtype = _shape_and_dtype(name, value)
+        if not isinstance(name, str) or shape.rank != 0 or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
             raise BadOutputs(
-                f"the train step returned {name!r} with shape {value.shape}: expected names of scalar tensors. "
-                "Reduce it first, such as with tf.reduce_mean."
+                f"the train step returned {name!r} with shape {shape} and dtype {dtype.name}: expected names of scalar "
+                "numbers or bools. Reduce it first, such as with tf.reduce_mean."
             )
+
+
+def _shape_and_dtype(name, value) -> tuple[tf.TensorShape, tf.DType]:
+    try:
+        value = value if isinstance(value, tf.TensorSpec) else tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise BadOutputs(f"the train step returned {name!r}: {value!r}: expected a scalar tensor.") from error
+    return value.shape, value.dtype

@@ -127,10 +127,15 @@ def numerical_settings() -> dict:
     }
 
 
+def to_json(value: dict) -> str:
+    """The value as JSON, with null for NaN and infinities, which JSON does not have."""
+    return json.dumps(_without_nan(value), indent=2, allow_nan=False)
+
+
 def write_json(path: pathlib.Path, value: dict) -> None:
-    """Writes JSON under a temporary name and renames it, so that a file is whole or absent. NaN becomes null."""
+    """Writes JSON under a temporary name and renames it, so that a file is whole or absent."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(_without_nan(value), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.write_text(to_json(value) + "\n", encoding="utf-8")
     temporary.replace(path)
 
 

@@ -146,7 +146,7 @@ class TrainStep(tf.Module):
         complete: bool | tf.Tensor = True
         if self.window:
             self.window.add(grads)
-            tf.cond(self.window.whole, lambda: None, before.restore)
+            tf.cond(self.window.whole, before.restore_nonfinite, before.restore)
             grads, complete = self.window.gradients(grads), self.window.complete
         outcome = self.loss_scaler.apply(
             self.optimizer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 
 import scaler
 
@@ -21,30 +22,38 @@ def parse_strategy(text: str) -> scaler.Strategy:
         scaler.InvalidArgument: For another form, an unknown name, or a value the strategy refuses.
     """
     kind, _, rest = text.partition(":")
-    if kind == "none" and not rest:
-        return scaler.NoScaling()
-    if kind == "static" and rest:
-        return scaler.Static(float(_number(text, rest)))
-    if kind == "dynamic":
-        return scaler.Dynamic(**_arguments(text, rest))
+    try:
+        if kind == "none" and not rest:
+            return scaler.NoScaling()
+        if kind == "static" and rest:
+            return scaler.Static(_number(rest))
+        if kind == "dynamic":
+            return scaler.Dynamic(**_arguments(rest))
+    except scaler.InvalidArgument as error:
+        raise scaler.InvalidArgument(f"strategy {text!r}: {error}") from error
     raise scaler.InvalidArgument(f"strategy {text!r}: expected {_FORMS}.")
 
 
-def _arguments(text: str, rest: str) -> dict:
+def _arguments(rest: str) -> dict:
     names = [field.name for field in dataclasses.fields(scaler.Dynamic)]
     arguments = {}
     for part in filter(None, rest.split(",")):
         name, equals, value = part.partition("=")
         if not equals or name not in names:
-            raise scaler.InvalidArgument(f"strategy {text!r}: {part!r} is none of {', '.join(names)}, with =VALUE.")
-        arguments[name] = _number(text, value)
+            raise scaler.InvalidArgument(f"{part!r} is none of {', '.join(names)}, with =VALUE.")
+        arguments[name] = _number(value)
     return arguments
 
 
-def _number(text: str, value: str):
+def _number(value: str):
+    """A number or True or False; whether it fits is for the strategy to say."""
     base, power, exponent = value.partition("**")
     try:
-        number = ast.literal_eval(base)
-        return number ** ast.literal_eval(exponent) if power else number
-    except (ValueError, SyntaxError, TypeError, OverflowError, ZeroDivisionError) as error:
-        raise scaler.InvalidArgument(f"strategy {text!r}: {value!r} is no number.") from error
+        parts = [ast.literal_eval(part) for part in ((base, exponent) if power else (base,))]
+        # As floats, a power beyond every scale costs nothing to refuse.
+        if not power:
+            return parts[0]
+        result = math.pow(*map(float, parts))
+        return int(result) if all(isinstance(part, int) for part in parts) and result >= 1 else result
+    except (ValueError, SyntaxError, TypeError, OverflowError) as error:
+        raise scaler.InvalidArgument(f"{value!r} is no number.") from error

@@ -11,7 +11,7 @@ import tensorflow as tf
 from scaler import gradients, replicas
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, build_optimizer, update_variables
-from scaler.rollback import Snapshot
+from scaler.rollback import Snapshot, keep_finite
 
 
 class Decision(NamedTuple):
@@ -107,7 +107,7 @@ class Gate:
         def apply() -> tf.Tensor:
             self._update(strategy, unscaled, norm)
             for variable, value in state:
-                replicas.assign_each(strategy, variable, _keep_finite, value)
+                replicas.assign_each(strategy, variable, keep_finite, value)
             return tf.constant(True)
 
         def skip() -> tf.Tensor:
@@ -143,12 +143,3 @@ def _not_now() -> Decision:
 
 def _not_finite(squared_norms: tf.Tensor) -> tf.Tensor:
     return tf.logical_not(tf.math.is_finite(tf.reduce_sum(squared_norms)))
-
-
-def _keep_finite(now: tf.Variable, before: tf.Tensor) -> tf.Tensor:
-    """The value now, but the one before where it stopped being finite.
-
-    A moving statistic kept in float16 can overflow on a step whose loss and gradients are finite.
-    """
-    value = tf.convert_to_tensor(now)
-    return tf.where(tf.math.is_finite(value), value, before) if value.dtype.is_floating else value

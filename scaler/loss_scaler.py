@@ -206,7 +206,10 @@ class LossScaler(tf.Module):
         check_pairs(grads, targets, allow_16bit_updates)
         if clip_norm is not None:
             check_number(
-                "clip_norm", clip_norm, "a positive finite number, at least 2^-126, or None", lambda v: SMALLEST_SCALE <= v < math.inf
+                "clip_norm",
+                clip_norm,
+                "a positive finite number, at least 2^-126, or None",
+                lambda v: SMALLEST_SCALE <= v < math.inf,
             )
         self._names = [getattr(target, "path", target.name) for target in targets]
 

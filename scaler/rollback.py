@@ -20,6 +20,11 @@ class Snapshot:
         for variable, value in zip(self.variables, self.values, strict=True):
             variable.assign(value)
 
+    def restore_nonfinite(self) -> None:
+        """Assigns the value they had to those elements that are not finite now."""
+        for variable, value in zip(self.variables, self.values, strict=True):
+            variable.assign(keep_finite(variable, value))
+
 
 def snapshot(variables: Iterable) -> Snapshot:
     """Remembers the values of `variables`, for the `rollback` argument of `LossScaler.apply`.
@@ -32,3 +37,12 @@ def snapshot(variables: Iterable) -> Snapshot:
     """
     variables = tuple(variables)
     return Snapshot(variables, tuple(tf.identity(variable) for variable in variables))
+
+
+def keep_finite(now, before: tf.Tensor) -> tf.Tensor:
+    """The value of a variable now, but the one before where it stopped being finite.
+
+    A moving statistic kept in float16 can overflow on a step whose loss and gradients are finite.
+    """
+    value = tf.convert_to_tensor(now)
+    return tf.where(tf.math.is_finite(value), value, before) if value.dtype.is_floating else value

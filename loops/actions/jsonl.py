@@ -7,6 +7,7 @@ import math
 import pathlib
 from typing import IO
 
+from loops.errors import BadOutputs
 from loops.loop import Visit
 
 
@@ -43,6 +44,10 @@ class JsonLines:
         """Writes the steps of a visit."""
         if self._file is None:
             raise RuntimeError("JsonLines is written by Loop.run; outside of it, use it in a with statement.")
+        if "step" in visit.outputs:
+            raise BadOutputs(
+                "the train step returns an output named 'step', which JsonLines uses for its number: rename it."
+            )
         columns = {name: values.tolist() for name, values in visit.outputs.items()}
         for offset, row in enumerate(zip(*columns.values(), strict=True)):
             line = {"step": visit.first + offset}

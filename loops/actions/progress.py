@@ -37,7 +37,7 @@ class Progress:
         self._last_line = time.monotonic()
         if self._console.is_terminal:
             self._bar = rich.progress.Progress(
-                rich.progress.TextColumn("{task.description}"),
+                rich.progress.TextColumn("{task.description}", markup=False),
                 rich.progress.BarColumn(),
                 rich.progress.MofNCompleteColumn(),
                 rich.progress.TimeRemainingColumn(),

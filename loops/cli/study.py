@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 
 import rich.box
@@ -13,6 +12,7 @@ import rich.table
 from loops import tasks
 from loops.actions import Progress
 from loops.cli import arguments
+from loops.runs import to_json
 from loops.study.compare import run_study
 from loops.study.setups import SETUPS, choose_setups
 
@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> None:
     summary = run_study(task, setups, steps=options.steps, seeds=options.seeds, out=options.out, progress=Progress)
     written = write_report(pathlib.Path(options.out))
     if options.json:
-        print(json.dumps(summary, indent=2))
+        print(to_json(summary))
         return
     console = rich.console.Console()
     console.print(table(summary))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from loops import tasks
 from loops.actions import Progress
 from loops.cli import arguments
-from loops.runs import POLICIES, RunOptions, train
+from loops.runs import POLICIES, RunOptions, to_json, train
 
 
 def add_parser(commands) -> None:
@@ -35,7 +34,7 @@ def _run(options: argparse.Namespace) -> None:
     task = tasks.load(options.task)
     summary = train(task, run, options.out, lambda model: [Progress(options.task)])
     if options.json:
-        print(json.dumps(summary, indent=2))
+        print(to_json(summary))
     else:
         print(
             f"accuracy {summary['accuracy']:.1%}  loss {summary['final_loss']:.4g}  applied {summary['applied']}  "

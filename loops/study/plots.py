@@ -112,7 +112,8 @@ def loss_figure(summary: Mapping, steps: Steps) -> Figure:
 @matplotlib.rc_context(_STYLE)
 def loss_scale_figure(summary: Mapping, steps: Steps) -> Figure:
     """The loss scale over the steps: a panel for each set-up where it moves or a step was skipped."""
-    moving, constant = [], []
+    moving: list = []
+    constant: list = []
     for row in summary["setups"]:
         records = [record for run in runs_of(summary, row) for record in steps[run["folder"]]]
         scales = {record["loss_scale"] for record in records}
@@ -223,14 +224,18 @@ def _scale_panel(axes: Axes, row: Mapping, summary: Mapping, steps: Steps) -> No
 
 
 def _constant_scales(axes: Axes, rows: Sequence[Mapping], summary: Mapping, hidden: float | None = None) -> None:
-    names = {}
+    names: dict[float, list[str]] = {}
     for row in rows:
         names.setdefault(_run(summary, row)["loss_scale"], []).append(row["name"])
     for value, found in names.items():
         if value != hidden:
             axes.axhline(value, color=_MUTED, linewidth=1, linestyle=(0, (4, 3)))
             label = f"constant {value:g}: {', '.join(found)}"
-            at = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "in_layout": False}
+            at: dict[str, Any] = {
+                "xycoords": ("axes fraction", "data"),
+                "textcoords": "offset points",
+                "in_layout": False,
+            }
             axes.annotate(label, (1, value), (0, 3), ha="right", color=_MUTED, **at)
 
 
@@ -269,7 +274,7 @@ def _hump(axes: Axes, edges: np.ndarray, shares: np.ndarray, tint: str, label: s
     start, end = edges[np.searchsorted(below, 0.03)], edges[np.searchsorted(below, 0.97) + 1]
     # What stands on the left needs about 11 powers of two.
     at = max(start, edges[0] + 11) if left else end
-    place = {"transform": axes.get_xaxis_transform(), "ha": "right" if left else "left", "va": "center"}
+    place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "right" if left else "left", "va": "center"}
     axes.text(at, 0.5, label, fontsize=8, **place)
 
 

@@ -107,7 +107,7 @@ def test_visits_report_every_step_once(steps_per_call, lengths):
     recorder = Recorder()
     loop = loops.Loop(step, numbers(100), steps_per_call=steps_per_call, actions=[recorder])
     loop.run(4)
-    assert loop.run(10) is loop.counters
+    assert loop.run(10) == loop.counters
     assert recorder.lengths() == lengths
     np.testing.assert_array_equal(recorder.column("loss"), np.cumsum(np.arange(1, 11)))
     assert [visit.first for visit in recorder.visits] == list(1 + np.cumsum([0, *recorder.lengths()[:-1]]))
@@ -122,6 +122,9 @@ def test_a_loop_traces_its_step_once(steps_per_call):
     loop.run(31)
     loop.run(61)
     assert len(traces) == 1
+    # The loop around the step is a graph of its own, which calls of other lengths must share.
+    around = loop._call._many
+    assert around.experimental_get_tracing_count() == (steps_per_call > 1)
 
 
 def test_a_smaller_last_batch_is_traced_once_more_by_the_python_loop_only():
