@@ -24,7 +24,8 @@ class TrainStep(tf.Module):
 
     With `accumulate=k` each call takes one micro-batch, and every k-th call decides once over the mean gradient of
     the k: equal to the large batch, but for BatchNorm and rounding. A micro-batch that overflows makes the window a
-    skipped step. A window that the data does not fill changes nothing.
+    skipped step. A window that the data does not fill moves no weights; BatchNorm's statistics and seed generators have
+    moved with its micro-batches.
 
     Args:
         model: A Keras model.
@@ -69,7 +70,10 @@ class TrainStep(tf.Module):
         )
         self.masters: scaler.MasterWeights | None = None
         self.window: Window | None = None
-        self._ready = False
+        self._ready = bool(model.built)
+        if self._ready:
+            # Variables made while a step is traced have it traced twice.
+            self._create_state()
 
     def __call__(self, batch) -> dict[str, tf.Tensor]:
         """Takes one (micro-)batch.

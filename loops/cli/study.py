@@ -54,14 +54,14 @@ def table(summary: dict) -> rich.table.Table:
     """The rows of a study for a terminal."""
     result = rich.table.Table(
         box=rich.box.SIMPLE,
-        caption="means over seeds; flushed: share of non-zero gradient "
-        "values that float16 makes zero at the loss scale in use",
+        caption="means over seeds; flushed: share of non-zero gradients of weights (w) and activations (a) "
+        "that float16 makes zero at the loss scale in use",
     )
-    for heading in ("set-up", "accuracy", "± float32", "loss", "skipped", "flushed: weights", "activations"):
-        result.add_column(heading, justify="left" if heading == "set-up" else "right")
+    for heading in ("set-up", "accuracy", "± float32", "loss", "skipped", "flushed w", "flushed a"):
+        result.add_column(heading, justify="left" if heading == "set-up" else "right", no_wrap=True)
     for row in summary["setups"]:
         result.add_row(
-            row["title"],
+            row["name"],
             f"{row['accuracy']:.1%}",
             "–" if row["difference"] is None else f"{row['difference']:+.1f}",
             f"{row['final_loss']:.2g}",

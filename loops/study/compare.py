@@ -41,6 +41,7 @@ def run_study(
     """
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
+    (out / "summary.json").unlink(missing_ok=True)
     probe = GradientProbe(task)
     runs = []
     for setup in setups:
