@@ -54,17 +54,19 @@ def table(summary: dict) -> rich.table.Table:
     """The rows of a study for a terminal."""
     result = rich.table.Table(
         box=rich.box.SIMPLE,
-        caption="means over seeds; flushed: share of non-zero gradients of weights (w) and activations (a) "
+        pad_edge=False,
+        collapse_padding=True,
+        caption="means over seeds; zero: share of non-zero gradients of weights (w) and activations (a) "
         "that float16 makes zero at the loss scale in use",
     )
-    for heading in ("set-up", "accuracy", "± float32", "loss", "skipped", "flushed w", "flushed a"):
+    for heading in ("set-up", "accuracy", "vs f32", "loss", "skipped", "zero w", "zero a"):
         result.add_column(heading, justify="left" if heading == "set-up" else "right", no_wrap=True)
     for row in summary["setups"]:
         result.add_row(
             row["name"],
             f"{row['accuracy']:.1%}",
             "–" if row["difference"] is None else f"{row['difference']:+.1f}",
-            f"{row['final_loss']:.2g}",
+            f"{row['final_loss']:.1e}",
             f"{row['skipped']:.1f}",
             _share(row["flushed_weights"]),
             _share(row["flushed_activations"]),
