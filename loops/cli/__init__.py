@@ -31,8 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.run(options)
     except scaler.InvalidArgument as error:
         return _fail(str(error), _EXIT_USAGE)
-    except (scaler.ScalerError, OSError) as error:
+    except scaler.ScalerError as error:
         return _fail(str(error), _EXIT_ERROR)
+    except OSError as error:
+        place = error.filename or "the output folder"
+        return _fail(f"{place}: {error.strerror or error}. Choose a folder that can be written with --out.", _EXIT_ERROR)
     except KeyboardInterrupt:
         return _fail("interrupted; what was written until here is kept.", _EXIT_INTERRUPTED)
     return 0
