@@ -81,7 +81,9 @@ class Gate:
             def now() -> Decision:
                 state = list(zip(variables, before, strict=True))
                 decision = self._decide(strategy, grads, loss_scale, loss_finite, state)
-                after(decision.finite)
+                # Counts do not depend on it by themselves: a step that breaks off is not to be counted.
+                with tf.control_dependencies([decision.scaled_finite]):
+                    after(decision.finite)
                 return decision
 
             when = replicas.of_each(strategy, when)[0]
