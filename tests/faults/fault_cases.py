@@ -1,7 +1,7 @@
 """What the fault tests share: a float16 model and a step whose every part can be spoiled, in four modes and two styles.
 
-A batch is `(x, y, factor)`. `x` and `y` spoil data and loss; `factor` multiplies the gradient on its way back and leaves
-the loss alone, so that infinities, NaN, 1e20 and zeros can be put into a healthy backward pass.
+A batch is `(x, y, factor)`. `x` and `y` spoil data and loss; `factor` multiplies the gradient on its way back and
+leaves the loss alone, so that infinities, NaN, 1e20 and zeros can be put into a healthy backward pass.
 """
 
 import functools

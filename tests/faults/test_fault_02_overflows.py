@@ -47,7 +47,9 @@ def test_gradients_come_back_from_a_deep_floor(rig, mode):
 def steep(strategy, mode):
     """A float16 section whose true gradients begin at about 2^19, a model that no scale of 1 or more can train."""
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([4], dtype="float16"), keras.layers.Dense(1, use_bias=False, dtype="float16")])
+    model = keras.Sequential(
+        [keras.Input([4], dtype="float16"), keras.layers.Dense(1, use_bias=False, dtype="float16")]
+    )
     masters, optimizer = scaler.MasterWeights(model.trainable_variables), keras.optimizers.Adam(0.05)
     optimizer.build(masters.weights)
     loss_scaler = scaler.LossScaler(strategy)

@@ -1,4 +1,4 @@
-"""Fault 3: 300 growths on gradients that are all zero, then normal ones. The scale stays below its ceiling and comes back.
+"""Fault 3: 300 growths on all-zero gradients, then normal ones. The scale rests at its ceiling and comes back.
 
 Guards lines 1, 2 and 6 of the promise: never corrupts, never leaves its range, never sticks.
 """

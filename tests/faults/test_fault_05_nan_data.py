@@ -1,6 +1,6 @@
 """Fault 5: NaN in the data, once and for ever.
 
-Guards lines 1, 3 and 6 of the promise: one NaN costs one step; NaN for ever costs the run nothing but time, and is said.
+Guards lines 1, 3 and 6 of the promise: one NaN costs one step; NaN for ever costs nothing but time, and is said.
 """
 
 import numpy as np
