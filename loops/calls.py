@@ -37,15 +37,32 @@ class StepCalls:
         in_graph: bool,
         jit_compile: bool,
     ):
-        self._step = tf.function(train_step, jit_compile=jit_compile or None)
+        self._train_step = train_step
+        self._jit_compile = jit_compile
         self._spec = element_spec
         self._counters = counters
         self._in_graph = in_graph
-        self._one = tf.function(self._counted)
-        self._many = tf.function(self._loop)
+        self._compile()
 
     def __call__(self, iterator, limit: int) -> tuple[int, Outputs]:
         """Takes up to `limit` batches: how many there were, and arrays of shape [taken] for each output."""
+        try:
+            result = self._take(iterator, limit)
+        except Exception:
+            if not self._worked:
+                # A tf.function whose first trace failed refuses the variables of the next.
+                self._compile()
+            raise
+        self._worked = True
+        return result
+
+    def _compile(self) -> None:
+        self._step = tf.function(self._train_step, jit_compile=self._jit_compile or None)
+        self._one = tf.function(self._counted)
+        self._many = tf.function(self._loop)
+        self._worked = False
+
+    def _take(self, iterator, limit: int) -> tuple[int, Outputs]:
         if self._in_graph:
             taken, outputs = self._many(iterator, tf.constant(int(limit)))
             taken = int(taken)

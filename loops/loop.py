@@ -57,8 +57,9 @@ class Loop:
     `loss_scaler.check()`, which raises `scaler.StuckError` after too many skips.
 
     Ctrl-C waits for the end of the call: the actions see its steps, then `run` raises KeyboardInterrupt. After that, or
-    after an error in the middle of a call, everything is as after the last finished step, and `run` can go on; the
-    finished steps of a call that broke off are counted, but not reported.
+    after an error in the middle of a call, everything is as after the last finished step, and `run` can go on; only
+    BatchNorm's statistics and seed generators may have seen the batch whose forward pass raised. The finished steps of
+    a call that broke off are counted, but not reported.
 
     Args:
         train_step: Any callable from a batch to a dict of scalar tensors, such as a `TrainStep`. `attempted` and

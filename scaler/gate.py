@@ -81,7 +81,9 @@ class Gate:
             def now() -> Decision:
                 state = list(zip(variables, before, strict=True))
                 decision = self._decide(strategy, grads, loss_scale, loss_finite, state)
-                after(decision.finite)
+                # Counts do not depend on it by themselves: a step that breaks off is not to be counted.
+                with tf.control_dependencies([decision.scaled_finite]):
+                    after(decision.finite)
                 return decision
 
             when = replicas.of_each(strategy, when)[0]
@@ -99,7 +101,7 @@ class Gate:
 
         unscaled, squared_norms = replicas.each(strategy, measure, summed)
         overflowed = replicas.each(strategy, _not_finite, squared_norms)
-        finite = tf.logical_not(replicas.any_of(strategy, overflowed))
+        finite = _after_side_effects(tf.logical_not(replicas.any_of(strategy, overflowed)))
         loss_bad = replicas.any_of(strategy, replicas.each(strategy, tf.logical_not, loss_finite))
         squares = replicas.of_each(strategy, squared_norms)[0]
         norm = tf.sqrt(tf.reduce_sum(squares))
@@ -139,6 +141,18 @@ class Gate:
 def _not_now() -> Decision:
     false, true = tf.constant(False), tf.constant(True)
     return Decision(false, false, tf.constant(float("nan")), false, tf.constant(-1), true, true)
+
+
+def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:
+    """`flag`, once all that was traced before it has run.
+
+    Otherwise a graph runs an assertion of the loss beside the update, which may be half done when it fails.
+    """
+    if tf.executing_eagerly():
+        return flag
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    with tf.control_dependencies([tf.group(*(op for op in operations if op.op_def.is_stateful))]):
+        return tf.identity(flag)
 
 
 def _not_finite(squared_norms: tf.Tensor) -> tf.Tensor:

@@ -80,8 +80,12 @@ class LossScaler(tf.Module):
             self._last_skip = {field: _variable(value, field) for field, value in _NEVER_SKIPPED.items()}
             # The scale that the gradients of now carry, until the next `scale`: an `apply` may come after an `update`.
             self._scale_used = replicas.local_variable(0.0, "scale_used")
+            # Whether the losses since the last decision were finite; one decision may be taken in several `apply`.
             self._loss_finite = replicas.local_variable(True, "loss_finite")
+            self._decided = replicas.local_variable(False, "decided")
         self._names: list[str] = []
+        if stuck is not None and not isinstance(stuck, StuckPolicy):
+            raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
         self._stuck = StuckPolicy() if stuck is None else stuck
         self._history, self._was_stuck = History(self._stuck.over), False
 
@@ -133,7 +137,9 @@ class LossScaler(tf.Module):
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
         loss_scale = self.loss_scale
         self._scale_used.assign(loss_scale)
-        self._loss_finite.assign(tf.logical_and(self._loss_finite, tf.math.is_finite(loss)))
+        earlier = tf.logical_or(self._decided, self._loss_finite)
+        self._loss_finite.assign(tf.logical_and(earlier, tf.math.is_finite(loss)))
+        self._decided.assign(False)
         return loss * loss_scale
 
     def unscale(self, grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
@@ -224,7 +230,7 @@ class LossScaler(tf.Module):
             tf.convert_to_tensor(when),
             (lambda finite: self.update(Event(finite))) if update else (lambda finite: None),
         )
-        self._loss_finite.assign(tf.logical_and(loss_finite, tf.logical_not(decision.attempted)))
+        self._decided.assign(tf.logical_or(self._decided, decision.attempted))
         return self._outcome(decision, loss_scale, tf.constant(positions), diagnose)
 
     def update(self, event: Event) -> None:

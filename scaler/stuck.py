@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scaler.checks import check_count, check_number
+from scaler.checks import check_count, check_flag, check_number
 from scaler.errors import InvalidArgument
 
 _ACTIONS = ("raise", "warn", "continue")
@@ -54,6 +54,8 @@ class StuckPolicy:
         if self.skip_rate is not None:
             check_number("skip_rate", self.skip_rate, "a share in (0, 1)", lambda v: 0 < v < 1)
         check_count("over", self.over, 1000)
+        check_flag("at_floor", self.at_floor)
+        check_flag("at_ceiling", self.at_ceiling)
 
     def problem(self, readings: Sequence[Reading], min_scale: float, max_scale: float) -> str | None:
         """What is wrong, as the beginning of a sentence, or None.

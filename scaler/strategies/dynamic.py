@@ -104,11 +104,12 @@ class Dynamic:
     def update(self, state: DynamicState, event: Event) -> DynamicState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, hysteresis = event.finite, tf.cast(self.hysteresis, tf.int32)
-        # A checkpoint may bring counts that this strategy cannot reach.
-        counted, left = tf.maximum(state.good_steps, 0), tf.minimum(state.budget, hysteresis)
+        interval = tf.cast(self.growth_interval, tf.int32)
+        # A checkpoint may bring counts that this strategy cannot reach; the largest integer plus 1 is negative.
+        counted, left = tf.clip_by_value(state.good_steps, 0, interval - 1), tf.minimum(state.budget, hysteresis)
         good_steps = tf.where(finite, counted + 1, 0)
         budget = tf.where(finite, left, tf.maximum(left - 1, 0))
-        grow = tf.logical_and(finite, good_steps >= tf.cast(self.growth_interval, tf.int32))
+        grow = tf.logical_and(finite, good_steps >= interval)
         back_off = tf.logical_and(tf.logical_not(finite), budget <= 0)
         factor = tf.where(grow, as_float(self.growth_factor), tf.where(back_off, as_float(self.backoff_factor), 1.0))
         refill = tf.logical_or(grow, tf.logical_and(finite, self.consecutive_hysteresis))

@@ -1,0 +1,138 @@
+"""Why a step was skipped: the causes, inf or NaN, the first bad gradient, and the sentence that says so.
+
+Guards line 6 of the promise: a skip names its tensor and what would help, in every mode, without asking the host.
+"""
+
+import functools
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from fault_cases import MODES, batches, run_in
+
+import scaler
+from scaler import Cause
+
+
+@functools.cache
+def judged(mode):
+    """Weights a, unused, b and c, of which b and c get the gradients `true`; and a square root of the offset."""
+    names = ("a", "unused", "b", "c")
+    weights = [tf.Variable(tf.ones([2]), name=name) for name in names]
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**15))
+
+    def step(true, added, root):
+        with tf.GradientTape(persistent=True) as tape:
+            half = [tf.cast(tf.cast(weight, tf.float16), tf.float32) for weight in (weights[0], *weights[2:])]
+            parts = [tf.reduce_sum(value - tf.stop_gradient(value)) * true[i] for i, value in enumerate(half)]
+            zero = tf.reduce_sum(weights[2] - 1.0) + root
+            scaled = loss_scaler.scale(tf.add_n(parts) + tf.sqrt(zero) + added)
+        grads = tape.gradient(scaled, weights)
+        assert grads[1] is None
+
+        def diagnose(small):
+            return tape.gradient(scaled, weights, output_gradients=small)
+
+        def descent(grads, variables):
+            for grad, variable in zip(grads, variables, strict=True):
+                variable.assign_sub(grad * 0.0)
+
+        return loss_scaler.apply(descent, grads, weights, diagnose=diagnose)._asdict()
+
+    return run_in(mode, step), loss_scaler
+
+
+def given(true=(1.0, 1.0, 1.0), added=0.0, root=1.0):
+    return [(np.float32(true), np.float32(added), np.float32(root))]
+
+
+CASES = {
+    "applied": (given(), Cause.NONE, -1, None, r"applied at loss scale"),
+    "loss infinite, gradients sound": (given(added=np.inf), Cause.NONE, -1, None, r"applied at loss scale"),
+    "loss NaN": (given(true=(1, 1, np.nan), added=np.nan), Cause.LOSS, 3, True, r"loss itself was not finite.*'c.*NaN"),
+    "overflow": (given(true=(1, 4096.0, 1)), Cause.OVERFLOW, 2, False, r"at loss scale \d+.*'b.*an infinity"),
+    "two overflow": (given(true=(1, -4096.0, 4096.0)), Cause.OVERFLOW, 2, False, r"'b.*an infinity.*lower scale helps"),
+    "square root at 0": (given(root=0.0), Cause.BACKWARD, 2, False, r"not finite at any loss scale.*'b.*square root"),
+    "only the last": (given(true=(1, 1, 1e5)), Cause.OVERFLOW, 3, False, r"'c.*an infinity"),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_says_why_it_was_skipped(mode, case):
+    batch, cause, index, has_nan, sentence = case
+    run, loss_scaler = judged(mode)
+    loss_scaler._state["loss_scale"].assign(2.0**15)
+    (output,) = run(batch)
+    outcome = scaler.Outcome(**output)
+    assert Cause(int(outcome.cause)) is cause
+    assert outcome.finite == (cause is Cause.NONE)
+    assert outcome.index == index
+    assert outcome.loss_scale == 2.0**15
+    if has_nan is not None:
+        assert bool(outcome.has_nan) == has_nan
+        last = loss_scaler.last_skip
+        assert (int(last.cause), int(last.index), bool(last.has_nan)) == (cause, index, has_nan)
+        assert not last.finite
+        assert float(last.loss_scale) == 2.0**15
+        assert loss_scaler.explain() == loss_scaler.explain(outcome)
+    assert re.search(sentence, loss_scaler.explain(outcome)), loss_scaler.explain(outcome)
+
+
+@functools.cache
+def float32_step(mode):
+    """Gradients as given, in float32, with None first; the loss is 0 whatever they are."""
+    weights = [tf.Variable(tf.ones([2]), name=name) for name in ("none", "x", "y")]
+    loss_scaler = scaler.LossScaler(scaler.Static(2.0**-20))
+
+    def step(x, y):
+        loss_scaler.scale(0.0)
+        return loss_scaler.apply(lambda grads, variables: None, [None, x, y], weights)._asdict()
+
+    return run_in(mode, step), loss_scaler
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("x", "y", "cause", "index", "nan"),
+    [
+        ([1, 1], [1e15, 1e14], Cause.TOO_LARGE, 2, False),
+        ([9.9e12, 9.9e12], [1.3e13, 1], Cause.TOO_LARGE, 1, False),
+        ([1, 1e35], [1, 1], Cause.TOO_LARGE, 1, False),
+        ([1, 1], [np.nan, np.inf], Cause.OVERFLOW, 2, True),
+        ([np.inf, -np.inf], [1, 1], Cause.OVERFLOW, 1, False),
+        ([1, -np.inf], [np.nan, 1], Cause.OVERFLOW, 1, True),
+    ],
+)
+def test_the_first_that_is_not_finite_or_the_largest(mode, x, y, cause, index, nan):
+    run, loss_scaler = float32_step(mode)
+    (output,) = run([(np.float32(x), np.float32(y))])
+    outcome = scaler.Outcome(**output)
+    assert not outcome.finite
+    assert (Cause(int(outcome.cause)), int(outcome.index), bool(outcome.has_nan)) == (cause, index, nan)
+    assert not np.isfinite(outcome.grad_norm)
+    assert ("'x:0'", "'y:0'")[index - 1] in loss_scaler.explain(outcome)
+
+
+def test_the_last_skip_stays_when_steps_are_applied_again(rig):
+    assert rig.loss_scaler.last_skip.finite
+    rig.run(batches(1))
+    assert "applied" in rig.loss_scaler.explain()
+    x, y, _ = batches(2)[0]
+    rig.run([(x, y, np.float32(np.nan)), *batches(3)])
+    last = rig.loss_scaler.last_skip
+    assert not last.finite
+    assert bool(last.has_nan)
+    assert float(last.loss_scale) == 2.0**10
+    # The path of the model's first weight, though the optimizer updates a master of it.
+    assert rig.model.trainable_variables[0].path in rig.loss_scaler.explain()
+
+
+def test_a_train_step_diagnoses_by_itself_and_a_loss_is_told_from_an_overflow(rig):
+    x, y, _ = batches(2)[0]
+    rig.run([(np.full_like(x, np.nan), y, np.float32(1))])
+    assert int(rig.loss_scaler.last_skip.cause) == Cause.LOSS
+    # After a skip because of the loss, the next one is judged anew.
+    rig.run([(x, y, np.float32(1e6))])
+    assert int(rig.loss_scaler.last_skip.cause) == Cause.OVERFLOW

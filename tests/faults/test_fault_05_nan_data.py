@@ -1,0 +1,39 @@
+"""Fault 5: NaN in the data, once and for ever.
+
+Guards lines 1, 3 and 6 of the promise: one NaN costs one step; NaN for ever costs nothing but time, and is said.
+"""
+
+import numpy as np
+import pytest
+from fault_cases import batch, batches
+
+import scaler
+
+PLACES = {"inputs": {"x": np.nan}, "targets": {"y": np.nan}, "both": {"x": np.nan, "y": np.inf}}
+
+
+@pytest.mark.parametrize("where", PLACES.values(), ids=PLACES)
+def test_a_nan_once_costs_one_step(rig, where):
+    rig.reset(low=2.0**10, high=2.0**10).run(batches(1, 2, 3))
+    without = rig.bits()
+    outputs = rig.reset(low=2.0**10, high=2.0**10).run([*batches(1, 2), batch(7, **where), *batches(3)])
+    assert [bool(output["applied"]) for output in outputs] == [True, True, False, True]
+    assert rig.bits() == without
+    rig.assert_finite()
+
+
+@pytest.mark.parametrize("where", PLACES.values(), ids=PLACES)
+def test_nan_for_ever_moves_nothing_and_is_reported(rig, where):
+    rig.run(batches(1))
+    before, inferred = rig.bits(), rig.infer()
+    outputs = rig.run([batch(number, **where) for number in range(20)] * 5)
+    assert not any(output["applied"] for output in outputs)
+    assert rig.bits() == before
+    assert rig.infer().tobytes() == inferred.tobytes()
+    assert rig.scale() == 2.0**-14
+    with pytest.raises(scaler.StuckError, match=r"100 steps in a row were skipped.*loss itself was not finite"):
+        rig.loss_scaler.check()
+    rig.assert_finite()
+    # The data heals: the run does too.
+    assert all(output["applied"] for output in rig.run(batches(1, 2)))
+    rig.loss_scaler.check()
