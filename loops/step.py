@@ -37,7 +37,8 @@ class TrainStep(tf.Module):
         accumulate: Micro-batches to a step.
         clip_norm: Largest global norm of the unscaled gradients, or None.
         jit_compile: Whether XLA compiles the forward and backward pass, and nothing else, so that it also works on
-            several replicas. A skip is then never told to be BACKWARD, see `scaler.Cause`.
+            several replicas. A skip is then never told to be BACKWARD, see `scaler.Cause`; nor is it on several
+            replicas with a BatchNorm that synchronises its statistics.
         allow_16bit_updates: Train 16-bit variables without masters, unsafely: see `scaler.LossScaler.apply`.
 
     Raises:
@@ -143,6 +144,8 @@ class TrainStep(tf.Module):
             # Gradients are summed over micro-batches and replicas: each adds its share of the mean.
             scaled = self.loss_scaler.scale(loss / (self.accumulate * replicas))
         grads = tape.gradient(scaled, weights)
+        if replicas > 1 and any(getattr(layer, "synchronized", False) for layer in self.model._flatten_layers()):
+            return loss, grads, None  # Replicas meet in these gradients, which they cannot in the branch of a skip.
         return loss, grads, lambda small: tape.gradient(scaled, weights, output_gradients=small)
 
     def _decide(self, grads: list, before: scaler.Snapshot, diagnose) -> tuple[tf.Tensor, scaler.Outcome]:

@@ -181,7 +181,8 @@ class LossScaler(tf.Module):
 
         Args:
             optimizer: A Keras optimizer, or any function `(grads, variables) -> None`. It is called with the unscaled
-                float32 gradients that are not None.
+                float32 gradients that are not None. On several replicas each calls a function with the same, summed
+                gradients; variables of its own must be made in the strategy's scope, as all others.
             grads: Gradients of the *scaled* loss, one for each variable: tensors of a floating dtype,
                 `tf.IndexedSlices` or None.
             variables: The variables the gradients belong to, or a `MasterWeights` over them.
@@ -192,7 +193,9 @@ class LossScaler(tf.Module):
                 epsilon and second moments underflow in float16), so the promise does not cover it.
             diagnose: Called on a skip alone, with a scalar, it gives the gradients for that output gradient, as
                 `lambda small: tape.gradient(scaled, weights, output_gradients=small)` does with a persistent tape. If
-                they are not finite even at a loss scale of 2^-14, `outcome.cause` is BACKWARD and not OVERFLOW.
+                they are not finite even at a loss scale of 2^-14, `outcome.cause` is BACKWARD and not OVERFLOW. Each
+                replica calls it by itself, so that replicas cannot meet in it, as in the gradient of a BatchNorm that
+                synchronises its statistics.
             update: False leaves the scale and the counters to one `update` for several `apply`: with several
                 optimizers, `update(Event(a.finite & b.finite))`.
             when: Scalar bool, the same on all replicas. False does nothing, and leaves an outcome that was not applied

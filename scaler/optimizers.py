@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
+from scaler import replicas
 from scaler.errors import InvalidArgument
 
 Optimizer: TypeAlias = Any
@@ -54,8 +55,9 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
 
 
 def update_variables(optimizer: Optimizer, grads: Sequence, variables: Sequence) -> None:
-    """Has the optimizer move the variables."""
-    if hasattr(optimizer, "apply"):
+    """Has the optimizer move the variables. On several replicas each calls it, with the same gradients."""
+    if isinstance(optimizer, keras.optimizers.Optimizer):
         optimizer.apply(grads, variables)
     else:
-        optimizer(list(grads), list(variables))
+        update = optimizer.apply if hasattr(optimizer, "apply") else optimizer
+        update(list(grads), [replicas.own_component(variable) for variable in variables])

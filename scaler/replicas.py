@@ -68,6 +68,19 @@ def assign_each(strategy, variable, function: Callable, *values) -> None:
     strategy.extended.update(variable, assign, args=values, group=False)
 
 
+def own_component(variable):
+    """What a replica may assign by itself: its component of a variable that TensorFlow would aggregate assignments of.
+
+    Assigning the variable as a whole would add up, over replicas, a change that is the same on each.
+    """
+    native = variable.value if isinstance(variable, keras.Variable) else variable
+    if not isinstance(native, tf.distribute.DistributedValues) or native.aggregation == tf.VariableAggregation.NONE:
+        return variable
+    context = tf.distribute.get_replica_context()
+    parts = of_each(context.strategy, native)
+    return parts[int(tf.get_static_value(context.replica_id_in_sync_group)) % len(parts)]
+
+
 def local_variable(value, name: str) -> tf.Variable:
     """A variable that each replica reads and assigns for itself."""
     return tf.Variable(
@@ -83,9 +96,10 @@ def local_variable(value, name: str) -> tf.Variable:
 def gradients_are_reduced(optimizer, strategy):
     """Keeps a Keras optimizer from summing gradients over replicas that were summed already.
 
-    Keras 3 has no argument for this. Dividing by the number of replicas first would spoil its own clipping.
+    Keras 3 has no argument for this. Dividing by the number of replicas first would spoil its own clipping. Any other
+    optimizer is a function of the gradients it is given.
     """
-    if strategy.num_replicas_in_sync == 1:
+    if strategy.num_replicas_in_sync == 1 or not isinstance(optimizer, keras.optimizers.Optimizer):
         yield
         return
     attributes = vars(optimizer)

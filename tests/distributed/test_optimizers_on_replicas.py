@@ -1,0 +1,135 @@
+"""Every kind of optimizer is given gradients that are summed once, and leaves the same weights on all replicas.
+
+Keras has no public way to be given reduced gradients: the scaler shadows a private method, whose name is pinned here.
+"""
+
+import keras
+import numpy as np
+import pytest
+import replica_cases as cases
+import tensorflow as tf
+
+import scaler
+from scaler import replicas
+
+
+def moved_by(apply, optimizer=None):
+    """Where SGD with a learning rate of 1 takes a zero when each of 2 replicas has a gradient of 1."""
+    strategy = cases.mirrored(2)
+    with strategy.scope():
+        variable = tf.Variable(0.0)
+        optimizer = optimizer or keras.optimizers.SGD(1.0)
+        if isinstance(optimizer, keras.optimizers.Optimizer):
+            optimizer.build([variable])
+        loss_scaler = scaler.LossScaler(scaler.NoScaling())
+    strategy.run(tf.function(lambda: apply(optimizer, variable, loss_scaler)))
+    assert cases.agree([variable])
+    return float(variable.numpy())
+
+
+def by_scaler(optimizer, variable, loss_scaler):
+    loss_scaler.apply(optimizer, [tf.constant(1.0)], [variable])
+
+
+def test_keras_still_has_the_method_that_is_shadowed():
+    assert callable(getattr(keras.optimizers.SGD(1.0), "_all_reduce_sum_gradients", None))
+
+
+def test_the_shadow_keeps_keras_from_summing_again(monkeypatch):
+    assert moved_by(lambda optimizer, variable, _: optimizer.apply([tf.constant(1.0)], [variable])) == -2.0
+    assert moved_by(by_scaler) == -2.0
+
+    class NoShadow:
+        def __getattr__(self, name):
+            return getattr(replicas, name)
+
+        def gradients_are_reduced(self, optimizer, strategy):
+            import contextlib
+
+            return contextlib.nullcontext()
+
+    from scaler import gate
+
+    monkeypatch.setattr(gate, "replicas", NoShadow())
+    assert moved_by(by_scaler) == -4.0
+
+
+def test_the_optimizer_is_its_own_again_afterwards():
+    strategy = cases.mirrored(2)
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(1.0)
+    assert moved_by(by_scaler, optimizer) == -2.0
+    assert "_all_reduce_sum_gradients" not in vars(optimizer)
+
+
+class Slotted:
+    """A callable object without a `__dict__`."""
+
+    __slots__ = ()
+
+    def __call__(self, grads, variables):
+        variables[0].assign_sub(grads[0])
+
+
+class Applying:
+    """Not a Keras optimizer, but with its method."""
+
+    def apply(self, grads, variables):
+        variables[0].assign_sub(grads[0])
+
+
+@pytest.mark.parametrize("optimizer", [Slotted(), Applying()], ids=["slots", "apply"])
+def test_functions_and_foreign_objects(optimizer):
+    assert moved_by(by_scaler, optimizer) == -2.0
+
+
+@pytest.mark.parametrize("aggregation", ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"])
+def test_plain_functions_whatever_the_aggregation_of_the_variable(aggregation):
+    """The gradients are the same on every replica already: TensorFlow must not sum what the function subtracts."""
+    strategy = cases.mirrored(2)
+    with strategy.scope():
+        variable = tf.Variable(0.0, aggregation=getattr(tf.VariableAggregation, aggregation))
+        loss_scaler = scaler.LossScaler(scaler.NoScaling())
+    strategy.run(tf.function(lambda: by_scaler(Slotted(), variable, loss_scaler)))
+    assert [float(part) for part in strategy.experimental_local_results(variable)] == [-2.0, -2.0]
+
+
+def test_no_gradient_on_any_replica_for_one_variable():
+    strategy = cases.mirrored(2)
+    with strategy.scope():
+        variables = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
+        optimizer = keras.optimizers.Adam(0.5, weight_decay=0.1)
+        loss_scaler = scaler.LossScaler(scaler.NoScaling())
+    step = tf.function(lambda: loss_scaler.apply(optimizer, [None, tf.constant(1.0)], variables).index)
+    for _ in range(2):
+        strategy.run(step)
+    assert variables[0].numpy().tolist() == [1.0, 2.0]
+    assert float(variables[1].numpy()) < 3.0
+    assert cases.agree(variables)
+
+
+def test_batchnorm_that_synchronises_its_statistics():
+    """Its forward and backward passes meet in a reduction of their own."""
+
+    def model():
+        keras.utils.set_random_seed(7)
+        return keras.Sequential(
+            [
+                keras.Input([4]),
+                keras.layers.Dense(6),
+                keras.layers.BatchNormalization(synchronized=True),
+                keras.layers.Dense(1),
+            ]
+        )
+
+    rig = cases.Rig(cases.mirrored(2), model, lambda: keras.optimizers.SGD(0.01))
+    before = cases.raw(rig.moved())
+    for replica in (0, 1):
+        assert not rig.run([cases.spoil(cases.batch(1), "gradients", replica, 2)])["applied"].any()
+        assert cases.raw(rig.moved()) == before
+    assert rig.run([cases.batch(1)])["applied"].all()
+    assert cases.agree(rig.moved())
+    one = cases.Rig(tf.distribute.get_strategy(), model, lambda: keras.optimizers.SGD(0.01))
+    one.run([cases.batch(1)])
+    for ours, theirs in zip(cases.components(rig.moved()), cases.components(one.moved()), strict=True):
+        np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,102 @@
+"""Gradients that are finite on each replica, but not when summed over them: every replica skips.
+
+Guards against deciding before the reduction. Each of the values alone is applied, which the tests look at, too.
+"""
+
+import keras
+import numpy as np
+import pytest
+import replica_cases as cases
+import tensorflow as tf
+
+import scaler
+
+
+class Given:
+    """Applies gradients given for each replica to a variable [2] of ones, by SGD with a learning rate of 1."""
+
+    def __init__(self, strategy, loss_scale, *, sparse=False, optimizer=None, **arguments):
+        self.strategy, self.sparse, self.arguments = strategy, sparse, arguments
+        with strategy.scope():
+            self.variable = tf.Variable([1.0, 1.0])
+            self.optimizer = optimizer or keras.optimizers.SGD(1.0)
+            self.loss_scaler = scaler.LossScaler(scaler.Static(loss_scale))
+        self.call = tf.function(lambda values: strategy.run(self._apply, args=(values,)))
+
+    def _apply(self, value):
+        grad = tf.IndexedSlices(value, tf.constant([1]), tf.constant([2])) if self.sparse else value
+        return self.loss_scaler.apply(self.optimizer, [grad], [self.variable], **self.arguments)
+
+    def __call__(self, *values):
+        """The outcome on replica 0 and the variable after it, for one gradient a replica."""
+        self.variable.assign([1.0, 1.0])
+        shares = self.strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(values[context.replica_id_in_sync_group], tf.float32)
+        )
+        outcome = tf.nest.map_structure(lambda x: self.strategy.experimental_local_results(x)[0], self.call(shares))
+        assert cases.agree([self.variable])
+        return outcome, self.variable.numpy()
+
+
+def test_scaled_gradients_overflow_in_the_sum():
+    given = Given(cases.mirrored(2), 2.0**120)
+    alone, moved = given([2e38, 0.0], [0.0, 2e38])
+    assert bool(alone.finite)
+    assert np.all(moved != 1.0)
+    both, kept = given([2e38, 0.0], [2e38, 0.0])
+    assert not bool(both.finite)
+    assert int(both.cause) == scaler.Cause.OVERFLOW
+    assert kept.tolist() == [1.0, 1.0]
+
+
+def test_the_norm_overflows_in_the_sum():
+    """1.5e19 squared is 2.25e38; twice of it, squared, is beyond float32."""
+    given = Given(cases.mirrored(2), 1.0)
+    assert bool(given([1.5e19, 0.0], [0.0, 0.0])[0].finite)
+    both, kept = given([1.5e19, 0.0], [1.5e19, 0.0])
+    assert not bool(both.finite)
+    assert int(both.cause) == scaler.Cause.TOO_LARGE
+    assert kept.tolist() == [1.0, 1.0]
+
+
+def test_infinities_that_cancel_do_not():
+    outcome, kept = Given(cases.mirrored(2), 1.0)([np.inf, 0.0], [-np.inf, 0.0])
+    assert not bool(outcome.finite)
+    assert bool(outcome.has_nan)
+    assert kept.tolist() == [1.0, 1.0]
+
+
+def test_one_index_on_two_replicas():
+    """`tf.IndexedSlices` are put behind one another, so the same row of both is a duplicate index."""
+    given = Given(cases.mirrored(2), 2.0**120, sparse=True)
+    assert bool(given([2e38], [0.0])[0].finite)
+    both, kept = given([2e38], [2e38])
+    assert not bool(both.finite)
+    assert kept.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "optimizer"),
+    [
+        ({"clip_norm": 1.0}, {}),
+        ({}, {"global_clipnorm": 1.0}),
+        ({}, {"clipnorm": 1.0}),
+    ],
+    ids=["clip_norm", "global_clipnorm", "clipnorm"],
+)
+def test_clipping_is_of_the_sum(arguments, optimizer):
+    """Keras clips what each replica has, and then sums: 5 on each of 2 replicas would move by 2, and 5 - 4.5 by 0."""
+    strategy = cases.mirrored(2)
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(1.0, **optimizer)
+    given = Given(strategy, 1.0, optimizer=optimizer, **arguments)
+    np.testing.assert_allclose(given([5.0, 0.0], [5.0, 0.0])[1], [0.0, 1.0], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(given([5.0, 0.0], [-4.5, 0.0])[1], [0.5, 1.0], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(given([3.0, 0.0], [0.0, 4.0])[1], [0.4, 0.2], rtol=0, atol=1e-6)
+
+
+def test_clipvalue_is_of_the_sum():
+    strategy = cases.mirrored(2)
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(1.0, clipvalue=1.0)
+    assert Given(strategy, 1.0, optimizer=optimizer)([5.0, 0.25], [5.0, 0.25])[1].tolist() == [0.0, 0.5]
