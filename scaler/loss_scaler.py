@@ -224,7 +224,7 @@ class LossScaler(tf.Module):
             tf.convert_to_tensor(when),
             (lambda finite: self.update(Event(finite))) if update else (lambda finite: None),
         )
-        self._loss_finite.assign(tf.logical_and(loss_finite, tf.logical_not(decision.attempted)))
+        self._loss_finite.assign(tf.logical_or(loss_finite, decision.attempted))
         return self._outcome(decision, loss_scale, tf.constant(positions), diagnose)
 
     def update(self, event: Event) -> None:
