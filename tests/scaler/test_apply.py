@@ -136,3 +136,13 @@ def test_a_generator_of_gradients_and_a_tuple_of_variables_will_do():
     loss_scaler = scaler.LossScaler(scaler.Static(2.0))
     assert loss_scaler.apply(plain_descent, (grad for grad in [tf.constant([1.0])]), (w,)).finite
     assert w.numpy()[0] == 0.5
+
+
+def test_a_norm_that_overflows_only_over_all_variables_is_skipped():
+    ours = [tf.Variable([1.0]), tf.Variable([1.0])]
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    grads = [tf.constant([1.5e19]), tf.constant([1.5e19])]
+    assert loss_scaler.apply(plain_descent, [grads[0], None], ours).finite
+    before = raw(ours)
+    assert not loss_scaler.apply(plain_descent, grads, ours).finite
+    assert raw(ours) == before
