@@ -28,7 +28,7 @@ QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovi
 
 
 def serve(path: str) -> None:
-    """Answers requests, one at a time, until it is ended."""
+    """Answers requests, one at a time, until it or who started it has ended."""
     import hypothesis.extra.numpy
     import keras
     import ml_dtypes
@@ -40,7 +40,10 @@ def serve(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
-        while True:
+        starter = os.getppid()
+        while os.getppid() == starter:
+            if not select.select([server], [], [], 1.0)[0]:
+                continue
             connection, _ = server.accept()
             with connection:
                 arguments = json.loads(connection.makefile().readline())
@@ -101,7 +104,12 @@ class Server:
 
     def __init__(self, copy: pathlib.Path):
         self._socket = str(copy.parent / "socket")
-        environment = {**os.environ, "PYTHONPATH": str(copy), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(copy),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "HYPOTHESIS_PROFILE": "mutants",
+        }
         command = [sys.executable, "-B", __file__, "serve", self._socket]
         self._process = subprocess.Popen(command, cwd=copy, env=environment, stderr=subprocess.DEVNULL)
 

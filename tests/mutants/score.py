@@ -30,7 +30,12 @@ NARROW = {
     "strategies/base": ["tests/scaler/test_bad_input.py"],
     "strategies/dynamic": ["tests/scaler/strategies", "tests/scaler/test_bad_input.py", "-k", "not eager and not xla"],
     "strategies/static": ["tests/scaler/strategies/test_static.py", "tests/scaler/test_bad_input.py"],
-    "strategies/no_scaling": ["tests/scaler/strategies/test_static.py", "tests/scaler/test_loss_scaler.py"],
+    "strategies/no_scaling": [
+        "tests/scaler/strategies/test_static.py",
+        "tests/scaler/test_foreign_scales.py",
+        "-k",
+        "not xla",
+    ],
     "checks": ["tests/scaler/test_bad_input.py"],
     "formats": ["tests/scaler/test_formats.py", "tests/scaler/test_bad_input.py", "-k", "not random_bit"],
     "gradients": ["tests/scaler/test_gradients.py", "-k", "not xla"],
@@ -65,7 +70,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", choices=NARROW, help="a module; may be given several times")
     parser.add_argument("--sample", type=int, help="so many random mutants of each module; all if not given")
-    parser.add_argument("--tool", type=pathlib.Path, default=pytest_server.ROOT / ".venv-mutants/bin", help="where cosmic-ray is")
+    parser.add_argument(
+        "--tool", type=pathlib.Path, default=pytest_server.ROOT / ".venv-mutants/bin", help="where cosmic-ray is"
+    )
     options = parser.parse_args()
     tool, explained = options.tool.resolve(), _explained()
     known, counted, missing = 0, 0, []

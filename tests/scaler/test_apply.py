@@ -101,6 +101,8 @@ def test_embedding_gradients_with_duplicate_indices(execute, name):
     before = raw(tables[:1], slots(gated))
     # Each row alone is finite, the sum of the duplicates is not.
     assert not run(ids, np.float32(2.4e38 / 16))
+    # The squares of all rows fit float32, those of the sums do not.
+    assert not run(ids, np.float32(5e18))
     assert not run(ids, np.float32(np.inf))
     assert raw(tables[:1], slots(gated)) == before
 

@@ -81,7 +81,9 @@ def test_an_apply_after_an_update_unscales_by_the_scale_before_it(execute):
             scaled = loss_scaler.scale(tf.reduce_sum(weights) * 0.5)
         grads = tape.gradient(scaled, [weights])
         loss_scaler.update(scaler.Event(tf.constant(True)))
-        return loss_scaler.apply(plain_descent, grads, [weights], update=False).loss_scale, loss_scaler.unscale(grads)[0]
+        return loss_scaler.apply(plain_descent, grads, [weights], update=False).loss_scale, loss_scaler.unscale(grads)[
+            0
+        ]
 
     run = execute(step)
     for number in range(3):

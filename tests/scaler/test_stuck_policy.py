@@ -39,7 +39,8 @@ def test_the_default_is_a_hundred_in_a_row_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ("scale", "row", "stuck"), [(LOW, 1, True), (LOW, 2, True), (LOW / 2, 1, True), (LOW, 0, False), (2 * LOW, 1, False)]
+    ("scale", "row", "stuck"),
+    [(LOW, 1, True), (LOW, 2, True), (LOW / 2, 1, True), (LOW, 0, False), (2 * LOW, 1, False)],
 )
 def test_stuck_at_the_floor_when_a_step_was_skipped_there(scale, row, stuck):
     said = problem(StuckPolicy(at_floor=True), Reading(10, 5, row, scale))
