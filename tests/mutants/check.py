@@ -2,8 +2,8 @@
 
     python tests/mutants/check.py [NAME ...]
 
-Exits with 1 if a breakage goes unnoticed, if its patch no longer applies (then make it anew, or drop it with the code it
-was about), or if a test is red without it.
+Exits with 1 if a breakage goes unnoticed, if its patch no longer applies (then make it anew, or drop it with the code
+it was about), or if a test is red without it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python pytest_server.py serve SOCKET            imports the libraries once, then forks for every request
     python pytest_server.py ask SOCKET ARGUMENT...  has it run pytest with these arguments, and exits as pytest does
 
-The server imports no module of this repository, so each fork reads the source as it is on disk at that moment. It starts
-no TensorFlow runtime either: a fork of a process with one would wait for threads that are not there.
+The server imports no module of this repository, so each fork reads the source as it is on disk at that moment. It
+starts no TensorFlow runtime either: a fork of a process with one would wait for threads that are not there.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python tests/mutants/score.py [--only stuck] [--sample 40] [--tool .venv-mutants/bin]
 
-It works in a copy. A survivor counts as explained if `equivalent.md` gives its module, its line before and after, and why
-no test can tell the two apart. Exits with 1 if fewer than 95% are killed or explained.
+It works in a copy. A survivor counts as explained if `equivalent.md` gives its module, its line before and after, and
+why no test can tell the two apart. Exits with 1 if fewer than 95% are killed or explained.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a step must do, written a second time from the promise: float64 numbers with bounds on every rounding.
 
-A bound is derived, not tuned: an operation in a format with unit roundoff u changes a result r by at most u |r|, plus the
-least positive number where it underflows; sums of n terms change by n u times the sum of their magnitudes.
+A bound is derived, not tuned: an operation in a format with unit roundoff u changes a result r by at most u |r|, plus
+the least positive number where it underflows; sums of n terms change by n u times the sum of their magnitudes.
 """
 
 import dataclasses

@@ -122,7 +122,7 @@ def batch(seed, fault, kind):
         x[place, seed % 3] = np.nan
     elif fault != "none":
         importance[place] = {"overflow": 2.0**20, "nan loss": np.nan, "1e20": 1e20, "underflow": 2.0**-40}[fault]
-    return tf.constant(x, kind), tf.constant(y), tf.constant(importance)
+    return tf.cast(x, kind), tf.constant(y), tf.constant(importance)
 
 
 def raw(values):

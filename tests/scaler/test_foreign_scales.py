@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 from scaler_cases import plain_descent
 
-import scaler
 from scaler import Dynamic, LossScaler, NoScaling, Static
 
 STRATEGIES = {

@@ -187,5 +187,5 @@ def test_check_says_nothing_where_it_shall_continue():
 
 def test_check_is_for_the_host():
     loss_scaler = LossScaler()
-    with pytest.raises(scaler.InvalidArgument, match="outside of the tf.function"):
+    with pytest.raises(scaler.InvalidArgument, match=r"outside of the tf\.function"):
         tf.function(loss_scaler.check)()
