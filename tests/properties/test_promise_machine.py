@@ -26,6 +26,7 @@ import scaler
 FIRST, LOW, HIGH = 2.0**10, 2.0**-3, 2.0**17
 MOMENTUM = 0.875
 CLIP_NORM = 4.0
+PATIENCE = 6
 RATES = (0.0, 0.0078125, 0.125)
 FAULTS = ("none", "overflow", "nan loss", "forward", "1e20", "nan data", "underflow")
 TALLY = collections.Counter()
@@ -76,7 +77,8 @@ class Rig:
         self.interval = tf.Variable(3)
         bounds = {"min_scale": LOW, "max_scale": HIGH, "hysteresis": setup.hysteresis}
         strategy = scaler.Dynamic(FIRST, growth_interval=self.interval, **bounds)
-        self.scaler = scaler.LossScaler(strategy if setup.scaled else scaler.NoScaling())
+        stuck = scaler.StuckPolicy(consecutive_skips=PATIENCE)
+        self.scaler = scaler.LossScaler(strategy if setup.scaled else scaler.NoScaling(), stuck=stuck)
         self.step = loops.TrainStep(
             self.model,
             weighted_error,
@@ -207,13 +209,14 @@ class Promise(RuleBasedStateMachine):
 
     @rule(disk=st.sampled_from([False] * 7 + [True]))
     def save(self, disk):
-        path = None
         if disk:
+            before = self.rig.read()
             with tempfile.TemporaryDirectory() as folder:
                 path = self.rig.checkpoint.write(f"{folder}/ckpt")
                 for variable in self.rig.variables:
                     variable.assign(tf.ones_like(variable))
                 self.rig.checkpoint.read(path).assert_consumed()
+            assert raw(self.rig.read()) == raw(before)
         self.saved = [rig.read() for rig in self.both()], copy.deepcopy(self.expected)
         self.log = []
 
@@ -358,6 +361,11 @@ class Promise(RuleBasedStateMachine):
         assert int(self.rig.optimizer.iterations.numpy()) == want.applied
         if self.twin:
             assert raw(self.rig.weights()) == raw(self.twin.weights())
+        if want.row < PATIENCE:
+            self.rig.scaler.check()
+        else:
+            with pytest.raises(scaler.StuckError, match=f"{want.row} steps in a row.*'sequential.*/(kernel|bias)'"):
+                self.rig.scaler.check()
 
     @invariant()
     def nothing_is_left_unchecked(self):
@@ -388,5 +396,5 @@ def test_a_few_hundred_rules():
 
 @pytest.mark.slow
 def test_a_hundred_thousand_rules():
-    run(4000, 50)
+    run(2500, 50)
     assert TALLY["rules"] >= 100_000

@@ -57,7 +57,8 @@ def test_stuck_at_the_ceiling(scale, stuck):
 
 def test_a_scale_that_cannot_move_is_at_no_bound():
     policy = StuckPolicy(at_floor=True, at_ceiling=True)
-    assert problem(policy, Reading(10, 5, 1, 8.0), 8.0, 8.0) is None
+    assert problem(policy, Reading(10, 5, 1, 8.0), 8.0, float("8")) is None
+    assert problem(policy, Reading(10, 5, 1, 8.0), 9.0, 8.0) is None
     assert problem(policy, Reading(10, 5, 1, 8.0), 8.0, 9.0)
     assert problem(policy, Reading(10, 5, 0, 8.0), 7.0, 8.0)
 
@@ -73,10 +74,10 @@ def test_stuck_when_more_than_a_share_was_skipped(skipped, stuck):
 
 def test_a_share_is_of_the_shortest_time_that_is_long_enough():
     policy = StuckPolicy(skip_rate=0.5, over=10)
-    before = [Reading(0, 0, 0, 0.0), Reading(5, 5, 0, 8.0), Reading(9, 5, 0, 8.0), Reading(12, 8, 0, 8.0)]
+    before = [Reading(0, 0, 0, 0.0), Reading(5, 4, 0, 8.0), Reading(9, 5, 0, 8.0), Reading(12, 8, 0, 8.0)]
     assert policy.problem([*before[:2], Reading(9, 9, 0, 8.0)], LOW, HIGH) is None
     assert policy.problem([*before, Reading(19, 11, 0, 8.0)], LOW, HIGH) == "6 of the last 10 steps were skipped"
-    assert policy.problem([*before, Reading(18, 12, 0, 8.0)], LOW, HIGH) == "7 of the last 13 steps were skipped"
+    assert policy.problem([*before, Reading(18, 12, 0, 8.0)], LOW, HIGH) == "8 of the last 13 steps were skipped"
     assert policy.problem([*before, Reading(22, 8, 0, 8.0)], LOW, HIGH) is None
 
 
