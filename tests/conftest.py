@@ -17,6 +17,10 @@ tf.config.set_logical_device_configuration(
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
 hypothesis.settings.register_profile("slow", deadline=None, max_examples=2000)
+# For the mutation tester, to which the first failure says enough: no time is spent on making it small.
+hypothesis.settings.register_profile(
+    "mutants", deadline=None, derandomize=True, phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate)
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 MODES = ("eager", "graph", "loop", "xla")

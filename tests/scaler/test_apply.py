@@ -101,6 +101,8 @@ def test_embedding_gradients_with_duplicate_indices(execute, name):
     before = raw(tables[:1], slots(gated))
     # Each row alone is finite, the sum of the duplicates is not.
     assert not run(ids, np.float32(2.4e38 / 16))
+    # The squares of all rows fit float32, those of the sums do not.
+    assert not run(ids, np.float32(5e18))
     assert not run(ids, np.float32(np.inf))
     assert raw(tables[:1], slots(gated)) == before
 
@@ -136,3 +138,13 @@ def test_a_generator_of_gradients_and_a_tuple_of_variables_will_do():
     loss_scaler = scaler.LossScaler(scaler.Static(2.0))
     assert loss_scaler.apply(plain_descent, (grad for grad in [tf.constant([1.0])]), (w,)).finite
     assert w.numpy()[0] == 0.5
+
+
+def test_a_norm_that_overflows_only_over_all_variables_is_skipped():
+    ours = [tf.Variable([1.0]), tf.Variable([1.0])]
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    grads = [tf.constant([1.5e19]), tf.constant([1.5e19])]
+    assert loss_scaler.apply(plain_descent, [grads[0], None], ours).finite
+    before = raw(ours)
+    assert not loss_scaler.apply(plain_descent, grads, ours).finite
+    assert raw(ours) == before

@@ -84,7 +84,7 @@ def rows():
         yield *dynamic(growth_factor=value), GROWTH
     for value in (1, 1.0, 1 - 1e-12, 2.0, 0, -0.5, 2.0**-127, math.inf, math.nan, True, "0.5", None):
         yield *dynamic(backoff_factor=value), BACKOFF
-    for value in (0, -1, 2000.0, 1.5, math.nan, 2**31, True, "2000", None):
+    for value in (0, -1, 2000.0, 1.5, math.nan, 2**31, 2**31 + 1, 2**40, True, "2000", None):
         yield *dynamic(growth_interval=value), COUNT
         yield *dynamic(hysteresis=value), COUNT
     for value in (1, "no", None):
@@ -220,3 +220,9 @@ def test_what_lies_on_the_border_is_accepted_and_runs(make):
 @pytest.mark.parametrize("value", [1, 1.0, np.float64(1), np.float32(1), np.int64(1), tf.constant(1.0)])
 def test_any_kind_of_number_is_a_clip_norm(value):
     assert apply(clip_norm=value).finite
+
+
+def test_a_number_given_as_a_tensor_is_read_when_the_step_runs():
+    run = tf.function(lambda scale: Static(scale).init().loss_scale)
+    assert [run(tf.constant(value)).numpy() for value in (8.0, 3.0)] == [8.0, 3.0]
+    assert run.experimental_get_tracing_count() == 1

@@ -4,6 +4,7 @@ The judge is NumPy's and ml_dtypes' cast where it rounds once, and exact arithme
 twice.
 """
 
+import dataclasses
 import math
 
 import ml_dtypes
@@ -131,6 +132,11 @@ def test_limits_are_those_of_the_number_type(name):
     assert rounded(below, name) == fmt.max
     assert math.isinf(rounded(above, name))
     assert math.isinf(rounded(fmt.overflow_threshold, name)) == fmt.has_infinity
+
+
+def test_facts_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        scaler.float_format("float16").max = 1.0
 
 
 def test_known_numbers_of_float16_and_float8():

@@ -71,3 +71,24 @@ def test_the_long_form_unscales_by_the_scale_before_the_update(execute):
     run = execute(step)
     assert [run().numpy() for _ in range(4)] == [0.5] * 4
     assert loss_scaler.loss_scale.numpy() == 128.0
+
+
+def test_an_apply_after_an_update_unscales_by_the_scale_before_it(execute):
+    weights, loss_scaler = tf.Variable([0.0]), scaler.LossScaler(scaler.Dynamic(8.0, growth_interval=1))
+
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(weights) * 0.5)
+        grads = tape.gradient(scaled, [weights])
+        loss_scaler.update(scaler.Event(tf.constant(True)))
+        return loss_scaler.apply(plain_descent, grads, [weights], update=False).loss_scale, loss_scaler.unscale(grads)[
+            0
+        ]
+
+    run = execute(step)
+    for number in range(3):
+        used, unscaled = run()
+        assert used.numpy() == 8.0 * 2**number
+        assert unscaled.numpy()[0] == 0.5
+    assert weights.numpy()[0] == -1.5
+    assert loss_scaler.loss_scale.numpy() == 64.0

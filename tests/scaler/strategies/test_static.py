@@ -1,5 +1,7 @@
 """Guards that Static and NoScaling never move the scale, whatever the steps show and however they are executed."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import reference
@@ -42,3 +44,11 @@ def test_both_have_the_members_of_a_strategy():
 
 def test_static_takes_a_tensor():
     assert Static(tf.constant(64.0)).init().loss_scale.numpy() == 64.0
+
+
+@pytest.mark.parametrize("make", [lambda: Static(2.0), NoScaling, scaler.Dynamic])
+def test_a_strategy_is_a_value(make):
+    assert make() == make()
+    assert hash(make()) == hash(make())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        make().loss_scale = 4.0

@@ -1,0 +1,73 @@
+"""Hand-made breakages of the stateful parts: a patch, and the test that has to go red when it is applied.
+
+Read it as a list of the guards: take one out, and this is who notices. Patches are in `patches/`, by name.
+"""
+
+APPLY = "tests/scaler/test_apply.py"
+DYNAMIC = "tests/scaler/strategies/test_dynamic.py"
+INVARIANTS = "tests/scaler/strategies/test_dynamic_invariants.py"
+FACE = "tests/scaler/test_loss_scaler.py"
+FOREIGN = "tests/scaler/test_foreign_scales.py"
+GRADIENTS = "tests/scaler/test_gradients.py"
+MASTERS = "tests/scaler/test_masters.py"
+REPLICAS = "tests/mutants/test_replica_guards.py"
+ROLLBACK = "tests/scaler/test_rollback.py"
+SCALES = "tests/scaler/test_one_scale_a_step.py"
+SENTENCES = "tests/scaler/test_outcome_sentences.py"
+WINDOW = "tests/loops/test_accumulate.py"
+WINDOW_SUMS = "tests/loops/test_accumulate_gradients.py"
+
+BREAKAGES = {
+    # Corrupts
+    "finite_is_inverted": f"{APPLY}::test_a_generator_of_gradients_and_a_tuple_of_variables_will_do",
+    "nan_is_caught_infinity_is_not": f"{APPLY}::test_variables_of_16_bits_may_be_updated_when_asked_for[graph]",
+    "norm_over_variables_is_not_looked_at": f"{APPLY}::test_a_norm_that_overflows_only_over_all_variables_is_skipped",
+    "large_gradients_are_finite": f"{GRADIENTS}::test_all_finite",
+    "duplicates_are_not_summed": f"{APPLY}::test_embedding_gradients_with_duplicate_indices[graph-SGD]",
+    "non_finite_state_is_kept": f"{ROLLBACK}::test_an_applied_step_puts_back_only_what_is_no_longer_finite[graph]",
+    "window_keeps_non_finite_state": (
+        f"{WINDOW_SUMS}::test_statistics_that_overflow_float16_are_not_kept_until_the_window_ends"
+    ),
+    "masters_are_rounded_to_infinity": f"{MASTERS}::test_a_master_beyond_the_range_saturates",
+    "accumulator_takes_infinities": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-0]",
+    # Leaves its range
+    "no_floor": f"{INVARIANTS}::test_300_nonfinite_steps_end_on_the_floor_and_clean_ones_leave_it",
+    "no_ceiling": f"{INVARIANTS}::test_300_finite_steps_end_on_the_ceiling_and_a_nonfinite_one_leaves_it",
+    "foreign_scale_is_used_as_it_is": FOREIGN,
+    "nan_scale_is_used_as_it_is": FOREIGN,
+    # Half-skips
+    "skip_advances_iterations": f"{ROLLBACK}::test_a_skipped_step_leaves_every_optimizer_alone[SGD]",
+    "no_rollback": f"{ROLLBACK}::test_skipped_batches_leave_no_bit_changed_and_the_run_goes_on_as_without_them[graph]",
+    "snapshot_is_the_variable_itself": f"{ROLLBACK}::test_restoring_puts_back_every_bit_of_any_dtype[graph]",
+    "masters_are_rounded_before_the_update": f"{MASTERS}::test_any_mix_of_dtypes[graph]",
+    "masters_are_never_refreshed": f"{MASTERS}::test_keras_set_weights_counts",
+    "masters_are_the_rounded_values": (
+        f"{MASTERS}::test_updates_too_small_for_16_bits_add_up_in_the_master[graph-float16-0.000244140625]"
+    ),
+    "accumulator_keeps_a_skipped_window": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-1]",
+    "last_micro_batch_decides": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-0]",
+    "window_is_a_micro_batch_short": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-0]",
+    "window_forgets_where_it_began": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-1]",
+    "accumulator_adds_in_16_bits": f"{WINDOW_SUMS}::test_repeated_tokens_are_summed_in_float32",
+    # Mixes scales
+    "unscale_by_the_next_scale": f"{SCALES}::test_every_applied_step_moves_by_the_true_gradient[graph-float32]",
+    "scale_used_is_ignored": f"{SCALES}::test_an_apply_after_an_update_unscales_by_the_scale_before_it",
+    "clip_before_unscale": f"{FACE}::test_clipping_comes_after_unscaling[graph]",
+    "unscaled_in_float16": f"{GRADIENTS}::test_unscaling_works_in_float32_so_that_small_gradients_survive",
+    # Disagrees
+    "only_replica_0_decides": f"{REPLICAS}::test_an_overflow_on_either_replica_skips_both",
+    "decide_before_reducing": f"{REPLICAS}::test_what_counts_is_the_sum",
+    "optimizer_sums_again": f"{REPLICAS}::test_the_sum_moves_both_replicas_once",
+    "loss_of_replica_0_only": f"{REPLICAS}::test_a_bad_loss_on_either_replica_is_the_cause",
+    # Sticks silently
+    "hysteresis_is_never_refilled": (
+        f"{INVARIANTS}::test_a_spent_budget_backs_off_at_every_step_until_a_growth_refills_it"
+    ),
+    "growth_is_a_step_late": f"{DYNAMIC}::test_numbers_given_as_python_values_act_as_tensors_do[loop]",
+    "growth_does_not_restart_the_count": f"{DYNAMIC}::test_numbers_given_as_python_values_act_as_tensors_do[loop]",
+    "strategy_never_hears_of_a_skip": f"{FACE}::test_the_outcome_says_what_happened[graph]",
+    "skips_count_as_applied": f"{FACE}::test_counters[graph]",
+    "consecutive_skips_never_end": f"{FACE}::test_counters[graph]",
+    "last_skip_is_not_recorded": f"{SENTENCES}::test_the_scaler_knows_the_names_of_what_it_applied",
+    "a_bad_loss_is_blamed_for_ever": f"{SENTENCES}::test_a_bad_loss_is_blamed_for_its_own_step_only",
+}

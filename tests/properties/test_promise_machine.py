@@ -1,0 +1,400 @@
+"""Guards all eight lines of the promise at once: random mixtures of faults on a small model, checked after every rule.
+
+Four models, each compiled once and set back by assignment: float16 with masters under momentum and Adam, with windows
+of one, two and three micro-batches; and float32 beside a twin that never heard of scaling, equal to it in every bit.
+
+A few hundred rules by default; `make promise` runs a hundred thousand.
+"""
+
+import collections
+import copy
+import dataclasses
+import tempfile
+
+import hypothesis
+import keras
+import numpy as np
+import promise_reference as reference
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+import loops
+import scaler
+
+FIRST, LOW, HIGH = 2.0**10, 2.0**-3, 2.0**17
+MOMENTUM = 0.875
+CLIP_NORM = 4.0
+PATIENCE = 6
+RATES = (0.0, 0.0078125, 0.125)
+FAULTS = ("none", "overflow", "nan loss", "forward", "1e20", "nan data", "underflow")
+TALLY = collections.Counter()
+
+
+class Track(keras.layers.Layer):
+    """What BatchNorm and a seed generator do to a model: a moving mean, and a number drawn at each batch."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False, name="mean")
+        self.draws = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False, name="draws")
+
+    def call(self, x):
+        mean = tf.reduce_mean(tf.cast(x, tf.float32), axis=0)
+        self.mean.assign(tf.cast(0.5 * tf.cast(self.mean, tf.float32) + 0.5 * mean, self.mean.dtype))
+        self.draws.assign(self.draws + 1)
+        return x
+
+
+def weighted_error(y, prediction, importance):
+    residual = tf.cast(prediction, tf.float32) - y
+    return tf.reduce_mean(importance[:, None] * tf.square(residual))
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    kind: str
+    optimizer: str
+    window: int
+    hysteresis: int = 1
+    clip: bool = False
+    scaled: bool = True
+
+    def make_optimizer(self):
+        if self.optimizer == "Adam":
+            return keras.optimizers.Adam(RATES[1])
+        return keras.optimizers.SGD(RATES[1], momentum=MOMENTUM)
+
+
+class Rig:
+    """A compiled train step, all of its variables, and their values at the start."""
+
+    def __init__(self, setup):
+        self.setup = setup
+        keras.utils.set_random_seed(11)
+        layers = [keras.Input([3], dtype=setup.kind), keras.layers.Dense(2, dtype=setup.kind), Track(dtype=setup.kind)]
+        self.model, self.optimizer = keras.Sequential(layers), setup.make_optimizer()
+        self.interval = tf.Variable(3)
+        bounds = {"min_scale": LOW, "max_scale": HIGH, "hysteresis": setup.hysteresis}
+        strategy = scaler.Dynamic(FIRST, growth_interval=self.interval, **bounds)
+        stuck = scaler.StuckPolicy(consecutive_skips=PATIENCE)
+        self.scaler = scaler.LossScaler(strategy if setup.scaled else scaler.NoScaling(), stuck=stuck)
+        self.step = loops.TrainStep(
+            self.model,
+            weighted_error,
+            self.optimizer,
+            loss_scaler=self.scaler,
+            accumulate=setup.window,
+            clip_norm=CLIP_NORM if setup.clip else None,
+        )
+        self.call = tf.function(self.step)
+        self.call.get_concrete_function(batch(0, "none", setup.kind))
+        self.masters = self.step.masters.weights if self.step.masters else self.model.trainable_variables
+        window = self.step.window.variables if self.step.window else ()
+        groups = (self.model.variables, self.optimizer.variables, self.scaler.variables, window, [self.interval])
+        own_masters = [master for master in self.masters if self.step.masters and master.dtype == tf.float32]
+        self.variables = [v.value if isinstance(v, keras.Variable) else v for group in groups for v in group]
+        self.variables += [m for m in own_masters if not any(m is v for v in self.variables)]
+        self.read_all = tf.function(lambda: [tf.identity(variable) for variable in self.variables])
+        self.start = self.read()
+        self.checkpoint = tf.train.Checkpoint(variables=self.variables)
+
+    def read(self):
+        return [value.numpy() for value in self.read_all()]
+
+    def assign(self, values):
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(value)
+
+    def weights(self):
+        """Model, masters and slots: what a skip must not move."""
+        layer = [v.numpy() for v in self.model.variables]
+        return [*layer, *(m.numpy() for m in self.masters), *(np.asarray(v) for v in self.optimizer.variables)]
+
+
+def batch(seed, fault, kind):
+    """Two examples: inputs [2, 3], targets [2, 2], importance [2], with the fault in one of them."""
+    random = np.random.default_rng(seed)
+    x, y = random.normal(size=(2, 3)).astype(np.float16), random.normal(size=(2, 2)).astype(np.float32)
+    x, importance = x.astype(np.float32), np.ones(2, np.float32)
+    place = seed % 2
+    if fault == "forward":
+        x[place] = 1e6 if kind == "float16" else 3e38
+    elif fault == "nan data":
+        x[place, seed % 3] = np.nan
+    elif fault != "none":
+        importance[place] = {"overflow": 2.0**20, "nan loss": np.nan, "1e20": 1e20, "underflow": 2.0**-40}[fault]
+    return tf.cast(x, kind), tf.constant(y), tf.constant(importance)
+
+
+def raw(values):
+    return [np.asarray(value).tobytes() for value in values]
+
+
+SETUPS = {
+    "momentum": Setup("float16", "SGD", 1),
+    "adam, window of 2": Setup("float16", "Adam", 2, hysteresis=2),
+    "momentum, window of 3, clipped": Setup("float16", "SGD", 3, clip=True),
+    "float32 and its twin": Setup("float32", "SGD", 1),
+}
+RIGS = {}
+
+
+def rigs(name):
+    """The model and its twin, made when first asked for."""
+    if name not in RIGS:
+        setup = SETUPS[name]
+        twin = Rig(dataclasses.replace(setup, scaled=False)) if setup.kind == "float32" else None
+        RIGS[name] = Rig(setup), twin
+    return RIGS[name]
+
+
+@dataclasses.dataclass
+class Expected:
+    """What the reference knows beside the model's own variables."""
+
+    scale: reference.Scale
+    rate: float
+    interval: int
+    micro: int = 0
+    sums: list | None = None
+    finite: bool | None = True
+    draws: int = 0
+    state: list | None = None
+
+
+class Promise(RuleBasedStateMachine):
+    """One run of training, with everything that may befall it."""
+
+    @initialize(name=st.sampled_from(sorted(SETUPS)))
+    def begin(self, name):
+        self.rig, self.twin = rigs(name)
+        for rig in self.both():
+            rig.assign(rig.start)
+        self.setup = self.rig.setup
+        scale = reference.Scale(FIRST, LOW, HIGH, self.setup.hysteresis)
+        self.expected = Expected(scale, RATES[1], 3)
+        self.saved = None
+        self.log = []
+
+    def both(self):
+        return [self.rig, self.twin] if self.twin else [self.rig]
+
+    @rule(seed=st.integers(0, 7), fault=st.sampled_from(("none",) * 6 + FAULTS))
+    def train(self, seed, fault):
+        self.act(("train", seed, fault))
+
+    @rule(seed=st.integers(0, 7), count=st.integers(2, 8))
+    def train_on(self, seed, count):
+        """Good batches in a row, for the scale to grow."""
+        for number in range(count):
+            self.act(("train", (seed + number) % 8, "none"))
+
+    @rule(seed=st.integers(0, 7), fault=st.sampled_from(FAULTS[1:]), count=st.integers(2, 8))
+    def train_badly(self, seed, fault, count):
+        for number in range(count):
+            self.act(("train", (seed + number) % 8, fault))
+
+    @rule(interval=st.integers(1, 4))
+    def change_interval(self, interval):
+        self.act(("interval", interval))
+
+    @rule(rate=st.sampled_from(RATES))
+    def change_rate(self, rate):
+        self.act(("rate", rate))
+
+    @rule(seed=st.integers(0, 3), size=st.sampled_from([0.0, 0.25, 4.0]), part=st.booleans())
+    def set_weights(self, seed, size, part):
+        self.act(("weights", seed, size, part))
+
+    @rule(disk=st.sampled_from([False] * 7 + [True]))
+    def save(self, disk):
+        if disk:
+            before = self.rig.read()
+            with tempfile.TemporaryDirectory() as folder:
+                path = self.rig.checkpoint.write(f"{folder}/ckpt")
+                for variable in self.rig.variables:
+                    variable.assign(tf.ones_like(variable))
+                self.rig.checkpoint.read(path).assert_consumed()
+            assert raw(self.rig.read()) == raw(before)
+        self.saved = [rig.read() for rig in self.both()], copy.deepcopy(self.expected)
+        self.log = []
+
+    @rule()
+    def restore(self):
+        """Back to what was saved, and once more through what came after: every bit again."""
+        if self.saved is None:
+            return
+        values, expected = self.saved
+        for rig, saved in zip(self.both(), values, strict=True):
+            rig.assign(saved)
+            assert raw(rig.read()) == raw(saved)
+        self.expected = copy.deepcopy(expected)
+        again, self.log = self.log[:6], []
+        for action, bits in again:
+            self.act(action)
+            assert self.log[-1][1] == bits, f"{action} did something else after a restore"
+
+    def act(self, action):
+        """Does one thing, checks it and remembers what it led to."""
+        kind, *arguments = action
+        getattr(self, f"do_{kind}")(*arguments)
+        TALLY["actions"] += 1
+        values = [rig.read() for rig in self.both()]
+        self.check_everywhere(values)
+        self.log.append((action, [bits for own in values for bits in raw(own)]))
+
+    def do_interval(self, interval):
+        self.expected.interval = interval
+        self.rig.interval.assign(interval)
+
+    def do_rate(self, rate):
+        self.expected.rate = rate
+        for rig in self.both():
+            rig.optimizer.learning_rate.assign(rate)
+
+    def do_weights(self, seed, size, part):
+        random = np.random.default_rng(seed)
+        kernel, bias = (random.normal(size=shape) * size for shape in ((3, 2), (2,)))
+        for rig in self.both():
+            layer = rig.model.layers[0]
+            old = layer.get_weights()
+            # Assigning a part leaves the masters of the rest as they are.
+            new = [np.where([True, False], kernel, old[0]) if part else kernel, old[1] if part else bias]
+            layer.set_weights([value.astype(weight.dtype) for value, weight in zip(new, old, strict=True)])
+
+    def do_train(self, seed, fault):
+        setup, want, rig = self.setup, self.expected, self.rig
+        data = batch(seed, fault, setup.kind)
+        kernel, bias, mean, draws = (v.numpy() for v in rig.model.variables)
+        if want.micro == 0:
+            want.sums, want.finite, want.state = None, True, [mean, draws]
+        arrays = [value.numpy() for value in data]
+        micro = reference.micro_batch(kernel, bias, *arrays, want.scale.scale, 1 / setup.window, setup.kind)
+        want.finite = False if False in (want.finite, micro.finite) else None if micro.finite is None else want.finite
+        more = [micro.kernel, micro.bias]
+        want.sums = [reference.plus(*pair) for pair in zip(want.sums, more, strict=True)] if want.sums else more
+        before = rig.weights()
+        masters = [master.numpy() for master in rig.masters]
+        slots = [np.asarray(variable) for variable in rig.optimizer.variables]
+
+        outcome = {name: value.numpy() for name, value in rig.call(data).items()}
+        if self.twin:
+            assert bool(self.twin.call(data)["applied"]) == bool(outcome["applied"])
+        want.micro = (want.micro + 1) % setup.window
+        assert outcome["loss_scale"] == want.scale.scale
+        assert bool(outcome["attempted"]) == (want.micro == 0)
+        if want.micro:
+            assert not outcome["applied"]
+            # A micro-batch moves the model's own state at most.
+            kept = slice(0, 2), slice(4, None)
+            assert all(raw(rig.weights()[part]) == raw(before[part]) for part in kept)
+            return
+
+        applied = bool(outcome["applied"])
+        self.decided(applied, fault)
+        want.scale.step(applied, want.interval)
+        if not applied:
+            now = rig.weights()
+            assert raw(now[:2]) == raw(before[:2])
+            assert raw(now[2:4]) == raw(want.state)
+            assert raw(now[4:]) == raw(before[4:])
+            return
+        assert rig.model.variables[3].numpy() == want.state[1] + setup.window
+        if setup.window == 1:
+            self.moved_mean(mean, micro.output)
+        grads = reference.clipped(want.sums, CLIP_NORM) if setup.clip else want.sums
+        starts = [reference.master_before(m, v) for m, v in zip(masters, (kernel, bias), strict=True)]
+        self.updated(starts, slots, grads)
+
+    def decided(self, applied, fault):
+        want = self.expected
+        finite = want.finite
+        if finite:
+            finite = reference.norm_is_finite(want.sums)
+        TALLY[f"{'applied' if applied else 'skipped'}, {fault}"] += 1
+        TALLY["rounding decides"] += finite is None
+        if finite is not None:
+            assert applied == finite, f"{'applied' if applied else 'skipped'}, though the gradients are {want.sums}"
+
+    def moved_mean(self, before, output):
+        value = 0.5 * before.astype(np.float64) + 0.5 * output.value.mean(axis=0)
+        kind = reference.KINDS[self.setup.kind]
+        size = np.abs(before.astype(np.float64)) + output.most.mean(axis=0)
+        error = 0.5 * output.error.mean(axis=0) + (kind.roundoff + 8 * reference.SINGLE) * size + kind.least
+        reference.Bounded(value, error).check(self.rig.model.variables[2].numpy(), "moving mean")
+
+    def updated(self, starts, slots, grads):
+        rig, rate = self.rig, float(np.float32(self.expected.rate))
+        variables = [np.asarray(variable) for variable in rig.optimizer.variables]
+        assert variables[0] == slots[0] + 1
+        wide = [start.astype(np.float64) for start in starts]
+        old = [slot.astype(np.float64) for slot in slots[2:]]
+        for at, name in enumerate(("kernel", "bias")):
+            if self.setup.optimizer == "Adam":
+                first, second = 2 * at, 2 * at + 1
+                m, v, weight = reference.adam_step(
+                    wide[at], old[first], old[second], grads[at], rate, int(variables[0])
+                )
+                m.check(variables[2 + first], f"first moment of {name}")
+                v.check(variables[2 + second], f"second moment of {name}")
+            else:
+                slot, weight = reference.momentum_step(wide[at], old[at], grads[at], rate, MOMENTUM)
+                slot.check(variables[2 + at], f"momentum of {name}")
+            master = rig.masters[at].numpy()
+            weight.check(master, f"master of {name}")
+            model = rig.model.variables[at].numpy()
+            assert raw([model]) == raw([reference.rounded(master, model.dtype)])
+
+    def check_everywhere(self, values):
+        for own in values:
+            assert all(np.isfinite(value.astype(np.float64)).all() for value in own if value.dtype.kind not in "iub")
+        state, counters, want = self.rig.scaler.state, self.rig.scaler.counters, self.expected.scale
+        assert LOW <= state.loss_scale.numpy() <= HIGH
+        assert state.loss_scale.numpy() == want.scale
+        assert [int(count) for count in counters] == [
+            want.attempted,
+            want.applied,
+            want.attempted - want.applied,
+            want.row,
+        ]
+        assert int(self.rig.optimizer.iterations.numpy()) == want.applied
+        if self.twin:
+            assert raw(self.rig.weights()) == raw(self.twin.weights())
+        if want.row < PATIENCE:
+            self.rig.scaler.check()
+        else:
+            with pytest.raises(scaler.StuckError, match=f"{want.row} steps in a row.*'sequential.*/(kernel|bias)'"):
+                self.rig.scaler.check()
+
+    @invariant()
+    def nothing_is_left_unchecked(self):
+        TALLY["rules"] += 1
+
+
+def run(examples, steps):
+    settings = hypothesis.settings(
+        hypothesis.settings(),
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    TALLY.clear()
+    run_state_machine_as_test(Promise, settings=settings)
+    print(dict(TALLY))
+
+
+def test_a_few_hundred_rules():
+    run(30, 25)
+    # The mixture holds what it is about, and rounding decides rarely.
+    assert TALLY["rules"] >= 300
+    assert TALLY["rounding decides"] <= 0.05 * TALLY["actions"]
+    for fault in FAULTS:
+        assert TALLY[f"{'applied' if fault in ('none', 'underflow') else 'skipped'}, {fault}"], fault
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_rules():
+    run(2500, 50)
+    assert TALLY["rules"] >= 100_000
