@@ -42,6 +42,7 @@ class StepCalls:
         self._spec = element_spec
         self._counters = counters
         self._in_graph = in_graph
+        self._worked = False
         self._compile()
 
     def __call__(self, iterator, limit: int) -> tuple[int, Outputs]:

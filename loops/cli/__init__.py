@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except scaler.ScalerError as error:
         return _fail(str(error), _EXIT_ERROR)
     except OSError as error:
-        place = error.filename or "the output folder"
-        return _fail(f"{place}: {error.strerror or error}. Choose a folder that can be written with --out.", _EXIT_ERROR)
+        place, reason = error.filename or "the output folder", error.strerror or error
+        return _fail(f"{place}: {reason}. Choose a folder that can be written with --out.", _EXIT_ERROR)
     except KeyboardInterrupt:
         return _fail("interrupted; what was written until here is kept.", _EXIT_INTERRUPTED)
     return 0
