@@ -1,4 +1,4 @@
-"""What the tests of replicas share: strategies on logical CPUs, batches that spoil one replica, every component's bytes.
+"""What the tests of replicas share: strategies on logical CPUs, batches that spoil one replica, components' bytes.
 
 A batch is split evenly, in order: replica r of n takes rows [r * size / n, (r + 1) * size / n).
 """

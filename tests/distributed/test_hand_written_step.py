@@ -5,6 +5,7 @@ Guards against a promise that only `loops` keeps. What `apply` returns is the sa
 
 import pytest
 import replica_cases as cases
+import tensorflow as tf
 import written_step
 
 

@@ -1,4 +1,4 @@
-"""One replica overflows, in its gradients, its forward pass or its data: every replica skips, in loops of a `TrainStep`.
+"""One replica overflows, in its gradients, forward pass or data: every replica skips, in loops of a `TrainStep`.
 
 Guards against a decision by one replica (Keras looks at replica 0), and against state put back on one replica only.
 """

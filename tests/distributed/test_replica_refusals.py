@@ -57,7 +57,8 @@ def test_a_strategy_of_one_device(name):
     adam = lambda: keras.optimizers.Adam(0.01)  # noqa: E731
     rig = cases.Rig(strategy, lambda: cases.stateful_model("float16"), adam, kind="float16", steps_per_call=3)
     before = cases.raw(rig.moved())
-    assert not rig.run([cases.spoil(cases.batch(1), where, 0, 1) for where in ("gradients", "forward")])["applied"].any()
+    spoiled = [cases.spoil(cases.batch(1), where, 0, 1) for where in ("gradients", "forward")]
+    assert not rig.run(spoiled)["applied"].any()
     assert cases.raw(rig.moved()) == before
     assert rig.run([cases.batch(1)])["applied"].all()
     assert cases.finite(rig.variables())

@@ -87,9 +87,8 @@ def test_hand_written_steps_skip_on_both(reports, name):
     assert first["statistics"] != second["statistics"]
 
 
-@pytest.mark.parametrize("name", ["Loop", "Loop with jit"])
-def test_loops_skip_on_both(reports, name):
-    first, second = (report[name] for report in reports)
+def test_loops_skip_on_both(reports):
+    first, second = (report["Loop"] for report in reports)
     assert first == second
     assert first["applied"] == APPLIED
     assert first["finite"]

@@ -74,7 +74,6 @@ if __name__ == "__main__":
         "written": written(in_graph=False),
         "written in tf.range": written(in_graph=True),
         "Loop": looped(),
-        "Loop with jit": looped(jit_compile=True),
         "Loop with accumulation": looped(accumulate=7),
     }
     with open(sys.argv[1], "w", encoding="utf-8") as file:
