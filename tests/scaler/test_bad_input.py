@@ -203,6 +203,7 @@ def test_a_loss_of_unknown_rank_is_checked_when_it_runs():
         lambda: Static(2.0**126),
         lambda: Static(np.float32(3)),
         lambda: Static(np.int64(3)),
+        lambda: Static(2**100),
         lambda: Dynamic(1, min_scale=1, max_scale=1, growth_interval=1, hysteresis=1),
         lambda: Dynamic(np.float16(8), growth_factor=np.float64(2), growth_interval=np.int32(5)),
         lambda: Dynamic(growth_factor=1 + 2.0**-20, backoff_factor=1 - 2.0**-20),
