@@ -85,8 +85,8 @@ def rows():
     for value in (1, 1.0, 1 - 1e-12, 2.0, 0, -0.5, 2.0**-127, math.inf, math.nan, True, "0.5", None):
         yield *dynamic(backoff_factor=value), BACKOFF
     for value in (0, -1, 2000.0, 1.5, math.nan, 2**31, 2**31 + 1, 2**40, True, "2000", None):
-        yield *dynamic(growth_interval=value), COUNT
-        yield *dynamic(hysteresis=value), COUNT
+        yield *dynamic(growth_interval=value), COUNT + ", such as 2000."
+        yield *dynamic(hysteresis=value), COUNT + ", such as 1."
     for value in (1, "no", None):
         yield *dynamic(consecutive_hysteresis=value), "consecutive_hysteresis"
     order = "min_scale <= initial_scale <= max_scale"
@@ -203,6 +203,7 @@ def test_a_loss_of_unknown_rank_is_checked_when_it_runs():
         lambda: Static(2.0**126),
         lambda: Static(np.float32(3)),
         lambda: Static(np.int64(3)),
+        lambda: Static(2**100),
         lambda: Dynamic(1, min_scale=1, max_scale=1, growth_interval=1, hysteresis=1),
         lambda: Dynamic(np.float16(8), growth_factor=np.float64(2), growth_interval=np.int32(5)),
         lambda: Dynamic(growth_factor=1 + 2.0**-20, backoff_factor=1 - 2.0**-20),

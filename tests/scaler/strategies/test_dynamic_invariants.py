@@ -142,3 +142,11 @@ def test_a_spent_budget_backs_off_at_every_step_until_a_growth_refills_it():
     scale = run(word, 64.0, 4, budget=2).loss_scale[1:, 0]
     np.testing.assert_array_equal(budget, [1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 1, 1])
     np.testing.assert_array_equal(scale, [64, 32, 16, 16, 8, 4, 4, 4, 4, 8, 8, 8])
+
+
+@pytest.mark.parametrize("good", [-1, -5])
+def test_counts_that_no_run_can_reach_become_ones_that_it_can(good):
+    strategy = Dynamic(8.0, growth_interval=9, hysteresis=2)
+    foreign = DynamicState(tf.constant(8.0), tf.constant(good), tf.constant(99))
+    after = strategy.update(foreign, Event(tf.constant(True)))
+    assert (after.good_steps.numpy(), after.budget.numpy()) == (1, 2)

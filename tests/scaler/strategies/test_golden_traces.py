@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference
 
+import scaler
 from scaler import Dynamic, LossScaler
 from scaler.strategies import Event
 
@@ -44,3 +45,9 @@ def test_scales_are_those_recorded(case):
         ours.append(loss_scaler.loss_scale.numpy())
     np.testing.assert_array_equal(ours, recorded)
     np.testing.assert_array_equal(reference.dynamic(reference.word(word), **options).loss_scale[:, 0], recorded)
+
+
+def test_the_defaults_are_those_documented():
+    numbers = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "hysteresis": 1}
+    bounds = {"min_scale": 1 / 16384, "max_scale": 1099511627776.0}
+    assert scaler.Dynamic() == scaler.Dynamic(32768.0, **numbers, **bounds, consecutive_hysteresis=False)

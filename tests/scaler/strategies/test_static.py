@@ -40,6 +40,8 @@ def test_both_have_the_members_of_a_strategy():
     assert isinstance(Static(2.0), scaler.Strategy)
     assert isinstance(NoScaling(), scaler.Strategy)
     assert Static(2.0) == Static(2.0)
+    assert (Static(2.0).min_scale, Static(2.0).max_scale) == (2.0, 2.0)
+    assert (NoScaling.min_scale, NoScaling.max_scale) == (1.0, 1.0)
 
 
 def test_static_takes_a_tensor():
