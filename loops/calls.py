@@ -94,7 +94,10 @@ class StepCalls:
         def body(taken, batch, arrays):
             outputs = self._counted(batch.get_value())
             arrays = {name: array.write(taken, outputs[name]) for name, array in arrays.items()}
-            return taken + 1, next_unless_done(taken + 1), arrays
+            # A step that fails must not have taken the batch after its own.
+            with tf.control_dependencies(outputs.values()):
+                following = next_unless_done(taken + 1)
+            return taken + 1, following, arrays
 
         taken, _, arrays = tf.while_loop(
             lambda taken, batch, arrays: batch.has_value(), body, (0, next_unless_done(0), arrays)
