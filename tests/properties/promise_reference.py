@@ -79,7 +79,8 @@ def micro_batch(kernel, bias, x, y, importance, scale, share, kind):
                 (x.T @ backward.value, backward.value.sum(axis=0)), errors, sums, strict=True
             )
         ]
-        biggest = [output.most, backward.most, *sums, np.abs(slope), np.abs(x)]
+        # The product is rounded before the bias is added, which may cancel what overflowed.
+        biggest = [terms, output.most, backward.most, *sums, np.abs(slope), np.abs(x)]
         sure = all(np.isfinite(value).all() and (value < 0.99 * largest).all() for value in biggest)
         broken = [(np.abs(value) - error > 1.01 * largest).any() for value, error in (backward, *grads)]
         unknown = [np.isnan(value).any() or np.isinf(value).any() for value, _ in (backward, *grads)]
