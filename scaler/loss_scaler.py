@@ -209,6 +209,11 @@ class LossScaler(tf.Module):
                 without masters, or an optimizer that scales by itself.
         """
         check_optimizer(optimizer)
+        if rollback is not None and not isinstance(rollback, Snapshot):
+            raise InvalidArgument(
+                f"apply(rollback={type(rollback).__name__}): expected scaler.snapshot(model.non_trainable_variables), "
+                "taken before the forward pass, or None."
+            )
         masters = variables if isinstance(variables, MasterWeights) else None
         grads = [grad if grad is None else _tensor(grad) for grad in grads]
         targets = masters.weights if masters else list(variables)
@@ -242,6 +247,8 @@ class LossScaler(tf.Module):
         Args:
             event: What the step showed, such as `Event(finite=all_finite(unscaled))`.
         """
+        if not isinstance(event, Event):
+            raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
         if tf.distribute.in_cross_replica_context():
             self._update(event)
         else:

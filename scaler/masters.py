@@ -34,6 +34,8 @@ class MasterWeights(tf.Module):
 
     def __init__(self, variables: Sequence, name: str = "master_weights"):
         super().__init__(name=name)
+        if isinstance(variables, keras.Model):
+            raise InvalidArgument("MasterWeights(model): expected a list of variables: model.trainable_variables.")
         variables = list(variables)
         _check(variables)
         self._model_variables = variables

@@ -1,5 +1,6 @@
 """Guards the stateful face: scaling the loss, the long form of a step, the counters, and what an Outcome says."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -140,3 +141,13 @@ def test_a_number_kept_as_a_tensor_never_starts_out_of_bounds():
 def test_its_variables_are_not_trained():
     assert LossScaler().trainable_variables == ()
     assert len(LossScaler().variables) == 13
+
+
+def test_what_is_no_event_no_snapshot_or_no_list_is_named():
+    w = tf.Variable([1.0])
+    with pytest.raises(scaler.InvalidArgument, match=r"update\(True\): expected scaler.Event"):
+        LossScaler().update(True)
+    with pytest.raises(scaler.InvalidArgument, match=r"rollback=list\): expected scaler.snapshot"):
+        LossScaler().apply(keras.optimizers.SGD(), [tf.ones([1])], [w], rollback=[w])
+    with pytest.raises(scaler.InvalidArgument, match="expected a list of variables"):
+        scaler.MasterWeights(keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]))
