@@ -1,5 +1,7 @@
 """Guards what is true of Dynamic for every sequence of steps: its bounds, its period, its direction, its purity."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import reference
@@ -150,3 +152,21 @@ def test_counts_that_no_run_can_reach_become_ones_that_it_can(good):
     foreign = DynamicState(tf.constant(8.0), tf.constant(good), tf.constant(99))
     after = strategy.update(foreign, Event(tf.constant(True)))
     assert (after.good_steps.numpy(), after.budget.numpy()) == (1, 2)
+
+
+@pytest.mark.parametrize("interval", [2**31 - 1, 2**31 - 2])
+def test_the_largest_count_still_grows(interval):
+    """The largest integer plus one is negative: a count from elsewhere must not reach it."""
+    strategy = Dynamic(8.0, growth_interval=interval)
+    foreign = DynamicState(tf.constant(8.0), tf.constant(2**31 - 1), tf.constant(1))
+    after = strategy.update(foreign, Event(tf.constant(True)))
+    assert [value.numpy() for value in after] == [16.0, 0, 1]
+
+
+def test_a_run_begins_with_nothing_counted_and_the_whole_budget():
+    assert [value.numpy() for value in Dynamic(8.0, hysteresis=3).init()] == [8.0, 0, 3]
+
+
+def test_options_cannot_be_changed_behind_the_scaler():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Dynamic().growth_interval = 1
