@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from scaler import gradients, replicas
+from scaler import clusters, gradients, measurement, replicas
+from scaler.graphs import rarely
 from scaler.masters import MasterWeights
-from scaler.optimizers import Optimizer, build_optimizer, update_variables
+from scaler.optimizers import Optimizer, build_optimizer, gradients_are_reduced, update_variables
 from scaler.rollback import Snapshot, keep_finite
 
 
@@ -66,13 +67,15 @@ class Gate:
         """Decides once for all replicas; every replica calls it.
 
         Args:
-            grads: Scaled gradients of this replica.
+            grads: Scaled gradients of this replica, of any floating dtype.
             loss_scale: Scalar float32, what they are scaled by.
             loss_finite: Scalar bool, of this replica.
             rollback: Of this replica, or None.
             when: Scalar bool, the same on all replicas: whether to decide at all.
             after: Called once for all replicas with `finite`, when the weights have moved or not.
         """
+        if replicas.replica_count() > 1:
+            grads = gradients.to_float32(grads)
         variables, before = (rollback.variables, rollback.values) if rollback else ((), ())
 
         def decide(strategy, grads: list, before: tuple, loss_finite, when) -> Decision:
@@ -93,13 +96,8 @@ class Gate:
         return replicas.merge(decide, grads, before, loss_finite, when)
 
     def _decide(self, strategy, grads: list, loss_scale, loss_finite, state: list) -> Decision:
-        summed = replicas.total(strategy, grads)
-
-        def measure(own: list):
-            unscaled = gradients.unscale(own, loss_scale)
-            return unscaled, tf.stack([gradients.squared_norm([grad]) for grad in unscaled])
-
-        unscaled, squared_norms = replicas.each(strategy, measure, summed)
+        summed = replicas.each(strategy, gradients.sum_duplicates, replicas.total(strategy, grads))
+        squared_norms = replicas.each(strategy, measurement.squared_norms, summed, loss_scale)
         overflowed = replicas.each(strategy, _not_finite, squared_norms)
         finite = _after_side_effects(tf.logical_not(replicas.any_of(strategy, overflowed)))
         loss_bad = replicas.any_of(strategy, replicas.each(strategy, tf.logical_not, loss_finite))
@@ -107,7 +105,7 @@ class Gate:
         norm = tf.sqrt(tf.reduce_sum(squares))
 
         def apply() -> tf.Tensor:
-            self._update(strategy, unscaled, norm)
+            self._update(strategy, summed, loss_scale, norm)
             for variable, value in state:
                 replicas.assign_each(strategy, variable, keep_finite, value)
             return tf.constant(True)
@@ -116,7 +114,7 @@ class Gate:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
             own = [gradients.values_of(replicas.of_each(strategy, grad)[0]) for grad in summed]
-            return tf.reduce_all([tf.reduce_all(tf.math.is_finite(values)) for values in own])
+            return rarely(_all_values_finite, own)
 
         scaled_finite = tf.cond(finite, apply, skip)
         bad = tf.logical_not(tf.math.is_finite(squares))
@@ -124,16 +122,21 @@ class Gate:
         has_nan = tf.math.is_nan(tf.reduce_sum(squares))
         return Decision(tf.constant(True), finite, norm, has_nan, index, scaled_finite, tf.logical_not(loss_bad))
 
-    def _update(self, strategy, unscaled: list, norm: tf.Tensor) -> None:
-        def update(grads: list) -> None:
-            if self.clip_norm is not None:
-                grads = gradients.clip_by_norm(grads, norm, self.clip_norm)
-            update_variables(self.optimizer, grads, self.targets)
+    def _update(self, strategy, grads: list, loss_scale: tf.Tensor, norm: tf.Tensor) -> None:
+        factor = None if self.clip_norm is None else gradients.clip_factor(norm, self.clip_norm)
+        if clusters.worth_compiling(self.optimizer, grads, self.targets):
+            clusters.update(self.optimizer, grads, self.targets, self.masters, loss_scale, factor)
+            return
+
+        def update(own: list) -> None:
+            unscaled = gradients.divide(own, loss_scale)
+            clipped = unscaled if factor is None else gradients.multiply(unscaled, factor)
+            update_variables(self.optimizer, clipped, self.targets)
 
         if self.masters:
             self.masters.refresh()
-        with replicas.gradients_are_reduced(self.optimizer, strategy):
-            replicas.each(strategy, update, unscaled)
+        with gradients_are_reduced(self.optimizer, strategy):
+            replicas.each(strategy, update, grads)
         if self.masters:
             self.masters.write()
 
@@ -153,6 +156,10 @@ def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:
     operations = tf.compat.v1.get_default_graph().get_operations()
     with tf.control_dependencies([tf.group(*(op for op in operations if op.op_def.is_stateful))]):
         return tf.identity(flag)
+
+
+def _all_values_finite(tensors: list) -> tf.Tensor:
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(values)) for values in tensors])
 
 
 def _not_finite(squared_norms: tf.Tensor) -> tf.Tensor:

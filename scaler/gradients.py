@@ -23,9 +23,19 @@ def unscale(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
     Returns:
         The same structure in float32.
     """
+    return divide(sum_duplicates(grads), loss_scale)
+
+
+def divide(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
+    """The gradients in float32 divided by a scalar."""
     # Not a product with 1 / loss_scale: in a loop inside the graph, TensorFlow's optimizer regroups
     # (g * S) * (1 / S) to (g * (1 / S)) * S, which underflows and overflows where this does not.
-    return _map(lambda values: tf.cast(values, tf.float32) / loss_scale, sum_duplicates(grads))
+    return _map(lambda values: tf.cast(values, tf.float32) / loss_scale, grads)
+
+
+def multiply(grads: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
+    """The gradients in float32 times a scalar."""
+    return _map(lambda values: tf.cast(values, tf.float32) * factor, grads)
 
 
 def to_float32(grads: Sequence[Gradient]) -> list[Gradient]:
@@ -75,9 +85,21 @@ def clip_by_norm(grads: Sequence[Gradient], norm: tf.Tensor, clip_norm) -> list[
         norm: Scalar float32, their global norm.
         clip_norm: Positive scalar.
     """
+    return multiply(grads, clip_factor(norm, clip_norm))
+
+
+def clip_factor(norm: tf.Tensor, clip_norm) -> tf.Tensor:
+    """What gradients of the global norm `norm` are multiplied by, so that it is at most `clip_norm`.
+
+    Args:
+        norm: Scalar float32.
+        clip_norm: Positive scalar.
+
+    Returns:
+        Scalar float32; exactly 1 where the norm is not larger.
+    """
     clip_norm = tf.cast(clip_norm, tf.float32)
-    factor = tf.where(norm > clip_norm, clip_norm / norm, 1.0)
-    return _map(lambda values: values * factor, grads)
+    return tf.where(norm > clip_norm, clip_norm / norm, 1.0)
 
 
 def _sum_duplicates(grad: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -231,7 +231,7 @@ class LossScaler(tf.Module):
         gate = Gate(optimizer, [targets[i] for i in positions], targets, masters, clip_norm)
         loss_scale, loss_finite = self._scale_of_gradients(), tf.identity(self._loss_finite)
         decision = gate.decide(
-            gradients.to_float32([grads[i] for i in positions]),
+            [grads[i] for i in positions],
             loss_scale,
             loss_finite,
             rollback,

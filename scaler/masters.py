@@ -52,30 +52,36 @@ class MasterWeights(tf.Module):
         """One float32 variable for each model variable: what the optimizer updates."""
         return list(self._weights)
 
-    def refresh(self) -> None:
+    def refresh(self, weights: Sequence | None = None) -> None:
         """Takes over values that were assigned to the model: a master whose rounding is not the variable's value.
 
         `LossScaler.apply` does this before each update. Otherwise the first step after `set_weights` or
         `load_weights` would write the old weights back.
+
+        Args:
+            weights: Those of `weights` to look at; all if not given.
         """
-        for variable, master in self._copies():
+        for variable, master in self._copies(weights):
             replicas.assign_each(tf.distribute.get_strategy(), master, _refreshed, variable)
 
-    def write(self) -> None:
+    def write(self, weights: Sequence | None = None) -> None:
         """Rounds the masters into the model's variables.
 
         A master beyond the largest finite value of the variable's dtype gives that value, not infinity.
+
+        Args:
+            weights: Those of `weights` to round; all if not given.
         """
-        for variable, master in self._copies():
+        for variable, master in self._copies(weights):
             replicas.assign_each(tf.distribute.get_strategy(), variable, _rounded, master)
 
-    def _copies(self):
-        pairs = zip(self._model_variables, self._weights, strict=True)
-        return [(_native(variable), master) for variable, master in pairs if variable is not master]
-
-
-def _native(variable) -> tf.Variable:
-    return variable.value if isinstance(variable, keras.Variable) else variable
+    def _copies(self, weights: Sequence | None):
+        wanted = None if weights is None else {id(weight) for weight in weights}
+        return [
+            (replicas.native(variable), master)
+            for variable, master in zip(self._model_variables, self._weights, strict=True)
+            if variable is not master and (wanted is None or id(master) in wanted)
+        ]
 
 
 def _refreshed(master: tf.Variable, variable: tf.Variable) -> tf.Tensor:
@@ -88,7 +94,7 @@ def _rounded(variable: tf.Variable, master: tf.Variable) -> tf.Tensor:
 
 
 def _master(variable) -> tf.Variable:
-    native = _native(variable)
+    native = replicas.native(variable)
     distributed = isinstance(native, tf.distribute.DistributedValues)
     with native.distribute_strategy.scope() if distributed else contextlib.nullcontext():
         master = tf.Variable(

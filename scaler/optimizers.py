@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -61,3 +62,29 @@ def update_variables(optimizer: Optimizer, grads: Sequence, variables: Sequence)
     else:
         update = optimizer.apply if hasattr(optimizer, "apply") else optimizer
         update(list(grads), [replicas.own_component(variable) for variable in variables])
+
+
+@contextlib.contextmanager
+def shadowed(optimizer: Optimizer, **methods: Callable):
+    """Has an optimizer use these methods instead of its class's: steps of its `apply` that Keras has no option for."""
+    attributes: Any = vars(optimizer)
+    attributes.update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del attributes[name]
+
+
+@contextlib.contextmanager
+def gradients_are_reduced(optimizer, strategy):
+    """Keeps a Keras optimizer from summing gradients over replicas that were summed already.
+
+    Keras 3 has no argument for this. Dividing by the number of replicas first would spoil its own clipping. Any other
+    optimizer is a function of the gradients it is given.
+    """
+    if strategy.num_replicas_in_sync == 1 or not isinstance(optimizer, keras.optimizers.Optimizer):
+        yield
+        return
+    with shadowed(optimizer, _all_reduce_sum_gradients=lambda grads_and_vars: grads_and_vars):
+        yield

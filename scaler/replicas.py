@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,15 +56,18 @@ def any_of(strategy, flag) -> tf.Tensor:
     return of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, count, count))[0] > 0
 
 
+def native(variable) -> tf.Variable:
+    """TensorFlow's variable inside of a Keras one."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
 def assign_each(strategy, variable, function: Callable, *values) -> None:
     """Assigns `function(variable, *values)` on every replica, with the replica's share of `values`."""
-    if isinstance(variable, keras.Variable):
-        variable = variable.value
 
     def assign(own, *shares) -> None:
         own.assign(function(own, *shares))
 
-    strategy.extended.update(variable, assign, args=values, group=False)
+    strategy.extended.update(native(variable), assign, args=values, group=False)
 
 
 def own_component(variable):
@@ -73,11 +75,11 @@ def own_component(variable):
 
     Assigning the variable as a whole would add up, over replicas, a change that is the same on each.
     """
-    native = variable.value if isinstance(variable, keras.Variable) else variable
-    if not isinstance(native, tf.distribute.DistributedValues) or native.aggregation == tf.VariableAggregation.NONE:
+    own = native(variable)
+    if not isinstance(own, tf.distribute.DistributedValues) or own.aggregation == tf.VariableAggregation.NONE:
         return variable
     context = tf.distribute.get_replica_context()
-    parts = of_each(context.strategy, native)
+    parts = of_each(context.strategy, own)
     return parts[int(tf.get_static_value(context.replica_id_in_sync_group)) % len(parts)]
 
 
@@ -90,21 +92,3 @@ def local_variable(value, name: str) -> tf.Variable:
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
-
-
-@contextlib.contextmanager
-def gradients_are_reduced(optimizer, strategy):
-    """Keeps a Keras optimizer from summing gradients over replicas that were summed already.
-
-    Keras 3 has no argument for this. Dividing by the number of replicas first would spoil its own clipping. Any other
-    optimizer is a function of the gradients it is given.
-    """
-    if strategy.num_replicas_in_sync == 1 or not isinstance(optimizer, keras.optimizers.Optimizer):
-        yield
-        return
-    attributes = vars(optimizer)
-    attributes["_all_reduce_sum_gradients"] = lambda grads_and_vars: grads_and_vars
-    try:
-        yield
-    finally:
-        del attributes["_all_reduce_sum_gradients"]

@@ -1,0 +1,27 @@
+"""What is known of the graph that is being traced, and what is kept apart from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+
+def in_xla() -> bool:
+    """Whether this is traced inside of a function with `jit_compile=True`.
+
+    TensorFlow has no public name for it.
+    """
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def rarely(function: Callable, *tensors) -> Any:
+    """`function(*tensors)` for a branch that few steps take.
+
+    The operations of a branch not taken are visited too, one by one; those of a function that is not inlined are not.
+    """
+    if tf.executing_eagerly() or in_xla():
+        return function(*tensors)
+    return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})(*tensors)

@@ -1,0 +1,207 @@
+"""Updates compiled in clusters are the optimizer's own, whatever the optimizer, and keep the promise as those do."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+from scaler import clusters
+
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
+    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
+    "Adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "Adamax": lambda: keras.optimizers.Adamax(0.01),
+    "Ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "Lamb": lambda: keras.optimizers.Lamb(0.01),
+    "Lion": lambda: keras.optimizers.Lion(0.01),
+    "Muon": lambda: keras.optimizers.Muon(0.01),
+    "Nadam": lambda: keras.optimizers.Nadam(0.01),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.9, centered=True),
+    "EMA": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+    "schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.1),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+}
+STEPS = 4
+BAD = 2
+"""The step whose gradients have an infinity."""
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Clusters, though the variables of a test are small; counts the updates they made."""
+    made = []
+    update = clusters.update
+    monkeypatch.setattr(clusters, "_WORTH_COMPILING", 2 * clusters._HANDLE)
+    monkeypatch.setattr(clusters, "update", lambda *arguments: made.append(1) or update(*arguments))
+    return made
+
+
+def weights(dtype):
+    rng = np.random.default_rng(0)
+    return [
+        keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"weight_{len(shape)}_{shape[0]}")
+        for shape in ((3, 4), (4, 2), (6,), (2, 3, 2))
+    ]
+
+
+def gradients(step, loss_scale, dtype, variables):
+    rng = np.random.default_rng(step + 1)
+    values = [rng.normal(size=variable.shape).astype(np.float32) * loss_scale for variable in variables]
+    if step == BAD:
+        values[1][0, 0] = np.inf
+    return [tf.constant(value, dtype) for value in values]
+
+
+def train(optimizer, dtype="float32", clip_norm=None, loss_scale=8.0, constraint=None):
+    """The variables of each step's end, masters and slots included, and the optimizer's count."""
+    model = weights(dtype)
+    for variable in model:
+        variable.constraint = constraint
+    masters = scaler.MasterWeights(model)
+    optimizer.build(masters.weights)
+    loss_scaler = scaler.LossScaler(scaler.Static(loss_scale))
+
+    @tf.function
+    def step(grads):
+        return loss_scaler.apply(optimizer, grads, masters, clip_norm=clip_norm)
+
+    seen = []
+    for number in range(STEPS):
+        outcome = step(gradients(number, loss_scale, dtype, model))
+        assert bool(outcome.finite) == (number != BAD)
+        everything = [*model, *masters.weights, *optimizer.variables]
+        seen.append([tf.convert_to_tensor(variable).numpy().astype(np.float64) for variable in everything])
+    assert step.experimental_get_tracing_count() == 1
+    return seen
+
+
+def same_bits(before, after):
+    return all(one.tobytes() == other.tobytes() for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_moves_as_it_does_by_itself(name, compiled):
+    ours = train(OPTIMIZERS[name]())
+    assert bool(compiled) == (name not in ("clipnorm", "accumulation"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clusters, "worth_compiling", lambda *arguments: False)
+        own = train(OPTIMIZERS[name]())
+    assert same_bits(ours[BAD - 1], ours[BAD])
+    for mine, theirs in zip(ours, own, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_masters_are_updated_and_rounded(dtype, clip_norm, compiled):
+    ours = train(keras.optimizers.Adam(0.01), dtype, clip_norm)
+    assert compiled
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clusters, "worth_compiling", lambda *arguments: False)
+        own = train(keras.optimizers.Adam(0.01), dtype, clip_norm)
+    for mine, theirs in zip(ours, own, strict=True):
+        for model, master in zip(mine[:4], mine[4:8], strict=True):
+            np.testing.assert_array_equal(model, tf.cast(tf.constant(master, tf.float32), dtype).numpy().astype(float))
+        for one, other in zip(mine[4:], theirs[4:], strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+def test_a_constraint_comes_before_the_rounding(compiled):
+    last = train(keras.optimizers.SGD(0.1), "float16", constraint=lambda value: tf.minimum(value, 0.25))[-1]
+    assert compiled
+    assert max(value.max() for value in last[:8]) == 0.25
+
+
+def test_weights_that_were_assigned_are_taken_over(compiled):
+    model = weights("float16")
+    masters, optimizer = scaler.MasterWeights(model), keras.optimizers.SGD(1.0)
+    loss_scaler = scaler.LossScaler(scaler.Static(2.0))
+    step = tf.function(lambda grads: loss_scaler.apply(optimizer, grads, masters))
+    ones = [tf.ones(variable.shape, "float16") for variable in model]
+    step(ones)
+    for variable in model:
+        variable.assign(tf.fill(variable.shape, 100.0))
+    step(ones)
+    assert compiled
+    for variable, master in zip(model, masters.weights, strict=True):
+        np.testing.assert_array_equal(tf.convert_to_tensor(variable), np.full(variable.shape, 99.5))
+        np.testing.assert_array_equal(master, np.full(variable.shape, 99.5))
+
+
+@pytest.mark.parametrize("loss_scale", [2.0**-20, 2.0**15, 2.0**60])
+def test_a_power_of_two_changes_no_bit(loss_scale, compiled):
+    scaled, plain = (
+        train(keras.optimizers.Adam(0.01), loss_scale=loss_scale),
+        train(keras.optimizers.Adam(0.01), loss_scale=1.0),
+    )
+    assert compiled
+    assert all(same_bits(one, other) for one, other in zip(scaled, plain, strict=True))
+
+
+def test_embedding_gradients_go_beside_the_clusters(compiled):
+    table, kernel = tf.Variable(tf.zeros([5, 2])), tf.Variable(tf.zeros([4, 4]))
+    other = tf.Variable(tf.zeros([2]))
+    optimizer, loss_scaler = keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(4.0))
+
+    @tf.function
+    def step():
+        rows = tf.IndexedSlices(4.0 * tf.ones([3, 2]), tf.constant([1, 3, 1]), tf.constant([5, 2]))
+        grads = [rows, 4.0 * tf.ones([4, 4]), None, 4.0 * tf.ones([2])]
+        return loss_scaler.apply(optimizer, grads, [table, kernel, unused, other])
+
+    unused = tf.Variable(1.0)
+    assert bool(step().finite)
+    assert compiled
+    np.testing.assert_array_equal(table[:, 0], [0, -2, 0, -1, 0])
+    np.testing.assert_array_equal(kernel, -np.ones([4, 4]))
+    assert (unused.numpy(), other.numpy().tolist()) == (1.0, [-1.0, -1.0])
+
+
+def test_a_loop_in_the_graph_gives_the_bits_of_single_steps(compiled):
+    grads = [gradients(0, 8.0, "float32", weights("float32"))] * 5
+
+    def run(in_graph):
+        model, optimizer = weights("float32"), keras.optimizers.Adam(0.01)
+        loss_scaler = scaler.LossScaler(scaler.Static(8.0))
+
+        @tf.function
+        def steps(count):
+            for _ in tf.range(count):
+                loss_scaler.apply(optimizer, grads[0], model)
+
+        for _ in range(1 if in_graph else 5):
+            steps(tf.constant(5 if in_graph else 1))
+        return [tf.convert_to_tensor(variable).numpy() for variable in (*model, *optimizer.variables)]
+
+    assert same_bits(run(True), run(False))
+    assert compiled
+
+
+def test_clusters_are_of_about_the_same_cost():
+    variables = [tf.Variable(tf.zeros([size])) for size in (10, 300_000, 20, 500_000, 40, 200_000, 900_000)]
+    groups = clusters.balanced([(None, variable) for variable in variables])
+    loads = sorted(sum(variable.shape.num_elements() for _, variable in group) for group in groups)
+    assert (len(groups), loads[0] > 400_000, loads[-1] == 900_000) == (4, False, True)
+    assert sorted(id(v) for group in groups for _, v in group) == sorted(map(id, variables))
+
+
+def test_small_models_and_eager_steps_are_left_alone():
+    optimizer = keras.optimizers.SGD()
+    small, large = (tf.Variable(tf.zeros([size])) for size in (10, 2**20))
+
+    def worth(variable):
+        return clusters.worth_compiling(optimizer, [tf.zeros(variable.shape)], [variable])
+
+    assert [bool(tf.function(worth)(variable)) for variable in (small, large)] == [False, True]
+    assert not worth(large)
+    assert not tf.function(worth, jit_compile=True)(large)
