@@ -104,7 +104,7 @@ def delayed_amax(events, *, initial_scale, limit, margin, length, algorithm, pow
         if finite:
             seen = 0.0 if amax < 2.0**-126 else amax
         else:
-            seen = min(float(np.float32(limit / scale)) * 2.0 ** (1 - margin), 2.0**127)
+            seen = min(f32(limit / scale) * 2.0 ** (1 - margin), 2.0**127)
         history = [*history[1:], seen]
         largest = max(history) if algorithm == "max" else seen
         if largest > 0:
