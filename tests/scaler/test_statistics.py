@@ -97,7 +97,9 @@ def test_merging_is_associative_and_commutative_and_ignores_what_was_not_measure
 
 
 def test_a_histogram_counts_values_on_an_edge_below_it(execute):
-    found = execute(lambda grad: histogram([grad, None], (1.0, 2.0)))(np.float16([0, -1, 1.5, -2, 2.5, -np.inf, np.nan]))
+    found = execute(lambda grad: histogram([grad, None], (1.0, 2.0)))(
+        np.float16([0, -1, 1.5, -2, 2.5, -np.inf, np.nan])
+    )
     assert found.dtype == tf.int64
     np.testing.assert_array_equal(found.numpy(), [2, 2, 3])
 

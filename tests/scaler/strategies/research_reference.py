@@ -1,4 +1,4 @@
-"""The research strategies written a second time, from their descriptions, in plain Python: one word, one number at a time.
+"""The research strategies a second time, from their descriptions, in plain Python: one word, one number at a time.
 
 A function takes the events of one word, each `(finite, amax)` or `(finite, counts)`, and the strategy's numbers, and
 gives the state after each step as a dict.

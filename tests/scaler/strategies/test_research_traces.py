@@ -1,4 +1,4 @@
-"""Guards the traces of the research strategies: equal, bit for bit, to a second implementation, however they are run."""
+"""Guards the traces of the research strategies: equal, bit for bit, to a second implementation, in every mode."""
 
 import functools
 
