@@ -183,70 +183,68 @@ def _check_restored(strategy: Strategy, needs: Needs, word: list[_Seen]) -> None
 
 
 class _Runs:
-    """The ways to run a word, each compiled once."""
+    """The ways to run a word, each compiled once for a shape."""
 
     def __init__(self, strategy: Strategy, needs: Needs):
         self.needs = needs
         self._strategy = strategy
-        one = tf.function(lambda state, event: strategy.update(state, event))
-        loop, xla = tf.function(self._loop), tf.function(self._loop, jit_compile=True)
+        self._one = tf.function(lambda state, event: strategy.update(state, event))
+        self._compiled: dict[tuple, Callable] = {}
         self.modes: dict[str, Callable] = {
-            "in a graph": lambda word: self._stepwise(one, word),
-            "in a loop": lambda word: self._looped(loop, [word])[: len(word)],
-            "under XLA": lambda word: self._looped(xla, [word])[: len(word)],
+            "in a graph": self._stepwise,
+            "in a loop": lambda word: self._looped(_stacked(self._padded(word)), jit=False)[: len(word)],
+            "under XLA": lambda word: self._looped(_stacked(self._padded(word)), jit=True)[: len(word)],
         }
-        self._wide = tf.function(self._loop)
 
     def side_by_side(self, words: list[list[_Seen]]) -> list[dict[str, np.ndarray]]:
         """The states of several words that run at once, along the last axis."""
-        return self._looped(self._wide, words)
-
-    def _stepwise(self, one: Callable, word: list[_Seen]) -> list[dict[str, np.ndarray]]:
-        state, states = self._strategy.init(), []
-        for seen in word:
-            state = one(state, _event(seen, self.needs))
-            states.append(_values(state))
-        return states
-
-    def _looped(self, loop: Callable, words: list[list[_Seen]]) -> list[dict[str, np.ndarray]]:
-        padded = [
-            [*word, *[_Seen(True, 1.0, (1,) * (len(self.needs.edges) + 1))] * (STEPS - len(word))] for word in words
-        ]
-        side = len(words) > 1
-        columns = list(zip(*padded, strict=True)) if side else padded[0]
-        finite, amax, counts = (
-            np.array([[seen[i] for seen in now] if side else now[i] for now in columns]) for i in range(3)
-        )
-        if side:
-            counts = np.moveaxis(counts, 1, -1)
-        stacked = Event(
-            tf.constant(finite, tf.bool),
-            tf.constant(amax, tf.float32) if self.needs.amax else None,
-            tf.constant(counts, tf.int64) if self.needs.edges else None,
-        )
-        return _by_step(loop(stacked, side))
+        each = zip(*(_stacked(self._padded(word)) for word in words), strict=True)
+        return self._looped(tuple(np.stack(parts, axis=-1) for parts in each), jit=False)
 
     def looped_long(self, seen: _Seen) -> list[dict[str, np.ndarray]]:
         """The states of LONG steps that all show the same."""
-        event = _event(seen, self.needs)
-        return _by_step(self._wide(Event(*(None if v is None else tf.stack([v] * LONG) for v in event)), False))
+        return self._looped(_stacked([seen] * LONG), jit=False)
 
-    def _loop(self, stacked: Event, side: bool) -> dict[str, tf.Tensor]:
+    def _stepwise(self, word: list[_Seen]) -> list[dict[str, np.ndarray]]:
+        state, states = self._strategy.init(), []
+        for seen in word:
+            state = self._one(state, _event(seen, self.needs))
+            states.append(_values(state))
+        return states
+
+    def _padded(self, word: list[_Seen]) -> list[_Seen]:
+        return [*word, *[_Seen(True, 1.0, (1,) * (len(self.needs.edges) + 1))] * (STEPS - len(word))]
+
+    def _looped(self, arrays: tuple, jit: bool) -> list[dict[str, np.ndarray]]:
+        tensors = [tf.constant(array) for array in arrays]
+        key = (jit, *(array.shape for array in arrays))
+        if key not in self._compiled:
+            function = tf.function(self._loop, jit_compile=jit)
+            # Called by itself, TensorFlow would warn that it traces a new function for every strategy.
+            self._compiled[key] = function.get_concrete_function(*tensors)
+        states = {field: value.numpy() for field, value in self._compiled[key](*tensors).items()}
+        return [{field: value[step] for field, value in states.items()} for step in range(len(arrays[0]))]
+
+    def _loop(self, finite: tf.Tensor, amax: tf.Tensor, counts: tf.Tensor) -> dict[str, tf.Tensor]:
         state = self._strategy.init()
-        if side:
+        if finite.shape.rank > 1:
             state = type(state)(*(_repeat(value) for value in state))
-        steps = stacked.finite.shape[0]
+        steps = finite.shape[0]
         traces = [tf.TensorArray(value.dtype, steps, element_shape=value.shape) for value in state]
         for i in tf.range(steps):
-            event = Event(*(None if value is None else value[i] for value in stacked))
+            event = Event(finite[i], *_declared(amax[i], counts[i], self.needs))
             state = self._strategy.update(state, event)
             traces = [trace.write(i, value) for trace, value in zip(traces, state, strict=True)]
         return dict(zip(state._fields, (trace.stack() for trace in traces), strict=True))
 
 
-def _by_step(states: dict[str, tf.Tensor]) -> list[dict[str, np.ndarray]]:
-    arrays = {field: value.numpy() for field, value in states.items()}
-    return [{field: value[step] for field, value in arrays.items()} for step in range(len(arrays["loss_scale"]))]
+def _stacked(word: list[_Seen]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    finite, amax, counts = zip(*word, strict=True)
+    return np.array(finite, bool), np.array(amax, np.float32), np.array(counts, np.int64)
+
+
+def _declared(amax, counts, needs: Needs) -> tuple:
+    return (amax if needs.amax else None), (counts if needs.edges else None)
 
 
 def _repeat(value: tf.Tensor) -> tf.Tensor:
@@ -255,11 +253,8 @@ def _repeat(value: tf.Tensor) -> tf.Tensor:
 
 
 def _event(seen: _Seen, needs: Needs) -> Event:
-    return Event(
-        tf.constant(seen.finite),
-        tf.constant(seen.amax, tf.float32) if needs.amax else None,
-        tf.constant(seen.counts, tf.int64) if needs.edges else None,
-    )
+    amax, counts = tf.constant(seen.amax, tf.float32), tf.constant(seen.counts, tf.int64)
+    return Event(tf.constant(seen.finite), *_declared(amax, counts, needs))
 
 
 def _values(state: Any) -> dict[str, np.ndarray]:
