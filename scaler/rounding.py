@@ -90,7 +90,8 @@ def swallowed_share(before: tf.Tensor, update: tf.Tensor, after: tf.Tensor) -> t
 def _nearest(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Float32 values rounded to nearest, ties to even, in the dtype, and still as float32.
 
-    Not a cast there and back: XLA may leave out such a pair, and with it the rounding.
+    Not a cast there and back: XLA is allowed to leave out such a pair (xla_allow_excess_precision), and with it the
+    rounding.
     """
     spacing = _spacing(values, dtype)
     rounded = tf.round(values / spacing) * spacing
