@@ -32,6 +32,7 @@ from loops.tasks import ImageTask, load
 STRATEGIES = {
     "Dynamic()": scaler.Dynamic(),
     "Dynamic(growth_interval=200)": scaler.Dynamic(growth_interval=200),
+    "Dynamic(2.0**40, growth_interval=200)": scaler.Dynamic(2.0**40, growth_interval=200),
     "Headroom()": scaler.Headroom(),
 }
 ZERO, OVERFLOW = 2.0**-25, 65520.0

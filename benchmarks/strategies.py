@@ -4,8 +4,8 @@
 
 A step is the forward pass, the backward pass and Adam of a small convolutional network on 64 digits, as a graph. An
 update is timed as a hundred of them in one `tf.range` loop. A statistic is timed as a graph of its own on the network's
-gradients, so that calling it counts; "all_finite and amax" beside "all_finite" says what amax adds. All take turns, and a
-figure is the median over the rounds of the time divided by that of the step.
+gradients, so that calling it counts; "all_finite and amax" beside "all_finite" says what amax adds. All take turns, and
+a figure is the median over the rounds of the time divided by that of the step.
 """
 
 from __future__ import annotations
