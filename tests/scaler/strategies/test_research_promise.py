@@ -130,6 +130,61 @@ def test_smooth_keeps_a_distance_between_backoffs():
     assert scales == [9, 9, 9, 8, 8, 8, 7]
 
 
+def guided_diffusion(words):
+    logarithm = 20.0
+    for finite in words:
+        logarithm += 1e-3 if finite else -1
+        yield 2.0**logarithm
+
+
+def chainer(words):
+    scale, overflowed = 1.0, False
+    for finite in words:
+        overflowed |= not finite
+        scale *= (2 ** (1 / 1000) if overflowed else 2.0) if finite else 0.5
+        scale = min(max(scale, 1.0), 65504.0)
+        yield scale
+
+
+def dall_e(words):
+    scale, last = 2.0**13, -math.inf
+    for step, finite in enumerate(words):
+        if finite:
+            scale *= 2 ** (1 / 1000)
+        elif step - last >= 125:
+            scale, last = scale / math.sqrt(2), step
+        scale = min(max(scale, 2.0**7), 2.0**24)
+        yield scale
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule", "tolerance"),
+    [
+        (Smooth(min_scale=2.0**-126, max_scale=2.0**126), guided_diffusion, 0),
+        (Smooth(1.0, search=True, min_scale=1.0, max_scale=65504.0), chainer, 1e-6),
+        (
+            Smooth(2.0**13, backoff_factor=2**-0.5, backoff_interval=125, min_scale=2.0**7, max_scale=2.0**24),
+            dall_e,
+            1e-6,
+        ),
+    ],
+    ids=["guided-diffusion", "Chainer", "DALL-E"],
+)
+def test_smooth_is_the_family_it_names(strategy, rule, tolerance):
+    words = np.random.default_rng(0).random(3000) > 0.01
+    words[:20] = True
+
+    @tf.function
+    def run(words):
+        state, scales = strategy.init(), tf.TensorArray(tf.float32, 3000)
+        for i in tf.range(3000):
+            state = strategy.update(state, Event(words[i]))
+            scales = scales.write(i, state.loss_scale)
+        return scales.stack()
+
+    np.testing.assert_allclose(run(tf.constant(words)).numpy(), np.float32(list(rule(words))), rtol=tolerance)
+
+
 def test_smooth_takes_up_a_scale_that_was_bounded_from_outside():
     strategy = Smooth(2.0**10)
     state = after(strategy, (True, 1.0))._replace(loss_scale=tf.constant(2.0**20))
