@@ -22,28 +22,59 @@ from scaler.outcome import Cause as Cause
 from scaler.outcome import Outcome as Outcome
 from scaler.rollback import Snapshot as Snapshot
 from scaler.rollback import snapshot as snapshot
+from scaler.statistics import amax as amax
+from scaler.statistics import histogram as histogram
+from scaler.strategies import Bounded as Bounded
+from scaler.strategies import DelayedAmax as DelayedAmax
+from scaler.strategies import DelayedAmaxState as DelayedAmaxState
 from scaler.strategies import Dynamic as Dynamic
 from scaler.strategies import DynamicState as DynamicState
 from scaler.strategies import Event as Event
+from scaler.strategies import Headroom as Headroom
+from scaler.strategies import HeadroomState as HeadroomState
+from scaler.strategies import Histogram as Histogram
+from scaler.strategies import HistogramState as HistogramState
+from scaler.strategies import LogNormal as LogNormal
+from scaler.strategies import LogNormalState as LogNormalState
+from scaler.strategies import Needs as Needs
 from scaler.strategies import NoScaling as NoScaling
+from scaler.strategies import RisingFloor as RisingFloor
+from scaler.strategies import Scheduled as Scheduled
+from scaler.strategies import Smooth as Smooth
+from scaler.strategies import SmoothState as SmoothState
 from scaler.strategies import Static as Static
 from scaler.strategies import StaticState as StaticState
 from scaler.strategies import Strategy as Strategy
+from scaler.strategies import Warmup as Warmup
 from scaler.stuck import StuckPolicy as StuckPolicy
 
 __all__ = [
+    "Bounded",
     "Cause",
     "Counters",
+    "DelayedAmax",
+    "DelayedAmaxState",
     "Dynamic",
     "DynamicState",
     "Event",
     "FloatFormat",
+    "Headroom",
+    "HeadroomState",
+    "Histogram",
+    "HistogramState",
     "InvalidArgument",
+    "LogNormal",
+    "LogNormalState",
     "LossScaler",
     "MasterWeights",
+    "Needs",
     "NoScaling",
     "Outcome",
+    "RisingFloor",
     "ScalerError",
+    "Scheduled",
+    "Smooth",
+    "SmoothState",
     "Snapshot",
     "Static",
     "StaticState",
@@ -51,7 +82,10 @@ __all__ = [
     "StuckError",
     "StuckPolicy",
     "StuckWarning",
+    "Warmup",
     "all_finite",
+    "amax",
     "float_format",
+    "histogram",
     "snapshot",
 ]

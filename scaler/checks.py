@@ -26,6 +26,20 @@ def check_scale(name: str, value: object) -> None:
     check_number(name, value, "a finite number in [2^-126, 2^126]", lambda v: SMALLEST_SCALE <= v <= LARGEST_SCALE)
 
 
+def check_bounds(min_scale: object, initial_scale: object, max_scale: object) -> None:
+    """Refuses loss scales that are none, or that are not in this order."""
+    bounds = {"min_scale": min_scale, "initial_scale": initial_scale, "max_scale": max_scale}
+    for name, value in bounds.items():
+        check_scale(name, value)
+    if any(map(is_symbolic, bounds.values())):
+        return
+    if not float(min_scale) <= float(initial_scale) <= float(max_scale):  # type: ignore[arg-type]
+        raise InvalidArgument(
+            f"{', '.join(f'{name}={value!r}' for name, value in bounds.items())}: expected min_scale <= initial_scale "
+            "<= max_scale. Move the bound, or start inside it."
+        )
+
+
 def check_number(name: str, value: object, allowed: str, accept) -> None:
     """Refuses what is no real number, or one whose float32 value `accept` turns down.
 
@@ -43,6 +57,13 @@ def check_number(name: str, value: object, allowed: str, accept) -> None:
         rounded = math.nan
     if math.isnan(rounded) or not accept(rounded):
         raise InvalidArgument(f"{name}={value!r}: expected {allowed}, also after rounding to float32.")
+
+
+def check_constant(name: str, value: object, allowed: str, accept) -> None:
+    """Refuses what `check_number` does, and tensors and variables: the number shapes the computation."""
+    if is_symbolic(value):
+        raise InvalidArgument(f"{name}={value!r}: expected {allowed}, as a Python number and not as a tensor.")
+    check_number(name, value, allowed, accept)
 
 
 def check_count(name: str, value: object, example: int) -> None:

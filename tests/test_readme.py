@@ -2,18 +2,16 @@
 
 import pathlib
 import re
-import runpy
+
+from markdown_blocks import python_blocks, run_blocks
 
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
 def test_blocks_run_in_order(tmp_path, monkeypatch):
-    blocks = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 5
-    program = tmp_path / "readme.py"
-    program.write_text("\n".join(blocks), encoding="utf-8")
+    assert len(python_blocks(README)) >= 5
     monkeypatch.chdir(tmp_path)
-    names = runpy.run_path(str(program))
+    names = run_blocks(README, tmp_path)
     assert len((tmp_path / "run" / "steps.jsonl").read_text().splitlines()) == 300
     assert names["loop"].counters.attempted == 75
 

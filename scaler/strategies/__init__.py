@@ -1,9 +1,24 @@
 """Loss-scaling strategies, one file each: pure state machines, nothing stateful."""
 
 from scaler.strategies.base import Event as Event
+from scaler.strategies.base import Needs as Needs
 from scaler.strategies.base import Strategy as Strategy
+from scaler.strategies.bounded import Bounded as Bounded
+from scaler.strategies.delayed_amax import DelayedAmax as DelayedAmax
+from scaler.strategies.delayed_amax import DelayedAmaxState as DelayedAmaxState
 from scaler.strategies.dynamic import Dynamic as Dynamic
 from scaler.strategies.dynamic import DynamicState as DynamicState
+from scaler.strategies.headroom import Headroom as Headroom
+from scaler.strategies.headroom import HeadroomState as HeadroomState
+from scaler.strategies.histogram import Histogram as Histogram
+from scaler.strategies.histogram import HistogramState as HistogramState
+from scaler.strategies.log_normal import LogNormal as LogNormal
+from scaler.strategies.log_normal import LogNormalState as LogNormalState
 from scaler.strategies.no_scaling import NoScaling as NoScaling
+from scaler.strategies.rising_floor import RisingFloor as RisingFloor
+from scaler.strategies.scheduled import Scheduled as Scheduled
+from scaler.strategies.smooth import Smooth as Smooth
+from scaler.strategies.smooth import SmoothState as SmoothState
 from scaler.strategies.static import Static as Static
 from scaler.strategies.static import StaticState as StaticState
+from scaler.strategies.warmup import Warmup as Warmup

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number
 from scaler.errors import InvalidArgument
 
 
@@ -15,9 +19,29 @@ class Event(NamedTuple):
     Attributes:
         finite: Scalar bool. True when every unscaled gradient and the squared global norm of all of them are finite
             in float32, which is when the step is applied.
+        amax: Scalar float32, the largest magnitude among the *unscaled* float32 gradients, summed over replicas and
+            before clipping: infinity if any value is not finite (also for a NaN), 0 if all are zero. Unscaled, it
+            says the same whatever scale it was measured at. None unless the strategy needs it.
+        histogram: Int64 [edges + 1], how many values of the *scaled* gradients, as the backward pass left them in its
+            compute dtype, lie at or below the first edge in magnitude, between the edges, and above the last; summed
+            over replicas. Values that are not finite lie above the last. None unless the strategy needs it.
     """
 
     finite: tf.Tensor
+    amax: tf.Tensor | None = None
+    histogram: tf.Tensor | None = None
+
+
+class Needs(NamedTuple):
+    """The statistics a strategy wants in its events beside `finite`. What it does not ask for is not computed.
+
+    Attributes:
+        amax: Whether `Event.amax` is needed.
+        edges: Ascending positive magnitudes, the edges of `Event.histogram`; empty for no histogram.
+    """
+
+    amax: bool = False
+    edges: tuple[float, ...] = ()
 
 
 @runtime_checkable
@@ -27,9 +51,11 @@ class Strategy(Protocol):
     A state is a NamedTuple of scalar tensors with at least `loss_scale` (float32, in [2^-126, 2^126]). Both methods
     are pure: they create no variables and read nothing but their arguments, so that they give the same values in
     eager mode, in a `tf.function`, in a `tf.range` loop and under XLA, also elementwise on states of any one shape.
+    A state may also hold vectors, such as a history; their own axis comes first then, before that shape.
 
     It may have numbers `min_scale` and `max_scale`: a scale outside of them, or outside of [2^-126, 2^126] without
-    them, is never used, wherever it comes from.
+    them, is never used, wherever it comes from. It may have `needs`, a `Needs`: the statistics it wants to see; without
+    it `event.finite` is all that is promised.
     """
 
     def init(self) -> Any:
@@ -39,6 +65,82 @@ class Strategy(Protocol):
     def update(self, state: Any, event: Event) -> Any:
         """The state after a step that was attempted with `state` and showed `event`."""
         ...
+
+
+def needs_of(strategy: object) -> Needs:
+    """The statistics a strategy declares.
+
+    Raises:
+        InvalidArgument: For a declaration that is no `Needs`, or for edges that are not positive and ascending.
+    """
+    needs = getattr(strategy, "needs", Needs())
+    if not isinstance(needs, Needs):
+        raise InvalidArgument(
+            f"{type(strategy).__name__}.needs={needs!r}: expected a scaler.Needs, such as scaler.Needs(amax=True)."
+        )
+    check_edges(needs.edges)
+    return needs
+
+
+def check_edges(edges: Sequence[float]) -> None:
+    """Refuses edges of a histogram that are not positive, finite and ascending."""
+    for edge in edges:
+        check_number("edges", edge, "positive finite numbers in ascending order", lambda v: 0 < v < math.inf)
+    if any(second <= first for first, second in itertools.pairwise(edges)):
+        raise InvalidArgument(f"edges={tuple(edges)!r}: expected positive finite numbers in ascending order.")
+
+
+def together(*needs: Needs) -> Needs:
+    """What covers all of several strategies' needs.
+
+    Raises:
+        InvalidArgument: If two of them want histograms with different edges.
+    """
+    edges = {each.edges for each in needs if each.edges}
+    if len(edges) > 1:
+        raise InvalidArgument(f"strategies with the histogram edges {sorted(edges)}: one event has one histogram only.")
+    return Needs(any(each.amax for each in needs), edges.pop() if edges else ())
+
+
+def statistic(strategy: object, event: Event, name: str) -> tf.Tensor:
+    """The statistic `name` of an event.
+
+    Raises:
+        InvalidArgument: If the event has none.
+    """
+    value = getattr(event, name)
+    if value is None:
+        raise InvalidArgument(
+            f"{type(strategy).__name__}.update: the event has no {name}. Compute it from the step's gradients: "
+            "Event(finite, amax=scaler.amax(unscaled)), or Event(finite, histogram=scaler.histogram(grads, edges))."
+        )
+    return tf.convert_to_tensor(value)
+
+
+def amax_of(strategy: object, event: Event) -> tuple[tf.Tensor, tf.Tensor]:
+    """Whether the step was finite, and amax. A step with an infinite amax counts as non-finite, whoever reported it.
+
+    Raises:
+        InvalidArgument: If the event has no amax.
+    """
+    amax = tf.cast(statistic(strategy, event, "amax"), tf.float32)
+    return tf.logical_and(event.finite, amax < math.inf), amax
+
+
+def bounds_of(strategy: object) -> tuple[Any, Any]:
+    """The least and the greatest scale a strategy may choose, numbers or scalar tensors."""
+    return getattr(strategy, "min_scale", SMALLEST_SCALE), getattr(strategy, "max_scale", LARGEST_SCALE)
+
+
+def bounded(strategy: object, loss_scale: tf.Tensor) -> tf.Tensor:
+    """The loss scale within the strategy's bounds."""
+    low, high = bounds_of(strategy)
+    return tf.clip_by_value(loss_scale, as_float(low), as_float(high))
+
+
+def bounded_state(strategy: object, state: Any) -> Any:
+    """The state with its loss scale within the strategy's bounds."""
+    return state._replace(loss_scale=bounded(strategy, state.loss_scale))
 
 
 def check_strategy(strategy: object) -> None:

@@ -1,0 +1,82 @@
+"""What strategies around other strategies share: a flat state, so that every field is one variable, and schedules."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from scaler.errors import InvalidArgument
+
+
+def join(name: str, inner: Any, **own: tf.Tensor) -> Any:
+    """A NamedTuple with all fields of `inner` and those of `own`.
+
+    Args:
+        name: Of the type.
+        inner: A NamedTuple.
+        own: Further fields. One that `inner` has already, as where a combinator holds another of its kind, gets a
+            number.
+    """
+    inner_type: Any = type(inner)
+    return _joined_type(name, inner_type, tuple(own))(*inner, *own.values())
+
+
+def state_of_fields(name: str, fields: Mapping[str, tf.Tensor]) -> Any:
+    """A NamedTuple of the given fields."""
+    return _plain_type(name, tuple(fields))(*fields.values())
+
+
+def inner_of(state: Any) -> Any:
+    """The `inner` that a state was joined from, with its values of now."""
+    return type(state).inner_type(*state[: len(type(state).inner_type._fields)])
+
+
+def own_of(state: Any) -> tuple[tf.Tensor, ...]:
+    """The values of now of what it was joined with."""
+    return tuple(state[len(type(state).inner_type._fields) :])
+
+
+def count_up(steps: tf.Tensor) -> tf.Tensor:
+    """The next of a count of steps, int32, which stays at the largest integer."""
+    return tf.clip_by_value(steps, 0, 2**31 - 2) + 1
+
+
+def as_schedule(name: str, schedule: Any) -> tuple[tuple[int, Any], ...]:
+    """A mapping from steps, or pairs of them, as pairs in ascending order.
+
+    Raises:
+        InvalidArgument: For no entry, or keys that are no different integers in [0, 2^31).
+    """
+    expected = f"{name}={schedule!r}: expected a dict from steps, different integers in [0, 2^31), to values."
+    try:
+        pairs = tuple(schedule.items()) if isinstance(schedule, Mapping) else tuple((k, v) for k, v in schedule)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(expected) from error
+    steps = [step for step, _ in pairs]
+    if not steps or any(isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < 2**31 for s in steps):
+        raise InvalidArgument(expected)
+    if len(set(steps)) < len(steps):
+        raise InvalidArgument(expected)
+    return tuple(sorted(pairs, key=lambda pair: pair[0]))
+
+
+@functools.cache
+def _joined_type(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
+    fields = list(inner_type._fields)
+    for field in own:
+        unique, number = field, 2
+        while unique in fields:
+            unique, number = f"{field}_{number}", number + 1
+        fields.append(unique)
+    joined = collections.namedtuple(name, fields)  # type: ignore[misc]
+    setattr(joined, "inner_type", inner_type)  # noqa: B010 - a type checker knows the fields alone
+    return joined
+
+
+@functools.cache
+def _plain_type(name: str, fields: tuple[str, ...]) -> Any:
+    return collections.namedtuple(name, fields)

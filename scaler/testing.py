@@ -1,0 +1,317 @@
+"""Checks for strategies of one's own: the promise, driven through random steps.
+
+Needs Hypothesis, which is imported when a check is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from scaler.checks import as_float
+from scaler.errors import ScalerError
+from scaler.loss_scaler import LossScaler
+from scaler.strategies import base
+from scaler.strategies.base import Event, Needs, Strategy
+
+STEPS, WORDS, LONG = 24, 3, 400
+"""Steps of a word, words that run side by side to see whether they disturb each other, steps of a run to a bound."""
+
+
+class _Seen(NamedTuple):
+    """One attempted step, as numbers: what an `Event` is made of."""
+
+    finite: bool
+    amax: float
+    counts: tuple[int, ...]
+
+
+def check_strategy(strategy: Strategy, *, examples: int = 20) -> None:
+    """Drives a strategy through random steps and requires of it what the promise rests on.
+
+    - A state: `init` and `update` give NamedTuples of one type, whose fields keep their dtypes and shapes, with a
+      scalar float32 `loss_scale`.
+    - Bounds: the scale is in [min_scale, max_scale], or in [2^-126, 2^126] without them, after any steps whatever:
+      400 non-finite or finite ones on end, gradients of zero, subnormal, near the greatest float32.
+    - Purity: the same state and event give the same state again; no variables are made.
+    - The same values, to the bit, in eager mode, in a `tf.function`, in a `tf.range` loop and under XLA.
+    - Elementwise: words that run side by side, along a last axis of the state, give what they give alone.
+    - Save and restore: a `LossScaler` restored from a checkpoint goes on as if it had never stopped.
+
+    Only the statistics that the strategy declares in `needs` are in the events.
+
+    Args:
+        strategy: The strategy, with the numbers it is to be checked with. A word has 24 steps: small intervals show
+            more in it.
+        examples: How many times three words of steps are drawn.
+
+    Raises:
+        InvalidArgument: For an object that is no strategy.
+        ScalerError: If Hypothesis is not installed.
+        AssertionError: With a sentence that says which invariant broke, and after which events.
+    """
+    base.check_strategy(strategy)
+    needs = base.needs_of(strategy)
+    try:
+        import hypothesis
+    except ImportError as error:
+        raise ScalerError("check_strategy draws its steps with Hypothesis: pip install hypothesis") from error
+
+    _check_init(strategy)
+    runs = _Runs(strategy, needs)
+    # The first event that breaks something ends the word, which is short enough: making it shorter would take minutes.
+    settings = hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=(hypothesis.Phase.generate,),
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    for finite in (False, True):
+        _check_long_run(strategy, runs, finite)
+
+    @settings
+    @hypothesis.given(hypothesis.strategies.lists(_words(needs), min_size=WORDS, max_size=WORDS))
+    def keeps_the_promise(words: list[list[_Seen]]) -> None:
+        _check_words(strategy, runs, words)
+
+    # A checkpoint is written for each of these.
+    @hypothesis.settings(settings, max_examples=min(examples, 3))
+    @hypothesis.given(_words(needs))
+    def is_restored(word: list[_Seen]) -> None:
+        _check_restored(strategy, needs, word)
+
+    keeps_the_promise()
+    is_restored()
+
+
+def _words(needs: Needs):
+    from hypothesis import strategies as st
+
+    bins = len(needs.edges) + 1
+    counts = st.lists(st.sampled_from([0, 1, 2, 100, 10**9]), min_size=bins, max_size=bins).map(tuple)
+    powers = st.integers(-130, 127).map(lambda exponent: 2.0**exponent)
+    largest = float(np.finfo(np.float32).max)
+    amax = st.one_of(powers, st.floats(0, largest, width=32), st.sampled_from([0.0, 2.0**-149, largest]))
+    good = st.builds(_Seen, st.just(True), amax, counts)
+    bad = st.builds(_Seen, st.just(False), st.one_of(st.just(np.inf), amax), counts)
+    # Long stretches of either kind are what reaches the bounds.
+    streak = st.tuples(st.one_of(good, bad), st.integers(1, STEPS)).map(lambda pair: [pair[0]] * pair[1])
+    one = st.one_of(good, bad).map(lambda seen: [seen])
+    return st.lists(st.one_of(one, one, streak), min_size=1, max_size=STEPS).map(
+        lambda parts: [*itertools.chain(*parts)][:STEPS]
+    )
+
+
+def _check_init(strategy: Strategy) -> None:
+    with _no_variables(strategy, ()):
+        first, second = strategy.init(), strategy.init()
+    base.check_state(strategy, first)
+    if tf.convert_to_tensor(first.loss_scale).dtype != tf.float32:
+        raise _broken(strategy, "a state", (), f"loss_scale has dtype {first.loss_scale.dtype.name}, not float32")
+    _require_equal(strategy, "purity", (), "init()", _values(second), "a first init()", _values(first))
+    _require_bounds(strategy, (), float(first.loss_scale))
+
+
+def _check_long_run(strategy: Strategy, runs: _Runs, finite: bool) -> None:
+    seen = _Seen(finite, 2.0**-24 if finite else np.inf, (1,) + (0,) * len(runs.needs.edges))
+    _by_hand(strategy, [seen] * 3, runs.needs)
+    with _named(strategy, "the same values in eager mode and in a loop", [seen]):
+        states = runs.looped_long(seen)
+    for step, state in enumerate(states):
+        _require_bounds(strategy, [seen] * (step + 1), float(state["loss_scale"]))
+
+
+def _check_words(strategy: Strategy, runs: _Runs, words: list[list[_Seen]]) -> None:
+    word = words[0]
+    eager = _by_hand(strategy, word, runs.needs)
+    for name, run in runs.modes.items():
+        with _named(strategy, f"the same values in eager mode and {name}", word):
+            found = run(word)
+        for step, (states, expected) in enumerate(zip(found, eager, strict=True)):
+            events = word[: step + 1]
+            invariant = f"the same values in eager mode and {name}"
+            _require_equal(strategy, invariant, events, name, states, "in eager mode", expected)
+    with _named(strategy, "elementwise", word):
+        together = runs.side_by_side(words)
+    alone = [runs.modes["in a loop"](word) for word in words]
+    for number, word in enumerate(words):
+        for step in range(len(word)):
+            own = {field: value[..., number] for field, value in together[step].items()}
+            events = word[: step + 1]
+            _require_equal(strategy, "elementwise", events, "beside others", own, "alone", alone[number][step])
+
+
+def _by_hand(strategy: Strategy, word: Sequence[_Seen], needs: Needs) -> list[dict[str, np.ndarray]]:
+    """The states of a word in eager mode, checked one by one."""
+    state, states = strategy.init(), []
+    for step, seen in enumerate(word):
+        events = word[: step + 1]
+        event, before = _event(seen, needs), _values(state)
+        with _no_variables(strategy, events), _named(strategy, "an update in eager mode", events):
+            after, again = strategy.update(state, event), strategy.update(state, event)
+        _require_same_kind(strategy, events, state, after)
+        _require_equal(strategy, "purity", events, "the same update again", _values(again), "once", _values(after))
+        _require_equal(strategy, "purity", events, "the old state", _values(state), "before", before)
+        _require_bounds(strategy, events, float(after.loss_scale))
+        state = after
+        states.append(_values(state))
+    return states
+
+
+def _check_restored(strategy: Strategy, needs: Needs, word: list[_Seen]) -> None:
+    middle = len(word) // 2
+    whole = LossScaler(strategy)
+    for seen in word[:middle]:
+        whole.update(_event(seen, needs))
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(loss_scaler=whole).write(f"{folder}/state")
+        restored = LossScaler(strategy)
+        tf.train.Checkpoint(loss_scaler=restored).read(path)
+    for step in range(middle, len(word)):
+        for loss_scaler in (whole, restored):
+            loss_scaler.update(_event(word[step], needs))
+        events, found, expected = word[: step + 1], _values(restored.state), _values(whole.state)
+        _require_equal(strategy, "save and restore", events, "restored", found, "never stopped", expected)
+
+
+class _Runs:
+    """The ways to run a word, each compiled once for a shape."""
+
+    def __init__(self, strategy: Strategy, needs: Needs):
+        self.needs = needs
+        self._strategy = strategy
+        self._one = tf.function(lambda state, event: strategy.update(state, event))
+        self._compiled: dict[tuple, Callable] = {}
+        self.modes: dict[str, Callable] = {
+            "in a graph": self._stepwise,
+            "in a loop": lambda word: self._looped(_stacked(self._padded(word)), jit=False)[: len(word)],
+            "under XLA": lambda word: self._looped(_stacked(self._padded(word)), jit=True)[: len(word)],
+        }
+
+    def side_by_side(self, words: list[list[_Seen]]) -> list[dict[str, np.ndarray]]:
+        """The states of several words that run at once, along the last axis."""
+        each = zip(*(_stacked(self._padded(word)) for word in words), strict=True)
+        return self._looped(tuple(np.stack(parts, axis=-1) for parts in each), jit=False)
+
+    def looped_long(self, seen: _Seen) -> list[dict[str, np.ndarray]]:
+        """The states of LONG steps that all show the same."""
+        return self._looped(_stacked([seen] * LONG), jit=False)
+
+    def _stepwise(self, word: list[_Seen]) -> list[dict[str, np.ndarray]]:
+        state, states = self._strategy.init(), []
+        for seen in word:
+            state = self._one(state, _event(seen, self.needs))
+            states.append(_values(state))
+        return states
+
+    def _padded(self, word: list[_Seen]) -> list[_Seen]:
+        return [*word, *[_Seen(True, 1.0, (1,) * (len(self.needs.edges) + 1))] * (STEPS - len(word))]
+
+    def _looped(self, arrays: tuple, jit: bool) -> list[dict[str, np.ndarray]]:
+        tensors = [tf.constant(array) for array in arrays]
+        key = (jit, *(array.shape for array in arrays))
+        if key not in self._compiled:
+            function = tf.function(self._loop, jit_compile=jit)
+            # Called by itself, TensorFlow would warn that it traces a new function for every strategy.
+            self._compiled[key] = function.get_concrete_function(*tensors)
+        states = {field: value.numpy() for field, value in self._compiled[key](*tensors).items()}
+        return [{field: value[step] for field, value in states.items()} for step in range(len(arrays[0]))]
+
+    def _loop(self, finite: tf.Tensor, amax: tf.Tensor, counts: tf.Tensor) -> dict[str, tf.Tensor]:
+        state = self._strategy.init()
+        if finite.shape.rank > 1:
+            state = type(state)(*(_repeat(value) for value in state))
+        steps = finite.shape[0]
+        traces = [tf.TensorArray(value.dtype, steps, element_shape=value.shape) for value in state]
+        for i in tf.range(steps):
+            event = Event(finite[i], *_declared(amax[i], counts[i], self.needs))
+            state = self._strategy.update(state, event)
+            traces = [trace.write(i, value) for trace, value in zip(traces, state, strict=True)]
+        return dict(zip(state._fields, (trace.stack() for trace in traces), strict=True))
+
+
+def _stacked(word: list[_Seen]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    finite, amax, counts = zip(*word, strict=True)
+    return np.array(finite, bool), np.array(amax, np.float32), np.array(counts, np.int64)
+
+
+def _declared(amax, counts, needs: Needs) -> tuple:
+    return (amax if needs.amax else None), (counts if needs.edges else None)
+
+
+def _repeat(value: tf.Tensor) -> tf.Tensor:
+    value = tf.convert_to_tensor(value)
+    return tf.tile(value[..., tf.newaxis], [1] * value.shape.rank + [WORDS])
+
+
+def _event(seen: _Seen, needs: Needs) -> Event:
+    amax, counts = tf.constant(seen.amax, tf.float32), tf.constant(seen.counts, tf.int64)
+    return Event(tf.constant(seen.finite), *_declared(amax, counts, needs))
+
+
+def _values(state: Any) -> dict[str, np.ndarray]:
+    return {field: np.array(tf.convert_to_tensor(value)) for field, value in state._asdict().items()}
+
+
+def _require_same_kind(strategy: Strategy, events: Sequence[_Seen], before: Any, after: Any) -> None:
+    if type(after) is not type(before):
+        what = f"update() returned a {type(after).__name__}, not a {type(before).__name__}"
+        raise _broken(strategy, "a state", events, what)
+    for field, old in before._asdict().items():
+        was, now = tf.convert_to_tensor(old), tf.convert_to_tensor(getattr(after, field))
+        if was.dtype != now.dtype or was.shape != now.shape:
+            what = f"{field} was {was.dtype.name} {was.shape} and is {now.dtype.name} {now.shape}"
+            raise _broken(strategy, "a state", events, what)
+
+
+def _require_bounds(strategy: Strategy, events: Sequence[_Seen], loss_scale: float) -> None:
+    low, high = (float(as_float(bound)) for bound in base.bounds_of(strategy))
+    if not low <= loss_scale <= high:
+        raise _broken(strategy, "bounds", events, f"the loss scale is {loss_scale:g}, outside [{low:g}, {high:g}]")
+
+
+def _require_equal(strategy, invariant, events, name, found: dict, other_name, expected: dict) -> None:
+    for field, value in expected.items():
+        if not np.array_equal(found[field], value, equal_nan=value.dtype.kind == "f"):
+            what = f"{field} is {found[field]} {name}, but {value} {other_name}"
+            raise _broken(strategy, invariant, events, what)
+
+
+def _broken(strategy: Strategy, invariant: str, events: Sequence[_Seen], what: str) -> AssertionError:
+    runs = [(seen, len(list(same))) for seen, same in itertools.groupby(events)]
+    shown = [(_shown(seen, base.needs_of(strategy)), count) for seen, count in runs]
+    steps = ", ".join(text if count == 1 else f"{count} times {text}" for text, count in shown) or "no step"
+    return AssertionError(f"{strategy!r} breaks an invariant, {invariant}: {what}; after {steps}.")
+
+
+def _shown(seen: _Seen, needs: Needs) -> str:
+    parts = [f"amax={seen.amax:g}"] * needs.amax + [f"histogram={list(seen.counts)}"] * bool(needs.edges)
+    return ("finite" if seen.finite else "non-finite") + (f" ({', '.join(parts)})" if parts else "")
+
+
+@contextlib.contextmanager
+def _named(strategy: Strategy, invariant: str, events: Sequence[_Seen]) -> Iterator[None]:
+    """Says which invariant an exception of the strategy's own belongs to."""
+    try:
+        yield
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise _broken(strategy, invariant, events, f"it raised {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _no_variables(strategy: Strategy, events: Sequence[_Seen]) -> Iterator[None]:
+    def refuse(_next_creator, **_options):
+        raise _broken(strategy, "purity", events, "a variable was made; keep everything in the state")
+
+    with tf.variable_creator_scope(refuse):
+        yield

@@ -1,0 +1,259 @@
+"""Guards the promise for every research strategy and combinator, and what each of them refuses."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+from scaler import (
+    Bounded,
+    DelayedAmax,
+    Dynamic,
+    Event,
+    Headroom,
+    Histogram,
+    InvalidArgument,
+    LogNormal,
+    LossScaler,
+    RisingFloor,
+    Scheduled,
+    Smooth,
+    Static,
+    Warmup,
+)
+from scaler.testing import check_strategy
+
+STRATEGIES = {
+    "LogNormal": LogNormal(),
+    "LogNormal, as published": LogNormal(repaired=False, min_scale=2.0**-126, max_scale=2.0**126),
+    "Histogram": Histogram(period=2, dead_band=1.5),
+    "DelayedAmax": DelayedAmax(history_length=3, margin=1, min_scale=2.0**-126, max_scale=2.0**126),
+    "Smooth": Smooth(growth_interval=3, search=True, backoff_interval=2),
+    "Headroom": Headroom(memory=2, relax_interval=3, min_scale=2.0**-126, max_scale=2.0**126),
+    "Bounded": Bounded(Smooth(), 0.3, 1e6),
+    "RisingFloor": RisingFloor(Headroom(memory=2), {3: 1.0, 7: 2.0**16}),
+    "Warmup": Warmup(DelayedAmax(history_length=3), 5),
+    "Scheduled": Scheduled({0: Static(2.0), 4: LogNormal(), 9: Histogram(), 14: Dynamic(growth_interval=1)}),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_keeps_the_promise(name):
+    check_strategy(STRATEGIES[name], examples=2)
+
+
+@pytest.mark.parametrize("make", [LogNormal, Histogram, DelayedAmax, Smooth, Headroom])
+def test_is_a_value_with_the_members_of_a_strategy(make):
+    assert make() == make()
+    assert hash(make()) == hash(make())
+    assert isinstance(make(), scaler.Strategy)
+    assert make().min_scale <= make().init().loss_scale.numpy() <= make().max_scale
+
+
+def test_defaults_are_those_of_the_papers():
+    assert LogNormal() == LogNormal(
+        1.0, log_max=16.0, mean_decay=0.99, variance_decay=0.999, deviations=3.09, max_scale=2.0**14, repaired=True
+    )
+    assert Histogram() == Histogram(edge=8188.0, threshold=1e-7, period=1, dead_band=0.0)
+    assert DelayedAmax() == DelayedAmax(1.0, format="float16", margin=0, history_length=1024, algorithm="max")
+    assert Smooth() == Smooth(2.0**20, growth_interval=1000, backoff_factor=0.5, backoff_interval=1, search=False)
+    assert RisingFloor(Dynamic()).floors == ((40_000, 8192.0), (150_000, 32768.0))
+
+
+def after(strategy, *events):
+    state = strategy.init()
+    for finite, amax in events:
+        state = strategy.update(state, Event(tf.constant(finite), tf.constant(amax, tf.float32)))
+    return state
+
+
+OVERFLOW = (False, math.inf)
+
+
+def test_one_overflow_pins_the_published_log_normal_for_thousands_of_steps_and_not_the_repaired():
+    def run(strategy, steps):
+        state = after(strategy, *[(True, 2.0**-5)] * 20, OVERFLOW)
+        step = tf.function(lambda state: strategy.update(state, Event(tf.constant(True), tf.constant(2.0**-5))))
+        for _ in range(steps):
+            state = step(state)
+        return state.loss_scale.numpy()
+
+    assert run(LogNormal(repaired=False, max_scale=2.0**24), 300) == 1.0
+    assert run(LogNormal(max_scale=2.0**24), 300) >= 2.0**8
+
+
+def test_gradients_of_zero_are_no_observation_where_the_published_rule_never_moves_again():
+    repaired, published = LogNormal(), LogNormal(repaired=False)
+    assert after(repaired, (True, 0.0)) == repaired.init()
+    moved = after(repaired, (True, 0.0), (True, 2.0**6))
+    assert moved.loss_scale.numpy() == 2.0**10
+    stuck = [after(published, (True, 0.0), *[(True, 2.0**6)] * n).loss_scale.numpy() for n in (1, 5)]
+    assert stuck[0] == stuck[1] != 2.0**10
+
+
+def test_delayed_amax_forgets_what_is_older_than_its_history():
+    strategy = DelayedAmax(history_length=3)
+    assert after(strategy, (True, 1.0)).loss_scale.numpy() == 2.0**15
+    assert after(strategy, (True, 1.0), (True, 0.25), (True, 0.25)).loss_scale.numpy() == 2.0**15
+    assert after(strategy, (True, 1.0), *[(True, 0.25)] * 3).loss_scale.numpy() == 2.0**17
+    assert after(strategy, (True, 1.0), OVERFLOW).loss_scale.numpy() == 2.0**14
+    assert after(strategy, (True, 1.0), OVERFLOW, *[(True, 1.0)] * 3).loss_scale.numpy() == 2.0**15
+    assert after(strategy, *[(True, 0.0)] * 5).loss_scale.numpy() == 1.0
+
+
+def test_delayed_amax_of_eight_bits_reaches_their_maximum():
+    exact = DelayedAmax(format="float8_e4m3fn", power_of_two=False)
+    assert after(exact, (True, 3.5)).loss_scale.numpy() == 128.0
+    assert after(exact, (True, 3.0)).loss_scale.numpy() == np.float32(448 / 3)
+    assert after(DelayedAmax(format="float8_e5m2", margin=3), (True, 1.0)).loss_scale.numpy() == 2.0**12
+
+
+def test_the_published_histogram_goes_up_and_down_for_ever_and_a_dead_band_rests():
+    def scales(strategy, edges):
+        state, found = strategy.init(), []
+        for _ in range(20):
+            gradient = tf.constant([0.75 * float(state.loss_scale), 1e-3], tf.float32)
+            state = strategy.update(state, Event(tf.constant(True), histogram=scaler.histogram([gradient], edges)))
+            found.append(state.loss_scale.numpy())
+        return found[10:]
+
+    assert set(scales(Histogram(), Histogram().needs.edges)) == {2.0**13, 2.0**14}
+    resting = Histogram(dead_band=1.0)
+    assert set(scales(resting, resting.needs.edges)) == {2.0**13}
+
+
+def test_smooth_keeps_a_distance_between_backoffs():
+    strategy = Smooth(2.0**10, backoff_interval=3)
+    scales = [math.log2(after(strategy, *[OVERFLOW] * n).loss_scale.numpy()) for n in range(1, 8)]
+    assert scales == [9, 9, 9, 8, 8, 8, 7]
+
+
+def guided_diffusion(words):
+    logarithm = 20.0
+    for finite in words:
+        logarithm += 1e-3 if finite else -1
+        yield 2.0**logarithm
+
+
+def chainer(words):
+    scale, overflowed = 1.0, False
+    for finite in words:
+        overflowed |= not finite
+        scale *= (2 ** (1 / 1000) if overflowed else 2.0) if finite else 0.5
+        scale = min(max(scale, 1.0), 65504.0)
+        yield scale
+
+
+def dall_e(words):
+    scale, last = 2.0**13, -math.inf
+    for step, finite in enumerate(words):
+        if finite:
+            scale *= 2 ** (1 / 1000)
+        elif step - last >= 125:
+            scale, last = scale / math.sqrt(2), step
+        scale = min(max(scale, 2.0**7), 2.0**24)
+        yield scale
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule", "tolerance"),
+    [
+        (Smooth(min_scale=2.0**-126, max_scale=2.0**126), guided_diffusion, 0),
+        (Smooth(1.0, search=True, min_scale=1.0, max_scale=65504.0), chainer, 1e-6),
+        (
+            Smooth(2.0**13, backoff_factor=2**-0.5, backoff_interval=125, min_scale=2.0**7, max_scale=2.0**24),
+            dall_e,
+            1e-6,
+        ),
+    ],
+    ids=["guided-diffusion", "Chainer", "DALL-E"],
+)
+def test_smooth_is_the_family_it_names(strategy, rule, tolerance):
+    words = np.random.default_rng(0).random(3000) > 0.01
+    words[:20] = True
+
+    @tf.function
+    def run(words):
+        state, scales = strategy.init(), tf.TensorArray(tf.float32, 3000)
+        for i in tf.range(3000):
+            state = strategy.update(state, Event(words[i]))
+            scales = scales.write(i, state.loss_scale)
+        return scales.stack()
+
+    np.testing.assert_allclose(run(tf.constant(words)).numpy(), np.float32(list(rule(words))), rtol=tolerance)
+
+
+def test_smooth_takes_up_a_scale_that_was_bounded_from_outside():
+    strategy = Smooth(2.0**10)
+    state = after(strategy, (True, 1.0))._replace(loss_scale=tf.constant(2.0**20))
+    state = strategy.update(state, Event(tf.constant(False)))
+    assert (state.loss_scale.numpy(), state.log2_scale.numpy()) == (2.0**19, 19.0)
+
+
+def test_headroom_follows_at_once_and_learns_from_an_overflow():
+    strategy = Headroom(headroom=2, memory=4, relax_interval=6)
+    assert after(strategy, (True, 0.75)).loss_scale.numpy() == 2.0**14
+    assert after(strategy, (True, 0.75), (True, 3.0)).loss_scale.numpy() == 2.0**12
+    low = [(True, 2.0**-9)]
+    assert after(strategy, (True, 0.75), *low * 3).loss_scale.numpy() == 2.0**14
+    assert after(strategy, (True, 0.75), *low * 4).loss_scale.numpy() == 2.0**15
+    spoiled = after(strategy, (True, 0.75), OVERFLOW)
+    assert (spoiled.loss_scale.numpy(), spoiled.distance.numpy()) == (2.0**13, 3)
+    assert after(strategy, (True, 0.75), OVERFLOW, *[(True, 0.75)] * 5).loss_scale.numpy() == 2.0**13
+    assert after(strategy, (True, 0.75), OVERFLOW, *[(True, 0.75)] * 6).loss_scale.numpy() == 2.0**14
+
+
+def test_a_loss_scaler_takes_events_with_statistics_in_a_written_step():
+    weight, loss_scaler = tf.Variable([2.0, 0.5]), LossScaler(Headroom(headroom=1))
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(weight * [4.0, 1.0]))
+        grads = loss_scaler.unscale(tape.gradient(scaled, [weight]))
+        loss_scaler.update(Event(scaler.all_finite(grads), amax=scaler.amax(grads)))
+
+    step()
+    assert loss_scaler.loss_scale.numpy() == 2.0**12
+    with pytest.raises(InvalidArgument, match="the event has no amax"):
+        loss_scaler.update(Event(tf.constant(True)))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: LogNormal(0.5), "initial_scale=0.5"),
+        (lambda: LogNormal(log_max=math.nan), "log_max=nan"),
+        (lambda: LogNormal(mean_decay=1.0), "mean_decay=1.0"),
+        (lambda: LogNormal(variance_decay=0), "variance_decay=0"),
+        (lambda: LogNormal(deviations=-1), "deviations=-1"),
+        (lambda: LogNormal(repaired=1), "repaired=1"),
+        (lambda: Histogram(edge=tf.constant(1.0)), "not as a tensor"),
+        (lambda: Histogram(edge=0), "edge=0"),
+        (lambda: Histogram(threshold=1), "threshold=1"),
+        (lambda: Histogram(period=0), "period=0"),
+        (lambda: Histogram(dead_band=-1), "dead_band=-1"),
+        (lambda: Histogram(min_scale=2.0, initial_scale=1.0), "min_scale <= initial_scale"),
+        (lambda: DelayedAmax(format="float17"), "float_format"),
+        (lambda: DelayedAmax(margin=0.5), "margin=0.5"),
+        (lambda: DelayedAmax(margin=-1), "margin=-1"),
+        (lambda: DelayedAmax(history_length=0), "history_length=0"),
+        (lambda: DelayedAmax(history_length=tf.constant(3)), "Python values"),
+        (lambda: DelayedAmax(algorithm="mean"), "expected one of max, most_recent"),
+        (lambda: DelayedAmax(power_of_two="yes"), "power_of_two='yes'"),
+        (lambda: Smooth(growth_interval=0.5), "growth_interval=0.5"),
+        (lambda: Smooth(backoff_factor=1), "backoff_factor=1"),
+        (lambda: Smooth(backoff_interval=0), "backoff_interval=0"),
+        (lambda: Smooth(search=None), "search=None"),
+        (lambda: Headroom(headroom=0), "headroom=0"),
+        (lambda: Headroom(memory=2.5), "memory=2.5"),
+        (lambda: Headroom(relax_interval=0), "relax_interval=0"),
+        (lambda: Headroom(format="int8"), "float_format"),
+        (lambda: Headroom(max_scale=2.0**127), "max_scale="),
+    ],
+)
+def test_what_cannot_work_is_refused(make, says):
+    with pytest.raises(InvalidArgument, match=says):
+        make()

@@ -1,0 +1,137 @@
+"""Guards the traces of the research strategies: equal, bit for bit, to a second implementation, in every mode."""
+
+import functools
+
+import numpy as np
+import pytest
+import research_reference as reference
+from hypothesis import given, settings
+from strategy_cases import (
+    HOWS,
+    WORDS,
+    Runner,
+    assert_equal_traces,
+    random_amax,
+    random_bounds,
+    random_flags,
+    seeds,
+)
+
+from scaler import DelayedAmax, Headroom, Histogram, LogNormal, Smooth, float_format
+
+# Every example has many words of many steps; by hand they take longer.
+EXAMPLES = {"eager": 1, "graph": 1, "loop": 6, "xla": 3}
+
+
+def floats(values):
+    return np.asarray(values, np.float32)
+
+
+def log_normal_numbers(rng):
+    return {
+        **random_bounds(rng),
+        "log_max": floats(rng.choice([16, 15.5, 8, 0, -20], WORDS)),
+        "mean_decay": floats(rng.choice([0.99, 0.5, 1e-12, 0.9999], WORDS)),
+        "variance_decay": floats(rng.choice([0.999, 0.9, 1e-9], WORDS)),
+        "deviations": floats(rng.choice([3.09, 0, 1, 10], WORDS)),
+    }
+
+
+def delayed_numbers(rng):
+    return random_bounds(rng)
+
+
+def smooth_numbers(rng):
+    return {
+        **random_bounds(rng),
+        "growth_interval": rng.choice([1, 3, 1000, 2], WORDS).astype(np.float64),
+        "backoff_factor": floats(rng.choice([0.5, 2**-0.5, 0.9, 0.01], WORDS)),
+        "backoff_interval": rng.choice([1, 2, 5], WORDS).astype(np.int32),
+        "search": rng.random(WORDS) < 0.4,
+    }
+
+
+def headroom_numbers(rng):
+    return {
+        **random_bounds(rng),
+        "headroom": rng.integers(1, 5, WORDS, np.int32),
+        "memory": rng.integers(1, 6, WORDS, np.int32),
+        "relax_interval": rng.integers(1, 9, WORDS, np.int32),
+    }
+
+
+def histogram_numbers(rng):
+    return {
+        **random_bounds(rng),
+        "threshold": floats(rng.choice([1e-7, 0, 0.1, 0.5], WORDS)),
+        "period": rng.integers(1, 4, WORDS, np.int32),
+    }
+
+
+def delayed(fmt, margin, length, algorithm, power_of_two):
+    options = {"margin": margin, "algorithm": algorithm, "power_of_two": power_of_two}
+    make = functools.partial(DelayedAmax, format=fmt, history_length=length, **options)
+    reference_of = functools.partial(reference.delayed_amax, limit=float_format(fmt).max, length=length, **options)
+    return make, reference_of, delayed_numbers
+
+
+CASES = {
+    "LogNormal": (LogNormal, functools.partial(reference.log_normal, repaired=True), log_normal_numbers),
+    "LogNormal, as published": (
+        functools.partial(LogNormal, repaired=False),
+        functools.partial(reference.log_normal, repaired=False),
+        log_normal_numbers,
+    ),
+    "DelayedAmax": delayed("float16", 0, 5, "max", True),
+    "DelayedAmax, as in Transformer Engine": delayed("float8_e4m3fn", 2, 1, "most_recent", False),
+    "Smooth": (Smooth, reference.smooth, smooth_numbers),
+    "Headroom": (Headroom, functools.partial(reference.headroom, top=16), headroom_numbers),
+}
+
+
+@functools.cache
+def runner_of(name):
+    return Runner(CASES[name][0])
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_reference(name, how):
+    _, want, numbers_of = CASES[name]
+
+    @settings(max_examples=EXAMPLES[how])
+    @given(seeds)
+    def holds(rng):
+        finite, numbers = random_flags(rng), numbers_of(rng)
+        amax = random_amax(rng, finite)
+        assert_equal_traces(runner_of(name)(how, finite, amax, numbers), want, finite, amax, numbers)
+
+    holds()
+
+
+@functools.cache
+def histogram_runner(dead_band):
+    return Runner(functools.partial(Histogram, dead_band=dead_band))
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("dead_band", [0.0, 1.0])
+def test_histogram_equals_the_reference(dead_band, how):
+    want = functools.partial(reference.histogram, dead_band=dead_band)
+
+    @settings(max_examples=EXAMPLES[how])
+    @given(seeds)
+    def holds(rng):
+        finite, numbers = random_flags(rng), histogram_numbers(rng)
+        counts = random_counts(rng, finite.shape, bins=3 if dead_band else 2)
+        got = histogram_runner(dead_band)(how, finite, counts, numbers)
+        assert_equal_traces(got, want, finite, counts, numbers)
+
+    holds()
+
+
+def random_counts(rng, shape, bins):
+    """Int64 [steps, bins, words], most values in the first bin, in some steps none at all."""
+    most = rng.choice([0, 1, 10, 10**8], shape)
+    rare = [np.where(rng.random(shape) < 0.5, rng.integers(0, 10, shape), 0) for _ in range(bins - 1)]
+    return np.stack([most, *rare], axis=1)

@@ -1,0 +1,144 @@
+"""Guards what is measured of a step's gradients for a strategy: amax, the histogram, and how replicas join them."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+import scaler
+from scaler import Needs
+from scaler.statistics import Statistics, amax, histogram, measure, merge
+from scaler.strategies.base import needs_of, together
+
+EDGES = (2.0**-20, 1.0, 8188.0)
+
+
+def slices(values, indices=(0, 2)):
+    return tf.IndexedSlices(tf.constant(values), tf.constant(indices, tf.int64), tf.constant([4, 2], tf.int64))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_amax_of_every_dtype(execute, dtype):
+    grads = [np.array([[1.0, -3.5], [0.0, 2.0]]), np.array(-0.25), np.zeros((0, 3))]
+    found = execute(lambda *grads: amax([tf.cast(grad, dtype) for grad in grads]))(*grads)
+    assert (found.dtype, found.shape) == (tf.float32, [])
+    assert found.numpy() == 3.5
+
+
+def test_amax_of_sparse_and_absent_gradients(execute):
+    found = execute(lambda grad: amax([None, grad, None]))(slices([[1.0, -2.0], [9.0, 0.5]]))
+    assert found.numpy() == 9.0
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, -np.nan])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_amax_of_anything_not_finite_is_infinity(execute, bad, dtype):
+    first, second = np.array([1.0, bad, 2.0], dtype), np.array([3.0, 4.0], dtype)
+    for grads in ([first, second], [second, first]):
+        assert execute(lambda *grads: amax(grads))(*grads).numpy() == np.inf
+
+
+def test_amax_of_nothing_is_zero(execute):
+    assert execute(lambda: amax([]))().numpy() == 0.0
+    assert execute(lambda: amax([None]))().numpy() == 0.0
+    assert execute(lambda grad: amax([grad]))(np.zeros((0,), np.float32)).numpy() == 0.0
+    assert execute(lambda grad: amax([grad]))(np.zeros((3,), np.float32)).numpy() == 0.0
+
+
+def test_amax_keeps_a_subnormal_number(execute):
+    smallest = np.float32(2.0**-149)
+    assert execute(lambda grad: amax([grad]))(np.array([0.0, -smallest], np.float32)).numpy() == smallest
+    assert execute(lambda grad: amax([grad]))(np.array([2.0**-24], np.float16)).numpy() == 2.0**-24
+
+
+@functools.cache
+def compiled(function):
+    return tf.function(function, jit_compile=True)
+
+
+VALUES = arrays.arrays(np.float32, 16, elements=st.floats(width=32))
+
+
+def both(first, second):
+    return Statistics(amax([first, second]), histogram([first, second], EDGES))
+
+
+def apart(first, second):
+    found = [Statistics(amax([grad]), histogram([grad], EDGES)) for grad in (first, second)]
+    return merge(*found)
+
+
+@settings(max_examples=50)
+@given(VALUES, VALUES)
+def test_equal_to_numpy_and_to_the_merged_halves(first, second):
+    every = np.concatenate([first, second])
+    largest = np.max(np.abs(every)) if np.isfinite(every).all() else np.inf
+    magnitude = np.where(np.isnan(every), np.inf, np.abs(every))
+    bounds = [-np.inf, *map(np.float32, EDGES), np.inf]
+    counts = [((magnitude > low) & (magnitude <= high)).sum() for low, high in itertools.pairwise(bounds)]
+    for function in (both, apart):
+        found = compiled(function)(tf.constant(first), tf.constant(second))
+        assert found.amax.numpy() == largest
+        np.testing.assert_array_equal(found.histogram.numpy(), counts)
+
+
+def test_merging_is_associative_and_commutative_and_ignores_what_was_not_measured():
+    parts = [Statistics(tf.constant(x), tf.constant([n, 1], tf.int64)) for x, n in ((1.0, 3), (np.inf, 0), (0.5, 7))]
+    parts.append(Statistics())
+    results = [functools.reduce(merge, order) for order in itertools.permutations(parts)]
+    results.append(merge(merge(parts[0], parts[1]), merge(parts[2], parts[3])))
+    assert {(r.amax.numpy().item(), *r.histogram.numpy().tolist()) for r in results} == {(np.inf, 10, 3)}
+    assert merge(Statistics(), Statistics()) == Statistics(None, None)
+
+
+def test_a_histogram_counts_values_on_an_edge_below_it(execute):
+    found = execute(lambda grad: histogram([grad, None], (1.0, 2.0)))(
+        np.float16([0, -1, 1.5, -2, 2.5, -np.inf, np.nan])
+    )
+    assert found.dtype == tf.int64
+    np.testing.assert_array_equal(found.numpy(), [2, 2, 3])
+
+
+def test_a_histogram_of_nothing_and_of_sparse_gradients(execute):
+    np.testing.assert_array_equal(execute(lambda: histogram([None], EDGES))().numpy(), [0, 0, 0, 0])
+    duplicates = slices([[1.0, 2.0], [3.0, 0.0]], indices=(1, 1))
+    np.testing.assert_array_equal(execute(lambda g: histogram([g], (2.5,)))(duplicates).numpy(), [3, 1])
+
+
+def test_nothing_is_measured_that_nobody_needs():
+    grad = tf.constant([3.0])
+    assert measure(Needs(), [grad], [grad]) == Statistics(None, None)
+    only_amax = measure(Needs(amax=True), None, [grad])
+    assert (only_amax.amax.numpy(), only_amax.histogram) == (3.0, None)
+    only_counts = measure(Needs(edges=(2.0,)), [grad], None)
+    assert only_counts.amax is None
+    np.testing.assert_array_equal(only_counts.histogram.numpy(), [0, 1])
+
+
+def test_needs_are_declared_and_joined():
+    assert needs_of(scaler.Dynamic()) == Needs(False, ())
+    assert needs_of(scaler.LogNormal()) == Needs(True, ())
+    assert needs_of(scaler.Histogram(edge=8.0)) == Needs(False, (8.0,))
+    assert needs_of(scaler.Histogram(edge=8.0, dead_band=2.0)) == Needs(False, (2.0, 8.0))
+    assert together(Needs(), Needs(True), Needs(False, (1.0,)), Needs(False, (1.0,))) == Needs(True, (1.0,))
+    with pytest.raises(scaler.InvalidArgument, match="one event has one histogram"):
+        together(Needs(False, (1.0,)), Needs(False, (2.0,)))
+
+
+@pytest.mark.parametrize("edges", [(2.0, 1.0), (1.0, 1.0), (0.0,), (-1.0,), (np.inf,), (np.nan,), ("1",)])
+def test_edges_must_ascend(edges):
+    with pytest.raises(scaler.InvalidArgument, match="edges="):
+        histogram([tf.constant([1.0])], edges)
+
+
+def test_a_foreign_declaration_is_refused():
+    class Odd(scaler.NoScaling):
+        needs = ("amax",)
+
+    with pytest.raises(scaler.InvalidArgument, match="Needs"):
+        needs_of(Odd())

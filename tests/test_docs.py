@@ -1,0 +1,24 @@
+"""What `docs/` shows is true: its Python blocks run, in order, as one program."""
+
+import pathlib
+import re
+
+from markdown_blocks import python_blocks, run_blocks
+
+import scaler
+
+STRATEGIES = (pathlib.Path(__file__).parent.parent / "docs" / "strategies.md").read_text(encoding="utf-8")
+
+
+def test_the_strategy_that_is_written_on_the_way_works(tmp_path):
+    assert len(python_blocks(STRATEGIES)) >= 5
+    names = run_blocks(STRATEGIES, tmp_path)
+    (shown,) = re.findall(r"^```text\n(.*?)```", STRATEGIES, flags=re.MULTILINE | re.DOTALL)
+    assert names["complaint"].split() == shown.split()
+    assert names["loss_scaler"].loss_scale == 2.0**15
+
+
+def test_every_strategy_is_in_the_table():
+    named = set(re.findall(r"`(\w+)\(", STRATEGIES.split("## One of your own")[0]))
+    kinds = {name for name in scaler.__all__ if hasattr(getattr(scaler, name), "update")} - {"LossScaler", "Strategy"}
+    assert kinds <= named | {"LossScaleOptimizer"}, kinds - named
