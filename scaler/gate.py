@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from scaler import clusters, gradients, measurement, replicas
+from scaler import clusters, gradients, measurement, replicas, statistics
 from scaler.graphs import rarely
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, build_optimizer, gradients_are_reduced, update_variables
 from scaler.rollback import Snapshot, keep_finite
+from scaler.strategies import Event
+from scaler.strategies.base import Needs
 
 
 class Decision(NamedTuple):
@@ -47,6 +49,7 @@ class Gate:
         all_targets: The same, with those that have no gradient.
         masters: Rounded into the model after an update, or None.
         clip_norm: Largest global norm, or None.
+        needs: Statistics that the strategy wants.
     """
 
     optimizer: Optimizer
@@ -54,6 +57,7 @@ class Gate:
     all_targets: Sequence
     masters: MasterWeights | None
     clip_norm: float | tf.Tensor | None
+    needs: Needs
 
     def decide(
         self,
@@ -62,7 +66,7 @@ class Gate:
         loss_finite: tf.Tensor,
         rollback: Snapshot | None,
         when: tf.Tensor,
-        after: Callable[[tf.Tensor], None],
+        after: Callable[[Event], None],
     ) -> Decision:
         """Decides once for all replicas; every replica calls it.
 
@@ -72,7 +76,7 @@ class Gate:
             loss_finite: Scalar bool, of this replica.
             rollback: Of this replica, or None.
             when: Scalar bool, the same on all replicas: whether to decide at all.
-            after: Called once for all replicas with `finite`, when the weights have moved or not.
+            after: Called once for all replicas with what was seen, when the weights have moved or not.
         """
         if replicas.replica_count() > 1:
             grads = gradients.to_float32(grads)
@@ -83,10 +87,10 @@ class Gate:
 
             def now() -> Decision:
                 state = list(zip(variables, before, strict=True))
-                decision = self._decide(strategy, grads, loss_scale, loss_finite, state)
+                decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state)
                 # Counts do not depend on it by themselves: a step that breaks off is not to be counted.
                 with tf.control_dependencies([decision.scaled_finite]):
-                    after(decision.finite)
+                    after(event)
                 return decision
 
             when = replicas.of_each(strategy, when)[0]
@@ -95,7 +99,7 @@ class Gate:
 
         return replicas.merge(decide, grads, before, loss_finite, when)
 
-    def _decide(self, strategy, grads: list, loss_scale, loss_finite, state: list) -> Decision:
+    def _decide(self, strategy, grads: list, loss_scale, loss_finite, state: list) -> tuple[Decision, Event]:
         summed = replicas.each(strategy, gradients.sum_duplicates, replicas.total(strategy, grads))
         squared_norms = replicas.each(strategy, measurement.squared_norms, summed, loss_scale)
         overflowed = replicas.each(strategy, _not_finite, squared_norms)
@@ -120,7 +124,18 @@ class Gate:
         bad = tf.logical_not(tf.math.is_finite(squares))
         index = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares), output_type=tf.int32)
         has_nan = tf.math.is_nan(tf.reduce_sum(squares))
-        return Decision(tf.constant(True), finite, norm, has_nan, index, scaled_finite, tf.logical_not(loss_bad))
+        decision = Decision(tf.constant(True), finite, norm, has_nan, index, scaled_finite, tf.logical_not(loss_bad))
+        return decision, Event(finite, *self._statistics(strategy, grads, summed, loss_scale))
+
+    def _statistics(self, strategy, own: list, summed: list, loss_scale: tf.Tensor) -> statistics.Statistics:
+        amax = counts = None
+        if self.needs.amax:
+            # Rounding keeps the order: the largest divided is the largest of those divided.
+            amax = replicas.of_each(strategy, replicas.each(strategy, statistics.amax, summed))[0] / loss_scale
+        if self.needs.edges:
+            counted = replicas.each(strategy, lambda grads: statistics.histogram(grads, self.needs.edges), own)
+            counts = replicas.of_each(strategy, replicas.total(strategy, [counted])[0])[0]
+        return statistics.Statistics(amax, counts)
 
     def _update(self, strategy, grads: list, loss_scale: tf.Tensor, norm: tf.Tensor) -> None:
         factor = None if self.clip_norm is None else gradients.clip_factor(norm, self.clip_norm)

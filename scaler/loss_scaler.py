@@ -19,7 +19,7 @@ from scaler.outcome import Cause, Outcome, cause, explain
 from scaler.pairs import check_pairs
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, Strategy
-from scaler.strategies.base import check_state, check_strategy
+from scaler.strategies.base import check_state, check_strategy, needs_of
 from scaler.stuck import History, Reading, StuckPolicy
 
 
@@ -228,7 +228,8 @@ class LossScaler(tf.Module):
         self._names = [getattr(target, "path", target.name) for target in targets]
 
         positions = [position for position, grad in enumerate(grads) if grad is not None]
-        gate = Gate(optimizer, [targets[i] for i in positions], targets, masters, clip_norm)
+        moved = [targets[i] for i in positions]
+        gate = Gate(optimizer, moved, targets, masters, clip_norm, needs_of(self.strategy))
         loss_scale, loss_finite = self._scale_of_gradients(), tf.identity(self._loss_finite)
         decision = gate.decide(
             [grads[i] for i in positions],
@@ -236,7 +237,7 @@ class LossScaler(tf.Module):
             loss_finite,
             rollback,
             tf.convert_to_tensor(when),
-            (lambda finite: self.update(Event(finite))) if update else (lambda finite: None),
+            self.update if update else (lambda event: None),
         )
         self._decided.assign(tf.logical_or(self._decided, decision.attempted))
         return self._outcome(decision, loss_scale, tf.constant(positions), diagnose)
