@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from scaler.checks import SMALLEST_SCALE, check_count
+from scaler.checks import SMALLEST_SCALE, check_count, check_scale
 from scaler.presets.rules.exact import single
 from scaler.presets.rules.streak import Streak
-from scaler.presets.torch_systems import check_factors
+from scaler.presets.torch_systems import check_factors, checked_bound
 from scaler.strategies.no_scaling import NoScaling
 from scaler.stuck import StuckPolicy
 
@@ -31,7 +31,7 @@ def flax(
         growth_factor=single(growth_factor),
         backoff_factor=single(backoff_factor),
         growth_interval=growth_interval + 1,
-        backoff_floor=SMALLEST_SCALE if min_scale is None else min_scale,
+        backoff_floor=checked_bound("min_scale", min_scale, SMALLEST_SCALE),
     )
 
 
@@ -50,6 +50,7 @@ def jmp(
     forgets a `min_scale` other than 1 under `jax.jit`; ours never does.
     """
     check_factors(growth_factor, 0.5)
+    check_scale("min_scale", min_scale)
     return Streak(
         initial_scale,
         growth_factor=single(growth_factor),

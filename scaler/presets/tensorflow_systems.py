@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_scale
 from scaler.presets.rules.exact import single
 from scaler.presets.rules.streak import Streak
 from scaler.presets.torch_systems import check_factors
@@ -68,6 +68,8 @@ def openseq2seq_backoff(
     Parts from it: nowhere, within [2^-126, 2^126]. OpenSeq2Seq clips to both bounds at each change, which is the same.
     """
     check_factors(growth_factor, 0.5)
+    check_scale("min_scale", min_scale)
+    check_scale("max_scale", max_scale)
     return Streak(
         max_scale,
         growth_factor=single(growth_factor),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_number
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_number, check_scale
 from scaler.presets.rules.exact import smaller
 from scaler.presets.rules.log2 import Log2
 from scaler.presets.rules.skipped_at_floor import SkippedAtFloor
@@ -94,10 +94,12 @@ def apex(
     Parts from it: without `min_scale` Apex halves down to a ZeroDivisionError. Ours stays at 2^-126, from the 143rd
     non-finite step in a row by default.
     """
+    low = checked_bound("min_scale", min_scale, SMALLEST_SCALE)
+    check_scale("max_scale", max_scale)
     return Streak(
         smaller(initial_scale, max_scale),
         growth_interval=growth_interval,
-        backoff_floor=SMALLEST_SCALE if min_scale is None else min_scale,
+        backoff_floor=low,
         growth_ceiling=max_scale,
     )
 
@@ -202,8 +204,8 @@ def colossalai(
         growth_factor=growth_factor,
         backoff_factor=backoff_factor,
         growth_interval=growth_interval,
-        min_scale=SMALLEST_SCALE if min_scale is None else min_scale,
-        max_scale=LARGEST_SCALE if max_scale is None else max_scale,
+        min_scale=checked_bound("min_scale", min_scale, SMALLEST_SCALE),
+        max_scale=checked_bound("max_scale", max_scale, LARGEST_SCALE),
         hysteresis=1 if isinstance(hysteresis, int) and hysteresis == 0 else hysteresis,
     )
 
@@ -238,7 +240,16 @@ def check_factors(growth_factor, backoff_factor) -> None:
     check_number("backoff_factor", backoff_factor, "a number in [2^-126, 1)", lambda v: SMALLEST_SCALE <= v < 1)
 
 
+def checked_bound(name: str, value, if_none: float):
+    """A bound that a system may go without."""
+    if value is None:
+        return if_none
+    check_scale(name, value)
+    return value
+
+
 def _deepspeed(initial_scale, first_interval, growth_interval, min_scale, hysteresis, consecutive) -> Streak:
+    check_scale("min_scale", min_scale)
     return Streak(
         initial_scale,
         growth_interval=growth_interval,
