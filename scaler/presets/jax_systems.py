@@ -26,6 +26,7 @@ def flax(
     growth by default; without `min_scale` ours stays at 2^-126.
     """
     check_factors(growth_factor, backoff_factor)
+    check_count("growth_interval", growth_interval, 2000)
     return Streak(
         initial_scale,
         growth_factor=single(growth_factor),

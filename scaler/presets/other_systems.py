@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_number, is_symbolic
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_number, is_symbolic
 from scaler.presets.rules.exact import as_double, single
 from scaler.presets.rules.first_overflow import FirstOverflow
 from scaler.presets.rules.lag import OneStepLate
@@ -111,6 +111,7 @@ def nnabla(initial_scale: float = 8.0, *, growth_factor: float = 2.0, growth_int
     non-finite attempt in a row and at the 124th growth.
     """
     check_factors(growth_factor, 0.5)
+    check_count("growth_interval", growth_interval, 2000)
     return Streak(
         initial_scale,
         growth_factor=growth_factor,

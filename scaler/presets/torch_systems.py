@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_number, check_scale
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_number, check_scale
 from scaler.presets.rules.exact import smaller
 from scaler.presets.rules.log2 import Log2
 from scaler.presets.rules.skipped_at_floor import SkippedAtFloor
@@ -94,6 +94,7 @@ def apex(
     Parts from it: without `min_scale` Apex halves down to a ZeroDivisionError. Ours stays at 2^-126, from the 143rd
     non-finite step in a row by default.
     """
+    check_scale("initial_scale", initial_scale)
     low = checked_bound("min_scale", min_scale, SMALLEST_SCALE)
     check_scale("max_scale", max_scale)
     return Streak(
@@ -120,9 +121,7 @@ def deepspeed(
     Parts from it: at `min_scale` DeepSpeed raises; ours stays there, and `deepspeed_stuck()` raises. DeepSpeed has no
     ceiling; ours is 2^126, reached from the default by 110 growths.
     """
-    return _deepspeed(
-        initial_scale, growth_interval + 1, growth_interval, min_scale, hysteresis, consecutive_hysteresis
-    )
+    return _deepspeed(1, initial_scale, growth_interval, min_scale, hysteresis, consecutive_hysteresis)
 
 
 def deepspeed_2025_02(
@@ -137,7 +136,7 @@ def deepspeed_2025_02(
 
     Parts from it: as `deepspeed` does.
     """
-    return _deepspeed(initial_scale, growth_interval, growth_interval, min_scale, hysteresis, consecutive_hysteresis)
+    return _deepspeed(0, initial_scale, growth_interval, min_scale, hysteresis, consecutive_hysteresis)
 
 
 def deepspeed_stuck(*, hysteresis: int = 2, consecutive_hysteresis: bool = False) -> StuckPolicy:
@@ -248,12 +247,13 @@ def checked_bound(name: str, value, if_none: float):
     return value
 
 
-def _deepspeed(initial_scale, first_interval, growth_interval, min_scale, hysteresis, consecutive) -> Streak:
+def _deepspeed(late: int, initial_scale, growth_interval, min_scale, hysteresis, consecutive) -> Streak:
+    check_count("growth_interval", growth_interval, 1000)
     check_scale("min_scale", min_scale)
     return Streak(
         initial_scale,
         growth_interval=growth_interval,
-        first_interval=first_interval,
+        first_interval=growth_interval + late,
         hysteresis=hysteresis,
         refill=("finite",) if consecutive else ("growth",),
         backoff_floor=min_scale,

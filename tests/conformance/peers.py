@@ -24,11 +24,24 @@ import types
 INF = float("inf")
 
 
+# Packages that must not be imported, as `pip install --target` puts them there: another version of one that is
+# installed, or one for older Pythons.
+ASIDE = pathlib.Path(sys.prefix, "aside")
+
+
+def installed(distribution):
+    """An installed package's distribution, or None; "deepspeed aside" is the one that lies aside."""
+    name, _, aside = distribution.partition(" ")
+    path = [str(ASIDE)] if aside else sys.path
+    return next(iter(importlib.metadata.distributions(name=name, path=path)), None)
+
+
 def taken(distribution, path, name, scope):
-    """A class from a file of an installed package, without its bases, its decorators and its module's imports."""
-    source = pathlib.Path(importlib.metadata.distribution(distribution).locate_file(path)).read_text()
+    """A class from a file of an installed package, without its module's imports and what else is not in the scope."""
+    source = pathlib.Path(installed(distribution).locate_file(path)).read_text()
     node = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name)
-    node.bases, node.decorator_list = [], []
+    node.bases = [base for base in node.bases if isinstance(base, ast.Name) and base.id in scope]
+    node.decorator_list = []
     exec(compile(ast.Module([node], []), path, "exec"), scope)
     return scope[name]
 
@@ -132,11 +145,30 @@ def nemo(initial_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_in
     return lambda word: run(word, step, lambda: scaler._scale)
 
 
-def deepspeed(initial_scale=2.0**16, growth_interval=1000, min_scale=1.0, hysteresis=2, consecutive_hysteresis=False):
+def deepspeed(**arguments):
     from deepspeed.runtime.fp16 import loss_scaler
 
-    loss_scaler.dist = types.SimpleNamespace(get_rank=lambda: 1)  # Another rank than the one that prints.
-    scaler = loss_scaler.DynamicLossScaler(
+    loss_scaler.dist = _NOT_RANK_0
+    return _deepspeed(loss_scaler.DynamicLossScaler, **arguments)
+
+
+def deepspeed_2025_02(**arguments):
+    import torch
+
+    scope = {"torch": torch, "dist": _NOT_RANK_0}
+    for name in ("LossScalerBase", "DynamicLossScaler"):
+        kind = taken("deepspeed aside", "deepspeed/runtime/fp16/loss_scaler.py", name, scope)
+    return _deepspeed(kind, **arguments)
+
+
+# Only rank 0 prints.
+_NOT_RANK_0 = types.SimpleNamespace(get_rank=lambda: 1)
+
+
+def _deepspeed(
+    kind, initial_scale=2.0**16, growth_interval=1000, min_scale=1.0, hysteresis=2, consecutive_hysteresis=False
+):
+    scaler = kind(
         init_scale=initial_scale,
         scale_window=growth_interval,
         min_scale=min_scale,
@@ -178,7 +210,8 @@ def colossalai(
 ):
     from colossalai.amp.naive_amp.grad_scaler import base_grad_scaler, dynamic_grad_scaler
 
-    base_grad_scaler.get_current_device = dynamic_grad_scaler.get_current_device = lambda: "cpu"
+    cpu = types.SimpleNamespace(get_current_device=lambda: "cpu", device_count=lambda: 1)
+    base_grad_scaler.get_accelerator = dynamic_grad_scaler.get_accelerator = lambda: cpu
     scaler = dynamic_grad_scaler.DynamicGradScaler(
         initial_scale=initial_scale,
         growth_factor=growth_factor,
@@ -199,7 +232,7 @@ def fairseq(
     threshold=None,
     min_loss_scale=1e-4,
 ):
-    kind = taken("fairseq", "fairseq/optim/dynamic_loss_scaler.py", "DynamicLossScaler", {})
+    kind = taken("fairseq aside", "fairseq/optim/dynamic_loss_scaler.py", "DynamicLossScaler", {})
     scaler = kind(initial_scale, growth_factor, growth_interval, tolerance, threshold, min_loss_scale)
 
     def step(finite):
@@ -342,7 +375,8 @@ def paddle(initial_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_
     # Without a GPU it disables itself, so that the state of an enabled one is given to its rule.
     state = types.SimpleNamespace(
         _enable=True,
-        _scale=package.to_tensor([initial_scale], "float32"),
+        # A scalar: its message takes float() of the scale, which NumPy 2.4 refuses for one of the shape [1].
+        _scale=package.to_tensor(initial_scale, "float32"),
         _incr_ratio=growth_factor,
         _decr_ratio=backoff_factor,
         _incr_every_n_steps=growth_interval,
@@ -406,7 +440,7 @@ def chainer(interval=1000):
 
 def nnabla(initial_scale=8.0, growth_factor=2.0, growth_interval=2000):
     path = "nnabla/experimental/mixed_precision_training.py"
-    kind = taken("nnabla", path, "DynamicLossScalingUpdater", {})
+    kind = taken("nnabla aside", path, "DynamicLossScalingUpdater", {})
     anything, scales, flags = Anything(), [], []
 
     class Solver(Anything):
@@ -417,7 +451,7 @@ def nnabla(initial_scale=8.0, growth_factor=2.0, growth_interval=2000):
         def check_inf_or_nan_grad(self):
             return not flags.pop()
 
-    updater = kind(Solver(), anything, scale=initial_scale, scaling_factor=growth_factor, N=growth_interval)
+    updater = kind(Solver(), anything, anything, scale=initial_scale, scaling_factor=growth_factor, N=growth_interval)
 
     def scales_of(word):
         flags[:] = reversed(word)
@@ -434,8 +468,9 @@ PEERS = {
     "chainer": (chainer, ["chainer"]),
     "colossalai": (colossalai, ["colossalai", "torch"]),
     "deepspeed": (deepspeed, ["deepspeed"]),
+    "deepspeed_2025_02": (deepspeed_2025_02, ["deepspeed aside", "torch"]),
     "fairscale": (fairscale, ["fairscale"]),
-    "fairseq": (fairseq, ["fairseq"]),
+    "fairseq": (fairseq, ["fairseq aside"]),
     "flax": (flax, ["flax"]),
     "jmp": (jmp, ["jmp"]),
     "keras": (keras, ["keras"]),
@@ -443,7 +478,7 @@ PEERS = {
     "mindspore": (mindspore, ["mindspore"]),
     "mxnet": (mxnet, ["mxnet"]),
     "nemo": (nemo, ["nemo_toolkit", "torch"]),
-    "nnabla": (nnabla, ["nnabla"]),
+    "nnabla": (nnabla, ["nnabla aside"]),
     "optax_apply_if_finite": (optax_apply_if_finite, ["optax"]),
     "paddle": (paddle, ["paddlepaddle"]),
     "paddle_static": (paddle_static, ["paddlepaddle"]),
@@ -461,7 +496,7 @@ def main():
     """Reads jobs, writes the version and the scales; whatever a package prints goes to stderr."""
     name, jobs = sys.argv[1], json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):
-        found = {"version": importlib.metadata.version(PEERS[name][1][0]), "scales": answers(name, jobs)}
+        found = {"version": installed(PEERS[name][1][0]).version, "scales": answers(name, jobs)}
     print(json.dumps(found), flush=True)
     # Some packages crash when the interpreter takes them down.
     os._exit(0)
