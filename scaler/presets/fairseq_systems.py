@@ -60,7 +60,7 @@ def metaseq(
     The interval is shortened by a non-finite step at the floor as well. The scale is a Python float; ours is kept in
     double precision too.
 
-    Parts from it: metaseq has no ceiling; ours is 2^126, which takes 256 * 2^122 finite steps from the default.
+    Parts from it: metaseq has no ceiling; ours is 2^126, which takes 256 * 2^123 finite steps from the default.
     """
     return MovingWindow(
         initial_scale,

@@ -86,7 +86,7 @@ def apex(
     min_scale: float | None = None,
     max_scale: float = 2.0**24,
 ) -> Streak:
-    """`apex.amp`'s `LossScaler` with `loss_scale="dynamic"`, before it was removed in 2026.
+    """`apex.amp`'s `LossScaler` with `loss_scale="dynamic"`, before it was removed in May 2025.
 
     It doubles and halves; the first scale is lowered to `max_scale`. The scale is a Python float, and doubling or
     halving one gives the same after rounding to float32.
@@ -132,7 +132,7 @@ def deepspeed_2025_02(
     hysteresis: int = 2,
     consecutive_hysteresis: bool = False,
 ) -> Streak:
-    """DeepSpeed's `DynamicLossScaler`, as of February 2025: each growth takes growth_interval finite steps.
+    """DeepSpeed's `DynamicLossScaler`, as before June 2025: each growth takes growth_interval finite steps.
 
     Parts from it: as `deepspeed` does.
     """
