@@ -38,7 +38,7 @@ OLD := --no-deps --only-binary :all: --implementation cp --platform manylinux1_x
 	-$(PEERS) --timeout 20 --retries 1 --index-url https://download.pytorch.org/whl/cpu torch || $(PEERS) torch
 	-$(PEERS) --constraint constraints.txt tf_keras==2.21.0
 	-$(PEERS) --constraint constraints.txt jmp==0.0.4 flax==0.12.8 optax==0.2.8
-	-$(PEERS) --constraint constraints.txt paddlepaddle==3.3.1
+	-$(PEERS) paddlepaddle==3.3.1
 	-$(PEERS) --constraint constraints.txt --no-build-isolation deepspeed==0.19.8
 	-for peer in megatron-core==0.16.1 colossalai==0.5.0 mxnet==1.9.1 mindspore==2.10.0 nemo_toolkit==2.5.3; do \
 	    $(PEERS) --no-deps $$peer; done
