@@ -27,7 +27,8 @@ conformance: .venv-conformance/ready
 
 PEERS := .venv-conformance/bin/pip install --quiet --disable-pip-version-check
 # Where there are wheels for older Pythons only, a file that is read and never imported is all that is needed.
-OLD := --no-deps --only-binary :all: --implementation cp --platform manylinux1_x86_64 --platform manylinux2014_x86_64
+OLD := --no-deps --only-binary :all: --implementation cp --platform manylinux1_x86_64 --platform manylinux2014_x86_64 \
+	--platform manylinux_2_17_x86_64
 
 # PyTorch's own index has smaller wheels, without CUDA; where it cannot be reached, the package index's are taken. A
 # peer that cannot be installed is skipped by the tests, by name.

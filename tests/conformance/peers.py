@@ -12,6 +12,7 @@ taken from the package's own file and its own code run with stand-ins for what i
 
 import ast
 import contextlib
+import functools
 import importlib.metadata
 import io
 import json
@@ -246,6 +247,7 @@ def fairseq(
     return lambda word: run(word, step, lambda: scaler.loss_scale, FloatingPointError)
 
 
+@functools.cache
 def keras(initial_scale=2.0**15, growth_interval=2000):
     import keras as package
     import tensorflow as tf
@@ -255,9 +257,11 @@ def keras(initial_scale=2.0**15, growth_interval=2000):
     )
     weight = tf.Variable([1.0])
     scaler.build([weight])
-    return _in_graph(lambda grad: scaler.apply([grad], [weight]), scaler.dynamic_scale)
+    reset = [(scaler.dynamic_scale, initial_scale), (scaler.step_counter, 0)]
+    return _in_graph(lambda grad: scaler.apply([grad], [weight]), scaler.dynamic_scale, reset)
 
 
+@functools.cache
 def tf_keras(initial_scale=2.0**15, growth_interval=2000):
     import tensorflow as tf
     import tf_keras as package
@@ -266,15 +270,14 @@ def tf_keras(initial_scale=2.0**15, growth_interval=2000):
         package.optimizers.legacy.SGD(0.0), initial_scale=initial_scale, dynamic_growth_steps=growth_interval
     )
     weight = tf.Variable([1.0])
-    # Its optimizer makes its variables in the first step, which must not count.
-    scaler.apply_gradients([(tf.constant([1.0]), weight)])
+    scaler.apply_gradients([(tf.constant([1.0]), weight)])  # Makes its variables.
     state = scaler._loss_scale
-    state.counter.assign(0)
-    state.current_loss_scale.assign(initial_scale)
-    return _in_graph(lambda grad: scaler.apply_gradients([(grad, weight)]), state.current_loss_scale)
+    reset = [(state.current_loss_scale, initial_scale), (state.counter, 0)]
+    return _in_graph(lambda grad: scaler.apply_gradients([(grad, weight)]), state.current_loss_scale, reset)
 
 
-def _in_graph(apply, scale):
+def _in_graph(apply, scale, reset):
+    """Compiled once for all words, each of which begins anew."""
     import tensorflow as tf
 
     @tf.function
@@ -285,7 +288,12 @@ def _in_graph(apply, scale):
             scales = scales.write(step, tf.convert_to_tensor(scale))
         return scales.stack()
 
-    return lambda word: [float(s) for s in scales_of(tf.constant(word, tf.bool)).numpy()]
+    def run_anew(word):
+        for variable, value in reset:
+            variable.assign(value)
+        return [float(s) for s in scales_of(tf.constant(word, tf.bool)).numpy()]
+
+    return run_anew
 
 
 def flax(initial_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, min_scale=2.0**-126):
