@@ -4,7 +4,7 @@ import numpy as np
 import originals
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scaler import Event, LossScaler, StuckPolicy, presets
@@ -94,11 +94,13 @@ def their_first_raise(preset, arguments, word):
 
 
 @pytest.mark.parametrize("consecutive", [False, True])
-@settings(max_examples=15)
-@given(word=st.lists(st.sampled_from([True, False, False]), min_size=1, max_size=30), hysteresis=st.integers(1, 3))
+@settings(max_examples=30)
+@given(word=st.lists(st.sampled_from([True, False, False]), min_size=1, max_size=20), hysteresis=st.integers(1, 3))
+@example(word=[False, False, True, False, True, False, False], hysteresis=2)
+@example(word=[False, False, False], hysteresis=2)
 def test_deepspeeds_policy_raises_at_its_step(consecutive, word, hysteresis):
     shared = {"hysteresis": hysteresis, "consecutive_hysteresis": consecutive}
-    arguments = shared | {"initial_scale": 8.0, "growth_interval": 2}
+    arguments = shared | {"initial_scale": 2.0, "growth_interval": 2}
     for preset in ("deepspeed", "deepspeed_2025_02"):
         raised = first_raise(presets.deepspeed_stuck(**shared), getattr(presets, preset)(**arguments), word)
         assert raised == their_first_raise(preset, arguments, word)
@@ -110,6 +112,28 @@ def test_fairseqs_policy_raises_at_its_step(word):
     arguments = {"initial_scale": 8.0, "growth_interval": 2, "min_loss_scale": 0.9}
     raised = first_raise(presets.fairseq_stuck(), presets.fairseq(**arguments), word)
     assert raised == their_first_raise("fairseq", arguments, word)
+
+
+@pytest.mark.parametrize(("least", "kept"), [(1.0, 2.0), (0.99, 1.0)])
+def test_fairseq_keeps_the_scale_at_which_it_raises(least, kept):
+    strategy = presets.fairseq(8.0, min_loss_scale=least)
+    state = strategy.init()
+    for _ in range(5):
+        state = strategy.update(state, Event(tf.constant(False)))
+    assert state.loss_scale.numpy() == strategy.min_scale == kept
+
+
+def test_a_growth_factor_below_1_shrinks_the_scale_as_in_mindspore():
+    arguments = {"initial_scale": 8.0, "growth_factor": 0.5, "growth_interval": 2}
+    word = [True] * 12 + [False] * 9
+    want = originals.trace("mindspore", arguments, word)
+    assert want.min() < 1
+    np.testing.assert_array_equal(drive(LossScaler(presets.mindspore(**arguments)), word), want)
+
+
+def test_dalle_divides_again_after_125_steps_and_not_before():
+    word = [step % 7 != 0 for step in range(300)] + [False] * 300
+    np.testing.assert_array_equal(drive(LossScaler(presets.dalle()), word), originals.trace("dalle", {}, word))
 
 
 def test_mindspores_policy_raises_at_its_step():

@@ -47,7 +47,7 @@ class Streak:
 
     Args:
         initial_scale: Loss scale of the first step, in [2^-126, 2^126].
-        growth_factor: Greater than 0.
+        growth_factor: Greater than 0; below 1 it is a number, not a tensor.
         backoff_factor: Greater than 0, or None to divide by `growth_factor`.
         growth_interval: At least 1.
         first_interval: At least `growth_interval`; the same if None.
@@ -95,7 +95,9 @@ class Streak:
     @property
     def min_scale(self) -> float:
         """No scale of this strategy is below."""
-        return smaller(self.initial_scale, self.backoff_floor)
+        # A growth factor below 1, which MindSpore takes, shrinks the scale at a growth, where there is no floor.
+        grows = is_symbolic(self.growth_factor) or self.growth_factor >= 1
+        return smaller(self.initial_scale, self.backoff_floor) if grows else SMALLEST_SCALE
 
     @property
     def max_scale(self) -> float:
