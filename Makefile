@@ -21,7 +21,7 @@ lint: .venv/ready
 promise: .venv/ready
 	HYPOTHESIS_PROFILE=slow $(BIN)/pytest -m slow tests/properties/test_promise_machine.py
 
-# The presets beside the real packages, as far as the package index has them, in an environment of its own (9 GB).
+# The presets beside the real packages, as far as the package index has them, in an environment of its own (8 GB).
 conformance: .venv-conformance/ready
 	.venv-conformance/bin/pytest -rs tests/conformance
 
