@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: study test lint clean promise mutants mutants-by-hand
+.PHONY: study test lint clean promise conformance mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -20,6 +20,34 @@ lint: .venv/ready
 # The promise, driven through a hundred thousand random rules.
 promise: .venv/ready
 	HYPOTHESIS_PROFILE=slow $(BIN)/pytest -m slow tests/properties/test_promise_machine.py
+
+# The presets beside the real packages, as far as the package index has them, in an environment of its own (8 GB).
+conformance: .venv-conformance/ready
+	.venv-conformance/bin/pytest -rs tests/conformance
+
+PEERS := .venv-conformance/bin/pip install --quiet --disable-pip-version-check
+# Where there are wheels for older Pythons only, a file that is read and never imported is all that is needed.
+OLD := --no-deps --only-binary :all: --implementation cp --platform manylinux1_x86_64 --platform manylinux2014_x86_64 \
+	--platform manylinux_2_17_x86_64
+
+# PyTorch's own index has smaller wheels, without CUDA; where it cannot be reached, the package index's are taken. A
+# peer that cannot be installed is skipped by the tests, by name.
+.venv-conformance/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-conformance
+	$(PEERS) --constraint constraints.txt --editable ".[dev]"
+	$(PEERS) "setuptools<81" wheel
+	-$(PEERS) --timeout 20 --retries 1 --index-url https://download.pytorch.org/whl/cpu torch || $(PEERS) torch
+	-$(PEERS) --constraint constraints.txt tf_keras==2.21.0
+	-$(PEERS) --constraint constraints.txt jmp==0.0.4 flax==0.12.8 optax==0.2.8
+	-$(PEERS) paddlepaddle==3.3.1
+	-$(PEERS) --constraint constraints.txt --no-build-isolation deepspeed==0.19.8
+	-for peer in megatron-core==0.16.1 colossalai==0.5.0 mxnet==1.9.1 mindspore==2.10.0 nemo_toolkit==2.5.3; do \
+	    $(PEERS) --no-deps $$peer; done
+	-for peer in fairscale==0.4.13 chainer==7.8.1; do $(PEERS) --no-deps --no-build-isolation $$peer; done
+	-$(PEERS) --no-deps --no-build-isolation --target .venv-conformance/aside deepspeed==0.16.4
+	-$(PEERS) $(OLD) --python-version 3.8 --target .venv-conformance/aside fairseq==0.12.2
+	-$(PEERS) $(OLD) --python-version 3.10 --target .venv-conformance/aside nnabla==1.36.0
+	touch .venv-conformance/ready
 
 # What the tests notice: every breakage in tests/mutants, then cosmic-ray's in the pure parts.
 mutants: mutants-by-hand .venv-mutants/ready
@@ -39,4 +67,4 @@ mutants-by-hand: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv .venv-mutants study
+	rm -rf .venv .venv-conformance .venv-mutants study

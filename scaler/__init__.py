@@ -8,6 +8,7 @@ The order of a step:
           -> strategy(state, event) -> next scale -> counters -> outcome
 """
 
+from scaler import presets as presets
 from scaler.errors import InvalidArgument as InvalidArgument
 from scaler.errors import ScalerError as ScalerError
 from scaler.errors import StuckError as StuckError
@@ -87,5 +88,6 @@ __all__ = [
     "amax",
     "float_format",
     "histogram",
+    "presets",
     "snapshot",
 ]

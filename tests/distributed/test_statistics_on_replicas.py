@@ -1,6 +1,7 @@
 """Guards what replicas make of statistics: events that carry them, and their merging."""
 
 import numpy as np
+import replica_cases as cases
 import tensorflow as tf
 
 from scaler import Event, Headroom, Histogram, LossScaler, Static, all_finite
@@ -9,12 +10,8 @@ from scaler.statistics import Needs, Statistics, measure, merge
 NEEDS = Needs(amax=True, edges=(1.0,))
 
 
-def mirrored():
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-
 def test_an_update_on_replicas_takes_events_with_and_without_statistics():
-    strategy = mirrored()
+    strategy = cases.mirrored(2)
     with strategy.scope():
         plain, following = LossScaler(Static(4.0)), LossScaler(Headroom(headroom=1))
 
@@ -32,7 +29,7 @@ def test_an_update_on_replicas_takes_events_with_and_without_statistics():
 
 
 def test_a_step_on_replicas_shows_the_amax_of_the_sum_and_the_counts_of_all():
-    strategy = mirrored()
+    strategy = cases.mirrored(2)
     with strategy.scope():
         weights = tf.Variable([1.0, 2.0])
         following, counting = LossScaler(Headroom()), LossScaler(Histogram(2.0**10, edge=3000.0))
@@ -57,7 +54,7 @@ def keep(grads, variables):
 
 
 def test_merged_statistics_of_replicas_are_those_of_all_their_gradients():
-    strategy = mirrored()
+    strategy = cases.mirrored(2)
     parts = [tf.constant([0.5, -3.0, 1.0]), tf.constant([2.0, np.nan, -0.25])]
 
     @tf.function

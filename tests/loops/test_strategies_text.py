@@ -1,5 +1,6 @@
 """Guards strategies written as text: what they mean, and that any other text is named in one kind of error."""
 
+import inspect
 import subprocess
 import sys
 
@@ -33,6 +34,11 @@ from loops.strategies import parse_strategy
             scaler.Dynamic(growth_factor=4, backoff_factor=0.25, hysteresis=2),
         ),
         ("dynamic:consecutive_hysteresis=True", scaler.Dynamic(consecutive_hysteresis=True)),
+        ("pytorch", scaler.presets.pytorch()),
+        ("deepspeed:hysteresis=3,min_scale=2**-4", scaler.presets.deepspeed(hysteresis=3, min_scale=2.0**-4)),
+        ("fairseq:tolerance=0.4,threshold=None", scaler.presets.fairseq(tolerance=0.4)),
+        ("tf_contrib:initial_scale=8,growth_interval=5", scaler.presets.tf_contrib(8, growth_interval=5)),
+        ("optax_apply_if_finite", scaler.NoScaling()),
     ],
 )
 def test_texts_and_their_strategies(text, strategy):
@@ -76,6 +82,11 @@ def test_texts_and_their_strategies(text, strategy):
         ("dynamic:hysteresis=x", "'x' is no number"),
         ("dynamic:_=1", "'_=1' is none of"),
         ("dynamic:consecutive_hysteresis=7", "consecutive_hysteresis"),
+        ("pytorch:hysteresis=2", "'hysteresis=2' is none of initial_scale, growth_factor"),
+        ("pytorch:growth_factor=1", "growth_factor=1"),
+        ("tf_contrib:initial_scale=8", "growth_interval has no default"),
+        ("deepspeed_stuck", "expected none, static:SCALE"),
+        ("optax_apply_if_finite:x=1", "no arguments"),
     ],
 )
 def test_other_texts_are_named(text, named):
@@ -96,8 +107,22 @@ def test_an_enormous_power_is_refused_and_not_computed():
     assert result.stdout.startswith("refused")
 
 
+@pytest.mark.parametrize("preset", [name for name in scaler.presets.__all__ if not name.endswith("_stuck")])
+def test_any_value_of_a_preset_is_taken_or_named(preset):
+    required = {"initial_scale": "8", "growth_interval": "3"} if preset == "tf_contrib" else {}
+    for name in inspect.signature(getattr(scaler.presets, preset)).parameters:
+        for value in ("None", "'x'", "[1]", "True", "1+2j", "-1", "0", "1e999", "2**64"):
+            said = name
+            try:
+                parse_strategy(f"{preset}:" + ",".join(f"{n}={v}" for n, v in {**required, name: value}.items()))
+            except scaler.InvalidArgument as error:
+                said = str(error).partition(": ")[2]
+            assert name in said, (name, value, said)
+
+
 _PIECES = [
     "static:",
+    "fairseq:",
     "dynamic:",
     "none",
     "growth_interval=",

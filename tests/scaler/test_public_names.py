@@ -18,12 +18,23 @@ def test_all_names_what_is_public():
     public = {
         name for name, value in vars(scaler).items() if name[0] != "_" and not isinstance(value, types.ModuleType)
     }
-    assert public == set(scaler.__all__)
+    assert public | {"presets"} == set(scaler.__all__)
+    assert isinstance(scaler.presets, types.ModuleType)
+
+
+def test_all_of_the_presets_is_sorted_and_names_what_is_public():
+    public = {
+        name
+        for name, value in vars(scaler.presets).items()
+        if name[0] != "_" and not isinstance(value, types.ModuleType)
+    }
+    assert list(scaler.presets.__all__) == sorted(public)
 
 
 def test_every_public_name_is_described():
-    for name in scaler.__all__:
-        assert inspect.getdoc(getattr(scaler, name)), name
+    for module in (scaler, scaler.presets):
+        for name in module.__all__:
+            assert inspect.getdoc(getattr(module, name)), name
 
 
 def test_importing_it_needs_no_extra_and_no_loops():

@@ -1,0 +1,52 @@
+"""The arithmetic of other people's scalers, bit for bit, on hardware and compilers that prefer other arithmetic.
+
+Everything is computed in double precision and then rounded to what the original holds. For an original in float32
+that is float32's own result: one product, quotient or sum of two float32 numbers, rounded to double precision first
+and to float32 second, is the correctly rounded float32 one. A division is always by a selected value and never by a
+constant, since both Grappler and XLA replace division by a constant with multiplication by its rounded reciprocal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, is_symbolic
+
+
+def as_double(value) -> tf.Tensor:
+    """A checked number, tensor or variable in float64."""
+    # tf.cast would round a Python number to float32 on its way.
+    return tf.cast(value, tf.float64) if is_symbolic(value) else tf.constant(float(value), tf.float64)
+
+
+def single(value):
+    """A number, tensor or variable rounded to float32, as a float or a float64 tensor, as a float32 original has it."""
+    return tf.cast(tf.cast(value, tf.float32), tf.float64) if is_symbolic(value) else float(np.float32(value))
+
+
+def held(loss_scale: tf.Tensor, exact_scale: tf.Tensor) -> tf.Tensor:
+    """The exact scale in float64, or the loss scale where that was changed from outside, as by a foreign checkpoint."""
+    same = tf.equal(tf.cast(exact_scale, tf.float32), loss_scale)
+    return tf.where(same, exact_scale, tf.cast(loss_scale, tf.float64))
+
+
+def kept(scale: tf.Tensor) -> tf.Tensor:
+    """A float64 scale, kept where scale and reciprocal are normal float32 numbers."""
+    return tf.clip_by_value(scale, as_double(SMALLEST_SCALE), as_double(LARGEST_SCALE))
+
+
+def change(scale: tf.Tensor, where, factor, divisor=1.0) -> tf.Tensor:
+    """`scale * factor / divisor` where asked for, else `scale`; one of the two numbers is 1."""
+    one = as_double(1.0)
+    return scale * tf.where(where, as_double(factor), one) / tf.where(where, as_double(divisor), one)
+
+
+def smaller(a, b):
+    """The smaller of two numbers or tensors."""
+    return tf.minimum(as_double(a), as_double(b)) if is_symbolic(a) or is_symbolic(b) else min(a, b)
+
+
+def larger(a, b):
+    """The larger of two numbers or tensors."""
+    return tf.maximum(as_double(a), as_double(b)) if is_symbolic(a) or is_symbolic(b) else max(a, b)

@@ -1,0 +1,150 @@
+"""Growth after a run of finite steps, backoff after non-finite ones: what most systems do, each in its own way."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_flag, check_number, check_scale, is_symbolic
+from scaler.errors import InvalidArgument
+from scaler.presets.rules.exact import as_double, change, held, kept, larger, single, smaller
+from scaler.strategies.base import Event
+
+_REFILLS = ("growth", "finite", "backoff")
+
+
+class StreakState(NamedTuple):
+    """State of `Streak`.
+
+    Attributes:
+        loss_scale: Scalar float32.
+        exact_scale: Scalar float64, the scale as the original holds it; `loss_scale` is this, rounded.
+        good_steps: Scalar int32, finite steps counted towards the next growth.
+        budget: Scalar int32, in [0, hysteresis], non-finite steps left before the scale backs off.
+    """
+
+    loss_scale: tf.Tensor
+    exact_scale: tf.Tensor
+    good_steps: tf.Tensor
+    budget: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Streak:
+    """What `scaler.Dynamic` does, with the choices that other systems made.
+
+        finite:      good += 1
+                     when good >= first_interval:
+                         scale = min(scale * growth_factor, growth_ceiling); good = first_interval - growth_interval
+        non-finite:  good = 0; budget = max(budget - 1, 0)
+                     when budget == 0: scale = max(scale * backoff_factor, backoff_floor), a backoff
+        budget:      starts at hysteresis, and goes back to it at the events named by refill
+
+    So the first growth after the start or a non-finite step takes `first_interval` finite steps, and each further one
+    `growth_interval`. Floor and ceiling act on backoff and growth alone: a scale may start outside of them.
+
+    Args:
+        initial_scale: Loss scale of the first step, in [2^-126, 2^126].
+        growth_factor: Greater than 0; below 1 it is a number, not a tensor.
+        backoff_factor: Greater than 0, or None to divide by `growth_factor`.
+        growth_interval: At least 1.
+        first_interval: At least `growth_interval`; the same if None.
+        hysteresis: Non-finite steps to the first backoff, at least 1.
+        refill: Any of "growth" (every growth refills the budget), "finite" (every finite step) and "backoff".
+        backoff_floor: No backoff goes below.
+        growth_ceiling: No growth goes above.
+        double: Whether the original keeps its scale in double precision, as a Python float, instead of in float32.
+
+    Every number may also be a tensor, as for `Dynamic`.
+
+    Raises:
+        InvalidArgument: For a number outside the ranges above.
+    """
+
+    initial_scale: float
+    _: dataclasses.KW_ONLY
+    growth_factor: float = 2.0
+    backoff_factor: float | None = 0.5
+    growth_interval: int = 2000
+    first_interval: int | None = None
+    hysteresis: int = 1
+    refill: tuple[str, ...] = ("growth",)
+    backoff_floor: float = SMALLEST_SCALE
+    growth_ceiling: float = LARGEST_SCALE
+    double: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("initial_scale", "backoff_floor", "growth_ceiling"):
+            check_scale(name, getattr(self, name))
+        for name in ("growth_factor", "backoff_factor"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), "a number in [2^-126, 2^126]", lambda v: 2**-126 <= v <= 2**126)
+        check_count("growth_interval", self.growth_interval, 2000)
+        check_count("hysteresis", self.hysteresis, 1)
+        check_flag("double", self.double)
+        if not set(self.refill) <= set(_REFILLS):
+            raise InvalidArgument(f"refill={self.refill!r}: expected a tuple of some of {', '.join(_REFILLS)}.")
+        if self.first_interval is not None:
+            check_count("first_interval", self.first_interval, 2001)
+            numbers = (self.first_interval, self.growth_interval)
+            if not any(map(is_symbolic, numbers)) and numbers[0] < numbers[1]:
+                raise InvalidArgument(f"first_interval={numbers[0]}: expected at least growth_interval={numbers[1]}.")
+
+    @property
+    def min_scale(self) -> float:
+        """No scale of this strategy is below."""
+        # A growth factor below 1, which MindSpore takes, shrinks the scale at a growth, where there is no floor.
+        grows = is_symbolic(self.growth_factor) or self.growth_factor >= 1
+        return smaller(self.initial_scale, self.backoff_floor) if grows else SMALLEST_SCALE
+
+    @property
+    def max_scale(self) -> float:
+        """No scale of this strategy is above."""
+        return larger(self.initial_scale, self.growth_ceiling)
+
+    def init(self) -> StreakState:
+        """The state before the first step."""
+        exact = self._rounded(as_double(self.initial_scale))
+        return StreakState(
+            loss_scale=tf.cast(exact, tf.float32),
+            exact_scale=exact,
+            good_steps=tf.constant(0, tf.int32),
+            budget=tf.cast(self.hysteresis, tf.int32),
+        )
+
+    def update(self, state: StreakState, event: Event) -> StreakState:
+        """The state after a step that was attempted with `state` and showed `event`."""
+        finite, hysteresis = event.finite, tf.cast(self.hysteresis, tf.int32)
+        interval = tf.cast(self.growth_interval, tf.int32)
+        first = interval if self.first_interval is None else tf.cast(self.first_interval, tf.int32)
+        # A checkpoint may bring counts that this strategy cannot reach.
+        counted, left = tf.clip_by_value(state.good_steps, 0, first - 1), tf.minimum(state.budget, hysteresis)
+        good_steps = tf.where(finite, counted + 1, 0)
+        budget = tf.where(finite, left, tf.maximum(left - 1, 0))
+        grow = tf.logical_and(finite, good_steps >= first)
+        back_off = tf.logical_and(tf.logical_not(finite), budget <= 0)
+        happened = {"growth": grow, "finite": finite, "backoff": back_off}
+
+        scale = held(state.loss_scale, state.exact_scale)
+        scale = tf.where(grow, self._grown(scale, grow), tf.where(back_off, self._backed_off(scale, back_off), scale))
+        exact = kept(self._rounded(scale))
+        for name in self.refill:
+            budget = tf.where(happened[name], hysteresis, budget)
+        return StreakState(
+            loss_scale=tf.cast(exact, tf.float32),
+            exact_scale=exact,
+            good_steps=tf.where(grow, first - interval, good_steps),
+            budget=budget,
+        )
+
+    def _grown(self, scale: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
+        return tf.minimum(change(scale, where, self.growth_factor), as_double(self.growth_ceiling))
+
+    def _backed_off(self, scale: tf.Tensor, where: tf.Tensor) -> tf.Tensor:
+        by = (1.0, self.growth_factor) if self.backoff_factor is None else (self.backoff_factor, 1.0)
+        return tf.maximum(change(scale, where, *by), as_double(self.backoff_floor))
+
+    def _rounded(self, scale: tf.Tensor) -> tf.Tensor:
+        return scale if self.double else single(scale)

@@ -1,0 +1,260 @@
+"""Scalers of PyTorch and of what is built on it."""
+
+from __future__ import annotations
+
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_number, check_scale
+from scaler.presets.rules.exact import smaller
+from scaler.presets.rules.log2 import Log2
+from scaler.presets.rules.skipped_at_floor import SkippedAtFloor
+from scaler.presets.rules.spaced import Spaced
+from scaler.presets.rules.streak import Streak
+from scaler.strategies.dynamic import Dynamic
+from scaler.stuck import StuckPolicy
+
+
+def pytorch(
+    initial_scale: float = 2.0**16,
+    *,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 2000,
+) -> Streak:
+    """`torch.amp.GradScaler`, in torch 2.13.
+
+    The scale is float32; the factors are doubles, and their product with it is rounded once.
+
+    Parts from it: torch has no floor and no ceiling but the largest float32. Ours stays in [2^-126, 2^126], so from the
+    defaults they part at the 143rd non-finite step in a row and at the 111th growth. There torch goes on to 0, and its
+    next finite step writes infinities into the weights.
+
+    Raises:
+        InvalidArgument: Outside torch's own bounds, growth_factor > 1 and backoff_factor < 1; also for a
+            backoff_factor below 2^-126 and a growth_interval below 1, which torch accepts and then never uses.
+    """
+    check_factors(growth_factor, backoff_factor)
+    return Streak(
+        initial_scale, growth_factor=growth_factor, backoff_factor=backoff_factor, growth_interval=growth_interval
+    )
+
+
+def fairscale(
+    initial_scale: float = 2.0**16,
+    *,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 2000,
+) -> Streak:
+    """`fairscale.optim.grad_scaler.ShardedGradScaler`, in FairScale 0.4.13: the rule of `pytorch`.
+
+    Parts from it: as `pytorch` does. Besides, with the optimizer's state on the CPU FairScale counts a step that
+    overflowed on two ranks as finite; ours never does.
+    """
+    return pytorch(
+        initial_scale, growth_factor=growth_factor, backoff_factor=backoff_factor, growth_interval=growth_interval
+    )
+
+
+def nemo(
+    initial_scale: float = 2.0**16,
+    *,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 2000,
+    hysteresis: int = 1,
+) -> Streak:
+    """NeMo's `GradScaler`, in NeMo 2.5: the rule of `pytorch`, with a hysteresis that each finite step refills.
+
+    Apex's kernel `update_scale_hysteresis`, which NeMo uses where it is installed, is the same rule.
+
+    Parts from it: as `pytorch` does. Besides, NeMo forgets the hysteresis in a checkpoint; ours never does.
+    """
+    check_factors(growth_factor, backoff_factor)
+    return Streak(
+        initial_scale,
+        growth_factor=growth_factor,
+        backoff_factor=backoff_factor,
+        growth_interval=growth_interval,
+        hysteresis=hysteresis,
+        refill=("finite",),
+    )
+
+
+def apex(
+    initial_scale: float = 2.0**16,
+    *,
+    growth_interval: int = 2000,
+    min_scale: float | None = None,
+    max_scale: float = 2.0**24,
+) -> Streak:
+    """`apex.amp`'s `LossScaler` with `loss_scale="dynamic"`, before it was removed in May 2025.
+
+    It doubles and halves; the first scale is lowered to `max_scale`. The scale is a Python float, and doubling or
+    halving one gives the same after rounding to float32.
+
+    Parts from it: without `min_scale` Apex halves down to a ZeroDivisionError. Ours stays at 2^-126, from the 143rd
+    non-finite step in a row by default.
+    """
+    check_scale("initial_scale", initial_scale)
+    low = checked_bound("min_scale", min_scale, SMALLEST_SCALE)
+    check_scale("max_scale", max_scale)
+    return Streak(
+        smaller(initial_scale, max_scale),
+        growth_interval=growth_interval,
+        backoff_floor=low,
+        growth_ceiling=max_scale,
+    )
+
+
+def deepspeed(
+    initial_scale: float = 2.0**16,
+    *,
+    growth_interval: int = 1000,
+    min_scale: float = 1.0,
+    hysteresis: int = 2,
+    consecutive_hysteresis: bool = False,
+) -> Streak:
+    """DeepSpeed's `DynamicLossScaler`, in DeepSpeed 0.19.
+
+    It doubles and halves. The first growth after the start or a non-finite step takes growth_interval + 1 finite steps,
+    and each further one growth_interval. A growth refills the hysteresis, or each finite step if it is consecutive.
+
+    Parts from it: at `min_scale` DeepSpeed raises; ours stays there, and `deepspeed_stuck()` raises. DeepSpeed has no
+    ceiling; ours is 2^126, reached from the default by 110 growths.
+    """
+    return _deepspeed(1, initial_scale, growth_interval, min_scale, hysteresis, consecutive_hysteresis)
+
+
+def deepspeed_2025_02(
+    initial_scale: float = 2.0**16,
+    *,
+    growth_interval: int = 1000,
+    min_scale: float = 1.0,
+    hysteresis: int = 2,
+    consecutive_hysteresis: bool = False,
+) -> Streak:
+    """DeepSpeed's `DynamicLossScaler`, as before June 2025: each growth takes growth_interval finite steps.
+
+    Parts from it: as `deepspeed` does.
+    """
+    return _deepspeed(0, initial_scale, growth_interval, min_scale, hysteresis, consecutive_hysteresis)
+
+
+def deepspeed_stuck(*, hysteresis: int = 2, consecutive_hysteresis: bool = False) -> StuckPolicy:
+    """Raises where DeepSpeed raises "Current loss scale already at minimum".
+
+    DeepSpeed raises at the step that would lower the scale from `min_scale`. With a visit of the host after each step
+    so does this, else at the next visit. Where a run starts at `min_scale` already, a cumulative hysteresis is not
+    waited for, and the first step is not looked at.
+
+    Args:
+        hysteresis: As given to `deepspeed`.
+        consecutive_hysteresis: As given to `deepspeed`.
+    """
+    return SkippedAtFloor(in_a_row=hysteresis if consecutive_hysteresis else 1)
+
+
+def megatron(
+    initial_scale: float = 2.0**32,
+    *,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 1000,
+    min_scale: float = 1.0,
+    hysteresis: int = 2,
+) -> Dynamic:
+    """Megatron-core's `DynamicGradScaler`, with the defaults of its `OptimizerConfig`.
+
+    Its docstring speaks of consecutive non-finite steps; they are counted since the last growth. Scale and factors are
+    float32.
+
+    Parts from it: Megatron has no ceiling and grows to infinity, where it stays for ever. Ours stays at 2^126, from the
+    95th growth by default.
+    """
+    return Dynamic(
+        initial_scale,
+        growth_factor=growth_factor,
+        backoff_factor=backoff_factor,
+        growth_interval=growth_interval,
+        min_scale=min_scale,
+        max_scale=LARGEST_SCALE,
+        hysteresis=hysteresis,
+    )
+
+
+def colossalai(
+    initial_scale: float = 2.0**16,
+    *,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 1000,
+    min_scale: float | None = None,
+    max_scale: float | None = None,
+    hysteresis: int = 2,
+) -> Dynamic:
+    """ColossalAI's `DynamicGradScaler`, in ColossalAI 0.5: Megatron's rule, with a ceiling.
+
+    A hysteresis of 0 acts as 1. ColossalAI's own optimizers pass min_scale=1 and max_scale=2**32.
+
+    Parts from it: without bounds ColossalAI leaves float32, at the 143rd backoff and the 111th growth by default. Ours
+    stays in [2^-126, 2^126]. ColossalAI also divides by the grown scale on a growth step; ours by the scale in use.
+    """
+    return Dynamic(
+        initial_scale,
+        growth_factor=growth_factor,
+        backoff_factor=backoff_factor,
+        growth_interval=growth_interval,
+        min_scale=checked_bound("min_scale", min_scale, SMALLEST_SCALE),
+        max_scale=checked_bound("max_scale", max_scale, LARGEST_SCALE),
+        hysteresis=1 if isinstance(hysteresis, int) and hysteresis == 0 else hysteresis,
+    )
+
+
+def guided_diffusion(initial_log2_scale: float = 20.0, *, growth: float = 1e-3) -> Log2:
+    """`MixedPrecisionTrainer` of guided-diffusion: the logarithm of the scale climbs by `growth` and falls by 1.
+
+    The scale is 2 to the power of a Python float and multiplies a float32 loss, so it is rounded to float32.
+
+    Parts from it: it has no bounds; the logarithm of ours stays in [-126, 126], by default from the 147th non-finite
+    step in a row.
+    """
+    return Log2(initial_log2_scale, growth=growth)
+
+
+def dalle(replicas: int = 1) -> Spaced:
+    """One of the gradient scales of DALL-E, as its paper describes them; its code was not published.
+
+    In DALL-E each residual block has such a scale; here it is the scale of the loss. The paper does not say how exactly
+    the scale is kept: ours is kept in double precision. "No two divisions within a window of 125 updates" is read as
+    at least 125 steps from one to the next.
+
+    Args:
+        replicas: The number of data-parallel replicas, which all bounds are multiplied by.
+    """
+    return Spaced(replicas)
+
+
+def check_factors(growth_factor, backoff_factor) -> None:
+    """Refuses a growth that is none, or a backoff that is none."""
+    check_number("growth_factor", growth_factor, "a number in (1, 2^126]", lambda v: 1 < v <= LARGEST_SCALE)
+    check_number("backoff_factor", backoff_factor, "a number in [2^-126, 1)", lambda v: SMALLEST_SCALE <= v < 1)
+
+
+def checked_bound(name: str, value, if_none: float):
+    """A bound that a system may go without."""
+    if value is None:
+        return if_none
+    check_scale(name, value)
+    return value
+
+
+def _deepspeed(late: int, initial_scale, growth_interval, min_scale, hysteresis, consecutive) -> Streak:
+    check_count("growth_interval", growth_interval, 1000)
+    check_scale("min_scale", min_scale)
+    return Streak(
+        initial_scale,
+        growth_interval=growth_interval,
+        first_interval=growth_interval + late,
+        hysteresis=hysteresis,
+        refill=("finite",) if consecutive else ("growth",),
+        backoff_floor=min_scale,
+    )

@@ -1,0 +1,189 @@
+"""Guards that each preset's scale is the original's after every step, for words and arguments of all kinds.
+
+The originals here are the rules written again in plain Python; `test_against_peers.py` has the real packages.
+"""
+
+import inspect
+
+import numpy as np
+import originals
+import pytest
+import tensorflow as tf
+import words
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import scaler
+from scaler import presets
+
+STRATEGIES = [name for name in presets.__all__ if not name.endswith("_stuck")]
+CASES = {
+    # What is varied, and what each variant holds fixed.
+    "apex": ("initial_scale growth_interval min_scale max_scale", [{}]),
+    "chainer": ("", [{"interval": 1}, {"interval": 3}, {"interval": 1000}]),
+    "colossalai": ("initial_scale growth_factor backoff_factor growth_interval min_scale max_scale hysteresis", [{}]),
+    "dalle": ("", [{"replicas": 1}, {"replicas": 48}]),
+    "deepspeed": (
+        "initial_scale growth_interval min_scale hysteresis",
+        [{"consecutive_hysteresis": flag} for flag in (False, True)],
+    ),
+    "deepspeed_2025_02": (
+        "initial_scale growth_interval min_scale hysteresis",
+        [{"consecutive_hysteresis": flag} for flag in (False, True)],
+    ),
+    "fairscale": ("initial_scale growth_factor backoff_factor growth_interval", [{}]),
+    "fairseq": ("initial_scale growth_factor growth_interval tolerance min_loss_scale", [{}, {"threshold": 0.7}]),
+    "flax": ("initial_scale growth_factor backoff_factor growth_interval min_scale", [{}]),
+    "guided_diffusion": ("initial_log2_scale growth", [{}]),
+    "jmp": ("initial_scale growth_factor growth_interval min_scale", [{}]),
+    "keras": ("initial_scale growth_interval", [{}]),
+    "megatron": ("initial_scale growth_factor backoff_factor growth_interval min_scale hysteresis", [{}]),
+    "metaseq": ("initial_scale growth_factor growth_interval tolerance min_loss_scale", [{}, {"threshold": 0.7}]),
+    "mindspore": ("growth_factor growth_interval", [{"initial_scale": 2.0**24}, {"initial_scale": 1234.567}]),
+    "mxnet": ("initial_scale growth_interval max_scale", [{}]),
+    "nemo": ("initial_scale growth_factor backoff_factor growth_interval hysteresis", [{}]),
+    "nnabla": ("initial_scale growth_factor growth_interval", [{}]),
+    "openseq2seq_backoff": ("growth_factor growth_interval min_scale max_scale", [{}]),
+    "optax_apply_if_finite": ("", [{}]),
+    "paddle": ("initial_scale growth_factor backoff_factor growth_interval hysteresis", [{}]),
+    "paddle_static": ("initial_scale growth_factor backoff_factor growth_interval hysteresis", [{}]),
+    "pytorch": ("initial_scale growth_factor backoff_factor growth_interval", [{}]),
+    "tf_contrib": ("initial_scale growth_factor backoff_factor growth_interval hysteresis", [{}]),
+    "tf_keras": ("initial_scale growth_interval", [{}]),
+}
+# Systems that refuse a first scale outside the bounds.
+ORDERED = {"colossalai", "megatron", "mxnet"}
+VARIANTS = [(preset, fixed) for preset, (_, variants) in CASES.items() for fixed in variants]
+
+
+@pytest.mark.parametrize(("preset", "fixed"), VARIANTS, ids=str)
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32))
+@example(seed=0)
+def test_scales_are_those_of_the_rule(preset, fixed, seed):
+    rng = np.random.default_rng(seed)
+    finite = words.random_words(rng)
+    varied = words.arguments(rng, CASES[preset][0].split(), preset in ORDERED)
+    got = words.compiled(preset, tuple(fixed.items()))(finite, words.tensors(varied)).numpy()
+    for column, word in enumerate(finite.T):
+        own = fixed | {name: values[column] for name, values in varied.items()}
+        want = originals.trace(preset, own, word)
+        np.testing.assert_array_equal(got[: len(want), column], want, err_msg=str(own))
+    assert got.min() >= 2.0**-126
+    assert got.max() <= 2.0**126
+
+
+@pytest.mark.parametrize("preset", STRATEGIES)
+def test_each_preset_is_compared_and_has_its_defaults(preset):
+    parameters = inspect.signature(getattr(presets, preset)).parameters
+    ours = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
+    assert ours == originals.defaults(preset)
+    varied, fixed = CASES[preset]
+    assert set(varied.split()) | {name for variant in fixed for name in variant} == set(parameters)
+
+
+# Factors that are no powers of two, so that any other arithmetic shows.
+ODD = {
+    "chainer": {"interval": 7},
+    "fairseq": {"growth_factor": 1.7, "growth_interval": 3, "tolerance": 0.3},
+    "flax": {"growth_factor": 1.7, "backoff_factor": 0.3, "growth_interval": 3},
+    "guided_diffusion": {"growth": 0.123},
+    "jmp": {"growth_factor": 3.0, "growth_interval": 3, "min_scale": 0.01},
+    "metaseq": {"growth_factor": 1.7, "growth_interval": 3},
+    "mindspore": {"growth_factor": 3.0, "growth_interval": 3},
+    "nnabla": {"growth_factor": 3.0, "growth_interval": 2},
+    "openseq2seq_backoff": {"growth_factor": 3.0, "growth_interval": 3, "min_scale": 0.01},
+    "paddle": {"growth_factor": 1.7, "backoff_factor": 0.3, "growth_interval": 3},
+    "pytorch": {"growth_factor": 1.7, "backoff_factor": 0.3, "growth_interval": 3},
+    "tf_contrib": {"initial_scale": 1000.0, "growth_factor": 1.7, "growth_interval": 3},
+}
+SMALL = {"growth_interval": 3}
+
+
+def small(preset):
+    """Arguments under which something happens in a short word."""
+    few = SMALL if "growth_interval" in inspect.signature(getattr(presets, preset)).parameters else {}
+    return ODD.get(preset, few)
+
+
+def all_presets(finite):
+    return {name: words.scales_of(getattr(presets, name)(**small(name)), finite) for name in STRATEGIES}
+
+
+MODES = {
+    "eager": all_presets,
+    "loop": tf.function(all_presets),
+    "xla": tf.function(all_presets, jit_compile=True),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_way_to_run_a_step_gives_the_same_scales(mode):
+    word = np.array([letter == "1" for letter in "1110111101100100111111111111010100111011"])
+    for name, got in MODES[mode](tf.constant(word)).items():
+        np.testing.assert_array_equal(got, originals.trace(name, small(name), word), err_msg=name)
+
+
+# What the docstrings say of the defaults: non-finite steps in a row, and growths, after which the two part.
+PARTING = {
+    "apex": (143, None),
+    "colossalai": (144, 111),
+    "fairscale": (143, 111),
+    "flax": (None, 111),
+    "guided_diffusion": (147, None),
+    "jmp": (None, 112),
+    "keras": (142, 112),
+    "megatron": (None, 95),
+    "mindspore": (1001, 103),
+    "mxnet": (144, None),
+    "nemo": (143, 111),
+    "nnabla": (130, 124),
+    "paddle": (143, 111),
+    "paddle_static": (None, 111),
+    "pytorch": (143, 111),
+    "tf_keras": (None, 112),
+    "deepspeed": (18, 111),
+    "fairseq": (29, 112),
+}
+
+
+@pytest.mark.parametrize("preset", PARTING)
+def test_the_two_part_where_the_docstring_says(preset):
+    skips, growths = PARTING[preset]
+    survived = len(originals.trace(preset, {}, [False] * 1100))
+    assert survived == (1100 if skips is None else skips - 1)
+    if growths is not None:
+        start = inspect.signature(getattr(presets, preset)).parameters["initial_scale"].default
+        scales = originals.trace(preset, {"growth_interval": 1}, [True] * 1100)
+        assert np.count_nonzero(np.diff([start, *scales])) == growths - 1
+
+
+@pytest.mark.parametrize(
+    ("preset", "bad"),
+    [
+        ("pytorch", {"growth_factor": 1.0}),
+        ("pytorch", {"backoff_factor": 0.0}),
+        ("pytorch", {"growth_interval": 0}),
+        ("pytorch", {"initial_scale": 0.0}),
+        ("pytorch", {"initial_scale": 2.0**127}),
+        ("nemo", {"hysteresis": 0}),
+        ("megatron", {"min_scale": 2.0**33}),
+        ("apex", {"max_scale": float("inf")}),
+        ("fairseq", {"tolerance": -0.1}),
+        ("fairseq", {"growth_factor": 1.0}),
+        ("fairseq", {"min_loss_scale": -1.0}),
+        ("fairseq", {"threshold": 0.0}),
+        ("metaseq", {"growth_interval": 1.5}),
+        ("mindspore", {"initial_scale": 0.5}),
+        ("chainer", {"interval": 0}),
+        ("dalle", {"replicas": 0}),
+        ("guided_diffusion", {"initial_log2_scale": 127.0}),
+        ("guided_diffusion", {"growth": -1.0}),
+        ("mxnet", {"max_scale": 1.0}),
+        ("openseq2seq_backoff", {"min_scale": None}),
+        ("optax_apply_if_finite_stuck", {"max_consecutive_errors": 0}),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_by_name(preset, bad):
+    with pytest.raises(scaler.InvalidArgument, match=str(next(iter(bad)))):
+        getattr(presets, preset)(**bad)

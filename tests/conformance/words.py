@@ -1,0 +1,86 @@
+"""Random words of finite and non-finite steps, random arguments, and all of a preset's traces in one compiled loop."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from scaler import Event, presets
+
+STEPS, WORDS = 80, 24
+COUNTS = {"growth_interval", "hysteresis"}
+
+
+def random_words(rng, steps=STEPS, words=WORDS):
+    """Words of the shape [steps, words], from nearly all non-finite to nearly all finite."""
+    return rng.random((steps, words)) < rng.permutation(np.linspace(0.03, 1.0, words))
+
+
+def a_scale(rng):
+    """A float that is a power of two, any float32 or any double; rarely near the ends of the range."""
+    exponent = rng.integers(-126, 127) if rng.random() < 0.2 else rng.integers(-12, 40)
+    mantissa = rng.choice([1.0, 1.0 + float(np.float32(rng.random())) / 2, 1 + rng.random()])
+    return float(np.clip(mantissa * 2.0**exponent, 2.0**-126, 2.0**126))
+
+
+def a_growth(rng):
+    """A factor above 1."""
+    return float(rng.choice([2.0, 2.0, 4.0, 1.5, 3.0, 1.1, 1 + rng.random(), 1.001]))
+
+
+def a_backoff(rng):
+    """A factor below 1."""
+    return float(rng.choice([0.5, 0.5, 0.25, 0.8, 0.3, 0.99, rng.uniform(0.01, 0.999)]))
+
+
+ARGUMENTS = {
+    "initial_scale": a_scale,
+    "growth_factor": a_growth,
+    "backoff_factor": a_backoff,
+    "growth_interval": lambda rng: int(rng.integers(1, 13)),
+    "hysteresis": lambda rng: int(rng.integers(1, 5)),
+    "tolerance": lambda rng: float(rng.choice([0.0, 0.05, 0.4, 1 / 3, 1.0, 1.7])),
+    "threshold": lambda rng: float(rng.choice([0.25, 1.0, 3.3, 2.0**-20])),
+    "min_loss_scale": lambda rng: float(rng.choice([1e-4, 2.0**-5, 0.7, 0.0])),
+    "initial_log2_scale": lambda rng: float(rng.choice([20.0, 0.0, 3.7, -125.5, rng.uniform(-126, 126)])),
+    "growth": lambda rng: float(rng.choice([1e-3, 0.3, 1.0, rng.random()])),
+}
+BOUNDS = {"min_scale", "max_scale"}
+
+
+def one_set(rng, names, ordered):
+    """Arguments for one word; bounds are put around the first scale where the original insists on it."""
+    drawn = {name: ARGUMENTS[name](rng) for name in names if name not in BOUNDS}
+    bounds = sorted([a_scale(rng), a_scale(rng)])
+    if ordered and "initial_scale" in drawn:
+        bounds[0], drawn["initial_scale"], bounds[1] = sorted([*bounds, drawn["initial_scale"]])
+    return drawn | {name: bounds[name == "max_scale"] for name in names if name in BOUNDS}
+
+
+def arguments(rng, names, ordered, words=WORDS):
+    """As many sets, as a dict of lists."""
+    sets = [one_set(rng, names, ordered) for _ in range(words)]
+    return {name: [one[name] for one in sets] for name in names}
+
+
+def tensors(columns):
+    """Arguments as tensors of the shape [words], in double precision so that nothing is rounded on the way."""
+    return {name: tf.constant(column, tf.int32 if name in COUNTS else tf.float64) for name, column in columns.items()}
+
+
+def scales_of(strategy, finite):
+    """The scales after each step, for words of the shape [steps] or [steps, words]."""
+    shape = tf.shape(finite)[1:]
+    state = strategy.init()
+    state = type(state)(*(tf.broadcast_to(value, shape) for value in state))
+    scales = tf.TensorArray(tf.float32, tf.shape(finite)[0])
+    for step in tf.range(tf.shape(finite)[0]):
+        state = strategy.update(state, Event(finite[step]))
+        scales = scales.write(step, state.loss_scale)
+    return scales.stack()
+
+
+@functools.cache
+def compiled(preset, fixed):
+    """A loop over words that takes the other arguments as tensors, so that it is traced once."""
+    return tf.function(lambda finite, varied: scales_of(getattr(presets, preset)(**dict(fixed), **varied), finite))
