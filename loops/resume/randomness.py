@@ -1,0 +1,96 @@
+"""Random number generators that belong to the process, not to a model.
+
+What cannot be saved: operations such as `tf.random.uniform` inside a compiled step keep their position in their kernel.
+"""
+
+from __future__ import annotations
+
+import random
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from loops.resume.variables import components
+
+_KERNELS = frozenset(
+    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal ParameterizedTruncatedNormal RandomShuffle "
+    "Multinomial RandomGamma RandomPoisson RandomPoissonV2".split()
+)
+
+
+def generators() -> dict:
+    """The states of all of them, as JSON.
+
+    `python` and `numpy` are the modules' global generators, `tf_generator` is `tf.random.get_global_generator()`,
+    `keras_generator` the seed generator that `keras.random` uses without a seed, None if it was not used yet, and
+    `op_seeds` where TensorFlow draws the seeds of eager random operations from, None without a global seed.
+    """
+    kind, words, position, has_gauss, gauss = np.random.get_state()
+    version, state, gauss_next = random.getstate()
+    made_by_keras = _keras_generator()
+    op_seeds = _op_seeds()
+    return {
+        "tf_generator": _values(tf.random.get_global_generator().state),
+        "keras_generator": _values(made_by_keras.state) if made_by_keras else None,
+        "op_seeds": _python_state(op_seeds.getstate()) if op_seeds else None,
+        "python": [version, list(state), gauss_next],
+        "numpy": [kind, words.tolist(), position, has_gauss, gauss],
+    }
+
+
+def set_generators(saved: dict) -> None:
+    """Puts them all back to what `generators` returned."""
+    _assign(tf.random.get_global_generator().state, saved["tf_generator"])
+    if saved["keras_generator"] is not None:
+        made_by_keras = _keras_generator() or keras.src.random.seed_generator.global_seed_generator()
+        _assign(made_by_keras.state, saved["keras_generator"])
+    op_seeds = _op_seeds()
+    if op_seeds and saved["op_seeds"]:
+        op_seeds.setstate(_tuple_state(saved["op_seeds"]))
+    # Last, since making Keras's generator draws from Python's.
+    random.setstate(_tuple_state(saved["python"]))
+    kind, words, *rest = saved["numpy"]
+    np.random.set_state((kind, np.array(words, np.uint32), *rest))
+
+
+def unsaved_random_operations(concrete) -> list[str]:
+    """The kinds of random operations in a step whose position cannot be saved.
+
+    Args:
+        concrete: The step's concrete function.
+    """
+    graph = concrete.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return sorted({node.op for node in nodes} & _KERNELS)
+
+
+def _keras_generator():
+    # Keras has no public name for it; asking by the private one would make it, and draw a random number.
+    common = keras.src.backend.common.global_state
+    return common.get_global_attribute(keras.src.random.seed_generator.GLOBAL_SEED_GENERATOR)
+
+
+def _op_seeds() -> random.Random | None:
+    from tensorflow.python.eager import context  # No public name either.
+
+    return getattr(context.context(), "_rng", None)
+
+
+def _values(variable) -> list:
+    return [component.numpy().tolist() for component in components(variable)]
+
+
+def _assign(variable, values: list) -> None:
+    for component, value in zip(components(variable), values, strict=True):
+        component.assign(value)
+
+
+def _python_state(state) -> list:
+    version, words, gauss_next = state
+    return [version, list(words), gauss_next]
+
+
+def _tuple_state(state: list) -> tuple:
+    version, words, gauss_next = state
+    return version, tuple(words), gauss_next
