@@ -181,7 +181,9 @@ class Loop:
                     limit = min(self._steps_per_call, steps - done)
                     whole = False
                     taken, outputs = self._call(self.position.iterator, limit)
-                    error = self._act(Visit(self.counters, outputs, time.perf_counter() - start, steps)) if taken else None
+                    error = (
+                        self._act(Visit(self.counters, outputs, time.perf_counter() - start, steps)) if taken else None
+                    )
                     whole = True
                     if error:
                         raise error

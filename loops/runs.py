@@ -107,7 +107,7 @@ def train(
     loop = Loop(
         step,
         task.dataset(options.batch_size, options.seed),
-        steps_per_call=_STEPS_PER_CALL,
+        steps_per_call=min(_STEPS_PER_CALL, checkpoint_every or _STEPS_PER_CALL),
         actions=[JsonLines(out / "steps.jsonl"), losses, *actions(model), *saves],
     )
     counters = loop.run(options.steps)

@@ -71,12 +71,18 @@ def newest_whole(folder: pathlib.Path) -> tuple[int | None, dict[str, Any], dict
 def sweep(folder: pathlib.Path) -> None:
     """Removes what killed saves left behind, and makes TensorFlow's list agree with the files."""
     sweep_leftovers(folder)
-    present = numbers(folder)
-    listed = [f"{NAME}-{number}" for number in reversed(present)]
-    if listed:
-        tf.compat.v1.train.update_checkpoint_state(str(folder), listed[-1], listed)
-    else:
+    listed = [folder / f"{NAME}-{number}" for number in reversed(numbers(folder))]
+    if not listed:
         (folder / "checkpoint").unlink(missing_ok=True)
+        return
+    # A CheckpointState in text form; TensorFlow's own function to write it is deprecated, and says so at each call.
+    lines = [f'model_checkpoint_path: "{listed[-1].name}"']
+    lines += [f'all_model_checkpoint_paths: "{path.name}"' for path in listed]
+    times = [path.with_name(path.name + ".index").stat().st_mtime for path in listed]
+    lines += [f"all_model_checkpoint_timestamps: {time!r}" for time in times]
+    temporary = folder / "checkpoint.tmp"
+    temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    temporary.replace(folder / "checkpoint")
 
 
 def sweep_leftovers(folder: pathlib.Path) -> None:

@@ -60,7 +60,9 @@ def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
     """
     for group in [*saved, *(name for name in here if name not in saved)]:
         then, now = saved.get(group, []), here.get(group, [])
-        wrong = next((place for place, (old, new) in enumerate(zip(then, now, strict=False)) if old[1:] != new[1:]), None)
+        wrong = next(
+            (place for place, (old, new) in enumerate(zip(then, now, strict=False)) if old[1:] != new[1:]), None
+        )
         if wrong is not None:
             what = f"variable {wrong} of its {group} was {_variable(then[wrong])} and is {_variable(now[wrong])}"
         elif len(then) != len(now):

@@ -22,26 +22,27 @@ _KERNELS = frozenset(
 def generators() -> dict:
     """The states of all of them, as JSON.
 
-    `python` and `numpy` are the modules' global generators, `tf_generator` is `tf.random.get_global_generator()`,
-    `keras_generator` the seed generator that `keras.random` uses without a seed, None if it was not used yet, and
+    `python` and `numpy` are the modules' global generators, `tf_generator` is `tf.random.get_global_generator()`, None where
+    deterministic operations are on and no `tf.random.set_global_generator` made one, `keras_generator` the seed generator that `keras.random` uses without a seed, None if it was not used yet, and
     `op_seeds` where TensorFlow draws the seeds of eager random operations from, None without a global seed.
     """
     kind, words, position, has_gauss, gauss = np.random.get_state()
-    version, state, gauss_next = random.getstate()
+    global_generator = _global_generator()
     made_by_keras = _keras_generator()
     op_seeds = _op_seeds()
     return {
-        "tf_generator": _values(tf.random.get_global_generator().state),
+        "tf_generator": _values(global_generator.state) if global_generator else None,
         "keras_generator": _values(made_by_keras.state) if made_by_keras else None,
         "op_seeds": _python_state(op_seeds.getstate()) if op_seeds else None,
-        "python": [version, list(state), gauss_next],
+        "python": _python_state(random.getstate()),
         "numpy": [kind, words.tolist(), position, has_gauss, gauss],
     }
 
 
 def set_generators(saved: dict) -> None:
     """Puts them all back to what `generators` returned."""
-    _assign(tf.random.get_global_generator().state, saved["tf_generator"])
+    if saved["tf_generator"] is not None:
+        _assign((_global_generator() or _new_global_generator()).state, saved["tf_generator"])
     if saved["keras_generator"] is not None:
         made_by_keras = _keras_generator() or keras.src.random.seed_generator.global_seed_generator()
         _assign(made_by_keras.state, saved["keras_generator"])
@@ -69,6 +70,18 @@ def _keras_generator():
     # Keras has no public name for it; asking by the private one would make it, and draw a random number.
     common = keras.src.backend.common.global_state
     return common.get_global_attribute(keras.src.random.seed_generator.GLOBAL_SEED_GENERATOR)
+
+
+def _global_generator() -> tf.random.Generator | None:
+    try:
+        return tf.random.get_global_generator()
+    except RuntimeError:  # It would start anywhere, which deterministic operations forbid.
+        return None
+
+
+def _new_global_generator() -> tf.random.Generator:
+    tf.random.set_global_generator(tf.random.Generator.from_seed(0))
+    return tf.random.get_global_generator()
 
 
 def _op_seeds() -> random.Random | None:
