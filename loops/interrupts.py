@@ -15,17 +15,17 @@ EXIT_TERMINATED = 143
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[Callable[[], None]]:
-    """Keeps SIGINT and SIGTERM from breaking off what is under way; the function it gives lets them act where nothing is.
+    """Keeps SIGINT and SIGTERM from breaking off what is under way; the function it gives lets them act.
 
     SIGINT then raises KeyboardInterrupt, SIGTERM calls the handler it had, or raises SystemExit(143) if it had none. A
-    second signal of the same kind is not kept. A signal that is ignored stays ignored. Outside of the main thread, where
-    Python has no signal handlers, nothing is changed.
+    second signal of the same kind is not kept. A signal that is ignored stays ignored. Outside of the main thread,
+    where Python has no signal handlers, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
     received: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def receive(number: int, frame) -> None:
         if number in received:

@@ -64,12 +64,12 @@ class Loop:
     A train step with a `loss_scaler`, as a `TrainStep` has, is watched: after the actions of each visit the loop calls
     `loss_scaler.check()`, which raises `scaler.StuckError` after too many skips.
 
-    SIGINT (Ctrl-C) and SIGTERM wait for the end of the call, also while the step is traced, an action acts or a checkpoint
-    is written: the actions see its steps, a `Checkpoint` saves, then `run` raises KeyboardInterrupt for SIGINT, and
-    SystemExit with status 143 for SIGTERM. After that, or
-    after an error in the middle of a call, everything is as after the last finished step, and `run` can go on; only
-    BatchNorm's statistics and seed generators may have seen the batch whose forward pass raised. The finished steps of
-    a call that broke off are counted, but not reported.
+    SIGINT (Ctrl-C) and SIGTERM wait for the end of the call, also while the step is traced, an action acts or a
+    checkpoint is written: the actions see its steps, a `Checkpoint` saves, then `run` raises KeyboardInterrupt for
+    SIGINT, and SystemExit with status 143 for SIGTERM. After that, or after an error in the middle of a call,
+    everything is as after the last finished step, and `run` can go on; only BatchNorm's statistics and seed generators
+    may have seen the batch whose forward pass raised. The finished steps of a call that broke off are counted, but not
+    reported.
 
     Args:
         train_step: Any callable from a batch to a dict of scalar tensors, such as a `TrainStep`. `attempted` and
@@ -143,8 +143,8 @@ class Loop:
         found = [self.position.caveat] if self.position.caveat else []
         if operations:
             found.append(
-                f"the train step draws random numbers with {', '.join(operations)}, whose position cannot be saved. Use "
-                "a tf.random.Generator or a keras.random.SeedGenerator to lose nothing."
+                f"the train step draws random numbers with {', '.join(operations)}, whose position cannot be saved. "
+                "Use a tf.random.Generator or a keras.random.SeedGenerator to lose nothing."
             )
         return found
 

@@ -28,16 +28,16 @@ class Checkpoint:
         loop.run(10_000)  # The same command again, after whatever stopped it, goes on to step 10,000.
 
     Saved are: the model with its non-trainable state and seed generators, the optimizer, masters, loss scaler and
-    accumulation window, each on every replica; whatever else the step's graph reads or writes; the counters; the position
-    in the dataset; the generators of TensorFlow, Keras, NumPy and Python; and the state of other actions that have
-    `save_state` and `load_state`. Not saved is the position of operations such as `tf.random.uniform` inside of the step:
-    use a `tf.random.Generator` or a `keras.random.SeedGenerator`. A `ResumeWarning` says so where it matters, as it does
-    for a dataset whose position cannot be saved: batches are then skipped instead.
+    accumulation window, each on every replica; whatever else the step's graph reads or writes; the counters; the
+    position in the dataset; the generators of TensorFlow, Keras, NumPy and Python; and the state of other actions that
+    have `save_state` and `load_state`. Not saved is the position of operations such as `tf.random.uniform` inside of
+    the step: use a `tf.random.Generator` or a `keras.random.SeedGenerator`. A `ResumeWarning` says so where it matters,
+    as it does for a dataset whose position cannot be saved: batches are then skipped instead.
 
     It saves at the first visit at or after each multiple of `every` steps, after all other actions have acted, and when
     the run ends: at its goal, at the end of the data, on SIGINT or SIGTERM, or because an action raised. A step that
-    raises saves nothing. When it resumes, it takes the newest checkpoint whose checksums are all right, sets damaged ones
-    aside with a `ResumeWarning`, and removes what a killed save left behind.
+    raises saves nothing. When it resumes, it takes the newest checkpoint whose checksums are all right, sets damaged
+    ones aside with a `ResumeWarning`, and removes what a killed save left behind.
 
     Args:
         directory: A folder of its own, for checkpoints named `ckpt-STEP`. It is made if missing.
@@ -45,8 +45,8 @@ class Checkpoint:
         keep: Checkpoints to keep, the newest ones, at least 2: should the newest be damaged, there is another.
         resume: Whether to go on from the newest checkpoint in the folder, and start from the beginning if there is
             none. Without it a folder that has checkpoints is refused.
-        run: Names and values, as JSON has them, by which a run differs from others, such as its seed. The optimizer, the
-            scaling strategy, the shapes of batches and variables and the number of replicas need no mention.
+        run: Names and values, as JSON has them, by which a run differs from others, such as its seed. The optimizer,
+            the scaling strategy, the shapes of batches and variables and the number of replicas need no mention.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -69,8 +69,8 @@ class Checkpoint:
         """Before the first step: goes on from a checkpoint, or makes sure that there is none.
 
         Raises:
-            CheckpointError: If the folder cannot be written, has checkpoints though it was not asked to resume, has only
-                damaged ones, or belongs to another run. Nothing was changed then.
+            CheckpointError: If the folder cannot be written, has checkpoints though it was not asked to resume, has
+                only damaged ones, or belongs to another run. Nothing was changed then.
         """
         if self._loop is loop:
             return
@@ -96,7 +96,7 @@ class Checkpoint:
         for step, why in damaged.items():
             folder.set_aside(self.directory, step)
             warnings.warn(
-                f"{self.directory}: the checkpoint of step {step} is damaged ({why}); the run goes on from step {number}.",
+                f"{self.directory}: the checkpoint of step {step} is damaged ({why}); going on from step {number}.",
                 ResumeWarning,
                 stacklevel=2,
             )
@@ -140,8 +140,8 @@ class Checkpoint:
         except (OSError, tf.errors.OpError) as error:
             folder.sweep_leftovers(self.directory)
             raise CheckpointError(
-                f"{self.directory}: step {number} could not be saved ({_reason(error)}). The checkpoints before it are as "
-                "they were: make room, then run again with resume=True (on the command line --resume)."
+                f"{self.directory}: step {number} could not be saved ({_reason(error)}). The checkpoints before it are "
+                "as they were: make room, then run again with resume=True (on the command line --resume)."
             ) from error
         self._saved_at = number
 

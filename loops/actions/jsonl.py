@@ -15,8 +15,8 @@ class JsonLines:
     """Writes each step as a line such as `{"step": 1, "loss": 2.3, "applied": true, "loss_scale": 32768.0}`.
 
     NaN and infinities, which JSON does not have, are written as null. An existing file is replaced when the first run
-    begins; a further run of the same loop goes on in it. So does one that resumes from a checkpoint, after lines of steps
-    that the checkpoint does not have were cut off. Lines are flushed at every visit.
+    begins; a further run of the same loop goes on in it. So does one that resumes from a checkpoint, after lines of
+    steps that the checkpoint does not have were cut off. Lines are flushed at every visit.
 
     Args:
         path: The file. Missing folders are created.

@@ -21,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand.
 
     Returns:
-        0 if it did what was asked, 1 if it could not, 2 if what was asked makes no sense, 130 after SIGINT (Ctrl-C), 143
-        after SIGTERM. A run that saves checkpoints has saved its last step then, and --resume goes on from it.
+        0 if it did what was asked, 1 if it could not, 2 if what was asked makes no sense, 130 after SIGINT (Ctrl-C),
+        143 after SIGTERM. A run that saves checkpoints has saved its last step then, and --resume goes on from it.
     """
     parser = argparse.ArgumentParser(
         prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart."

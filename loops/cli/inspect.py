@@ -50,8 +50,6 @@ def text(found: dict) -> str:
 def _line(value) -> str:
     if isinstance(value, dict):
         return "  ".join(f"{name} {inner}" for name, inner in value.items())
-    return (
-        {None: "none", True: "saved", False: "none"}.get(value, str(value))
-        if not isinstance(value, list)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return "saved" if value else "not saved"
+    return "none" if value is None else str(value)

@@ -103,4 +103,4 @@ def _is_leftover(name: str, present: list[int]) -> bool:
     if re.match(rf"{NAME}-\d+_temp|{NAME}-\d+\.index\.tempstate|checkpoint\.tmp|probe-|.*\.tempstate\d+$", name):
         return True
     data = re.match(rf"{NAME}-(\d+)\.data-", name)
-    return bool(data) and int(data[1]) not in present
+    return data is not None and int(data[1]) not in present

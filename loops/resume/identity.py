@@ -70,8 +70,8 @@ def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
         else:
             continue
         raise CheckpointError(
-            f"{path} was saved with another model, optimizer or train step: {what}. Build what that run built, or choose "
-            "another folder."
+            f"{path} was saved with another model, optimizer or train step: {what}. Build what that run built, or "
+            "choose another folder."
         )
 
 

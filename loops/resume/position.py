@@ -52,9 +52,9 @@ class Position:
         if self.problem:
             return (
                 f"the position in the dataset cannot be saved: {self.problem}. A resumed run reads the dataset from its "
-                "start and skips the batches it had taken. That takes their time again, and is the same data only if "
-                "the pipeline gives the same batches each time it is started; random numbers drawn in it go on "
-                "elsewhere. Use operations without state, such as tf.random.stateless_uniform, to lose nothing."
+                "start and skips the batches it had taken. That takes their time again, and gives the same data only if "
+                "the pipeline gives the same batches each time it starts; random numbers drawn in it may differ. Use "
+                "operations without state, such as tf.random.stateless_uniform, to lose nothing."
             )
         if _has_unseeded_shuffle(self._dataset):
             return (

@@ -13,20 +13,29 @@ import tensorflow as tf
 
 from loops.resume.variables import components
 
-_KERNELS = frozenset(
-    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal ParameterizedTruncatedNormal RandomShuffle "
-    "Multinomial RandomGamma RandomPoisson RandomPoissonV2".split()
-)
+_KERNELS = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoisson",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
+}
 
 
 def generators() -> dict:
     """The states of all of them, as JSON.
 
-    `python` and `numpy` are the modules' global generators, `tf_generator` is `tf.random.get_global_generator()`, None where
-    deterministic operations are on and no `tf.random.set_global_generator` made one, `keras_generator` the seed generator that `keras.random` uses without a seed, None if it was not used yet, and
-    `op_seeds` where TensorFlow draws the seeds of eager random operations from, None without a global seed.
+    `python` and `numpy` are the modules' global generators, `tf_generator` is `tf.random.get_global_generator()`, None
+    where deterministic operations are on and no `tf.random.set_global_generator` made one, `keras_generator` the seed
+    generator that `keras.random` uses without a seed, None if it was not used yet, and `op_seeds` where TensorFlow
+    draws the seeds of eager random operations from, None without a global seed.
     """
-    kind, words, position, has_gauss, gauss = np.random.get_state()
+    kind, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
     global_generator = _global_generator()
     made_by_keras = _keras_generator()
     op_seeds = _op_seeds()
@@ -35,7 +44,7 @@ def generators() -> dict:
         "keras_generator": _values(made_by_keras.state) if made_by_keras else None,
         "op_seeds": _python_state(op_seeds.getstate()) if op_seeds else None,
         "python": _python_state(random.getstate()),
-        "numpy": [kind, words.tolist(), position, has_gauss, gauss],
+        "numpy": [kind, np.asarray(words).tolist(), position, has_gauss, gauss],
     }
 
 

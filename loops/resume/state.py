@@ -22,8 +22,9 @@ _FORMAT = 1
 class RunState:
     """Variables on every replica, counters, the position in the data, random generators and the actions' own state.
 
-    An action takes part by two methods: `save_state()` returns a value that JSON can hold, and `load_state(value)` takes
-    it, before the first step of a resumed run. Actions are told apart by their class and by their order within it.
+    An action takes part by two methods: `save_state()` returns a value that JSON can hold, and `load_state(value)`
+    takes it, before the first step of a resumed run. Actions are told apart by their class and by their order within
+    it.
 
     Args:
         groups: As from `variable_groups`.

@@ -21,7 +21,7 @@ _REST = "step"
 
 
 def variable_groups(train_step: object, concrete) -> Groups:
-    """Every variable that a train step reads or writes, on every replica, in an order that depends on the program alone.
+    """Every variable that a train step reads or writes, on every replica, in an order given by the program alone.
 
     Variables of the step's `model`, `optimizer`, `masters`, `loss_scaler` and `window` come under these names, where
     it has such attributes; all others that its graph captured come under "step". Of a variable that has a component
