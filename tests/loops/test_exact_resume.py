@@ -1,7 +1,7 @@
 """Guards that a run stopped at step 5 and gone on with in a new process ends at step 10 as one that never stopped.
 
-Every case of `resume_cases` is compared bit for bit: losses, every component of every variable, counters, the next batch.
-The controls leave one part of a checkpoint out, and must be seen.
+Every case of `resume_cases` is compared bit for bit: losses, every component of every variable, counters, the next
+batch. The controls leave one part of a checkpoint out, and must be seen.
 """
 
 import json
