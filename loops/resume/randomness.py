@@ -10,6 +10,7 @@ import random
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from loops.resume.variables import components
 
@@ -38,11 +39,10 @@ def generators() -> dict:
     kind, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
     global_generator = _global_generator()
     made_by_keras = _keras_generator()
-    op_seeds = _op_seeds()
     return {
         "tf_generator": _values(global_generator.state) if global_generator else None,
         "keras_generator": _values(made_by_keras.state) if made_by_keras else None,
-        "op_seeds": _python_state(op_seeds.getstate()) if op_seeds else None,
+        "op_seeds": _op_seeds(),
         "python": _python_state(random.getstate()),
         "numpy": [kind, np.asarray(words).tolist(), position, has_gauss, gauss],
     }
@@ -55,9 +55,8 @@ def set_generators(saved: dict) -> None:
     if saved["keras_generator"] is not None:
         made_by_keras = _keras_generator() or keras.src.random.seed_generator.global_seed_generator()
         _assign(made_by_keras.state, saved["keras_generator"])
-    op_seeds = _op_seeds()
-    if op_seeds and saved["op_seeds"]:
-        op_seeds.setstate(_tuple_state(saved["op_seeds"]))
+    if saved["op_seeds"] is not None:
+        _set_op_seeds(saved["op_seeds"])
     # Last, since making Keras's generator draws from Python's.
     random.setstate(_tuple_state(saved["python"]))
     kind, words, *rest = saved["numpy"]
@@ -93,10 +92,17 @@ def _new_global_generator() -> tf.random.Generator:
     return tf.random.get_global_generator()
 
 
-def _op_seeds() -> random.Random | None:
-    from tensorflow.python.eager import context  # No public name either.
+def _op_seeds() -> dict | None:
+    state = context.context()  # No public name either.
+    generator = getattr(state, "_rng", None)
+    if state._seed is None or generator is None:
+        return None
+    return {"seed": int(state._seed), "state": _python_state(generator.getstate())}
 
-    return getattr(context.context(), "_rng", None)
+
+def _set_op_seeds(saved: dict) -> None:
+    tf.random.set_seed(saved["seed"])
+    context.context()._rng.setstate(_tuple_state(saved["state"]))
 
 
 def _values(variable) -> list:
