@@ -122,18 +122,22 @@ class Loop:
         """What was done since the loop was made."""
         return self._counters.read()
 
-    def state(self, run: Mapping[str, object]) -> RunState:
+    def identity(self, run: Mapping[str, object]) -> dict:
+        """What tells this run from others: its parts, and what the user says in `run`."""
+        return identity(self._train_step, strategy=self._strategy, element_spec=self._element_spec, run=run)
+
+    def state(self, identity: Mapping[str, object]) -> RunState:
         """Everything a resumed run needs; the train step is traced for it, which makes all of its variables.
 
         Args:
-            run: What tells this run from others, beside its parts.
+            identity: To be saved with it.
         """
         return RunState(
             groups=variable_groups(self._train_step, self._call.trace()),
             counters=self._counters,
             position=self.position,
             actions=self.actions,
-            identity=identity(self._train_step, strategy=self._strategy, element_spec=self._element_spec, run=run),
+            identity=identity,
             loss_scaler=self._loss_scaler,
         )
 

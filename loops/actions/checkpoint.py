@@ -14,7 +14,6 @@ import scaler
 from loops.errors import CheckpointError, ResumeWarning
 from loops.resume import folder
 from loops.resume.identity import check_identity, check_layout
-from loops.resume.state import RunState
 from loops.resume.variables import layout
 
 if TYPE_CHECKING:
@@ -80,9 +79,6 @@ class Checkpoint:
                 f"Checkpoint({str(self.directory)!r}): the folder holds checkpoints of a run at step {found[0]}. Go on "
                 "from them with resume=True (on the command line --resume), or choose another folder."
             )
-        self._make_folder(loop)
-        state = loop.state(self._run)
-        _warn_of_losses(loop)
         number, facts, damaged = folder.newest_whole(self.directory)
         if number is None and damaged:
             reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
@@ -90,9 +86,18 @@ class Checkpoint:
                 f"{self.directory}: none of its checkpoints can be read ({reasons}). Put a whole one there, or remove "
                 "them to start from the beginning."
             )
+        path = folder.prefix(self.directory, number or 0)
+        identity = loop.identity(self._run)
+        if number is not None:
+            check_identity(path, facts["identity"], identity)
+        self._make_folder(loop)
+        state = loop.state(identity)
         checkpoint = tf.train.Checkpoint(**state.trackables())
         if number is not None:
-            self._restore(state, checkpoint, number, facts)
+            check_layout(path, facts["variables"], layout(state.groups))
+            state.restore(checkpoint, path, facts)
+        for caveat in loop.caveats():
+            warnings.warn(f"Checkpoint: {caveat}", ResumeWarning, stacklevel=2)
         for step, why in damaged.items():
             folder.set_aside(self.directory, step)
             warnings.warn(
@@ -127,12 +132,6 @@ class Checkpoint:
                 f"Checkpoint({str(self.directory)!r}): the folder cannot be written ({_reason(error)}). Choose another."
             ) from error
 
-    def _restore(self, state: RunState, checkpoint: tf.train.Checkpoint, number: int, facts: Mapping) -> None:
-        path = folder.prefix(self.directory, number)
-        check_identity(path, facts["identity"], state.identity)
-        check_layout(path, facts["variables"], layout(state.groups))
-        state.restore(checkpoint, path, facts)
-
     def _save(self, number: int) -> None:
         assert self._manager is not None
         try:
@@ -144,11 +143,6 @@ class Checkpoint:
                 "as they were: make room, then run again with resume=True (on the command line --resume)."
             ) from error
         self._saved_at = number
-
-
-def _warn_of_losses(loop: Loop) -> None:
-    for caveat in loop.caveats():
-        warnings.warn(f"Checkpoint: {caveat}", ResumeWarning, stacklevel=2)
 
 
 def _reason(error: Exception) -> str:

@@ -133,7 +133,8 @@ def command(folder, *arguments):
     """The command line, in a process of its own."""
     from loops import cli
 
-    with (pathlib.Path(folder) / "errors.txt").open("w") as sys.stderr, (pathlib.Path(folder) / "out.json").open(
-        "w"
-    ) as sys.stdout:
+    with (
+        (pathlib.Path(folder) / "errors.txt").open("w") as sys.stderr,
+        (pathlib.Path(folder) / "out.json").open("w") as sys.stdout,
+    ):
         sys.exit(cli.main([str(argument) for argument in arguments]))

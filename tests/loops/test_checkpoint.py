@@ -218,7 +218,9 @@ def test_a_folder_with_checkpoints_is_not_written_over(tmp_path):
 @pytest.mark.parametrize("name", ["every", "keep"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None])
 def test_arguments_that_cannot_work_are_named(tmp_path, name, value):
-    with pytest.raises(scaler.InvalidArgument, match=rf"Checkpoint\({name}={value!r}\): expected an integer of at least"):
+    with pytest.raises(
+        scaler.InvalidArgument, match=rf"Checkpoint\({name}={value!r}\): expected an integer of at least"
+    ):
         loops.Checkpoint(tmp_path / "never", **{"every": 1, name: value})
     assert not (tmp_path / "never").exists()
 
@@ -261,7 +263,10 @@ def wider():
 
 OTHERS = {
     "model": ({"model": wider}, r"variable 0 of its model was .*\[4, 6\] and is .*\[4, 9\]"),
-    "precision": ({"model": lambda: plain_model("float16")}, "variable 0 of its model was .*float32.* and is .*float16"),
+    "precision": (
+        {"model": lambda: plain_model("float16")},
+        "variable 0 of its model was .*float32.* and is .*float16",
+    ),
     "scaling": ({"scaling": scaler.Static(8.0)}, r"strategy was 'Dynamic\(.*' and is 'Static\(.*"),
     "scaling's options": ({"scaling": scaler.Dynamic(16.0)}, r"initial_scale=8.0.* and is .*initial_scale=16.0"),
     "optimizer": ({"optimizer": keras.optimizers.Adam}, "optimizer.class was 'SGD' and is 'Adam'"),

@@ -68,7 +68,11 @@ def test_what_cannot_save_its_position_is_named_and_skipped(kind, steps_per_call
     for text in (named, "skips the batches", "That takes their time again", "stateless"):
         assert text in message
     assert seen == list(range(7))
-    assert folder.read_facts(folder.prefix(tmp_path, 7))["data"] == {"batches": 7, "saved": False, "caveat": message[12:]}
+    assert folder.read_facts(folder.prefix(tmp_path, 7))["data"] == {
+        "batches": 7,
+        "saved": False,
+        "caveat": message[12:],
+    }
 
     loop, seen, total = looping(make(), tmp_path, resume=True, steps_per_call=steps_per_call)
     with pytest.warns(loops.ResumeWarning, match="cannot be saved"):

@@ -43,7 +43,8 @@ def test_sigterm_saves_and_exits_with_143(whole, tmp_path, moment):
 
 
 @pytest.mark.parametrize(
-    "moment", [pytest.param("trace", marks=pytest.mark.slow), pytest.param("save", marks=pytest.mark.slow), "evaluation"]
+    "moment",
+    [pytest.param("trace", marks=pytest.mark.slow), pytest.param("save", marks=pytest.mark.slow), "evaluation"],
 )
 def test_sigint_saves_and_exits_as_interrupted(whole, tmp_path, moment):
     """A script that ends with KeyboardInterrupt is killed by SIGINT, which shells show as status 130."""
