@@ -122,6 +122,13 @@ class Loop:
         """What was done since the loop was made."""
         return self._counters.read()
 
+    @property
+    def is_multi_worker(self) -> bool:
+        """Whether other processes hold some of the replicas."""
+        if self._strategy is None:
+            return False
+        return self._strategy.num_replicas_in_sync > len(self._strategy.extended.worker_devices)
+
     def identity(self, run: Mapping[str, object]) -> dict:
         """What tells this run from others: its parts, and what the user says in `run`."""
         return identity(self._train_step, strategy=self._strategy, element_spec=self._element_spec, run=run)

@@ -38,6 +38,8 @@ class Checkpoint:
     raises saves nothing. When it resumes, it takes the newest checkpoint whose checksums are all right, sets damaged
     ones aside with a `ResumeWarning`, and removes what a killed save left behind.
 
+    A position in a dataset includes what its shuffle buffers and caches hold, so a checkpoint is as large as those are.
+
     Args:
         directory: A folder of its own, for checkpoints named `ckpt-STEP`. It is made if missing.
         every: Steps between saves, in batches as `Loop.run` counts.
@@ -73,6 +75,11 @@ class Checkpoint:
         """
         if self._loop is loop:
             return
+        if loop.is_multi_worker:
+            raise CheckpointError(
+                "Checkpoint on several workers: each process has replicas of its own, and they would write over each "
+                "other's. Use a strategy with all replicas in one process, such as tf.distribute.MirroredStrategy."
+            )
         found = folder.numbers(self.directory)
         if found and not self._resume:
             raise CheckpointError(

@@ -51,15 +51,15 @@ class Position:
         """What a resumed run loses because of the dataset, as sentences; None if it loses nothing."""
         if self.problem:
             return (
-                f"the position in the dataset cannot be saved: {self.problem}. A resumed run reads the dataset from its "
-                "start and skips the batches it had taken. That takes their time again, and gives the same data only if "
-                "the pipeline gives the same batches each time it starts; random numbers drawn in it may differ. Use "
+                f"the position in the dataset cannot be saved: {self.problem}. A resumed run starts the dataset anew and "
+                "skips the batches that were taken. That takes their time again, and gives the same data only if the "
+                "pipeline gives the same batches each time it starts; random numbers drawn in it may differ. Use "
                 "operations without state, such as tf.random.stateless_uniform, to lose nothing."
             )
         if _has_unseeded_shuffle(self._dataset):
             return (
-                "the dataset is shuffled without a seed: a resumed run ends this epoch in the same order, but TensorFlow "
-                "shuffles the following ones differently. Use shuffle(..., seed=0), or set tf.random.set_seed before."
+                "the dataset is shuffled without a seed: a resumed run ends this epoch in the same order, but the "
+                "following ones are shuffled differently. Use shuffle(..., seed=0), or set tf.random.set_seed before."
             )
         return None
 

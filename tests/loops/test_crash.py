@@ -33,7 +33,7 @@ def finish(place):
 
 
 def kill_at_random(place, seed, kills):
-    """Kills the run so many times, at moments from its very start to shortly before its end; how far it was each time."""
+    """Kills the run so many times, at moments from its start to shortly before its end; how far it was each time."""
     moments, reached = random.Random(seed), []
     while len(reached) < kills and end(place) is None:
         goal = moments.randrange(STEPS)

@@ -117,7 +117,7 @@ def test_a_shuffle_without_a_seed_is_named(tmp_path):
 
 def test_a_position_in_one_kind_of_dataset_is_not_taken_for_that_of_another(tmp_path):
     looping(numbers(), tmp_path)[0].run(2)
-    with pytest.warns(loops.ResumeWarning), pytest.raises(loops.CheckpointError, match="holds a position in the data"):
+    with pytest.raises(loops.CheckpointError, match="holds a position in the data"):
         looping(generated(), tmp_path, resume=True)[0].run(4)
 
 
@@ -136,3 +136,26 @@ def test_an_iterator_may_also_end_where_it_was_saved(tmp_path):
     with pytest.raises(loops.OutOfData, match="ended after 4 of 6"):
         loop.run(6)
     np.testing.assert_equal(seen, [])
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_batches_of_unknown_size_go_on_too(tmp_path, steps_per_call):
+    """The step is traced for the dataset's shapes before it sees a batch."""
+
+    def batches():
+        return numbers(10).shuffle(10, seed=1).batch(4).map(lambda n: tf.cast(n, tf.float32)).repeat()
+
+    def run(place, resume, steps):
+        total = tf.Variable(0.0)
+        loop = loops.Loop(
+            lambda batch: {"loss": total.assign(0.5 * total + tf.reduce_sum(batch))},
+            batches(),
+            steps_per_call=steps_per_call,
+            actions=[loops.Checkpoint(place, every=50, resume=resume)],
+        )
+        loop.run(steps)
+        return float(total)
+
+    whole = run(tmp_path / "whole", False, 8)
+    run(tmp_path / "a", False, 3)
+    assert run(tmp_path / "a", True, 8) == whole

@@ -5,8 +5,10 @@ import signal
 import time
 
 import pytest
+import tensorflow as tf
 from crash_cases import end, exit_as_a_script, run_to_end, start
 
+import loops
 from loops.resume import folder
 
 MOMENTS = ["trace", "evaluation", "save"]
@@ -49,3 +51,61 @@ def test_sigterm_saves_and_exits_with_143(whole, tmp_path, moment):
 def test_sigint_saves_and_exits_as_interrupted(whole, tmp_path, moment):
     """A script that ends with KeyboardInterrupt is killed by SIGINT, which shells show as status 130."""
     check(tmp_path, moment, signal.SIGINT, -signal.SIGINT, whole)
+
+
+def run_and_signal(number, times=1):
+    """A loop that gets a signal from itself while it acts on its second step; the steps it took."""
+    taken = []
+
+    def act(visit):
+        taken.append(visit.counters.data)
+        if visit.counters.data == 2:
+            for _ in range(times):
+                signal.raise_signal(number)
+            taken.append("acted")
+
+    loop = loops.Loop(lambda number: {"loss": number}, tf.data.Dataset.range(1, 9), actions=[act])
+    return loop, taken
+
+
+@pytest.fixture
+def handler():
+    """Puts back what SIGTERM did before a test."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield lambda handler: signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_without_a_handler_is_an_exit_after_the_visit(handler):
+    handler(signal.SIG_DFL)
+    loop, taken = run_and_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as exit:
+        loop.run(5)
+    assert exit.value.code == 143
+    assert taken == [1, 2, "acted"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert loop.run(5).data == 5
+
+
+def test_a_handler_of_the_users_own_is_called_after_the_visit(handler):
+    called = []
+    handler(lambda number, frame: called.append((number, len(taken))))
+    loop, taken = run_and_signal(signal.SIGTERM)
+    loop.run(5)
+    assert called == [(signal.SIGTERM, 3)]
+    assert taken == [1, 2, "acted", 3, 4, 5]
+
+
+def test_a_second_sigterm_is_not_kept(handler):
+    called = []
+    handler(lambda number, frame: called.append(len(taken)))
+    loop, taken = run_and_signal(signal.SIGTERM, times=2)
+    loop.run(5)
+    assert called[0] == 2
+
+
+def test_an_ignored_sigterm_stays_ignored(handler):
+    handler(signal.SIG_IGN)
+    loop, taken = run_and_signal(signal.SIGTERM)
+    loop.run(5)
+    assert taken == [1, 2, "acted", 3, 4, 5]
