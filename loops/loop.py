@@ -151,7 +151,7 @@ class Loop:
     def caveats(self) -> list[str]:
         """What a resumed run of this loop loses, a sentence for each."""
         operations = unsaved_random_operations(self._call.trace())
-        found = [self.position.caveat] if self.position.caveat else []
+        found = self.position.caveats
         if operations:
             found.append(
                 f"the train step draws random numbers with {', '.join(operations)}, whose position cannot be saved. "

@@ -97,6 +97,8 @@ class Checkpoint:
         identity = loop.identity(self._run)
         if number is not None:
             check_identity(path, facts["identity"], identity)
+        # What cannot be saved is skipped to by the first iterator, which a probe would be.
+        loop.position.problem = facts["data"]["problem"] if facts else None
         self._make_folder(loop)
         state = loop.state(identity)
         checkpoint = tf.train.Checkpoint(**state.trackables())
@@ -133,7 +135,10 @@ class Checkpoint:
     def _make_folder(self, loop: Loop) -> None:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            loop.position.probe(self.directory)
+            (self.directory / "probe-folder").touch()
+            (self.directory / "probe-folder").unlink()
+            if not loop.position.problem:
+                loop.position.probe(self.directory)
         except (OSError, tf.errors.OpError) as error:
             raise CheckpointError(
                 f"Checkpoint({str(self.directory)!r}): the folder cannot be written ({_reason(error)}). Choose another."

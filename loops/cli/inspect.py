@@ -34,9 +34,10 @@ def text(found: dict) -> str:
     if found["loss_scaler"]:
         lines.append("loss scaler  " + "  ".join(f"{name} {value:g}" for name, value in found["loss_scaler"].items()))
     lines += [f"{name:13}{_line(value)}" for name, value in found["identity"].items() if value not in (None, {})]
-    lines.append(f"data         {data['batches']} batches taken; position {'saved' if data['saved'] else 'not saved'}")
-    if data["caveat"]:
-        lines.append(f"             {data['caveat']}")
+    lines.append(
+        f"data         {data['batches']} batches taken; position {'not saved' if data['problem'] else 'saved'}"
+    )
+    lines += [f"             {caveat}" for caveat in data["caveats"]]
     lines += [
         f"{group:13}{size['count']} variables, {size['values']:,} values" for group, size in found["variables"].items()
     ]

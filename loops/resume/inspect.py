@@ -19,9 +19,9 @@ def describe(directory, subfolder: str = "") -> dict:
         `checkpoint`: its path; `step`; `others`: the steps of the other checkpoints, newest first; `damaged`: a reason
         for each newer checkpoint that cannot be read, by step; `bytes` on disk; `counters`: data, attempted, applied,
         skipped; `loss_scaler`: the strategy's state, where there is one; `identity`: what it was saved by; `data`:
-        `batches` taken, whether the position was `saved`, and the `caveat` if not; `variables`: for each group `count`
-        and `values`; `random`: for each kind of generator what is saved of it; `actions`: those with a state;
-        `versions`.
+        `batches` taken, the `problem` if the position could not be saved, and all `caveats`; `variables`: for each
+        group `count` and `values`; `random`: for each kind of generator what is saved of it; `actions`: those with a
+        state; `versions`.
 
     Raises:
         CheckpointError: If there is no checkpoint, or none that can be read.

@@ -8,6 +8,8 @@ import tempfile
 
 import tensorflow as tf
 
+from loops.resume.shuffles import forgotten_shuffle, has_unseeded_shuffle
+
 _SOURCES = {
     "PyFunc": "from_generator or numpy_function",
     "EagerPyFunc": "py_function",
@@ -20,15 +22,24 @@ _RANDOM = re.compile("Random|Normal|Multinomial|Uniform")
 class Position:
     """An iterator over a dataset, and how its position survives.
 
+    A dataset is iterated once: each further iterator over the same object shuffles differently.
+
     Attributes:
-        iterator: What the loop takes batches from.
-        problem: Why TensorFlow cannot save this position, with the operation's name; None where it can.
+        problem: Why this position cannot be saved, with the operation's name and what to use instead; None where it
+            can, as far as `probe` was asked.
     """
 
     def __init__(self, dataset: tf.data.Dataset):
         self._dataset = dataset
-        self.iterator = iter(dataset)
+        self._iterator: tf.data.Iterator | None = None
         self.problem: str | None = None
+
+    @property
+    def iterator(self) -> tf.data.Iterator:
+        """What the loop takes batches from."""
+        if self._iterator is None:
+            self._iterator = iter(self._dataset)
+        return self._iterator
 
     def probe(self, folder: pathlib.Path) -> None:
         """Finds out whether the position can be saved, by saving it.
@@ -36,48 +47,47 @@ class Position:
         Raises:
             OSError, tf.errors.OpError: If the folder cannot be written.
         """
+        between = forgotten_shuffle(self._dataset)
+        if between:
+            self.problem = (
+                f"with {between} between shuffle and repeat, TensorFlow forgets how later epochs are shuffled. Repeat "
+                "right after the shuffle, .shuffle(n, seed=0).repeat().batch(...), to lose nothing"
+            )
         with tempfile.TemporaryDirectory(prefix="probe-", dir=folder) as place:
             try:
                 tf.train.Checkpoint(iterator=self.iterator).write(str(pathlib.Path(place) / "position"))
             except tf.errors.FailedPreconditionError as error:
-                self.problem = _why(error)
+                self.problem = _stateful(error)
 
     def skip_to(self, batches: int) -> None:
         """Starts anew and passes over the batches that were taken."""
-        self.iterator = iter(self._dataset.skip(batches))
+        self._iterator = iter(self._dataset.skip(batches))
 
     @property
-    def caveat(self) -> str | None:
-        """What a resumed run loses because of the dataset, as sentences; None if it loses nothing."""
+    def caveats(self) -> list[str]:
+        """What a resumed run loses because of the dataset, sentences about one loss each."""
+        found = []
         if self.problem:
-            return (
-                f"the position in the dataset cannot be saved: {self.problem}. A resumed run starts the dataset anew and "
-                "skips the batches that were taken. That takes their time again, and gives the same data only if the "
-                "pipeline gives the same batches each time it starts; random numbers drawn in it may differ. Use "
-                "operations without state, such as tf.random.stateless_uniform, to lose nothing."
+            found.append(
+                f"the position in the dataset cannot be saved: {self.problem}. A resumed run starts the dataset "
+                "anew and skips the batches that were taken. That takes their time again, and gives the same data "
+                "only if the pipeline gives the same batches each time it starts; random numbers drawn in it may differ."
             )
-        if _has_unseeded_shuffle(self._dataset):
-            return (
-                "the dataset is shuffled without a seed: a resumed run ends this epoch in the same order, but the "
-                "following ones are shuffled differently. Use shuffle(..., seed=0), or set tf.random.set_seed before."
+        if has_unseeded_shuffle(self._dataset):
+            found.append(
+                "the dataset is shuffled without a seed: a resumed run shuffles differently, from now on if batches "
+                "are skipped, else from the next epoch on. Use shuffle(..., seed=0), or set tf.random.set_seed before."
             )
-        return None
+        return found
 
 
-def _why(error: tf.errors.FailedPreconditionError) -> str:
+def _stateful(error: tf.errors.FailedPreconditionError) -> str:
     found = re.search(r"(\w+) is stateful", error.message)
     if not found:
         return error.message
     name = found[1]
     source = _SOURCES.get(name) or ("a map with random numbers" if _RANDOM.search(name) else "a map with state")
-    return f"its operation {name} ({source}) has a state that TensorFlow does not save"
-
-
-def _has_unseeded_shuffle(dataset) -> bool:
-    # TensorFlow has no public way to walk a pipeline; what is inside of interleaved datasets is not seen.
-    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
-    if "Shuffle" in type(dataset).__name__ and getattr(dataset, "_reshuffle_each_iteration", True):
-        constants = [tf.get_static_value(seed) for seed in seeds if seed is not None]
-        if constants and all(value is not None and int(value) == 0 for value in constants):
-            return True
-    return any(_has_unseeded_shuffle(part) for part in getattr(dataset, "_inputs", lambda: [])())
+    return (
+        f"its operation {name} ({source}) has a state that TensorFlow does not save. Use operations without state, "
+        "such as tf.random.stateless_uniform, to lose nothing"
+    )

@@ -71,11 +71,10 @@ class RunState:
         Raises:
             CheckpointError: If its parts are not those of this run.
         """
-        if facts["data"]["saved"] == bool(self._position.problem):
+        if self._position.problem and not facts["data"]["problem"]:
             raise CheckpointError(
-                f"{path} holds {'a' if facts['data']['saved'] else 'no'} position in the data, and this dataset's "
-                f"{'cannot' if self._position.problem else 'can'} be saved. Use the dataset of that run, or choose "
-                "another folder."
+                f"{path} holds a position in the data, and this dataset's cannot be saved: {self._position.problem}. "
+                "Use the dataset of that run, or choose another folder."
             )
         checkpoint.restore(path).assert_consumed()
         if self._position.problem:
@@ -97,7 +96,7 @@ class RunState:
                 "applied": counters.applied,
                 "skipped": counters.skipped,
             },
-            "data": {"batches": counters.data, "saved": not self._position.problem, "caveat": self._position.caveat},
+            "data": {"batches": counters.data, "problem": self._position.problem, "caveats": self._position.caveats},
             "variables": layout(self.groups),
             "actions": {name: action.save_state() for name, action in self._actions.items()},
             "random": generators(),

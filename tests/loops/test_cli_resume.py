@@ -136,7 +136,7 @@ def test_inspect_prints_json_alone_also_of_the_folder_itself(capsys, saved):
     assert found[0]["step"] == 6
     assert found[0]["counters"] == {"data": 6, "attempted": 6, "applied": 6, "skipped": 0}
     assert found[0]["loss_scaler"]["loss_scale"] == 2.0**15
-    assert found[0]["data"] == {"batches": 6, "saved": True, "caveat": None}
+    assert found[0]["data"] == {"batches": 6, "problem": None, "caveats": []}
     assert found[0]["variables"]["model"] == {"count": 17, "values": 15578}
     assert set(found[0]["random"]) == {
         "seed_generators", "tf_generator", "keras_generator", "op_seeds", "python", "numpy"
