@@ -70,8 +70,8 @@ class Position:
         if self.problem:
             found.append(
                 f"the position in the dataset cannot be saved: {self.problem}. A resumed run starts the dataset "
-                "anew and skips the batches that were taken. That takes their time again, and gives the same data "
-                "only if the pipeline gives the same batches each time it starts; random numbers drawn in it may differ."
+                "anew and skips the batches that were taken. That takes their time again, and gives the same "
+                "data only if the pipeline gives the same batches each time it starts; random numbers in it may differ."
             )
         if has_unseeded_shuffle(self._dataset):
             found.append(
