@@ -114,7 +114,7 @@ class Checkpoint:
                 ResumeWarning,
                 stacklevel=2,
             )
-        folder.sweep(self.directory)
+        folder.sweep(self.directory, self._keep)
         self._manager = tf.train.CheckpointManager(
             checkpoint, str(self.directory), max_to_keep=self._keep, checkpoint_name=folder.NAME
         )

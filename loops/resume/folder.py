@@ -68,8 +68,13 @@ def newest_whole(folder: pathlib.Path) -> tuple[int | None, dict[str, Any], dict
     return None, {}, damaged
 
 
-def sweep(folder: pathlib.Path) -> None:
-    """Removes what killed saves left behind, and makes TensorFlow's list agree with the files."""
+def sweep(folder: pathlib.Path, keep: int) -> None:
+    """Removes what killed saves left behind, and makes TensorFlow's list agree with the files.
+
+    A save that was killed before it removed the oldest checkpoint leaves one more than are to be kept.
+    """
+    for number in numbers(folder)[keep:]:
+        pathlib.Path(prefix(folder, number) + ".index").unlink()  # Its data is a leftover then.
     sweep_leftovers(folder)
     listed = [folder / f"{NAME}-{number}" for number in reversed(numbers(folder))]
     if not listed:

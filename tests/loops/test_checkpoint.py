@@ -158,6 +158,13 @@ def test_leftovers_of_a_killed_save_are_swept_and_other_files_are_not(tmp_path, 
     assert folder.numbers(place) == [12, 10, 9]
 
 
+def test_a_checkpoint_too_many_is_removed_also_where_nothing_is_left_to_do(tmp_path):
+    Counting(tmp_path, keep=4).go(8)
+    Counting(tmp_path, keep=3, resume=True).go(8)
+    assert folder.numbers(tmp_path) == [8, 6, 4]
+    assert not (tmp_path / "ckpt-2.data-00000-of-00001").exists()
+
+
 def test_a_full_disk_is_one_error_and_leaves_the_checkpoints_before_it(tmp_path, whole):
     place = tmp_path / "a"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
