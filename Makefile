@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: study test lint clean promise conformance mutants mutants-by-hand
+.PHONY: study test lint clean promise crash conformance mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -30,13 +30,12 @@ PEERS := .venv-conformance/bin/pip install --quiet --disable-pip-version-check
 OLD := --no-deps --only-binary :all: --implementation cp --platform manylinux1_x86_64 --platform manylinux2014_x86_64 \
 	--platform manylinux_2_17_x86_64
 
-# PyTorch's own index has smaller wheels, without CUDA; where it cannot be reached, the package index's are taken. A
-# peer that cannot be installed is skipped by the tests, by name.
+# A peer that cannot be installed is skipped by the tests, by name.
 .venv-conformance/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-conformance
 	$(PEERS) --constraint constraints.txt --editable ".[dev]"
 	$(PEERS) "setuptools<81" wheel
-	-$(PEERS) --timeout 20 --retries 1 --index-url https://download.pytorch.org/whl/cpu torch || $(PEERS) torch
+	-$(PEERS) torch
 	-$(PEERS) --constraint constraints.txt tf_keras==2.21.0
 	-$(PEERS) --constraint constraints.txt jmp==0.0.4 flax==0.12.8 optax==0.2.8
 	-$(PEERS) paddlepaddle==3.3.1
@@ -48,6 +47,10 @@ OLD := --no-deps --only-binary :all: --implementation cp --platform manylinux1_x
 	-$(PEERS) $(OLD) --python-version 3.8 --target .venv-conformance/aside fairseq==0.12.2
 	-$(PEERS) $(OLD) --python-version 3.10 --target .venv-conformance/aside nnabla==1.36.0
 	touch .venv-conformance/ready
+
+# Runs killed fifty times at random moments, and told to stop in every way there is.
+crash: .venv/ready
+	$(BIN)/pytest -m "slow or not slow" tests/loops/test_crash.py tests/loops/test_signals.py tests/loops/test_cli_resume.py
 
 # What the tests notice: every breakage in tests/mutants, then cosmic-ray's in the pure parts.
 mutants: mutants-by-hand .venv-mutants/ready

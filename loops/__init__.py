@@ -6,24 +6,30 @@ The inner loop takes steps on the device; the outer loop visits the host and let
              -> one visit: outputs [steps] are read, counted, and given to every action
 """
 
+from loops.actions import Checkpoint as Checkpoint
 from loops.actions import JsonLines as JsonLines
 from loops.actions import Progress as Progress
 from loops.counters import Counters as Counters
 from loops.errors import BadOutputs as BadOutputs
+from loops.errors import CheckpointError as CheckpointError
 from loops.errors import LoopError as LoopError
 from loops.errors import OutOfData as OutOfData
+from loops.errors import ResumeWarning as ResumeWarning
 from loops.loop import Loop as Loop
 from loops.loop import Visit as Visit
 from loops.step import TrainStep as TrainStep
 
 __all__ = [
     "BadOutputs",
+    "Checkpoint",
+    "CheckpointError",
     "Counters",
     "JsonLines",
     "Loop",
     "LoopError",
     "OutOfData",
     "Progress",
+    "ResumeWarning",
     "TrainStep",
     "Visit",
 ]

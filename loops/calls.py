@@ -57,6 +57,15 @@ class StepCalls:
         self._worked = True
         return result
 
+    def trace(self):
+        """The step's concrete function for the dataset's batches; tracing it makes the step's variables."""
+        try:
+            return self._step.get_concrete_function(self._spec)
+        except Exception:
+            if not self._worked:
+                self._compile()
+            raise
+
     def _compile(self) -> None:
         self._step = tf.function(self._train_step, jit_compile=self._jit_compile or None)
         self._one = tf.function(self._counted)

@@ -2,8 +2,9 @@
 
 scaler.ScalerError
 └── LoopError
-    ├── OutOfData       the dataset ended before the run did
-    └── BadOutputs      a train step returned something a loop cannot report
+    ├── OutOfData           the dataset ended before the run did
+    ├── BadOutputs          a train step returned something a loop cannot report
+    └── CheckpointError     a checkpoint cannot be written or read, or belongs to another run
 """
 
 import scaler
@@ -19,3 +20,11 @@ class OutOfData(LoopError):
 
 class BadOutputs(LoopError):
     """A train step returned something other than a dict of scalar tensors."""
+
+
+class CheckpointError(LoopError):
+    """A checkpoint cannot be written or read, or belongs to another run. Older checkpoints are as they were."""
+
+
+class ResumeWarning(UserWarning):
+    """A resumed run will not be, or is not, what it could be: something cannot be saved, or a checkpoint is damaged."""

@@ -14,8 +14,13 @@ import scaler
 from loops.calls import StepCalls, TrainStepFunction
 from loops.counters import Counters, CounterVariables
 from loops.errors import OutOfData
-from loops.interrupts import deferred_interrupt
+from loops.interrupts import deferred_signals
 from loops.replicate import check_batches, replicate
+from loops.resume.identity import identity
+from loops.resume.position import Position
+from loops.resume.randomness import unsaved_random_operations
+from loops.resume.state import RunState
+from loops.resume.variables import variable_groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +56,20 @@ class Loop:
 
     Each call of the inner loop takes `steps_per_call` steps without talking to the host; then the host reads what
     they returned, once, and every action is called with it. An action is any callable that takes a `Visit`. One that
-    is also a context manager is entered when `run` begins and left when it ends, however it ends.
+    is also a context manager is entered when `run` begins and left when it ends, however it ends. If one raises, the
+    others still act, then `run` raises its error. Methods that an action may have: `begin(loop)`, before the first step
+    and before any action is entered; `end()`, after the last step, unless a step broke off; `save_state()` and
+    `load_state(value)`, see `Checkpoint`.
 
     A train step with a `loss_scaler`, as a `TrainStep` has, is watched: after the actions of each visit the loop calls
     `loss_scaler.check()`, which raises `scaler.StuckError` after too many skips.
 
-    Ctrl-C waits for the end of the call: the actions see its steps, then `run` raises KeyboardInterrupt. After that, or
-    after an error in the middle of a call, everything is as after the last finished step, and `run` can go on; only
-    BatchNorm's statistics and seed generators may have seen the batch whose forward pass raised. The finished steps of
-    a call that broke off are counted, but not reported.
+    SIGINT (Ctrl-C) and SIGTERM wait for the end of the call, also while the step is traced, an action acts or a
+    checkpoint is written: the actions see its steps, a `Checkpoint` saves, then `run` raises KeyboardInterrupt for
+    SIGINT, and SystemExit with status 143 for SIGTERM. After that, or after an error in the middle of a call,
+    everything is as after the last finished step, and `run` can go on; only BatchNorm's statistics and seed generators
+    may have seen the batch whose forward pass raised. The finished steps of a call that broke off are counted, but not
+    reported.
 
     Args:
         train_step: Any callable from a batch to a dict of scalar tensors, such as a `TrainStep`. `attempted` and
@@ -88,13 +98,16 @@ class Loop:
         self.actions = list(actions)
         _check(train_step, dataset, steps_per_call, self.actions)
         loss_scaler = getattr(train_step, "loss_scaler", None)
+        self._train_step = train_step
         if strategy is not None:
             _check_strategy(strategy, jit_compile)
             check_batches(dataset.element_spec, strategy)
             train_step = replicate(train_step, strategy)
         self._loss_scaler = loss_scaler
         self._steps_per_call = steps_per_call
-        self._iterator = iter(dataset)
+        self._strategy = strategy
+        self._element_spec = dataset.element_spec
+        self.position = Position(dataset)
         self._counters = CounterVariables()
         self._call = StepCalls(
             train_step,
@@ -109,8 +122,47 @@ class Loop:
         """What was done since the loop was made."""
         return self._counters.read()
 
+    @property
+    def is_multi_worker(self) -> bool:
+        """Whether other processes hold some of the replicas."""
+        if self._strategy is None:
+            return False
+        return self._strategy.num_replicas_in_sync > len(self._strategy.extended.worker_devices)
+
+    def identity(self, run: Mapping[str, object]) -> dict:
+        """What tells this run from others: its parts, and what the user says in `run`."""
+        return identity(self._train_step, strategy=self._strategy, element_spec=self._element_spec, run=run)
+
+    def state(self, identity: Mapping[str, object]) -> RunState:
+        """Everything a resumed run needs; the train step is traced for it, which makes all of its variables.
+
+        Args:
+            identity: To be saved with it.
+        """
+        return RunState(
+            groups=variable_groups(self._train_step, self._call.trace()),
+            counters=self._counters,
+            position=self.position,
+            actions=self.actions,
+            identity=identity,
+            loss_scaler=self._loss_scaler,
+        )
+
+    def caveats(self) -> list[str]:
+        """What a resumed run of this loop loses, a sentence for each."""
+        operations = unsaved_random_operations(self._call.trace())
+        found = self.position.caveats
+        if operations:
+            found.append(
+                f"the train step draws random numbers with {', '.join(operations)}, whose position cannot be saved. "
+                "Use a tf.random.Generator or a keras.random.SeedGenerator to lose nothing."
+            )
+        return found
+
     def run(self, steps: int) -> Counters:
         """Runs until `steps` batches have been taken since the loop was made; a second call goes on from the first.
+
+        Steps taken before a checkpoint was restored count: the same call in a new process ends where this one would.
 
         Returns:
             The loop's counters.
@@ -118,33 +170,63 @@ class Loop:
         Raises:
             OutOfData: If the dataset ends before. The counters and what the actions wrote stay.
             scaler.InvalidArgument: If `steps` is no integer, or lies behind.
+            KeyboardInterrupt: After SIGINT.
+            SystemExit: After SIGTERM, with status 143.
         """
         _check_count("run(steps)", steps)
+        self._check_ahead(steps)
+        start = time.perf_counter()
+        with contextlib.ExitStack() as stack:
+            raise_if_signalled = stack.enter_context(deferred_signals())
+            for action in self.actions:
+                if hasattr(action, "begin"):
+                    action.begin(self)
+            self._check_ahead(steps)
+            for action in self.actions:
+                if isinstance(action, contextlib.AbstractContextManager):
+                    stack.enter_context(action)
+            whole = True
+            try:
+                raise_if_signalled()
+                while (done := self.counters.data) < steps:
+                    limit = min(self._steps_per_call, steps - done)
+                    whole = False
+                    taken, outputs = self._call(self.position.iterator, limit)
+                    error = (
+                        self._act(Visit(self.counters, outputs, time.perf_counter() - start, steps)) if taken else None
+                    )
+                    whole = True
+                    if error:
+                        raise error
+                    if taken and self._loss_scaler is not None:
+                        self._loss_scaler.check()
+                    raise_if_signalled()
+                    if taken < limit:
+                        raise OutOfData(_why_out_of_data(done + taken, steps))
+            finally:
+                if whole:
+                    for action in self.actions:
+                        if hasattr(action, "end"):
+                            action.end()
+            raise_if_signalled()
+        return self.counters
+
+    def _act(self, visit: Visit) -> Exception | None:
+        """Lets every action act, those that are `last` after the others, and returns the first error."""
+        first = None
+        for action in sorted(self.actions, key=lambda action: bool(getattr(action, "last", False))):
+            try:
+                action(visit)
+            except Exception as error:
+                first = first or error
+        return first
+
+    def _check_ahead(self, steps: int) -> None:
         done = self.counters.data
         if steps < done:
             raise scaler.InvalidArgument(
                 f"run({steps}): this loop has taken {done} steps already, and counts all of them."
             )
-        start = time.perf_counter()
-        with contextlib.ExitStack() as stack:
-            raise_if_interrupted = stack.enter_context(deferred_interrupt())
-            for action in self.actions:
-                if isinstance(action, contextlib.AbstractContextManager):
-                    stack.enter_context(action)
-            while done < steps:
-                limit = min(self._steps_per_call, steps - done)
-                taken, outputs = self._call(self._iterator, limit)
-                done += taken
-                if taken:
-                    visit = Visit(self.counters, outputs, time.perf_counter() - start, steps)
-                    for action in self.actions:
-                        action(visit)
-                    if self._loss_scaler is not None:
-                        self._loss_scaler.check()
-                raise_if_interrupted()
-                if taken < limit:
-                    raise OutOfData(_why_out_of_data(done, steps))
-        return self.counters
 
 
 def _why_out_of_data(done: int, steps: int) -> str:

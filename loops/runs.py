@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.actions import JsonLines
+from loops.actions import Checkpoint, JsonLines
 from loops.digest import weights_digest
 from loops.loop import Action, Loop
 from loops.step import TrainStep
@@ -21,6 +21,8 @@ from loops.strategies import parse_strategy
 from loops.tasks import ImageTask
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
+CHECKPOINTS = "checkpoints"
+"""The folder of checkpoints in that of a run."""
 _STEPS_PER_CALL = 50
 
 
@@ -56,7 +58,13 @@ class RunOptions:
 
 
 def train(
-    task: ImageTask, options: RunOptions, out, actions: Callable[[keras.Model], Iterable[Action]] = lambda model: ()
+    task: ImageTask,
+    options: RunOptions,
+    out,
+    actions: Callable[[keras.Model], Iterable[Action]] = lambda model: (),
+    *,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
 ) -> dict:
     """Trains, and writes `out/steps.jsonl` while it runs and `out/summary.json` at its end.
 
@@ -67,17 +75,19 @@ def train(
         options: What to train.
         out: A folder; it is made if missing.
         actions: Given the model, more actions for the loop.
+        checkpoint_every: Steps between checkpoints in `out/checkpoints`; None for no checkpoints.
+        resume: Whether to go on from the newest checkpoint there, if there is one. Only `options.steps` may differ.
 
     Returns:
         What `summary.json` holds.
 
     Raises:
         OSError: If `out` cannot be written; nothing was trained then.
+        CheckpointError: If the checkpoints cannot be used; nothing was trained then.
     """
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     summary_path = out / "summary.json"
-    summary_path.unlink(missing_ok=True)
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(options.seed)
     model = task.model(options.policy)
@@ -88,12 +98,17 @@ def train(
         loss_scaler=scaler.LossScaler(parse_strategy(options.strategy)),
         allow_16bit_updates=not options.masters,
     )
-    losses = _LastLosses(options.steps)
+    losses = _LastLosses(options.steps, summary_path)
+    saves = []
+    if checkpoint_every:
+        identity = {"task": task.name, **dataclasses.asdict(options)}
+        del identity["steps"]
+        saves = [Checkpoint(out / CHECKPOINTS, every=checkpoint_every, resume=resume, run=identity)]
     loop = Loop(
         step,
         task.dataset(options.batch_size, options.seed),
-        steps_per_call=_STEPS_PER_CALL,
-        actions=[JsonLines(out / "steps.jsonl"), losses, *actions(model)],
+        steps_per_call=min(_STEPS_PER_CALL, checkpoint_every or _STEPS_PER_CALL),
+        actions=[JsonLines(out / "steps.jsonl"), losses, *actions(model), *saves],
     )
     counters = loop.run(options.steps)
     summary = {
@@ -148,15 +163,28 @@ def _without_nan(value):
 
 
 class _LastLosses:
-    """The losses of the last tenth of a run."""
+    """The losses of the last tenth of a run; it also removes an older run's summary when this one begins."""
 
-    def __init__(self, steps: int):
+    def __init__(self, steps: int, summary_path: pathlib.Path):
         self._from = steps - max(1, steps // 10)
-        self._losses: list[float] = []
+        self._summary_path = summary_path
+        self._losses: list[tuple[int, float]] = []
+
+    def __enter__(self) -> _LastLosses:
+        self._summary_path.unlink(missing_ok=True)
+        return self
+
+    def __exit__(self, *exception) -> None: ...
 
     def __call__(self, visit) -> None:
-        keep = max(0, visit.counters.data - self._from)
-        self._losses.extend(visit.outputs["loss"][-keep:].tolist() if keep else [])
+        numbered = enumerate(visit.outputs["loss"].tolist(), visit.first)
+        self._losses.extend(pair for pair in numbered if pair[0] > self._from)
+
+    def save_state(self) -> list:
+        return self._losses
+
+    def load_state(self, value: list) -> None:
+        self._losses = [(step, loss) for step, loss in value if step > self._from]
 
     def mean(self) -> float:
-        return float(np.mean(self._losses))
+        return float(np.mean([loss for _, loss in self._losses]))

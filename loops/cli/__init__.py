@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 import scaler
-from loops.cli import doctor, study, train
+from loops.cli import doctor, inspect, study, train
+from loops.interrupts import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 _EXIT_ERROR = 1
 _EXIT_USAGE = 2
-_EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand.
 
     Returns:
-        0 if it did what was asked, 1 if it could not, 2 if what was asked makes no sense, 130 if it was interrupted.
+        0 if it did what was asked, 1 if it could not, 2 if what was asked makes no sense, 130 after SIGINT (Ctrl-C),
+        143 after SIGTERM. A run that saves checkpoints has saved its last step then, and --resume goes on from it.
     """
     parser = argparse.ArgumentParser(
         prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (study, train, doctor):
+    for module in (study, train, inspect, doctor):
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
-        options.run(options)
+        with _termination_is_an_exit():
+            options.run(options)
     except scaler.InvalidArgument as error:
         return _fail(str(error), _EXIT_USAGE)
     except scaler.ScalerError as error:
@@ -37,8 +42,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place, reason = error.filename or "the output folder", error.strerror or error
         return _fail(f"{place}: {reason}. Choose a folder that can be written with --out.", _EXIT_ERROR)
     except KeyboardInterrupt:
-        return _fail("interrupted; what was written until here is kept.", _EXIT_INTERRUPTED)
+        return _fail("interrupted; what was written until here is kept.", EXIT_INTERRUPTED)
+    except SystemExit as error:
+        if error.code != EXIT_TERMINATED:
+            raise
+        return _fail("terminated; what was written until here is kept.", EXIT_TERMINATED)
     return 0
+
+
+@contextlib.contextmanager
+def _termination_is_an_exit() -> Iterator[None]:
+    """Has SIGTERM end the command as Ctrl-C does, with files closed and its own status."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame) -> None:
+        raise SystemExit(EXIT_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(message: str, status: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+import scaler
 from loops import tasks
 from loops.actions import Progress
 from loops.cli import arguments
@@ -26,14 +27,36 @@ def add_parser(commands) -> None:
     parser.add_argument("--steps", type=arguments.count, default=400, help="batches to take (default: %(default)s)")
     parser.add_argument("--seed", type=arguments.seed, default=0, help="(default: %(default)s)")
     parser.add_argument("--out", default="run", metavar="DIR", help="(default: %(default)s)")
+    parser.add_argument(
+        "--checkpoint-every",
+        type=arguments.count,
+        metavar="N",
+        help="save DIR/checkpoints every N steps (default: never)",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint; start from the beginning if there is none",
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.resume and not options.checkpoint_every:
+        raise scaler.InvalidArgument(
+            "--resume goes on from checkpoints and saves more: give --checkpoint-every N, too."
+        )
     run = RunOptions(options.policy, options.strategy, options.steps, options.seed)
     task = tasks.load(options.task)
-    summary = train(task, run, options.out, lambda model: [Progress(options.task)])
+    summary = train(
+        task,
+        run,
+        options.out,
+        lambda model: [Progress(options.task)],
+        checkpoint_every=options.checkpoint_every,
+        resume=options.resume,
+    )
     if options.json:
         print(to_json(summary))
     else:

@@ -1,6 +1,7 @@
 """The digits, loaded once, and runs on them that several tests look at."""
 
 import pytest
+from crash_cases import end, run_to_end, start
 
 from loops import tasks
 from loops.runs import RunOptions, train
@@ -9,6 +10,16 @@ from loops.runs import RunOptions, train
 @pytest.fixture(scope="session")
 def digits():
     return tasks.load("digits")
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """What the uninterrupted run of `crash_cases` comes to."""
+    place = tmp_path_factory.mktemp("whole")
+    process = start(run_to_end, place)
+    process.join(300)
+    assert process.exitcode == 0
+    return end(place)
 
 
 @pytest.fixture(scope="session")

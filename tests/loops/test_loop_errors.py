@@ -102,7 +102,8 @@ def test_an_action_that_raises_ends_the_run_and_the_next_one_goes_on(tmp_path, s
     assert loop.counters == loops.Counters(4, 4, 4)
     assert lines(path) == [1, 2, 3, 4]
     assert log[-2:] == [f"b exit {error.__name__}", f"a exit {error.__name__}"]
-    assert "b 4" not in log
+    # After an error the others still see the visit, so that what they write and a checkpoint agree; not after Ctrl-C.
+    assert ("b 4" in log) == (error is RuntimeError)
     loop.run(8)
     assert lines(path) == list(range(1, 9))
     assert total.numpy() == 36

@@ -1,0 +1,168 @@
+"""Saves the run, and goes on with a saved one."""
+
+from __future__ import annotations
+
+import pathlib
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.errors import CheckpointError, ResumeWarning
+from loops.resume import folder
+from loops.resume.identity import check_identity, check_layout
+from loops.resume.variables import layout
+
+if TYPE_CHECKING:
+    from loops.loop import Loop, Visit
+
+
+class Checkpoint:
+    """Saves everything that a run needs to go on bit for bit, and goes on from what was saved.
+
+        loop = loops.Loop(step, dataset, actions=[loops.Checkpoint("run/ckpt", every=500, resume=True)])
+        loop.run(10_000)  # The same command again, after whatever stopped it, goes on to step 10,000.
+
+    Saved are: the model with its non-trainable state and seed generators, the optimizer, masters, loss scaler and
+    accumulation window, each on every replica; whatever else the step's graph reads or writes; the counters; the
+    position in the dataset; the generators of TensorFlow, Keras, NumPy and Python; and the state of other actions that
+    have `save_state` and `load_state`. Not saved is the position of operations such as `tf.random.uniform` inside of
+    the step: use a `tf.random.Generator` or a `keras.random.SeedGenerator`. A `ResumeWarning` says so where it matters,
+    as it does for a dataset whose position cannot be saved: batches are then skipped instead.
+
+    It saves at the first visit at or after each multiple of `every` steps, after all other actions have acted, and when
+    the run ends: at its goal, at the end of the data, on SIGINT or SIGTERM, or because an action raised. A step that
+    raises saves nothing. When it resumes, it takes the newest checkpoint whose checksums are all right, sets damaged
+    ones aside with a `ResumeWarning`, and removes what a killed save left behind.
+
+    A position in a dataset includes what its shuffle buffers and caches hold, so a checkpoint is as large as those are.
+
+    Args:
+        directory: A folder of its own, for checkpoints named `ckpt-STEP`. It is made if missing.
+        every: Steps between saves, in batches as `Loop.run` counts.
+        keep: Checkpoints to keep, the newest ones, at least 2: should the newest be damaged, there is another.
+        resume: Whether to go on from the newest checkpoint in the folder, and start from the beginning if there is
+            none. Without it a folder that has checkpoints is refused.
+        run: Names and values, as JSON has them, by which a run differs from others, such as its seed. The optimizer,
+            the scaling strategy, the shapes of batches and variables and the number of replicas need no mention.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    last = True
+
+    def __init__(
+        self, directory, *, every: int, keep: int = 3, resume: bool = False, run: Mapping[str, object] | None = None
+    ):
+        _check("every", every, 1)
+        _check("keep", keep, 2)
+        self.directory = pathlib.Path(directory)
+        self._every, self._keep, self._resume, self._run = int(every), int(keep), bool(resume), dict(run or {})
+        self._loop: Loop | None = None
+        self._manager: tf.train.CheckpointManager | None = None
+        self._saved_at: int | None = None
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: goes on from a checkpoint, or makes sure that there is none.
+
+        Raises:
+            CheckpointError: If the folder cannot be written, has checkpoints though it was not asked to resume, has
+                only damaged ones, or belongs to another run. Nothing was changed then.
+        """
+        if self._loop is loop:
+            return
+        if loop.is_multi_worker:
+            raise CheckpointError(
+                "Checkpoint on several workers: each process has replicas of its own, and they would write over each "
+                "other's. Use a strategy with all replicas in one process, such as tf.distribute.MirroredStrategy."
+            )
+        found = folder.numbers(self.directory)
+        if found and not self._resume:
+            raise CheckpointError(
+                f"Checkpoint({str(self.directory)!r}): the folder holds checkpoints of a run at step {found[0]}. Go on "
+                "from them with resume=True (on the command line --resume), or choose another folder."
+            )
+        number, facts, damaged = folder.newest_whole(self.directory)
+        if number is None and damaged:
+            reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
+            raise CheckpointError(
+                f"{self.directory}: none of its checkpoints can be read ({reasons}). Put a whole one there, or remove "
+                "them to start from the beginning."
+            )
+        path = folder.prefix(self.directory, number or 0)
+        identity = loop.identity(self._run)
+        if number is not None:
+            check_identity(path, facts["identity"], identity)
+        # What cannot be saved is skipped to by the first iterator, which a probe would be.
+        loop.position.problem = facts["data"]["problem"] if facts else None
+        self._make_folder(loop)
+        state = loop.state(identity)
+        checkpoint = tf.train.Checkpoint(**state.trackables())
+        if number is not None:
+            check_layout(path, facts["variables"], layout(state.groups))
+            state.restore(checkpoint, path, facts)
+        for caveat in loop.caveats():
+            warnings.warn(f"Checkpoint: {caveat}", ResumeWarning, stacklevel=2)
+        for step, why in damaged.items():
+            folder.set_aside(self.directory, step)
+            warnings.warn(
+                f"{self.directory}: the checkpoint of step {step} is damaged ({why}); going on from step {number}.",
+                ResumeWarning,
+                stacklevel=2,
+            )
+        folder.sweep(self.directory, self._keep)
+        self._manager = tf.train.CheckpointManager(
+            checkpoint, str(self.directory), max_to_keep=self._keep, checkpoint_name=folder.NAME
+        )
+        self._loop, self._saved_at = loop, number or 0
+
+    def __call__(self, visit: Visit) -> None:
+        """Saves, if the steps of this visit reached a multiple of `every`."""
+        if self._saved_at is None:
+            raise RuntimeError("Checkpoint is called by Loop.run, after its begin.")
+        if visit.counters.data // self._every > self._saved_at // self._every:
+            self._save(visit.counters.data)
+
+    def end(self) -> None:
+        """After the last step: saves, unless that step is saved already."""
+        if self._loop is not None and self._loop.counters.data != self._saved_at:
+            self._save(self._loop.counters.data)
+
+    def _make_folder(self, loop: Loop) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            (self.directory / "probe-folder").touch()
+            (self.directory / "probe-folder").unlink()
+            if not loop.position.problem:
+                loop.position.probe(self.directory)
+        except (OSError, tf.errors.OpError) as error:
+            raise CheckpointError(
+                f"Checkpoint({str(self.directory)!r}): the folder cannot be written ({_reason(error)}). Choose another."
+            ) from error
+
+    def _save(self, number: int) -> None:
+        assert self._manager is not None
+        try:
+            self._manager.save(checkpoint_number=number)
+        except (OSError, tf.errors.OpError) as error:
+            folder.sweep_leftovers(self.directory)
+            raise CheckpointError(
+                f"{self.directory}: step {number} could not be saved ({_reason(error)}). The checkpoints before it are "
+                "as they were: make room, then run again with resume=True (on the command line --resume)."
+            ) from error
+        self._saved_at = number
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, tf.errors.OpError):
+        return " ".join(error.message.split())
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _check(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise scaler.InvalidArgument(f"Checkpoint({name}={value!r}): expected an integer of at least {least}.")

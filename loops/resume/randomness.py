@@ -1,0 +1,124 @@
+"""Random number generators that belong to the process, not to a model.
+
+What cannot be saved: operations such as `tf.random.uniform` inside a compiled step keep their position in their kernel.
+"""
+
+from __future__ import annotations
+
+import random
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from loops.resume.variables import components
+
+_KERNELS = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoisson",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
+}
+
+
+def generators() -> dict:
+    """The states of all of them, as JSON.
+
+    `python` and `numpy` are the modules' global generators, `tf_generator` is `tf.random.get_global_generator()`, None
+    where deterministic operations are on and no `tf.random.set_global_generator` made one, `keras_generator` the seed
+    generator that `keras.random` uses without a seed, None if it was not used yet, and `op_seeds` where TensorFlow
+    draws the seeds of eager random operations from, None without a global seed.
+    """
+    kind, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    global_generator = _global_generator()
+    made_by_keras = _keras_generator()
+    return {
+        "tf_generator": _values(global_generator.state) if global_generator else None,
+        "keras_generator": _values(made_by_keras.state) if made_by_keras else None,
+        "op_seeds": _op_seeds(),
+        "python": _python_state(random.getstate()),
+        "numpy": [kind, np.asarray(words).tolist(), position, has_gauss, gauss],
+    }
+
+
+def set_generators(saved: dict) -> None:
+    """Puts them all back to what `generators` returned."""
+    if saved["tf_generator"] is not None:
+        _assign((_global_generator() or _new_global_generator()).state, saved["tf_generator"])
+    if saved["keras_generator"] is not None:
+        made_by_keras = _keras_generator() or keras.src.random.seed_generator.global_seed_generator()
+        _assign(made_by_keras.state, saved["keras_generator"])
+    if saved["op_seeds"] is not None:
+        _set_op_seeds(saved["op_seeds"])
+    # Last, since making Keras's generator draws from Python's.
+    random.setstate(_tuple_state(saved["python"]))
+    kind, words, *rest = saved["numpy"]
+    np.random.set_state((kind, np.array(words, np.uint32), *rest))
+
+
+def unsaved_random_operations(concrete) -> list[str]:
+    """The kinds of random operations in a step whose position cannot be saved.
+
+    Args:
+        concrete: The step's concrete function.
+    """
+    graph = concrete.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return sorted({node.op for node in nodes} & _KERNELS)
+
+
+def _keras_generator():
+    # Keras has no public name for it; asking by the private one would make it, and draw a random number.
+    common = keras.src.backend.common.global_state
+    return common.get_global_attribute(keras.src.random.seed_generator.GLOBAL_SEED_GENERATOR)
+
+
+def _global_generator() -> tf.random.Generator | None:
+    try:
+        return tf.random.get_global_generator()
+    except RuntimeError:  # It would start anywhere, which deterministic operations forbid.
+        return None
+
+
+def _new_global_generator() -> tf.random.Generator:
+    tf.random.set_global_generator(tf.random.Generator.from_seed(0))
+    return tf.random.get_global_generator()
+
+
+def _op_seeds() -> dict | None:
+    state = context.context()  # No public name either.
+    generator = getattr(state, "_rng", None)
+    if state._seed is None or generator is None:
+        return None
+    return {"seed": int(state._seed), "state": _python_state(generator.getstate())}
+
+
+def _set_op_seeds(saved: dict) -> None:
+    tf.random.set_seed(saved["seed"])
+    context.context()._rng.setstate(_tuple_state(saved["state"]))
+
+
+def _values(variable) -> list:
+    return [component.numpy().tolist() for component in components(variable)]
+
+
+def _assign(variable, values: list) -> None:
+    for component, value in zip(components(variable), values, strict=True):
+        component.assign(value)
+
+
+def _python_state(state) -> list:
+    version, words, gauss_next = state
+    return [version, list(words), gauss_next]
+
+
+def _tuple_state(state: list) -> tuple:
+    version, words, gauss_next = state
+    return version, tuple(words), gauss_next

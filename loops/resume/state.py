@@ -1,0 +1,131 @@
+"""A run's whole state at a moment between two steps: what a checkpoint holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from loops.counters import CounterVariables
+from loops.errors import CheckpointError
+from loops.resume.position import Position
+from loops.resume.randomness import generators, set_generators
+from loops.resume.variables import Groups, layout
+
+_FORMAT = 1
+
+
+class RunState:
+    """Variables on every replica, counters, the position in the data, random generators and the actions' own state.
+
+    An action takes part by two methods: `save_state()` returns a value that JSON can hold, and `load_state(value)`
+    takes it, before the first step of a resumed run. Actions are told apart by their class and by their order within
+    it.
+
+    Args:
+        groups: As from `variable_groups`.
+        counters: The loop's.
+        position: The loop's place in its dataset.
+        actions: The loop's.
+        identity: What tells this run from others.
+        loss_scaler: The train step's, to be described, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        groups: Groups,
+        counters: CounterVariables,
+        position: Position,
+        actions: Iterable,
+        identity: Mapping,
+        loss_scaler: Any = None,
+    ):
+        self.groups = groups
+        self.identity = dict(identity)
+        self._counters, self._position, self._loss_scaler = counters, position, loss_scaler
+        self._actions = _named(actions)
+        self._facts = _Facts(self._describe)
+
+    def trackables(self) -> dict:
+        """What to give to `tf.train.Checkpoint`."""
+        saved: dict[str, Any] = {group: list(variables) for group, variables in self.groups.items()}
+        saved["counters"] = [self._counters.data, self._counters.attempted, self._counters.applied]
+        saved["facts"] = self._facts
+        if not self._position.problem:
+            saved["position"] = self._position.iterator
+        return saved
+
+    def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping) -> None:
+        """Puts everything back.
+
+        Args:
+            checkpoint: Made of `trackables`.
+            path: Of a checkpoint that was found whole and of this run.
+            facts: Those saved in it.
+
+        Raises:
+            CheckpointError: If its parts are not those of this run.
+        """
+        if self._position.problem and not facts["data"]["problem"]:
+            raise CheckpointError(
+                f"{path} holds a position in the data, and this dataset's cannot be saved: {self._position.problem}. "
+                "Use the dataset of that run, or choose another folder."
+            )
+        checkpoint.restore(path).assert_consumed()
+        if self._position.problem:
+            self._position.skip_to(facts["data"]["batches"])
+        for name, action in self._actions.items():
+            if name in facts["actions"]:
+                action.load_state(facts["actions"][name])
+        set_generators(facts["random"])
+
+    def _describe(self) -> dict:
+        counters = self._counters.read()
+        facts: dict[str, Any] = {
+            "format": _FORMAT,
+            "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__},
+            "identity": self.identity,
+            "counters": {
+                "data": counters.data,
+                "attempted": counters.attempted,
+                "applied": counters.applied,
+                "skipped": counters.skipped,
+            },
+            "data": {"batches": counters.data, "problem": self._position.problem, "caveats": self._position.caveats},
+            "variables": layout(self.groups),
+            "actions": {name: action.save_state() for name, action in self._actions.items()},
+            "random": generators(),
+        }
+        if self._loss_scaler is not None:
+            state = self._loss_scaler.state._asdict()
+            facts["loss_scaler"] = {name: value.numpy().item() for name, value in state.items()}
+        return facts
+
+
+class _Facts(tf.train.experimental.PythonState):
+    """JSON inside of a checkpoint, which can be read without the model."""
+
+    def __init__(self, describe):
+        self._describe = describe
+
+    def serialize(self) -> str:
+        return json.dumps(self._describe())
+
+    def deserialize(self, string_value) -> None:
+        """Nothing: `restore` is given them, read before anything was assigned."""
+
+
+def _named(actions: Iterable) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    for action in actions:
+        if hasattr(action, "save_state") and hasattr(action, "load_state"):
+            kind = type(action).__qualname__
+            counts[kind] = counts.get(kind, 0) + 1
+            named[kind if counts[kind] == 1 else f"{kind} {counts[kind]}"] = action
+    return named

@@ -1,0 +1,66 @@
+"""The variables of a run, found and listed so that another process can match them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+Groups = dict[str, list[tf.Variable]]
+
+_PARTS: dict[str, Callable[[Any], Iterable]] = {
+    "model": lambda part: part.variables,
+    "optimizer": lambda part: getattr(part, "variables", ()),
+    "masters": lambda part: part.weights,
+    "loss_scaler": lambda part: part.variables,
+    "window": lambda part: part.variables,
+}
+_REST = "step"
+
+
+def variable_groups(train_step: object, concrete) -> Groups:
+    """Every variable that a train step reads or writes, on every replica, in an order given by the program alone.
+
+    Variables of the step's `model`, `optimizer`, `masters`, `loss_scaler` and `window` come under these names, where
+    it has such attributes; all others that its graph captured come under "step". Of a variable that has a component
+    on each replica, every component is listed: `tf.train.Checkpoint` would save the first alone, though BatchNorm's
+    statistics and the sums of a window differ between replicas.
+
+    Args:
+        train_step: Any callable.
+        concrete: Its concrete function.
+    """
+    groups: Groups = {}
+    seen: set[int] = set()
+
+    def add(name: str, found: Iterable) -> None:
+        own = groups.setdefault(name, [])
+        for component in (part for variable in found for part in components(variable)):
+            if id(component) not in seen:
+                seen.add(id(component))
+                own.append(component)
+
+    for name, variables_of in _PARTS.items():
+        part = getattr(train_step, name, None)
+        if part is not None:
+            add(name, variables_of(part))
+    # A graph's set of variables has no order, its captures are in the order of the trace.
+    by_handle = {id(part.handle): part for variable in concrete.variables for part in components(variable)}
+    add(_REST, [by_handle[id(handle)] for handle in concrete.captured_inputs if id(handle) in by_handle])
+    return {name: found for name, found in groups.items() if found}
+
+
+def components(variable) -> list[tf.Variable]:
+    """The variable on each local replica; the variable itself where there is one."""
+    native = variable.value if isinstance(variable, keras.Variable) else variable
+    return list(native.values) if isinstance(native, tf.distribute.DistributedValues) else [native]
+
+
+def layout(groups: Groups) -> dict[str, list]:
+    """Name, dtype and shape of each variable, as JSON."""
+    return {
+        group: [[variable.name.split(":")[0], variable.dtype.name, variable.shape.as_list()] for variable in found]
+        for group, found in groups.items()
+    }

@@ -1,0 +1,78 @@
+"""Guards a run that is killed: it starts again from the newest whole checkpoint and ends as the uninterrupted one.
+
+Real processes, really killed; `make crash` kills fifty times, the default tests a few.
+"""
+
+import random
+import signal
+import time
+
+import pytest
+from crash_cases import STEPS, end, run_to_end, start
+
+from loops.resume import folder
+
+
+def wait_for(condition, process, seconds=120):
+    limit = time.monotonic() + seconds
+    while not condition() and process.is_alive() and time.monotonic() < limit:
+        time.sleep(0.0005)
+
+
+def finish(place):
+    """Lets the run go on to its end."""
+    process = start(run_to_end, place)
+    process.join(300)
+    assert process.exitcode == 0
+    names = [path.name for path in (place / "ckpt").iterdir()]
+    assert not [name for name in names if "temp" in name or "tmp" in name or name.startswith("probe")]
+    data = {name.partition(".")[0] for name in names if ".data" in name}
+    assert data == {f"ckpt-{number}" for number in folder.numbers(place / "ckpt")}
+    assert len(data) == 2
+    return end(place)
+
+
+def kill_at_random(place, seed, kills):
+    """Kills the run so many times, at moments from its start to shortly before its end; how far it was each time."""
+    moments, reached = random.Random(seed), []
+    while len(reached) < kills and end(place) is None:
+        goal = moments.randrange(STEPS)
+        process = start(run_to_end, place)
+        wait_for(lambda goal=goal: max(folder.numbers(place / "ckpt"), default=0) >= goal, process)
+        time.sleep(moments.random() * 0.05)
+        process.kill()
+        process.join()
+        assert process.exitcode in (-signal.SIGKILL, 0)
+        reached.append(max(folder.numbers(place / "ckpt"), default=0))
+    return reached
+
+
+def test_kills_at_random_moments(whole, tmp_path):
+    reached = kill_at_random(tmp_path, seed=1, kills=3)
+    assert reached == sorted(reached)
+    assert finish(tmp_path) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_many_kills_at_random_moments(whole, tmp_path, seed):
+    kill_at_random(tmp_path, seed, kills=5)
+    assert finish(tmp_path) == whole
+
+
+def kill_in_save(place):
+    """Kills the run when a checkpoint's temporary files are there; whether they stayed."""
+    process = start(run_to_end, place)
+    wait_for(lambda: any((place / "ckpt").glob("ckpt-*_temp*")), process)
+    process.kill()
+    process.join()
+    return any((place / "ckpt").glob("ckpt-*_temp*"))
+
+
+def test_a_kill_in_the_middle_of_a_save(whole, tmp_path):
+    """Some saves are over before they can be killed, so it is tried until two were not."""
+    torn, tries = 0, 0
+    while torn < 2 and tries < 10 and end(tmp_path) is None:
+        torn, tries = torn + kill_in_save(tmp_path), tries + 1
+    assert torn
+    assert finish(tmp_path) == whole

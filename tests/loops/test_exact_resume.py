@@ -1,0 +1,151 @@
+"""Guards that a run stopped at step 5 and gone on with in a new process ends at step 10 as one that never stopped.
+
+Every case of `resume_cases` is compared bit for bit: losses, every component of every variable, counters, the next
+batch. The controls leave one part of a checkpoint out, and must be seen.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import resume_cases
+import tensorflow as tf
+from replica_cases import components
+from resume_cases import CASES, END, STOP, Case, Run, prepare
+
+from loops.resume import folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What the uninterrupted runs of this process come to, what the resumed ones of another do, and the checkpoints."""
+    place = tmp_path_factory.mktemp("runs")
+    whole = resume_cases.first(place)
+    script = pathlib.Path(resume_cases.__file__)
+    result = subprocess.run(
+        [sys.executable, str(script), "second", str(place)], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return whole, json.loads((place / "second.json").read_text()), place
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_five_steps_and_five_in_a_new_process_are_ten(runs, case):
+    whole, resumed, _ = runs
+    assert resumed[case] == whole[case]
+    assert list(resumed[case]["losses"]) == [str(step) for step in range(STOP + 1, END + 1)]
+
+
+def test_the_cases_are_what_they_say(runs):
+    """Saved in mid-window, after a skip, and with statistics that differ between replicas."""
+    whole, _, place = runs
+    for name, case in CASES.items():
+        facts = folder.read_facts(folder.prefix(place / name, STOP))
+        assert facts["counters"]["skipped"] == 1
+        assert whole[name]["counters"] == str(
+            resume_cases.loops.Counters(END, END // case.accumulate, END // case.accumulate - 1)
+        )
+    run = Run(CASES["graph on 2"], place / "graph on 2", resume=True)
+    run.go(END)
+    statistics = [parts for parts in components(run.model.non_trainable_variables) if len(parts) == 2]
+    assert any((parts[0] != parts[1]).any() for parts in statistics)
+    assert any((parts[0] != parts[1]).any() for parts in components(run.step.window.variables) if len(parts) == 2)
+
+
+@pytest.fixture(scope="module")
+def control(runs, tmp_path_factory):
+    """Goes on to the end after leaving something out."""
+    whole, _, place = runs
+    made = {}
+
+    def go_on(name, leave_out):
+        if name not in made:
+            prepare(2)
+            run = Run(CASES[name], tmp_path_factory.mktemp("control"))
+            state = run.loop.state({})
+            fresh = {id(v): v.numpy() for group in state.groups.values() for v in group}
+            made[name] = run, state, fresh, tf.train.Checkpoint(**state.trackables())
+        run, state, fresh, checkpoint = made[name]
+        path = folder.prefix(place / name, STOP)
+        state.restore(checkpoint, path, folder.read_facts(path))
+        leave_out(run, state, lambda variables: [v.assign(fresh[id(v)]) for v in variables])
+        run.losses.clear()
+        found = run.go(END).fingerprint()
+        return found, whole[name]
+
+    return go_on
+
+
+def test_with_nothing_left_out_the_control_sees_no_difference(control):
+    for name in ("graph on 2", "hand-written"):
+        found, whole = control(name, lambda run, state, reset: None)
+        assert found == whole
+
+
+LEFT_OUT = {
+    "model": lambda run, state, reset: reset(state.groups["model"]),
+    "optimizer": lambda run, state, reset: reset(state.groups["optimizer"]),
+    "masters": lambda run, state, reset: reset(state.groups["masters"]),
+    "loss_scaler": lambda run, state, reset: reset(state.groups["loss_scaler"]),
+    "window": lambda run, state, reset: reset(state.groups["window"]),
+    "counters": lambda run, state, reset: run.loop._counters.data.assign(STOP - 1),
+    "position": lambda run, state, reset: run.loop.position.skip_to(0),
+    "seed generators": lambda run, state, reset: reset(
+        [v for v in state.groups["model"] if "seed_generator" in v.name or v.dtype == tf.int64]
+    ),
+    "the second replica's statistics": lambda run, state, reset: [
+        v.value.values[1].assign(v.value.values[0]) for v in run.model.non_trainable_variables if "moving" in v.path
+    ],
+    "the second replica's sums": lambda run, state, reset: [
+        v.values[1].assign(v.values[0]) for v in run.step.window.variables if "sum" in v.name
+    ],
+}
+
+
+@pytest.mark.parametrize("part", LEFT_OUT)
+def test_a_part_left_out_is_seen(control, part):
+    found, whole = control("graph on 2", LEFT_OUT[part])
+    assert found != whole
+    if part not in ("counters", "loss_scaler"):
+        assert found["losses"] != whole["losses"]
+
+
+def test_the_global_generator_left_out_is_seen(control):
+    found, whole = control(
+        "hand-written", lambda run, state, reset: tf.random.get_global_generator().reset_from_seed(2)
+    )
+    assert found["losses"] != whole["losses"]
+
+
+def test_a_step_that_hides_its_parts_is_saved_whole(tmp_path):
+    """Its variables are found in its graph, so that none is forgotten."""
+    run = Run(Case(written=True), tmp_path)
+    groups = run.loop.state({}).groups
+    assert list(groups) == ["step"]
+    saved = {id(variable) for variable in groups["step"]}
+    used = [part for one in run.variables() for part in _parts(one)]
+    missing = [part.name for part in used if id(part) not in saved]
+    # The learning rate's variable is a constant of the graph only if nothing reads it.
+    assert not missing
+    assert len(saved) == len({id(part) for part in used}) + 1  # The global generator's state.
+
+
+def _parts(variable):
+    native = getattr(variable, "value", variable) if not isinstance(variable, tf.Variable) else variable
+    return list(native.values) if isinstance(native, tf.distribute.DistributedValues) else [native]
+
+
+def test_a_run_goes_on_in_the_same_process_too(tmp_path):
+    case = Case(steps_per_call=3)
+    prepare(1)
+    whole = Run(case).go(END)
+    prepare(1)
+    run = Run(case, tmp_path)
+    for steps in (2, STOP, STOP, END):
+        run.go(steps)
+    assert run.fingerprint() == whole.fingerprint()
+    assert folder.numbers(tmp_path) == [END, STOP, 2]
+    np.testing.assert_equal(run.losses, whole.losses)
