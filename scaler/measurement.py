@@ -30,7 +30,8 @@ def squared_norms(grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor) ->
     """
     if in_xla():
         return _exactly(grads, loss_scale)  # There unscaling is no pass of its own, but a condition would be dear.
-    scaled = tf.stack([_squared_norm(gradients.values_of(grad)) for grad in grads])
+    # The loss is half the square.
+    scaled = 2.0 * tf.stack([tf.nn.l2_loss(tf.cast(gradients.values_of(grad), tf.float32)) for grad in grads])
     unscaled = scaled / loss_scale / loss_scale
     sure = tf.logical_and(_is_sure(scaled), _is_sure(unscaled))
     return tf.cond(sure, lambda: unscaled, lambda: rarely(_exactly, list(grads), loss_scale))
@@ -38,10 +39,6 @@ def squared_norms(grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor) ->
 
 def _exactly(grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor) -> tf.Tensor:
     return tf.stack([gradients.squared_norm([grad]) for grad in gradients.divide(grads, loss_scale)])
-
-
-def _squared_norm(values: tf.Tensor) -> tf.Tensor:
-    return 2.0 * tf.nn.l2_loss(tf.cast(values, tf.float32))
 
 
 def _is_sure(squares: tf.Tensor) -> tf.Tensor:
