@@ -4,12 +4,14 @@ Read it as a list of the guards: take one out, and this is who notices. Patches 
 """
 
 APPLY = "tests/scaler/test_apply.py"
+CLUSTERS = "tests/scaler/test_clusters.py"
 DYNAMIC = "tests/scaler/strategies/test_dynamic.py"
 INVARIANTS = "tests/scaler/strategies/test_dynamic_invariants.py"
 FACE = "tests/scaler/test_loss_scaler.py"
 FOREIGN = "tests/scaler/test_foreign_scales.py"
 GRADIENTS = "tests/scaler/test_gradients.py"
 MASTERS = "tests/scaler/test_masters.py"
+MEASUREMENT = "tests/scaler/test_measurement.py"
 REPLICAS = "tests/mutants/test_replica_guards.py"
 ROLLBACK = "tests/scaler/test_rollback.py"
 SCALES = "tests/scaler/test_one_scale_a_step.py"
@@ -30,6 +32,7 @@ BREAKAGES = {
     ),
     "masters_are_rounded_to_infinity": f"{MASTERS}::test_a_master_beyond_the_range_saturates",
     "accumulator_takes_infinities": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-0]",
+    "scaled_norms_are_always_trusted": f"{MEASUREMENT}::test_extremes",
     # Leaves its range
     "no_floor": f"{INVARIANTS}::test_300_nonfinite_steps_end_on_the_floor_and_clean_ones_leave_it",
     "no_ceiling": f"{INVARIANTS}::test_300_finite_steps_end_on_the_ceiling_and_a_nonfinite_one_leaves_it",
@@ -49,7 +52,13 @@ BREAKAGES = {
     "window_is_a_micro_batch_short": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-0]",
     "window_forgets_where_it_began": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-1]",
     "accumulator_adds_in_16_bits": f"{WINDOW_SUMS}::test_repeated_tokens_are_summed_in_float32",
+    "clusters_never_refresh_masters": f"{CLUSTERS}::test_weights_that_were_assigned_are_taken_over",
+    "clusters_never_round_masters": f"{CLUSTERS}::test_masters_are_updated_and_rounded[None-float16]",
+    "clusters_forget_weight_decay": f"{CLUSTERS}::test_every_optimizer_moves_as_it_does_by_itself[AdamW]",
+    "clusters_forget_embeddings": f"{CLUSTERS}::test_embedding_gradients_go_beside_the_clusters",
     # Mixes scales
+    "norms_are_unscaled_once": f"{MEASUREMENT}::test_a_power_of_two_changes_no_bit",
+    "clusters_do_not_clip": f"{CLUSTERS}::test_masters_are_updated_and_rounded[0.5-float16]",
     "unscale_by_the_next_scale": f"{SCALES}::test_every_applied_step_moves_by_the_true_gradient[graph-float32]",
     "scale_used_is_ignored": f"{SCALES}::test_an_apply_after_an_update_unscales_by_the_scale_before_it",
     "clip_before_unscale": f"{FACE}::test_clipping_comes_after_unscaling[graph]",
