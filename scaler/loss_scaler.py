@@ -353,6 +353,11 @@ def _variable(value, name: str) -> tf.Variable:
 
 
 def _tensor(grad):
+    if isinstance(grad, tuple) and not isinstance(grad, tf.IndexedSlices):
+        raise InvalidArgument(
+            "apply: the gradients are pairs, as for optimizer.apply_gradients: expected two lists, "
+            "apply(optimizer, grads, variables)."
+        )
     return grad if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+import keras
 import tensorflow as tf
+
+from scaler.errors import InvalidArgument
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +37,12 @@ def snapshot(variables: Iterable) -> Snapshot:
 
     Args:
         variables: `tf.Variable`s or Keras variables of any dtype and shape.
+
+    Raises:
+        InvalidArgument: For a model instead of its variables.
     """
+    if isinstance(variables, keras.layers.Layer):
+        raise InvalidArgument("snapshot(model): expected variables: model.non_trainable_variables.")
     variables = tuple(variables)
     return Snapshot(variables, tuple(tf.identity(variable) for variable in variables))
 

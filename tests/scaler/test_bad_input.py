@@ -122,6 +122,10 @@ def rows():
         yield lambda k=kind: apply(variables=[variable(k)]), kind, "float32", "kernel"
         yield lambda k=kind: apply(variables=[variable(k)], allow_16bit_updates=True), kind, "float32", "kernel"
 
+    pairs = [(tf.ones([2]), variable("float32"))]
+    yield lambda: apply(grads=pairs), "pairs", "apply(optimizer, grads, variables)"
+    yield lambda: scaler.snapshot(keras.Sequential()), "model.non_trainable_variables"
+
     wrapped = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     yield lambda: apply(optimizer=wrapped), "LossScaleOptimizer", "inner_optimizer"
     factor = keras.optimizers.SGD(loss_scale_factor=8.0)
