@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: study test lint clean promise mutants mutants-by-hand
+.PHONY: study test lint clean promise bench mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -20,6 +20,10 @@ lint: .venv/ready
 # The promise, driven through a hundred thousand random rules.
 promise: .venv/ready
 	HYPOTHESIS_PROFILE=slow $(BIN)/pytest -m slow tests/properties/test_promise_machine.py
+
+# What scaling costs, as ratios within one run: benchmarks/README.md.
+bench: .venv/ready
+	$(BIN)/python benchmarks/all.py
 
 # What the tests notice: every breakage in tests/mutants, then cosmic-ray's in the pure parts.
 mutants: mutants-by-hand .venv-mutants/ready

@@ -65,9 +65,7 @@ def by_count(figures: list, found: dict, parameters: int, counts, quick: bool) -
     taken = paired.take_turns(steps, SECONDS, quick)
     found[f"{parameters:.0e} parameters"] = paired.case(taken, f"halfstep, {few} tensors")
     ours = {count: f"halfstep, {count} tensors" for count in counts}
-    figures.append(
-        paired.figure(f"halfstep, {more} tensors: to {few} tensors", taken, ours[more], ours[few], TENFOLD)
-    )
+    figures.append(paired.figure(f"halfstep, {more} tensors: to {few} tensors", taken, ours[more], ours[few], TENFOLD))
     for count in counts:
         theirs = paired.best(taken, [name for name in steps if name.endswith(f" {count} tensors") and "Keras" in name])
         target = TO_KERAS if count == many else None
