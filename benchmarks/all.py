@@ -2,7 +2,7 @@
 
     python benchmarks/all.py [--quick] [--only gate] [--out benchmarks/results]
 
-Writes `<date>.json` with all that was measured and `<date>.md` with the figures beside their targets. One benchmark that
+Writes `<date>.json` with all that was measured and `<date>.md` with the figures beside their targets. A benchmark that
 fails leaves the others' results in place.
 """
 
