@@ -100,12 +100,17 @@ def test_the_updates_of_large_variables_are_a_few_compiled_calls():
     assert 1 <= len(calls) <= 4
 
 
-@pytest.mark.parametrize(("shape", "most"), [(LARGE, 4), (SMALL, 12)], ids=["large", "small"])
-@pytest.mark.parametrize(("dtype", "casts"), [("float32", 0), ("float16", 10)])
-def test_a_variable_more_costs_a_few_operations(shape, most, dtype, casts):
-    """Of 8 and of 16 variables: what does not depend on their number cancels."""
+@pytest.mark.parametrize(
+    ("shape", "dtype", "most"),
+    [(LARGE, "float32", 1.25), (LARGE, "float16", 2.25), (SMALL, "float32", 10), (SMALL, "float16", 26)],
+)
+def test_a_variable_more_costs_a_few_operations(shape, dtype, most):
+    """Of 8 and of 16 variables: what does not depend on their number cancels. A change that saves some lowers `most`.
+
+    A large one has a norm (and a cast before it) and its share of four calls.
+    """
     few, many = (len(list(applied_path(traced_graph(shape, count, dtype)))) for count in (8, 16))
-    assert (many - few) / 8 <= most + casts
+    assert (many - few) / 8 <= most
 
 
 @pytest.mark.parametrize("shape", [LARGE, SMALL], ids=["large", "small"])
