@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: study test lint clean promise crash conformance mutants mutants-by-hand
+.PHONY: study test lint clean promise crash conformance bench mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -51,6 +51,10 @@ OLD := --no-deps --only-binary :all: --implementation cp --platform manylinux1_x
 # Runs killed fifty times at random moments, and told to stop in every way there is.
 crash: .venv/ready
 	$(BIN)/pytest -m "slow or not slow" tests/loops/test_crash.py tests/loops/test_signals.py tests/loops/test_cli_resume.py
+
+# What scaling costs, as ratios within one run: benchmarks/README.md.
+bench: .venv/ready
+	$(BIN)/python benchmarks/all.py
 
 # What the tests notice: every breakage in tests/mutants, then cosmic-ray's in the pure parts.
 mutants: mutants-by-hand .venv-mutants/ready

@@ -1,120 +1,127 @@
-"""What the gate costs: from scaled gradients to updated weights, ours against Keras's, as ratios within one run.
+"""What the gate costs: from scaled gradients to updated weights, beside what one would use instead.
 
-    python benchmarks/gate.py [--rounds 15] [--json]
+    python benchmarks/gate.py [--json] [--quick]
 
-Every contender gets the same gradients and its own copy of the same variables. They take turns, one call each a round,
-after a warm-up; the figure is the median over the rounds of a contender's time divided by the reference's.
+Every contender has its own copy of the same variables and reads the same gradients, which its compiled function
+captures: passing two hundred tensors from Python takes longer than the update of small ones. PyTorch takes part where
+it is installed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import sys
-import time
+import itertools
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
-import rich.box
-import rich.console
-import rich.table
+import paired
 import tensorflow as tf
+import torch_gate
 
 import scaler
 
 SIZES = {"200 x (32, 32)": (200, 32), "50 x (256, 256)": (50, 256), "4 x (2048, 2048)": (4, 2048)}
-REFERENCE = "Keras LossScaleOptimizer, best of plain and jit"
+QUICK_SIZES = {"3 x (4, 4)": (3, 4)}
+OPTIMIZERS = {
+    "Adam": lambda **arguments: keras.optimizers.Adam(1e-3, **arguments),
+    "SGD momentum": lambda **arguments: keras.optimizers.SGD(1e-3, momentum=0.9, **arguments),
+}
+SCALED = ("Keras LossScaleOptimizer", "Keras LossScaleOptimizer, jit")
+PLAIN = ("Keras without scaling", "Keras without scaling, jit")
+BY_SIZE = {"200 x (32, 32)": 0.50, "50 x (256, 256)": 0.70, "4 x (2048, 2048)": 0.52}
+TO_PLAIN = 1.15
+SECONDS = 2.0
+"""For each case; compiling takes longer than that."""
+CASES = [
+    ("Adam", "float32", None),
+    ("Adam", "float16", 1.0),
+    ("SGD momentum", "float32", 1.0),
+    ("SGD momentum", "float16", None),
+]
+"""Half of all combinations, in which each pair of two choices occurs: XLA takes minutes for the others."""
 
 
-def variables(count: int, size: int, dtype: str) -> list[tf.Variable]:
-    rng = np.random.default_rng(0)
-    return [tf.Variable(rng.normal(size=(size, size)), dtype=dtype) for _ in range(count)]
-
-
-def ours(count, size, dtype, make_optimizer, clip, jit):
+def ours(grads: list[tf.Tensor], weights: list[np.ndarray], make_optimizer, clip, jit) -> Callable[[], tf.Tensor]:
+    own = [tf.Variable(value, dtype=grad.dtype) for value, grad in zip(weights, grads, strict=True)]
+    targets = scaler.MasterWeights(own) if grads[0].dtype == tf.float16 else own
     optimizer, loss_scaler = make_optimizer(), scaler.LossScaler()
-    own = variables(count, size, dtype)
-    targets = scaler.MasterWeights(own) if dtype == "float16" else own
-    return tf.function(lambda grads: loss_scaler.apply(optimizer, grads, targets, clip_norm=clip), jit_compile=jit)
+    return tf.function(
+        lambda: loss_scaler.apply(optimizer, grads, targets, clip_norm=clip).finite, jit_compile=jit or None
+    )
 
 
-def keras_scaled(count, size, dtype, make_optimizer, clip, jit):
-    optimizer = keras.optimizers.LossScaleOptimizer(make_optimizer(global_clipnorm=clip))
-    own = variables(count, size, "float32")
+def keras_scaled(grads, weights, make_optimizer, clip, jit):
+    return _keras(keras.optimizers.LossScaleOptimizer(make_optimizer(global_clipnorm=clip)), grads, weights, jit)
+
+
+def keras_plain(grads, weights, make_optimizer, clip, jit):
+    return _keras(make_optimizer(global_clipnorm=clip), grads, weights, jit)
+
+
+def _keras(optimizer, grads, weights, jit):
+    own = [tf.Variable(value) for value in weights]
     optimizer.build(own)
-    return tf.function(lambda grads: optimizer.apply([tf.cast(g, tf.float32) for g in grads], own), jit_compile=jit)
 
+    def step():
+        optimizer.apply([tf.cast(grad, tf.float32) for grad in grads], own)
+        return tf.identity(optimizer.iterations.value)
 
-def keras_plain(count, size, dtype, make_optimizer, clip, jit):
-    optimizer = make_optimizer(global_clipnorm=clip)
-    own = variables(count, size, "float32")
-    optimizer.build(own)
-    return tf.function(lambda grads: optimizer.apply([tf.cast(g, tf.float32) for g in grads], own), jit_compile=jit)
+    return tf.function(step, jit_compile=jit or None)
 
 
 CONTENDERS = {
-    "halfstep": (ours, None),
+    "halfstep": (ours, False),
     "halfstep, jit": (ours, True),
-    "Keras LossScaleOptimizer": (keras_scaled, None),
-    "Keras LossScaleOptimizer, jit": (keras_scaled, True),
-    "Keras without scaling": (keras_plain, None),
-    "Keras without scaling, jit": (keras_plain, True),
+    SCALED[0]: (keras_scaled, False),
+    SCALED[1]: (keras_scaled, True),
+    PLAIN[0]: (keras_plain, False),
+    PLAIN[1]: (keras_plain, True),
 }
 
 
-def measure(count: int, size: int, dtype: str, make_optimizer, clip, rounds: int) -> dict[str, list[float]]:
-    grads = [tf.constant(np.random.default_rng(1).normal(size=(size, size)), dtype) for _ in range(count)]
-    steps = {name: make(count, size, dtype, make_optimizer, clip, jit) for name, (make, jit) in CONTENDERS.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 3):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step(grads)
-            if number >= 3:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Median over the rounds of each contender's time by that of Keras's scaler at its best."""
-    best = min(
-        ("Keras LossScaleOptimizer", "Keras LossScaleOptimizer, jit"), key=lambda n: statistics.median(seconds[n])
+def arrays(count: int, size: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Gradients and weights."""
+    rng = np.random.default_rng(0)
+    grads, weights = (
+        [rng.standard_normal((size, size), np.float32) for _ in range(count)] for _ in ("gradients", "weights")
     )
-    return {
-        name: statistics.median(own / other for own, other in zip(times, seconds[best], strict=True))
-        for name, times in seconds.items()
-    }
+    return grads, weights
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    optimizers = {
-        "Adam": lambda **arguments: keras.optimizers.Adam(1e-3, **arguments),
-        "SGD momentum": lambda **arguments: keras.optimizers.SGD(1e-3, momentum=0.9, **arguments),
+def measure(count: int, size: int, optimizer: str, dtype: str, clip: float | None, quick: bool) -> paired.Seconds:
+    values, weights = arrays(count, size)
+    grads = [tf.constant(value, dtype) for value in values]
+    steps = {
+        name: make(grads, weights, OPTIMIZERS[optimizer], clip, jit)
+        for name, (make, jit) in CONTENDERS.items()
+        # Compiling hundreds of variables as one takes most of a minute: once is enough.
+        if name != "halfstep, jit" or count < 100 or (optimizer, dtype, clip) == CASES[0]
     }
-    found = []
-    for size_name, (count, size) in SIZES.items():
-        for optimizer, make in optimizers.items():
-            for dtype, clip in (("float32", None), ("float32", 1.0), ("float16", None)):
-                seconds = measure(count, size, dtype, make, clip, options.rounds)
-                row = {"sizes": size_name, "optimizer": optimizer, "gradients": dtype, "clip": clip}
-                found.append({**row, "ratios": ratios(seconds)})
-                print(row, {name: round(value, 2) for name, value in found[-1]["ratios"].items()}, file=sys.stderr)
-    if options.json:
-        print(json.dumps(found, indent=2))
-        return
-    table = rich.table.Table(box=rich.box.SIMPLE, caption=f"median ratio to {REFERENCE}")
-    for heading in ("sizes", "optimizer", "gradients", *CONTENDERS):
-        table.add_column(heading)
-    for row in found:
-        name = row["gradients"] + (", clipped" if row["clip"] else "")
-        table.add_row(row["sizes"], row["optimizer"], name, *(f"{value:.2f}" for value in row["ratios"].values()))
-    rich.console.Console(width=160).print(table)
+    if dtype == "float32" and torch_gate.installed():
+        steps[torch_gate.NAME] = torch_gate.step(values, weights, optimizer, clip)
+    return paired.take_turns(steps, SECONDS, quick)
+
+
+def cases(quick: bool) -> Iterator[tuple]:
+    sizes = QUICK_SIZES if quick else SIZES
+    for (name, (count, size)), (optimizer, dtype, clip) in itertools.product(sizes.items(), CASES):
+        title = f"{name}, {optimizer}, {'float16 with masters' if dtype == 'float16' else dtype}"
+        title += ", clipped" if clip else ""
+        yield name, title, measure(count, size, optimizer, dtype, clip, quick)
+
+
+def run(quick: bool) -> paired.Report:
+    figures, found = [], {}
+    for size, title, taken in cases(quick):
+        scaled, plain = paired.best(taken, SCALED), paired.best(taken, PLAIN)
+        found[title] = paired.case(taken, scaled)
+        figures.append(paired.figure(f"{title}: to {scaled}", taken, "halfstep", scaled, BY_SIZE.get(size)))
+        figures.append(paired.figure(f"{title}: to {plain}", taken, "halfstep", plain, TO_PLAIN))
+        if torch_gate.NAME in taken:
+            figures.append(paired.figure(f"{title}: to {torch_gate.NAME}", taken, "halfstep", torch_gate.NAME))
+        keras.backend.clear_session()
+    return paired.Report(figures, found)
 
 
 if __name__ == "__main__":
-    main()
+    paired.main(__doc__, "gate", run)

@@ -6,20 +6,55 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def test_faults_prints_a_verdict_for_each_side():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "faults.py"), "--json", "--only", "NaN in the data"],
+def run(name, *arguments, timeout=300):
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / name), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         check=True,
     )
+
+
+def test_faults_prints_a_verdict_for_each_side():
+    done = run("faults.py", "--json", "--only", "NaN in the data")
     (row,) = json.loads(done.stdout)["faults"].values()
     assert set(row) == {"halfstep", "keras"}
     for verdict in row.values():
         assert set(verdict) == {"word", "seen"}
         assert verdict["word"] in {"survived", "corrupted", "stuck", "stretched", "wrong", "crashed"}
+
+
+@pytest.mark.parametrize("name", ["gate", "step", "growth", "memory", "loop"])
+def test_a_benchmark_prints_figures_and_what_they_come_from(name):
+    found = json.loads(run(f"{name}.py", "--json", "--quick").stdout)
+    assert (found["benchmark"], found["quick"]) == (name, True)
+    assert {"cpu", "cores", "gpus", "load", "tensorflow", "keras"} <= set(found["machine"])
+    assert found["figures"]
+    for figure in found["figures"]:
+        assert figure["value"] >= 0
+        assert (figure["reached"] is None) == (figure["target"] is None)
+    for case in found["cases"].values():
+        if "contenders" in case:
+            assert case["rounds"] == 2
+            assert case["contenders"][case["reference"]]["ratio"] == 1.0
+            assert all(seen["minimum_ms"] > 0 for seen in case["contenders"].values())
+        else:
+            assert case["state"] >= 4 + 8  # A float32 weight and Adam's two slots.
+
+
+def test_without_a_gpu_the_benchmark_of_gpus_says_so_and_all_is_kept_in_a_file(tmp_path):
+    done = run("all.py", "--only", "gpu", "--quick", "--out", str(tmp_path))
+    (path,) = tmp_path.glob("*.json")
+    (found,) = json.loads(path.read_text())
+    assert found["benchmark"] == "gpu"
+    assert "## gpu" in path.with_suffix(".md").read_text()
+    if not found["machine"]["gpus"]:
+        assert "no GPU" in done.stderr
+        assert found["figures"] == []

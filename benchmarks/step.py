@@ -1,0 +1,54 @@
+"""What dynamic scaling adds to a full train step, ours and Keras's, beside the same step without any scaler.
+
+    python benchmarks/step.py [--json] [--quick]
+
+Forward pass, backward pass and Adam, on one batch that stays where it is. A mode is compared with itself: the graph
+with the graph, the step that XLA compiles as a whole with one that it compiles as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import keras
+import models
+import paired
+import steps
+import tensorflow as tf
+
+MODELS = {
+    "transformer of 4 layers": models.transformer,
+    "digits CNN": functools.partial(models.digits_cnn, batch_size=128),
+}
+QUICK_MODELS = {
+    "transformer of 1 layer": functools.partial(
+        models.transformer, layers=1, width=8, heads=1, length=4, words=5, batch_size=2
+    )
+}
+TARGET = 1.03
+SECONDS = 10.0
+
+
+def run(quick: bool) -> paired.Report:
+    figures, found = [], {}
+    chosen = QUICK_MODELS if quick else MODELS
+    for (name, make), policy, jit in itertools.product(chosen.items(), ("mixed_float16", "float32"), (False, True)):
+        contenders = {
+            side: tf.function(step(make(policy)), jit_compile=jit or None) for side, step in steps.STEPS.items()
+        }
+        taken = paired.take_turns(contenders, SECONDS, quick)
+        title = f"{name}, {policy}, {'jit' if jit else 'graph'}"
+        found[title] = paired.case(taken, "no scaler")
+        for side in ("halfstep", "Keras LossScaleOptimizer"):
+            target = TARGET if side == "halfstep" else None
+            figures.append(paired.figure(f"{title}: {side}", taken, side, "no scaler", target))
+        figures.append(
+            paired.figure(f"{title}: halfstep to Keras's", taken, "halfstep", "Keras LossScaleOptimizer", 1.0)
+        )
+        keras.backend.clear_session()
+    return paired.Report(figures, found)
+
+
+if __name__ == "__main__":
+    paired.main(__doc__, "step", run)

@@ -1,0 +1,128 @@
+"""What one gated step costs, counted in its traced graph and not timed: traces, operations, passes over gradients."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+
+LARGE, SMALL = (256, 256), (3, 5)
+"""Four of the large ones are worth compiling; any number of the small ones that a test makes is not."""
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+BRANCHES = ("If", "StatelessIf")
+ON_THE_HOST = {
+    *("PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2", "Assert", "StringFormat", "HostConst", "_Send"),
+    *("_Recv", "_HostSend", "_HostRecv", "XlaHostCompute", "OutfeedEnqueue", "WriteSummary", "WriteScalarSummary"),
+}
+
+
+def gated_step(shape, count, dtype="float32", clip_norm=None):
+    """A traced step, its Python function, and how often that ran."""
+    variables = [tf.Variable(tf.zeros(shape, dtype)) for _ in range(count)]
+    targets = scaler.MasterWeights(variables) if dtype == "float16" else variables
+    optimizer, loss_scaler = keras.optimizers.SGD(0.1, momentum=0.9), scaler.LossScaler(scaler.Static(8.0))
+    optimizer.build(targets.weights if dtype == "float16" else targets)
+    traced = []
+    update_step = optimizer.update_step
+
+    def counted(*arguments):
+        traced.append(arguments)
+        return update_step(*arguments)
+
+    optimizer.update_step = counted
+    step = tf.function(lambda grads: loss_scaler.apply(optimizer, grads, targets, clip_norm=clip_norm).finite)
+    return step, traced
+
+
+def traced_graph(shape, count, dtype="float32", clip_norm=None):
+    step, _ = gated_step(shape, count, dtype, clip_norm)
+    return step.get_concrete_function([tf.TensorSpec(shape, dtype)] * count).graph
+
+
+def function_graph(graph, name):
+    return graph._get_function(name).graph
+
+
+def compiled(graph, operation):
+    """Whether it is a call of a function that XLA compiles."""
+    if operation.type not in CALLS:
+        return False
+    definition = graph._get_function(operation.get_attr("f").name).cached_definition
+    return "_XlaMustCompile" in definition.attr and definition.attr["_XlaMustCompile"].b
+
+
+def applied_path(graph):
+    """The operations, outside of XLA, of a step that is applied: the true branch of every condition.
+
+    A call of a compiled function is one operation.
+    """
+    for operation in graph.get_operations():
+        if operation.type in BRANCHES:
+            yield from applied_path(function_graph(graph, operation.get_attr("then_branch").name))
+        elif operation.type in CALLS and not compiled(graph, operation):
+            yield from applied_path(function_graph(graph, operation.get_attr("f").name))
+        elif operation.type not in ("Placeholder", "Const", "NoOp", "Identity"):
+            yield operation
+
+
+def passes(graph, shape):
+    """The types of the operations on the applied path that read arrays of a shape, once for each array read."""
+    return sorted(
+        operation.type
+        for operation in applied_path(graph)
+        for tensor in operation.inputs
+        if tensor.dtype != tf.resource and tensor.shape == shape
+    )
+
+
+def all_operations(graph):
+    """Those of every branch and every function, compiled ones included."""
+    definition = graph.as_graph_def()
+    yield from (node.op for node in definition.node)
+    yield from (node.op for function in definition.library.function for node in function.node_def)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_large_gradients_are_read_by_the_norm_and_by_the_update_and_nothing_else(clip_norm):
+    read = passes(traced_graph(LARGE, 8, clip_norm=clip_norm), LARGE)
+    assert read == ["L2Loss"] * 8 + ["StatefulPartitionedCall"] * 8
+
+
+def test_16_bit_gradients_are_cast_before_the_norm_and_inside_of_the_update():
+    read = passes(traced_graph(LARGE, 8, "float16"), LARGE)
+    assert read == ["Cast"] * 8 + ["L2Loss"] * 8 + ["StatefulPartitionedCall"] * 8
+
+
+def test_the_updates_of_large_variables_are_a_few_compiled_calls():
+    graph = traced_graph(LARGE, 8)
+    calls = [operation for operation in applied_path(graph) if operation.type in CALLS]
+    assert 1 <= len(calls) <= 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "most"),
+    [(LARGE, "float32", 1.25), (LARGE, "float16", 2.25), (SMALL, "float32", 10), (SMALL, "float16", 26)],
+)
+def test_a_variable_more_costs_a_few_operations(shape, dtype, most):
+    """Of 8 and of 16 variables: what does not depend on their number cancels. A change that saves some lowers `most`.
+
+    A large one has a norm (and a cast before it) and its share of four calls.
+    """
+    few, many = (len(list(applied_path(traced_graph(shape, count, dtype)))) for count in (8, 16))
+    assert (many - few) / 8 <= most
+
+
+@pytest.mark.parametrize("shape", [LARGE, SMALL], ids=["large", "small"])
+def test_nothing_talks_to_the_host(shape):
+    assert not ON_THE_HOST.intersection(all_operations(traced_graph(shape, 4, "float16", 1.0)))
+
+
+def test_skips_growths_and_steps_share_one_trace():
+    step, traced = gated_step(LARGE, 4)
+    grads = [np.full(LARGE, 8.0, np.float32)] * 4
+    for number in range(6):
+        bad = np.full(LARGE, np.inf, np.float32)
+        assert bool(step([bad, *grads[1:]] if number in (1, 4) else grads)) == (number not in (1, 4))
+    assert step.experimental_get_tracing_count() == 1
+    assert len(traced) == 4
