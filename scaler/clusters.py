@@ -34,11 +34,11 @@ def worth_compiling(optimizer: Optimizer, grads: Sequence, targets: Sequence) ->
     )
 
 
-def prepare(optimizer: Optimizer, grads: Sequence, targets: Sequence) -> None:
-    """What `update` needs done before it, outside of the branch that it is in. It moves nothing."""
+def prepare(optimizer: Optimizer, grads: Sequence, targets: Sequence, after: tf.Tensor) -> None:
+    """Does what `update` needs done before, outside of the branch that it is in. No variable's value changes."""
     slots = packed.packed(optimizer, grads, targets)
     if slots and worth_compiling(optimizer, grads, targets):
-        slots.gather()
+        slots.gather(after)
 
 
 def update(

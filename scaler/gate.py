@@ -117,7 +117,7 @@ class Gate:
             own = [gradients.values_of(replicas.of_each(strategy, grad)[0]) for grad in summed]
             return rarely(_all_values_finite, own)
 
-        clusters.prepare(self.optimizer, summed, self.targets)
+        clusters.prepare(self.optimizer, summed, self.targets, finite)
         scaled_finite = tf.cond(finite, apply, skip)
         bad = tf.logical_not(tf.math.is_finite(squares))
         index = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares), output_type=tf.int32)

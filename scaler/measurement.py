@@ -30,7 +30,7 @@ def squared_norms(grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor) ->
     """
     if in_xla():
         return _exactly(grads, loss_scale)  # There unscaling is no pass of its own, but a condition would be dear.
-    scaled = tf.stack([_squared_norm(gradients.values_of(grad)) for grad in grads])
+    scaled = 2.0 * tf.stack([_half_squared_norm(gradients.values_of(grad)) for grad in grads])
     unscaled = scaled / loss_scale / loss_scale
     sure = tf.logical_and(_is_sure(scaled), _is_sure(unscaled))
     return tf.cond(sure, lambda: unscaled, lambda: rarely(_exactly, list(grads), loss_scale))
@@ -40,8 +40,8 @@ def _exactly(grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor) -> tf.T
     return tf.stack([gradients.squared_norm([grad]) for grad in gradients.divide(grads, loss_scale)])
 
 
-def _squared_norm(values: tf.Tensor) -> tf.Tensor:
-    return 2.0 * tf.nn.l2_loss(tf.cast(values, tf.float32))
+def _half_squared_norm(values: tf.Tensor) -> tf.Tensor:
+    return tf.nn.l2_loss(tf.cast(values, tf.float32))
 
 
 def _is_sure(squares: tf.Tensor) -> tf.Tensor:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from scaler import gradients, replicas
-from scaler.graphs import in_xla
+from scaler.graphs import in_xla, rarely
 from scaler.optimizers import Optimizer
 
 _ELEMENTWISE = (
@@ -85,6 +85,9 @@ class Packed:
             self._weight = tf.Variable(tf.zeros([sum(self._sizes)]), trainable=False)
             self._in_buffers = tf.Variable(False, trainable=False)
         self._slots = [slot for name in names for slot in slots[name]]
+        # As inputs of a function so many handles cost milliseconds a call, though it hardly ever uses them.
+        with tf.init_scope(), tf.device("CPU"):
+            self._stacked = tf.stack(self._handles())
         self._looked: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         for slot in self._slots:
             slot.packed = self
@@ -97,28 +100,21 @@ class Packed:
         """Whether all variables whose slots these are are among `variables`."""
         return {id(weight) for weight in self.weights} <= {id(replicas.native(variable)) for variable in variables}
 
-    def gather(self) -> None:
-        """Has the slots be in their buffers, which they stay beside until `update` has moved them there."""
-        resources = [self._in_buffers.handle, *(b.handle for b in self._buffers.values()), *self._handles()]
-        signature = [tf.TensorSpec([], tf.resource)] * len(resources)
+    def gather(self, after: tf.Tensor) -> None:
+        """Has the slots be in their buffers, which they stay beside until `update` has moved them there.
 
-        @tf.function(input_signature=signature, autograph=False)
-        def copy(_, *handles) -> None:
-            buffers, slots = handles[: len(self._buffers)], handles[len(self._buffers) :]
-            values = [tf.reshape(tf.raw_ops.ReadVariableOp(resource=slot, dtype=tf.float32), [-1]) for slot in slots]
-            for number, buffer in enumerate(buffers):
-                own = values[number * len(self._sizes) : (number + 1) * len(self._sizes)]
-                tf.raw_ops.AssignVariableOp(resource=buffer, value=tf.concat(own, 0))
+        Args:
+            after: A tensor that is there when what was traced before has assigned what slots it assigns.
+        """
 
-        nothing = tf.function(lambda *handles: None, input_signature=signature, autograph=False)
-        # `tf.cond` would visit each of the slots in each step, to switch it to one of the branches.
-        tf.raw_ops.If(
-            cond=self._in_buffers.read_value(),
-            input=resources,
-            Tout=[],
-            then_branch=nothing.get_concrete_function(),
-            else_branch=copy.get_concrete_function(),
-        )
+        def copy(handles: tf.Tensor) -> None:
+            slots = iter(tf.unstack(handles, num=len(self._slots)))
+            for buffer in self._buffers.values():
+                values = [tf.raw_ops.ReadVariableOp(resource=next(slots), dtype=tf.float32) for _ in self._sizes]
+                buffer.assign(_flat(values))
+
+        with tf.control_dependencies([after]):
+            tf.cond(self._in_buffers, lambda: None, lambda: rarely(copy, self._stacked))
 
     def update(self, optimizer: Optimizer, pairs: Sequence[tuple], finish: Callable, learning_rate: tf.Tensor) -> list:
         """Has the optimizer move the variables, after `gather`.
