@@ -52,7 +52,8 @@ def pack(optimizer: Optimizer, grads: Sequence[gradients.Gradient], targets: Seq
         return
     small = [v for grad, v in zip(grads, targets, strict=True) if not isinstance(grad, tf.IndexedSlices) and _small(v)]
     names = _slot_names(optimizer)
-    if len(small) >= _FEWEST and names and not optimizer.use_ema and not optimizer.gradient_accumulation_steps:
+    plain = optimizer.clipnorm is optimizer.clipvalue is optimizer.global_clipnorm is None and not optimizer.use_ema
+    if plain and not optimizer.gradient_accumulation_steps and names and len(small) >= _FEWEST:
         # Not as an attribute that Keras would track: no checkpoint is to hold it.
         vars(optimizer)[_ATTRIBUTE] = Packed(optimizer, small, names)
 
