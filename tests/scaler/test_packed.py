@@ -134,7 +134,7 @@ def checkpointed(run, path):
     file = tf.train.Checkpoint(optimizer=run.optimizer).write(str(path / "seen"))
     fresh = Run(pack=False).train(0)
     fresh.optimizer.build(fresh.masters.weights)
-    tf.train.Checkpoint(optimizer=fresh.optimizer).restore(file).assert_consumed()
+    tf.train.Checkpoint(optimizer=fresh.optimizer).read(file).assert_consumed()
     return numpy_of(fresh)
 
 
@@ -236,7 +236,7 @@ def test_a_resumed_run_goes_on_with_the_same_bits(before, after, deferred, tmp_p
     saved = everything(first).write(str(tmp_path / "middle"))
     if not deferred:
         second.train(1)
-    status = everything(second).restore(saved)
+    status = everything(second).read(saved)
     second.count = first.count
     second.train()
     status.assert_consumed()
