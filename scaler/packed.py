@@ -55,7 +55,8 @@ def pack(optimizer: Optimizer, grads: Sequence[gradients.Gradient], targets: Seq
     plain = optimizer.clipnorm is optimizer.clipvalue is optimizer.global_clipnorm is None and not optimizer.use_ema
     if plain and not optimizer.gradient_accumulation_steps and names and len(small) >= _FEWEST:
         # Not as an attribute that Keras would track: no checkpoint is to hold it.
-        vars(optimizer)[_ATTRIBUTE] = Packed(optimizer, small, names)
+        attributes: Any = vars(optimizer)
+        attributes[_ATTRIBUTE] = Packed(optimizer, small, names)
 
 
 def packed(optimizer: Optimizer, grads: Sequence, targets: Sequence) -> Packed | None:
