@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from scaler import gradients, replicas
+from scaler import gradients, packed, replicas
 from scaler.graphs import in_xla
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, shadowed
@@ -32,6 +32,13 @@ def worth_compiling(optimizer: Optimizer, grads: Sequence, targets: Sequence) ->
     return (
         len({replicas.native(target).device for target in targets}) == 1 and sum(map(_cost, dense)) >= _WORTH_COMPILING
     )
+
+
+def prepare(optimizer: Optimizer, grads: Sequence, targets: Sequence, after: tf.Tensor) -> None:
+    """Does what `update` needs done before, outside of the branch that it is in. No variable's value changes."""
+    slots = packed.packed(optimizer, grads, targets)
+    if slots and worth_compiling(optimizer, grads, targets):
+        slots.gather(after)
 
 
 def update(
@@ -79,9 +86,17 @@ def update(
 
         cluster(list(grads), learning_rate)
 
+    slots = packed.packed(optimizer, grads, targets)
+
     def run(strategy, pairs: Sequence[tuple], learning_rate) -> None:
         del strategy
         learning_rate = tf.convert_to_tensor(learning_rate)
+        if slots:
+            if masters:
+                masters.refresh(slots.weights)
+            pairs = slots.update(optimizer, pairs, finish, learning_rate)
+            if masters:
+                masters.write(slots.weights)
         move([(finish(grad), v) for grad, v in pairs if isinstance(grad, tf.IndexedSlices)], learning_rate)
         for cluster in balanced([pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]):
             compiled(cluster, learning_rate)

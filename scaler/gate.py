@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from scaler import clusters, gradients, measurement, replicas, statistics
+from scaler import clusters, gradients, measurement, packed, replicas, statistics
 from scaler.graphs import rarely
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, build_optimizer, gradients_are_reduced, update_variables
@@ -83,7 +83,8 @@ class Gate:
         variables, before = (rollback.variables, rollback.values) if rollback else ((), ())
 
         def decide(strategy, grads: list, before: tuple, loss_finite, when) -> Decision:
-            build_optimizer(self.optimizer, self.all_targets)
+            if build_optimizer(self.optimizer, self.all_targets):
+                packed.pack(self.optimizer, grads, self.targets)
 
             def now() -> Decision:
                 state = list(zip(variables, before, strict=True))
@@ -120,6 +121,7 @@ class Gate:
             own = [gradients.values_of(replicas.of_each(strategy, grad)[0]) for grad in summed]
             return rarely(_all_values_finite, own)
 
+        clusters.prepare(self.optimizer, summed, self.targets, finite)
         scaled_finite = tf.cond(finite, apply, skip)
         bad = tf.logical_not(tf.math.is_finite(squares))
         index = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares), output_type=tf.int32)

@@ -34,18 +34,21 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
 
 
-def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
+def build_optimizer(optimizer: Optimizer, variables: Sequence) -> bool:
     """Creates a Keras optimizer's slots, for all variables and outside of any branch of the graph.
+
+    Returns:
+        Whether it did: there may be none to create, or they were there before.
 
     Raises:
         InvalidArgument: If it was built for other variables before.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        return
+        return False
     if not optimizer.built:
         with tf.init_scope():
             optimizer.build(list(variables))
-        return
+        return True
     try:
         optimizer._check_variables_are_known(list(variables))
     except ValueError as error:
@@ -53,6 +56,7 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
             f"apply: the optimizer {optimizer.name!r} was built for other variables than {variables[0].name!r} and "
             "those beside it. One optimizer goes with one MasterWeights, or with one list of variables: make a new one."
         ) from error
+    return False
 
 
 def update_variables(optimizer: Optimizer, grads: Sequence, variables: Sequence) -> None:

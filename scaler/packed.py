@@ -1,0 +1,230 @@
+"""Slots of small variables in one buffer for each kind of slot, so that an update touches few variables.
+
+With hundreds of small variables a step costs what its variables cost to look up, whatever is computed. Momenta,
+velocities and other slots are the optimizer's alone between two steps. So they lie in one flat buffer a kind while
+steps are taken, and go back to where Keras keeps them as soon as anybody asks: to print, assign, save or restore one,
+or to run the optimizer by hand. The weights are read and written where they are, by every step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from scaler import gradients, replicas
+from scaler.graphs import in_xla, rarely
+from scaler.optimizers import Optimizer
+
+_ELEMENTWISE = (
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.RMSprop,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adadelta,
+    keras.optimizers.Lion,
+    keras.optimizers.Ftrl,
+)
+"""Their `update_step` treats every element by itself, so it may be given many variables as one."""
+_LARGEST = 2**13
+"""Elements of a variable above which moving them costs as much as what is saved."""
+_FEWEST = 32
+"""Variables below which a step does not feel them."""
+_ATTRIBUTE = "_scaler_packed"
+
+
+def pack(optimizer: Optimizer, grads: Sequence[gradients.Gradient], targets: Sequence) -> None:
+    """Has the slots of small variables kept in buffers from now on, where that is faster.
+
+    Args:
+        optimizer: It was built just now: nobody has traced a function that reads or assigns its slots.
+        grads: Of any floating dtype.
+        targets: A variable for each.
+    """
+    if type(optimizer) not in _ELEMENTWISE or tf.executing_eagerly() or in_xla() or tf.distribute.has_strategy():
+        return
+    small = [v for grad, v in zip(grads, targets, strict=True) if not isinstance(grad, tf.IndexedSlices) and _small(v)]
+    names = _slot_names(optimizer)
+    plain = optimizer.clipnorm is optimizer.clipvalue is optimizer.global_clipnorm is None and not optimizer.use_ema
+    if plain and not optimizer.gradient_accumulation_steps and names and len(small) >= _FEWEST:
+        # Not as an attribute that Keras would track: no checkpoint is to hold it.
+        attributes: Any = vars(optimizer)
+        attributes[_ATTRIBUTE] = Packed(optimizer, small, names)
+
+
+def packed(optimizer: Optimizer, grads: Sequence, targets: Sequence) -> Packed | None:
+    """What holds the slots of some of `targets`, if a step with these gradients may use it."""
+    found = getattr(optimizer, _ATTRIBUTE, None)
+    dense = [v for grad, v in zip(grads, targets, strict=True) if not isinstance(grad, tf.IndexedSlices)]
+    return found if found and found.covered_by(dense) else None
+
+
+class Packed:
+    """The slots of some variables, in buffers or in Keras's variables: `_in_buffers` says where they are.
+
+    Whatever breaks off in the middle of moving them leaves them where they were.
+
+    Attributes:
+        weights: TensorFlow's variables whose slots these are.
+    """
+
+    def __init__(self, optimizer: Optimizer, targets: Sequence, names: Sequence[str]):
+        self._targets = list(targets)
+        self.weights = [replicas.native(target) for target in targets]
+        self._shapes = [weight.shape for weight in self.weights]
+        self._sizes = [shape.num_elements() for shape in self._shapes]
+        indices = [optimizer._get_variable_index(target) for target in targets]
+        slots = {name: [replicas.native(vars(optimizer)[name][index]) for index in indices] for name in names}
+        with tf.init_scope(), tf.device(self.weights[0].device):
+            self._buffers = {name: keras.Variable(tf.zeros([sum(self._sizes)]), trainable=False) for name in names}
+            self._weight = tf.Variable(tf.zeros([sum(self._sizes)]), trainable=False)
+            self._in_buffers = tf.Variable(False, trainable=False)
+        self._slots = [slot for name in names for slot in slots[name]]
+        # As inputs of a function so many handles cost milliseconds a call, though it hardly ever uses them.
+        with tf.init_scope(), tf.device("CPU"):
+            self._stacked = tf.stack(self._handles())
+        self._looked: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        for slot in self._slots:
+            slot.packed = self
+            slot.__class__ = _PackedSlot
+
+    def __deepcopy__(self, memo: dict) -> None:
+        """A copy of the optimizer has slots of its own, which nobody packed."""
+
+    def covered_by(self, variables: Sequence) -> bool:
+        """Whether all variables whose slots these are are among `variables`."""
+        return {id(weight) for weight in self.weights} <= {id(replicas.native(variable)) for variable in variables}
+
+    def gather(self, after: tf.Tensor) -> None:
+        """Has the slots be in their buffers, which they stay beside until `update` has moved them there.
+
+        Args:
+            after: A tensor that is there when what was traced before has assigned what slots it assigns.
+        """
+
+        def copy(handles: tf.Tensor) -> None:
+            slots = iter(tf.unstack(handles, num=len(self._slots)))
+            for buffer in self._buffers.values():
+                values = [tf.raw_ops.ReadVariableOp(resource=next(slots), dtype=tf.float32) for _ in self._sizes]
+                buffer.assign(_flat(values))
+
+        with tf.control_dependencies([after]):
+            tf.cond(self._in_buffers, lambda: None, lambda: rarely(copy, self._stacked))
+
+    def update(self, optimizer: Optimizer, pairs: Sequence[tuple], finish: Callable, learning_rate: tf.Tensor) -> list:
+        """Has the optimizer move the variables, after `gather`.
+
+        Args:
+            optimizer: The one whose slots these are.
+            pairs: Scaled gradients and their variables, these and others.
+            finish: Makes the gradient that the optimizer is to see of a scaled one.
+            learning_rate: Scalar float32.
+
+        Returns:
+            The pairs of the others.
+        """
+        given = {id(variable): grad for grad, variable in pairs}
+        twin = self._twin(optimizer)
+        decays = [bool(optimizer._use_weight_decay(target)) for target in self._targets]
+
+        @tf.function(jit_compile=True, autograph=False)
+        def step(grads: list, weight: tf.Tensor, learning_rate: tf.Tensor) -> tf.Tensor:
+            self._weight.assign(weight)
+            if optimizer.weight_decay is not None:
+                type(optimizer)._apply_weight_decay(twin, [self._weight])
+                self._weight.assign(tf.where(tf.repeat(decays, self._sizes), self._weight, weight))
+            twin.update_step(finish(_flat(grads)), self._weight, learning_rate)
+            return self._weight.read_value()
+
+        moved = step([given.pop(id(weight)) for weight in self.weights], _flat(self.weights), learning_rate)
+        for weight, values in zip(self.weights, tf.split(moved, self._sizes), strict=True):
+            weight.assign(tf.reshape(values, weight.shape))
+        with tf.control_dependencies([moved]):
+            self._in_buffers.assign(True)
+        return [pair for pair in pairs if id(pair[1]) in given]
+
+    def restore(self) -> None:
+        """Has the slots be in Keras's variables, at this point of the program or of the graph that is traced."""
+        if tf.executing_eagerly():
+            if self._in_buffers.numpy():
+                self._copy_back()
+            return
+        graph = tf.compat.v1.get_default_graph()
+        if self._looked.get(graph) != self._uses(graph):
+            tf.cond(self._in_buffers, self._copy_back, lambda: None)
+            self._looked[graph] = self._uses(graph)
+
+    def _uses(self, graph: tf.Graph) -> int:
+        """How many operations of a graph may have moved the slots: those already there when it was last asked did not.
+
+        Steps, loops and functions with steps in them all use `_in_buffers`.
+        """
+        return len(graph.capture(self._in_buffers.handle).consumers())
+
+    def _copy_back(self) -> None:
+        values = [v for buffer in self._buffers.values() for v in tf.split(buffer.value, self._sizes)]
+        shapes = self._shapes * len(self._buffers)
+        copies = [
+            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.reshape(value, shape))
+            for handle, value, shape in zip(self._handles(), values, shapes, strict=True)
+        ]
+        with tf.control_dependencies(None if tf.executing_eagerly() else copies):
+            self._in_buffers.assign(False)
+
+    def _handles(self) -> list:
+        return [slot._handle for slot in self._slots]
+
+    def _twin(self, optimizer: Optimizer) -> Any:
+        """The optimizer, but for a single variable and its slots: the buffers."""
+        twin = object.__new__(type(optimizer))
+        vars(twin).update(vars(optimizer), _get_variable_index=lambda _: 0, _use_weight_decay=lambda _: True)
+        vars(twin).update({name: [buffer] for name, buffer in self._buffers.items()})
+        return twin
+
+
+class _PackedSlot(ResourceVariable):
+    """A slot of Keras's optimizer that may lie in a buffer.
+
+    TensorFlow reads and assigns through the handle, and so do checkpoints.
+    """
+
+    packed: Packed
+
+    @property
+    def handle(self) -> tf.Tensor:
+        self.packed.restore()
+        return self._handle
+
+
+def _flat(tensors: Sequence) -> tf.Tensor:
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+def _small(variable) -> bool:
+    native = replicas.native(variable)
+    return (
+        type(native) is ResourceVariable
+        and native.dtype == tf.float32
+        and native.shape.num_elements() <= _LARGEST
+        and "CPU" in native.device
+        and not getattr(variable, "overwrite_with_gradient", False)
+    )
+
+
+def _slot_names(optimizer: Optimizer) -> list[str]:
+    """The attributes that are lists of a slot for each variable."""
+    own = {id(variable) for variable in optimizer.variables}
+    return [
+        name
+        for name, value in vars(optimizer).items()
+        if isinstance(value, list)
+        and len(value) == len(optimizer._trainable_variables)
+        and all(slot is None or id(slot) in own for slot in value)
+    ]
