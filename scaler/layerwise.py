@@ -216,6 +216,7 @@ class Layerwise(tf.Module):
             finite=finite,
             amax=tf.where(finite, tf.stack(amax), float("inf")),
             deviation=tf.stack(deviation),
+            entering=entering / before,
             observed=tf.logical_and(entering > 0.0, tf.math.is_finite(entering)),
         )
 

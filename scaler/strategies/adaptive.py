@@ -24,6 +24,8 @@ class LayerEvent(NamedTuple):
         amax: Float32, the largest magnitude of these gradients, *unscaled*: infinity if one is not finite.
         deviation: Float32, the root mean square of the *unscaled* gradients: of those that enter, of those that leave,
             or of those of all its weights, whichever is least. 0 where one of them is zero altogether.
+        entering: Float32, the largest magnitude of the *unscaled* gradients that enter it: known also where the group
+            itself overflows.
         observed: Bool, whether finite gradients that are not all zero entered the group. Where they did not, nothing is
             known of it, and its state stays as it is.
     """
@@ -31,6 +33,7 @@ class LayerEvent(NamedTuple):
     finite: tf.Tensor
     amax: tf.Tensor
     deviation: tf.Tensor
+    entering: tf.Tensor
     observed: tf.Tensor
 
 
@@ -56,7 +59,9 @@ class AdaptiveScale:
         s_up  = u_max / (2^headroom * amax)
         finite:      scale = 2^floor(log2(min(max(s_low, 1), s_up, ceiling)))
                      good += 1; when good >= growth_interval: ceiling = min(2 * ceiling, max_scale); good = 0
-        non-finite:  scale = max(scale / 2, min_scale); ceiling = scale; good = 0
+        non-finite:  ceiling = scale / 2; good = 0
+                     scale = 2^floor(log2(min(scale / 2, u_max / (2^headroom * entering))))
+        always:      scale and ceiling in [min_scale, max_scale]
 
     If gradients are normally distributed around 0, the share `underflow` of them is smaller than u_min after scaling by
     s_low. u_min and u_max are the least and the greatest positive number of the format.
@@ -116,6 +121,7 @@ class AdaptiveScale:
             )
         finite, amax = amax_of(self, event)  # type: ignore[arg-type]
         halved = bounded(self, state.loss_scale / 2.0)
+        lowered = bounded(self, exact.power_of_two_at_most(tf.minimum(halved, self._allowed(event.entering))))
         good = tf.clip_by_value(state.good_steps, 0, self.growth_interval - 1) + 1
         recovered = good >= self.growth_interval
         raised = tf.where(recovered, tf.minimum(state.ceiling * 2.0, as_float(self.max_scale)), state.ceiling)
@@ -123,7 +129,7 @@ class AdaptiveScale:
         # Floored last: the ceiling is a power of two only if the bounds are.
         followed = bounded(self, exact.power_of_two_at_most(tf.minimum(fitting, state.ceiling)))
         return AdaptiveScaleState(
-            loss_scale=tf.where(finite, tf.where(amax > 0.0, followed, state.loss_scale), halved),
+            loss_scale=tf.where(finite, tf.where(amax > 0.0, followed, state.loss_scale), lowered),
             ceiling=bounded(self, tf.where(finite, raised, halved)),
             good_steps=tf.where(tf.logical_and(finite, tf.logical_not(recovered)), good, 0),
         )
