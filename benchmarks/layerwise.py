@@ -112,7 +112,9 @@ def main() -> None:
         print(json.dumps(found, indent=2))
         return
     own = found["layerwise_log2_scales"]
-    table = rich.table.Table("layer", "log2 of the largest gradient", "log2 of its scale", *(f"{n}: zero" for n in shares))
+    table = rich.table.Table(
+        "layer", "log2 of the largest gradient", "log2 of its scale", *(f"{n}: zero" for n in shares)
+    )
     for row, layer in enumerate(found["layers"]):
         table.add_row(
             layer,
@@ -121,7 +123,9 @@ def main() -> None:
             *(f"{100 * share[row]:.2f} %" for share in shares.values()),
         )
     rich.console.Console().print(table)
-    print(f"best single scale: 2^{exponent}; steps skipped by Layerwise: {found['layerwise_skipped']} of {len(batches)}")
+    print(
+        f"best single scale: 2^{exponent}; steps skipped by Layerwise: {found['layerwise_skipped']} of {len(batches)}"
+    )
 
 
 if __name__ == "__main__":

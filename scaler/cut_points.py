@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,11 +52,11 @@ def insert_rescales(
 ) -> tuple[keras.Model, Layerwise]:
     """The model with its gradients rescaled after some of its layers, and the `Layerwise` that owns the scales.
 
-    A layer named in `after` ends a group: it and all it was computed from, as far as no earlier cut takes it. What comes
-    behind the last cut is the group "outputs", whose scale holds from the model's outputs on.
+    A layer named in `after` ends a group: it and all it was computed from, as far as no earlier cut takes it. What
+    comes behind the last cut is the group "outputs", whose scale holds from the model's outputs on.
 
-    Gradients meet where a tensor was used twice, and can be added at one scale only. So after a layer is a cut point only
-    if no weight before it has another way to the outputs: after the addition that ends a residual block, but not
+    Gradients meet where a tensor was used twice, and can be added at one scale only. So after a layer is a cut point
+    only if no weight before it has another way to the outputs: after the addition that ends a residual block, but not
     inside of it; inside of one of several towers, if it shares no layer with the others.
 
     Args:
@@ -68,8 +69,8 @@ def insert_rescales(
         save the one that was given: the rescaling layers cannot be written to a `.keras` file.
 
     Raises:
-        InvalidArgument: For a subclassed model or one that is not built, an unknown layer, one that is no cut point, and
-            for layers that add losses of their own, which would come by no rescale.
+        InvalidArgument: For a subclassed model or one that is not built, an unknown layer, one that is no cut point,
+            and for layers that add losses of their own, which would come by no rescale.
     """
     _check_model(model)
     names = [after] if isinstance(after, str) else list(after)
@@ -110,7 +111,7 @@ def insert_rescales(
         parents[name] = around[-1] if around else OUTPUTS
     layerwise = Layerwise(_group(calls, cuts, ordered), parents=parents, strategy=strategy)
     for name, layer in rescales.items():
-        layer.apply = lambda x, name=name: layerwise.rescale(x, name)
+        layer.apply = functools.partial(layerwise.rescale, group=name)
     return rebuilt, layerwise
 
 

@@ -56,8 +56,9 @@ class Layerwise(tf.Module):
     The group next to the loss has a scale as well, so give the `LossScaler` a strategy that stays, such as `NoScaling`:
     another one would back off at an overflow of any group.
 
-    The loss may depend on the layers through the model's outputs alone. The gradient of a penalty on a weight, or of an
-    activation used in the loss, would come by no `rescale`, and be divided nonetheless: use the optimizer's weight decay.
+    The loss may depend on the layers through the model's outputs alone. The gradient of a penalty on a weight, or of
+    an activation used in the loss, would come by no `rescale`, and be divided nonetheless: use the optimizer's weight
+    decay.
 
     It holds the strategy's states in variables of shape [groups], so `tf.train.Checkpoint(layerwise=layerwise)` saves
     all of it.
@@ -91,7 +92,8 @@ class Layerwise(tf.Module):
     ):
         super().__init__(name=name)
         self._groups = _groups(groups, parents or {})
-        self.strategy: Any = AdaptiveScale() if strategy is None else strategy
+        own: Any = AdaptiveScale() if strategy is None else strategy
+        self.strategy = own
         check_strategy(self.strategy)
         if needs_of(self.strategy).edges:
             raise InvalidArgument(
@@ -240,7 +242,8 @@ class Layerwise(tf.Module):
 
 
 def _groups(groups: Mapping[str, Sequence], parents: Mapping[str, str]) -> _Groups:
-    names, group_of, kept = tuple(groups), {}, []
+    names, kept = tuple(groups), []
+    group_of: dict[int, int] = {}
     if not names:
         raise InvalidArgument("Layerwise({}): expected at least one group of variables.")
     for index, (name, variables) in enumerate(groups.items()):

@@ -17,8 +17,9 @@ MEASURED = 3
 def rescale(x, factor) -> tf.Tensor:
     """`x` itself, with a gradient that is multiplied by `factor` when it comes back.
 
-    The product is computed in float32 and rounded to the gradient's dtype: exact for a power of two, but where it leaves
-    the dtype's range. All gradients of what `x` was computed from are then gradients of `factor` times the loss.
+    The product is computed in float32 and rounded to the gradient's dtype, or in float64: exact for a power of two, but
+    where it leaves the dtype's range. All gradients of what `x` was computed from are then gradients of `factor` times
+    the loss.
 
     Args:
         x: Tensor of a floating dtype and any shape.
@@ -79,7 +80,8 @@ def _measure(grad: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 
 def _times(grad, factor) -> tf.Tensor:
     grad = tf.convert_to_tensor(grad)
-    return tf.cast(tf.cast(grad, tf.float32) * tf.cast(factor, tf.float32), grad.dtype)
+    wide = tf.float64 if grad.dtype == tf.float64 else tf.float32
+    return tf.cast(tf.cast(grad, wide) * tf.cast(factor, wide), grad.dtype)
 
 
 def _checked(x) -> tf.Tensor:

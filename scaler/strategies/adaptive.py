@@ -67,11 +67,11 @@ class AdaptiveScale:
     s_low. u_min and u_max are the least and the greatest positive number of the format.
 
     The paper chooses a layer's scale before its backward pass, so it predicts the deviation of the product from the
-    means and deviations of gradient and weights, and divides u_max by the layer's fan-in since the sum is not known yet.
-    Here the scale is that of the next step, so the product itself was measured, at both ends of the group and in its
+    means and deviations of gradient and weights, and divides u_max by the layer's fan-in since the sum is not known
+    yet. Here the scale is that of the next step, so the product itself was measured, at both ends of the group and in its
     weights; `headroom` is for how much it may grow from one step to the next. The paper's max(s_low, 1) holds for
     what a layer adds to the scale that its gradients bring along; here it holds for the whole scale, so that groups
-    stay apart. Its bounds of 16 a layer and 1024 in all, which its text does not derive, are `max_scale` here. The
+    stay apart. Its code's bounds of 16 a layer and 1024 in all are `max_scale` here. The
     ceiling is ours: it keeps a scale from coming back at once to where it overflowed.
 
     Args:
@@ -88,8 +88,8 @@ class AdaptiveScale:
 
     References:
         Zhao, Vogel, Ahmed, Luk 2020, Reducing Underflow in Mixed Precision Training by Gradient Scaling; 2019 as
-        Adaptive Loss Scaling for Mixed Precision Training (https://arxiv.org/abs/1910.12385); kumasento/gradient-scaling,
-        ada_loss/chainer_impl/ada_loss_chainer.py (get_loss_scale_by_approx_range).
+        Adaptive Loss Scaling for Mixed Precision Training (https://arxiv.org/abs/1910.12385);
+        kumasento/gradient-scaling, ada_loss/chainer_impl/ada_loss_chainer.py (get_loss_scale_by_approx_range).
     """
 
     initial_scale: float = 1.0

@@ -66,7 +66,7 @@ class Run:
 
 
 def loss_of(model, x, y):
-    prediction = model(tf.cast(x, model.input.dtype))
+    prediction = model(tf.cast(x, model.inputs[0].dtype))
     return tf.reduce_mean(tf.square(tf.cast(prediction, y.dtype) - y))
 
 
