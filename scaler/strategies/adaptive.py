@@ -68,8 +68,8 @@ class AdaptiveScale:
 
     The paper chooses a layer's scale before its backward pass, so it predicts the deviation of the product from the
     means and deviations of gradient and weights, and divides u_max by the layer's fan-in since the sum is not known
-    yet. Here the scale is that of the next step, so the product itself was measured, at both ends of the group and in its
-    weights; `headroom` is for how much it may grow from one step to the next. The paper's max(s_low, 1) holds for
+    yet. Here the scale is that of the next step, so the product itself was measured, at both ends of the group and in
+    its weights; `headroom` is for how much it may grow from one step to the next. The paper's max(s_low, 1) holds for
     what a layer adds to the scale that its gradients bring along; here it holds for the whole scale, so that groups
     stay apart. Its code's bounds of 16 a layer and 1024 in all are `max_scale` here. The
     ceiling is ours: it keeps a scale from coming back at once to where it overflowed.
