@@ -8,8 +8,8 @@ from scaler_cases import raw, slots
 
 import scaler
 
-VANISHING = [2.0**-9] * 6
-EXPLODING = [2.0**9] * 6
+VANISHING = [2.0**-13] * 4
+EXPLODING = [2.0**13] * 4
 ONE = np.float32(1.0)
 
 
@@ -36,7 +36,7 @@ def test_gradients_that_no_single_scale_holds(gains):
             scaled = cases.loss_of(model, x, y) * loss_scale
         return tape.gradient(scaled, model.trainable_variables)
 
-    for exponent in range(-70, 71, 2):
+    for exponent in range(-70, 71, 5):
         found = single(tf.constant(2.0**exponent))
         flushed = any(not np.any(grad.numpy()) for grad in found)
         assert flushed or not scaler.all_finite(found), exponent
@@ -44,7 +44,7 @@ def test_gradients_that_no_single_scale_holds(gains):
 
 def test_every_mode_gives_the_same(execute):
     # Each mode against one list of numbers: the scales are powers of two, so they agree to the bit.
-    gains = [2.0**-5] * 4
+    gains = [2.0**-9] * 2
     run = cases.Run(cases.chain(gains), cases.cuts(gains))
     step = execute(run.step)
     seen = []
@@ -118,13 +118,12 @@ def test_an_overflow_where_a_group_ends_is_that_groups_fault():
 
 
 def test_a_run_restored_continues_bit_for_bit(tmp_path):
-    gains = [2.0**-5] * 3
+    gains = [2.0**-9]
     kinds = {
         "adaptive": None,
         "dall-e": scaler.Smooth(
             2.0**13, backoff_factor=2**-0.5, backoff_interval=2, min_scale=2.0**7, max_scale=2.0**24
         ),
-        "headroom": scaler.Headroom(),
     }
     for name, strategy in kinds.items():
 
