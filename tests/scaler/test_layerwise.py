@@ -182,3 +182,14 @@ def test_refusals():
         scaler.rescale(tf.constant([1]), 2.0)
     with pytest.raises(scaler.InvalidArgument, match="a rule for groups of layers"):
         scaler.LossScaler(scaler.AdaptiveScale()).update(scaler.Event(tf.constant(True)))
+
+
+def test_an_overflow_of_rescaling_counts_where_no_weight_is_trained():
+    near, frozen = tf.Variable(1.0, dtype=tf.float16), tf.Variable(1.0, dtype=tf.float16)
+    layerwise = scaler.Layerwise({"near": [near], "far": [frozen]}, strategy=scaler.Dynamic(1.0))
+    layerwise._state["loss_scale"].assign([1.0, 2.0**20])
+    with tf.GradientTape() as tape:
+        loss = tf.cast(layerwise.rescale(layerwise.rescale(frozen * 1.0, "far") * near, "near"), tf.float32)
+    grads, seen = layerwise.gradient(tape, loss, [near])
+    assert grads[0].numpy() == 1.0
+    assert seen.finite.numpy().tolist() == [True, False]
