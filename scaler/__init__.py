@@ -9,6 +9,7 @@ The order of a step:
 """
 
 from scaler import presets as presets
+from scaler.cut_points import insert_rescales as insert_rescales
 from scaler.errors import InvalidArgument as InvalidArgument
 from scaler.errors import ScalerError as ScalerError
 from scaler.errors import StuckError as StuckError
@@ -16,15 +17,19 @@ from scaler.errors import StuckWarning as StuckWarning
 from scaler.formats import FloatFormat as FloatFormat
 from scaler.formats import float_format as float_format
 from scaler.gradients import all_finite as all_finite
+from scaler.layerwise import Layerwise as Layerwise
 from scaler.loss_scaler import Counters as Counters
 from scaler.loss_scaler import LossScaler as LossScaler
 from scaler.masters import MasterWeights as MasterWeights
 from scaler.outcome import Cause as Cause
 from scaler.outcome import Outcome as Outcome
+from scaler.rescaling import rescale as rescale
 from scaler.rollback import Snapshot as Snapshot
 from scaler.rollback import snapshot as snapshot
 from scaler.statistics import amax as amax
 from scaler.statistics import histogram as histogram
+from scaler.strategies import AdaptiveScale as AdaptiveScale
+from scaler.strategies import AdaptiveScaleState as AdaptiveScaleState
 from scaler.strategies import Bounded as Bounded
 from scaler.strategies import DelayedAmax as DelayedAmax
 from scaler.strategies import DelayedAmaxState as DelayedAmaxState
@@ -35,6 +40,7 @@ from scaler.strategies import Headroom as Headroom
 from scaler.strategies import HeadroomState as HeadroomState
 from scaler.strategies import Histogram as Histogram
 from scaler.strategies import HistogramState as HistogramState
+from scaler.strategies import LayerEvent as LayerEvent
 from scaler.strategies import LogNormal as LogNormal
 from scaler.strategies import LogNormalState as LogNormalState
 from scaler.strategies import Needs as Needs
@@ -50,6 +56,8 @@ from scaler.strategies import Warmup as Warmup
 from scaler.stuck import StuckPolicy as StuckPolicy
 
 __all__ = [
+    "AdaptiveScale",
+    "AdaptiveScaleState",
     "Bounded",
     "Cause",
     "Counters",
@@ -64,6 +72,8 @@ __all__ = [
     "Histogram",
     "HistogramState",
     "InvalidArgument",
+    "LayerEvent",
+    "Layerwise",
     "LogNormal",
     "LogNormalState",
     "LossScaler",
@@ -88,6 +98,8 @@ __all__ = [
     "amax",
     "float_format",
     "histogram",
+    "insert_rescales",
     "presets",
+    "rescale",
     "snapshot",
 ]

@@ -7,7 +7,8 @@ from markdown_blocks import python_blocks, run_blocks
 
 import scaler
 
-STRATEGIES = (pathlib.Path(__file__).parent.parent / "docs" / "strategies.md").read_text(encoding="utf-8")
+DOCS = pathlib.Path(__file__).parent.parent / "docs"
+STRATEGIES = (DOCS / "strategies.md").read_text(encoding="utf-8")
 
 
 def test_the_strategy_that_is_written_on_the_way_works(tmp_path):
@@ -22,3 +23,9 @@ def test_every_strategy_is_in_the_table():
     named = set(re.findall(r"`(\w+)\(", STRATEGIES.split("## One of your own")[0]))
     kinds = {name for name in scaler.__all__ if hasattr(getattr(scaler, name), "update")} - {"LossScaler", "Strategy"}
     assert kinds <= named | {"LossScaleOptimizer"}, kinds - named
+
+
+def test_the_layerwise_steps_work(tmp_path):
+    names = run_blocks((DOCS / "layerwise.md").read_text(encoding="utf-8"), tmp_path)
+    assert names["loss_scaler"].counters.skipped == 0
+    assert "also goes to layer 'block'" in names["complaint"]

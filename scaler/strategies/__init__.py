@@ -1,5 +1,8 @@
 """Loss-scaling strategies, one file each: pure state machines, nothing stateful."""
 
+from scaler.strategies.adaptive import AdaptiveScale as AdaptiveScale
+from scaler.strategies.adaptive import AdaptiveScaleState as AdaptiveScaleState
+from scaler.strategies.adaptive import LayerEvent as LayerEvent
 from scaler.strategies.base import Event as Event
 from scaler.strategies.base import Needs as Needs
 from scaler.strategies.base import Strategy as Strategy

@@ -1,0 +1,148 @@
+"""Guards where a Keras model is cut: branches, residual blocks and shared layers, and a clear refusal of the rest."""
+
+import keras
+import layerwise_cases as cases
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+
+layers = keras.layers
+
+
+def towers():
+    """Two towers, one with a residual block, a shared layer behind both, and a second output."""
+    keras.utils.set_random_seed(2)
+    left, right = keras.Input([8], name="left"), keras.Input([8], name="right")
+    flat = layers.Flatten(name="flat")(left)
+    stem = layers.Dense(8, activation="tanh", name="stem")(flat)
+    inner = layers.Dense(8, activation="tanh", name="inner")(stem)
+    block = layers.Add(name="block")([stem, inner])
+    tower = layers.Dense(8, activation="tanh", name="tower")(layers.Concatenate(name="both")([right, flat]))
+    shared = layers.Dense(4, name="shared")
+    joined = layers.Add(name="joined")([shared(block), shared(tower)])
+    first = layers.Dense(1, name="first")(layers.Activation("tanh", name="bend")(joined))
+    return keras.Model([left, right], {"first": first, "second": layers.Dense(1, name="second")(joined)})
+
+
+def gradients(model, layerwise=None):
+    x = [cases.batch(seed)[0] for seed in (0, 1)]
+    with tf.GradientTape() as tape:
+        outputs = model(x)
+        loss = tf.reduce_mean(tf.square(outputs["first"] - 1.0)) + tf.reduce_mean(tf.square(outputs["second"]))
+    if layerwise is None:
+        return tape.gradient(loss, model.trainable_variables)
+    return layerwise.gradient(tape, loss, model.trainable_variables)
+
+
+def test_branches_a_shared_layer_and_two_outputs_get_exact_gradients():
+    model = towers()
+    rescaled, layerwise = scaler.insert_rescales(model, ["stem", "joined", "tower", "block"])
+    assert layerwise.names[:2] == ("outputs", "joined")
+    parents = {
+        name: layerwise.names[parent]
+        for name, parent in zip(layerwise.names, layerwise._groups.parents, strict=True)
+        if parent >= 0
+    }
+    assert parents == {"joined": "outputs", "block": "joined", "tower": "joined", "stem": "block"}
+    # Another scale for each group; in float32 powers of two change no bit.
+    exponents = {"outputs": 3, "joined": -5, "block": 20, "tower": -11, "stem": 40}
+    layerwise._state["loss_scale"].assign([2.0 ** exponents[name] for name in layerwise.names])
+    found, seen = gradients(rescaled, layerwise)
+    for one, variable in zip(found, rescaled.trainable_variables, strict=True):
+        position = [id(v) for v in model.trainable_variables].index(id(variable))
+        assert one.numpy().tobytes() == gradients(model)[position].numpy().tobytes(), variable.path
+    assert seen.observed.numpy().all()
+    assert seen.finite.numpy().all()
+    amax = max(float(tf.reduce_max(tf.abs(grad))) for grad in found)
+    assert seen.amax.numpy().max() >= amax
+
+
+def test_the_new_model_predicts_the_same_and_shares_its_weights():
+    model = towers()
+    rescaled, _ = scaler.insert_rescales(model, ["joined"])
+    x = [cases.batch(seed)[0] for seed in (0, 1)]
+    for name, prediction in rescaled(x).items():
+        np.testing.assert_array_equal(prediction, model(x)[name])
+    assert {id(v) for v in rescaled.variables} == {id(v) for v in model.variables}
+
+
+def test_a_sequential_model_and_one_name():
+    model = keras.Sequential([keras.Input([8]), layers.Dense(4, name="one"), layers.Dense(1, name="two")])
+    rescaled, layerwise = scaler.insert_rescales(model, "one")
+    assert layerwise.names == ("outputs", "one")
+    x, y = cases.batch()
+    for owner, names in (("outputs", {"two"}), ("one", {"one"})):
+        layerwise._state["loss_scale"].assign([2.0**9 if name == owner else 1.0 for name in layerwise.names])
+        with tf.GradientTape() as tape:
+            loss = cases.loss_of(rescaled, x, y)
+        raw = tape.gradient(loss, rescaled.trainable_variables)
+        with tf.GradientTape() as tape:
+            plain = cases.loss_of(model, x, y)
+        wanted = tape.gradient(plain, rescaled.trainable_variables)
+        for variable, grad, want in zip(rescaled.trainable_variables, raw, wanted, strict=True):
+            factor = 2.0**9 if variable.path.split("/")[-2] in names else 1.0
+            np.testing.assert_array_equal(grad, want * factor)
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (["inner"], "'stem', which comes before, also goes to layer 'block'"),
+        (["first"], None),
+        (["shared"], "called several times"),
+        (["bend"], "also goes to layer 'second'"),
+        (["missing"], "expected names of layers"),
+        (["stem", "stem"], "each once"),
+        ([], "at least one layer"),
+    ],
+)
+def test_what_is_no_cut_point_is_refused_by_name(after, words):
+    model = towers()
+    with pytest.raises(scaler.InvalidArgument, match=words or "also goes to layer 'second'"):
+        scaler.insert_rescales(model, after)
+
+
+def test_a_shared_layer_on_both_sides_of_a_cut_is_refused():
+    twice = layers.Dense(8, name="twice")
+    inputs = keras.Input([8])
+    middle = layers.Activation("tanh", name="middle")(twice(inputs))
+    model = keras.Model(inputs, twice(middle))
+    with pytest.raises(scaler.InvalidArgument, match="'twice' is called in group 'middle' and in 'outputs'"):
+        scaler.insert_rescales(model, ["middle"])
+
+
+def test_losses_that_would_come_by_no_rescale_are_refused():
+    for options in ({"kernel_regularizer": "l2"}, {"activity_regularizer": "l2"}):
+        inputs = keras.Input([8])
+        hidden = layers.Dense(4, name="hidden", **options)(inputs)
+        with pytest.raises(scaler.InvalidArgument, match="weight decay"):
+            scaler.insert_rescales(keras.Model(inputs, layers.Dense(1)(hidden)), ["hidden"])
+
+
+def test_models_whose_graph_is_not_known_are_refused():
+    class Own(keras.Model):
+        def call(self, x):
+            return x
+
+    for model, words in (
+        (Own(), "subclassed"),
+        (keras.Sequential([layers.Dense(1)]), "not built"),
+        ("model", "expected a keras.Sequential"),
+    ):
+        with pytest.raises(scaler.InvalidArgument, match=words):
+            scaler.insert_rescales(model, ["one"])
+
+
+def test_frozen_layers_may_be_thawed_later():
+    model = keras.Sequential([keras.Input([8]), layers.Dense(4, name="one"), layers.Dense(1, name="two")])
+    model.layers[0].trainable = False
+    rescaled, layerwise = scaler.insert_rescales(model, ["one"])
+    x, y = cases.batch()
+    for trainable, count in ((False, 2), (True, 4)):
+        model.layers[0].trainable = trainable
+        with tf.GradientTape() as tape:
+            loss = cases.loss_of(rescaled, x, y)
+        grads, _ = layerwise.gradient(tape, loss, rescaled.trainable_variables)
+        assert len([grad for grad in grads if grad is not None]) == count

@@ -1,0 +1,195 @@
+"""Guards layer-wise scales: gradients that no one scale can hold, the same in every mode, skips for one group."""
+
+import layerwise_cases as cases
+import numpy as np
+import pytest
+import tensorflow as tf
+from scaler_cases import raw, slots
+
+import scaler
+
+VANISHING = [2.0**-13] * 4
+EXPLODING = [2.0**13] * 4
+ONE = np.float32(1.0)
+
+
+def error(found, wanted):
+    return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
+
+
+@pytest.mark.parametrize("gains", [VANISHING, EXPLODING], ids=["vanishing", "exploding"])
+def test_gradients_that_no_single_scale_holds(gains):
+    x, y = cases.batch()
+    wanted = cases.exact_gradients(gains, x, y)
+    run = cases.Run(cases.chain(gains), cases.cuts(gains), rate=0.0)
+    step = tf.function(run.step)
+    for _ in range(40):
+        finite, grads, _ = step(x, y, ONE)
+    assert finite
+    assert max(error(grad.numpy(), want) for grad, want in zip(grads, wanted, strict=True)) < 0.02
+
+    model = cases.chain(gains)
+
+    @tf.function
+    def single(loss_scale):
+        with tf.GradientTape() as tape:
+            scaled = cases.loss_of(model, x, y) * loss_scale
+        return tape.gradient(scaled, model.trainable_variables)
+
+    for exponent in range(-70, 71, 5):
+        found = single(tf.constant(2.0**exponent))
+        flushed = any(not np.any(grad.numpy()) for grad in found)
+        assert flushed or not scaler.all_finite(found), exponent
+
+
+def test_every_mode_gives_the_same(execute):
+    # Each mode against one list of numbers: the scales are powers of two, so they agree to the bit.
+    gains = [2.0**-9] * 2
+    run = cases.Run(cases.chain(gains), cases.cuts(gains))
+    step = execute(run.step)
+    seen = []
+    for number in range(8):
+        finite, grads, _ = step(*cases.batch(number), np.float32(2.0**40 if number == 5 else 1))
+        seen.append([bool(finite), list(cases.log2_scales(run.layerwise).values())])
+    reference = cases.Run(cases.chain(gains), cases.cuts(gains))
+    for number, (finite, scales) in enumerate(seen):
+        applied, want, _ = reference.step(*map(tf.constant, cases.batch(number)), 2.0**40 if number == 5 else 1.0)
+        assert (bool(applied), list(cases.log2_scales(reference.layerwise).values())) == (finite, scales), number
+    assert [finite for finite, _ in seen] == [True] * 5 + [False] + [True] * 2
+    for grad, wanted in zip(grads, want, strict=True):
+        assert error(grad.numpy(), wanted.numpy()) < 0.02
+
+
+def test_powers_of_two_change_no_bit_of_float32_training():
+    tf.config.run_functions_eagerly(True)
+    gains = [2.0**-22, 2.0**4]
+    trained = []
+    for strategy in (scaler.Static(1.0), scaler.Static(2.0**20), scaler.AdaptiveScale(2.0**-9)):
+        run = cases.Run(cases.chain(gains, "float32"), cases.cuts(gains), strategy)
+        for number in range(5):
+            assert run.step(*map(tf.constant, cases.batch(number)), 1.0)[0]
+        trained.append(raw(run.variables, slots(run.optimizer)))
+    assert cases.log2_scales(run.layerwise)["steep_0"] != 0
+    assert trained[0] == trained[1] == trained[2]
+
+
+def test_one_group_overflows_and_its_scale_alone_is_lowered(execute):
+    gains = [1.0, 1.0, 1.0]
+    run = cases.Run(cases.chain(gains), cases.cuts(gains), scaler.Dynamic(1.0))
+    step, index = execute(run.step), run.layerwise.names.index("steep_1")
+    assert step(*cases.batch(), ONE)[0]
+    run.layerwise._state["loss_scale"].scatter_nd_update([[index]], [2.0**24])
+    before = raw(run.variables, run.masters.weights, slots(run.optimizer))
+    scales = cases.log2_scales(run.layerwise)
+    finite, _, seen = step(*cases.batch(), ONE)
+    assert not finite
+    assert raw(run.variables, run.masters.weights, slots(run.optimizer)) == before
+    assert cases.log2_scales(run.layerwise) == {**scales, "steep_1": 23}
+    assert seen.finite.numpy()[index] == False  # noqa: E712
+    assert seen.observed.numpy().tolist() == [True, True, True, False]
+    for _ in range(23):
+        if step(*cases.batch(), ONE)[0]:
+            break
+    else:
+        pytest.fail("it never found back")
+    assert [v for k, v in cases.log2_scales(run.layerwise).items() if k != "steep_1"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("factor", [np.inf, np.nan])
+def test_a_loss_that_is_not_finite_is_no_groups_fault(factor):
+    run = cases.Run(cases.chain([1.0]), cases.cuts([1.0]), scaler.Dynamic(8.0))
+    before = [value.numpy().tolist() for value in run.layerwise.state]
+    assert not run.step(*map(tf.constant, cases.batch()), np.float32(factor))[0]
+    assert [value.numpy().tolist() for value in run.layerwise.state] == before
+
+
+def test_an_overflow_where_a_group_ends_is_that_groups_fault():
+    # The weights of the first group stay finite; what it hands on does not.
+    weight, deep = tf.Variable([[200.0]], dtype=tf.float16), tf.Variable([[1.0]], dtype=tf.float16)
+    layerwise = scaler.Layerwise({"near": [weight], "far": [deep]}, strategy=scaler.Static(1.0))
+    with tf.GradientTape() as tape:
+        hidden = layerwise.rescale(deep * tf.constant([[0.125]], tf.float16), "far")
+        loss = tf.cast(layerwise.rescale(hidden * weight, "near"), tf.float32)[0, 0] * 1000.0
+    grads, seen = layerwise.gradient(tape, loss, [weight, deep])
+    assert grads[0].numpy() == 125.0
+    assert np.isinf(grads[1].numpy())
+    assert seen.finite.numpy().tolist()[0] is False
+    assert seen.observed.numpy().tolist() == [True, False]
+
+
+def test_a_run_restored_continues_bit_for_bit(tmp_path):
+    gains = [2.0**-9]
+    kinds = {
+        "adaptive": None,
+        "dall-e": scaler.Smooth(
+            2.0**13, backoff_factor=2**-0.5, backoff_interval=2, min_scale=2.0**7, max_scale=2.0**24
+        ),
+    }
+    for name, strategy in kinds.items():
+
+        def go(run, numbers):
+            for number in numbers:
+                run.step(*map(tf.constant, cases.batch(number)), np.float32(2.0**30 if number == 2 else 1))
+            state = [value.numpy().tobytes() for value in run.layerwise.state]
+            return state + raw(run.variables, run.masters.weights, slots(run.optimizer))
+
+        whole = cases.Run(cases.chain(gains), cases.cuts(gains), strategy)
+        go(whole, range(4))
+        path = whole.checkpoint.write(str(tmp_path / name))
+        resumed = cases.Run(cases.chain(gains), cases.cuts(gains), strategy)
+        resumed.checkpoint.read(path).assert_consumed()
+        assert go(resumed, range(4, 8)) == go(whole, range(4, 8))
+
+
+def test_scales_are_powers_of_two_within_bounds_whatever_was_restored():
+    layerwise = scaler.Layerwise({"only": [tf.Variable(1.0)]}, strategy=scaler.Dynamic(8.0, max_scale=2.0**100))
+    for stored, used in ((12.0, 8.0), (np.inf, 2.0**60), (0.0, 2.0**-14), (np.nan, 8.0), (-1.0, 2.0**-14)):
+        layerwise._state["loss_scale"].assign([stored])
+        assert layerwise.scales.numpy().tolist() == [used]
+
+
+def test_the_identity_multiplies_gradients_only():
+    for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
+        x = tf.constant([1.5, -2.0], dtype)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            out = scaler.rescale(x, 2.0**20)
+            loss = tf.reduce_sum(out * tf.constant([2.0**-20, 1.0 if dtype != tf.float16 else 0.0], dtype))
+        assert out.numpy().tolist() == x.numpy().tolist()
+        assert tape.gradient(loss, x).numpy().tolist()[0] == 1.0
+
+
+def test_refusals():
+    first, second = tf.Variable(1.0, name="first"), tf.Variable(2.0, name="second")
+    with pytest.raises(scaler.InvalidArgument, match="at least one group"):
+        scaler.Layerwise({})
+    with pytest.raises(scaler.InvalidArgument, match="in group 'a' and in 'b'"):
+        scaler.Layerwise({"a": [first], "b": [first]})
+    with pytest.raises(scaler.InvalidArgument, match="parent of group 'b' is 'c'"):
+        scaler.Layerwise({"a": [first], "b": [second], "c": []}, parents={"b": "c"})
+    with pytest.raises(scaler.InvalidArgument, match="histogram"):
+        scaler.Layerwise({"a": [first]}, strategy=scaler.Histogram())
+    layerwise = scaler.Layerwise({"a": [first]})
+    with pytest.raises(scaler.InvalidArgument, match="expected one of the groups a"):
+        layerwise.rescale(1.0, "b")
+    with pytest.raises(scaler.InvalidArgument, match="belongs to none of the groups"):
+        layerwise.unscale([tf.constant(1.0)], [second])
+    with tf.GradientTape() as tape:
+        loss = first * 2.0
+    with pytest.raises(scaler.InvalidArgument, match="did not come by a rescale"):
+        layerwise.gradient(tape, loss, [first])
+    with pytest.raises(scaler.InvalidArgument, match="int32"):
+        scaler.rescale(tf.constant([1]), 2.0)
+    with pytest.raises(scaler.InvalidArgument, match="a rule for groups of layers"):
+        scaler.LossScaler(scaler.AdaptiveScale()).update(scaler.Event(tf.constant(True)))
+
+
+def test_an_overflow_of_rescaling_counts_where_no_weight_is_trained():
+    near, frozen = tf.Variable(1.0, dtype=tf.float16), tf.Variable(1.0, dtype=tf.float16)
+    layerwise = scaler.Layerwise({"near": [near], "far": [frozen]}, strategy=scaler.Dynamic(1.0))
+    layerwise._state["loss_scale"].assign([1.0, 2.0**20])
+    with tf.GradientTape() as tape:
+        loss = tf.cast(layerwise.rescale(layerwise.rescale(frozen * 1.0, "far") * near, "near"), tf.float32)
+    grads, seen = layerwise.gradient(tape, loss, [near])
+    assert grads[0].numpy() == 1.0
+    assert seen.finite.numpy().tolist() == [True, False]
