@@ -119,8 +119,13 @@ def loss_scale_figure(summary: Mapping, steps: Steps) -> Figure:
         scales = {record["loss_scale"] for record in records}
         (moving if len(scales) > 1 or any(_skipped(record) for record in records) else constant).append(row)
     panels = max(1, len(moving))
-    figure = Figure((_WIDTH, 0.7 + 1.5 * panels), layout="constrained")
-    grid = figure.subplots(panels, 1, sharex=True, sharey=True, squeeze=False).ravel()
+    columns = 1 if panels <= 4 else 2
+    lines = math.ceil(panels / columns)
+    figure = Figure((_WIDTH, 0.7 + 1.5 * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    if panels < len(grid):
+        grid[-1].remove()
+        grid[-3].tick_params(labelbottom=True)
     for axes, row in zip(grid, moving, strict=False):
         _scale_panel(axes, row, summary, steps)
         # Without scaling there is nothing to see, and 1 is far below everything else.
@@ -219,8 +224,10 @@ def _scale_panel(axes: Axes, row: Mapping, summary: Mapping, steps: Steps) -> No
         at = [record["step"] for record in lost], [record["loss_scale"] for record in lost]
         axes.plot(*at, "x", color=_TEXT, markersize=7, markeredgewidth=1.6, clip_on=False)
     runs = "one run" if summary["seeds"] == 1 else f"{summary['seeds']} runs"
-    axes.set_title(row["title"], loc="left", parse_math=False)
-    axes.set_title(f"× skipped steps: {len(lost)} in {runs}", loc="right", color=_MUTED)
+    # A strategy with many options would run into what stands on the right.
+    title = row["title"] if len(row["title"]) <= 40 else row["title"][:39] + "…"
+    axes.set_title(title, loc="left", parse_math=False)
+    axes.set_title(f"× skipped: {len(lost)} in {runs}", loc="right", color=_MUTED)
 
 
 def _constant_scales(axes: Axes, rows: Sequence[Mapping], summary: Mapping, hidden: float | None = None) -> None:
