@@ -48,6 +48,8 @@ from scaler.strategies import StaticState as StaticState
 from scaler.strategies import Strategy as Strategy
 from scaler.strategies import Warmup as Warmup
 from scaler.stuck import StuckPolicy as StuckPolicy
+from scaler.update_modes import KahanWeights as KahanWeights
+from scaler.update_modes import StochasticRounding as StochasticRounding
 
 __all__ = [
     "Bounded",
@@ -64,6 +66,7 @@ __all__ = [
     "Histogram",
     "HistogramState",
     "InvalidArgument",
+    "KahanWeights",
     "LogNormal",
     "LogNormalState",
     "LossScaler",
@@ -79,6 +82,7 @@ __all__ = [
     "Snapshot",
     "Static",
     "StaticState",
+    "StochasticRounding",
     "Strategy",
     "StuckError",
     "StuckPolicy",
