@@ -22,3 +22,8 @@ def test_every_strategy_is_in_the_table():
     named = set(re.findall(r"`(\w+)\(", STRATEGIES.split("## One of your own")[0]))
     kinds = {name for name in scaler.__all__ if hasattr(getattr(scaler, name), "update")} - {"LossScaler", "Strategy"}
     assert kinds <= named | {"LossScaleOptimizer"}, kinds - named
+
+
+def test_the_update_modes_do_what_is_said_of_them(tmp_path):
+    text = (pathlib.Path(__file__).parent.parent / "docs" / "update_modes.md").read_text(encoding="utf-8")
+    assert run_blocks(text, tmp_path)["swallowed"] > 0.5
