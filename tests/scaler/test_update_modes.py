@@ -171,13 +171,17 @@ def test_slots_are_float32_and_the_share_counts_updates_other_than_zero():
     assert {tf.as_dtype(v.dtype) for v in optimizer.variables if v.shape == (4,)} == {tf.float32}
 
 
-def test_large_weights_are_not_compiled_a_few_at_a_time():
-    weight = tf.Variable(tf.ones([2**19], tf.bfloat16))
-    weights = scaler.StochasticRounding([weight])
-    step = tf.function(make_step(weights, keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(1.0))))
+def test_large_weights_are_rounded_once_a_step():
+    large = [tf.Variable(tf.ones([2**19], tf.bfloat16)) for _ in range(2)]
+    weights = scaler.StochasticRounding(large)
+    optimizer, loss_scaler = keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(1.0))
+    step = tf.function(lambda grad: loss_scaler.apply(optimizer, [grad, grad], weights))
     step(tf.fill([2**19], -(2.0**-9)))
-    assert np.mean(weight.numpy().astype(np.float64)) == pytest.approx(1 + 2.0**-9, abs=2.0**-14)
+    for weight in large:
+        assert np.mean(weight.numpy().astype(np.float64)) == pytest.approx(1 + 2.0**-9, abs=2.0**-14)
     assert float(weights.swallowed) == pytest.approx(0.75, abs=0.01)
+    (steps,) = [variable for variable in weights.variables if variable.name.startswith("steps")]
+    assert int(steps) == 1
 
 
 @pytest.mark.parametrize("seed", [-1, 2**31, 1.5, True, None])
