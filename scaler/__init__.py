@@ -54,6 +54,8 @@ from scaler.strategies import StaticState as StaticState
 from scaler.strategies import Strategy as Strategy
 from scaler.strategies import Warmup as Warmup
 from scaler.stuck import StuckPolicy as StuckPolicy
+from scaler.update_modes import KahanWeights as KahanWeights
+from scaler.update_modes import StochasticRounding as StochasticRounding
 
 __all__ = [
     "AdaptiveScale",
@@ -72,6 +74,7 @@ __all__ = [
     "Histogram",
     "HistogramState",
     "InvalidArgument",
+    "KahanWeights",
     "LayerEvent",
     "Layerwise",
     "LogNormal",
@@ -89,6 +92,7 @@ __all__ = [
     "Snapshot",
     "Static",
     "StaticState",
+    "StochasticRounding",
     "Strategy",
     "StuckError",
     "StuckPolicy",

@@ -141,7 +141,8 @@ class Gate:
 
     def _update(self, strategy, grads: list, loss_scale: tf.Tensor, norm: tf.Tensor) -> None:
         factor = None if self.clip_norm is None else gradients.clip_factor(norm, self.clip_norm)
-        if clusters.worth_compiling(self.optimizer, grads, self.targets):
+        compiles = self.masters is None or self.masters.compiles
+        if compiles and clusters.worth_compiling(self.optimizer, grads, self.targets):
             clusters.update(self.optimizer, grads, self.targets, self.masters, loss_scale, factor)
             return
 

@@ -32,6 +32,9 @@ class MasterWeights(tf.Module):
         InvalidArgument: For an empty list, a variable given twice or another dtype.
     """
 
+    compiles = True
+    """Whether updates may be compiled a few variables at a time, with `refresh` and `write` called more than once."""
+
     def __init__(self, variables: Sequence, name: str = "master_weights"):
         super().__init__(name=name)
         if isinstance(variables, keras.Model):

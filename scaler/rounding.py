@@ -38,12 +38,12 @@ def round_stochastically(values: tf.Tensor, dtype, seed: tf.Tensor) -> tf.Tensor
         InvalidArgument: For another dtype.
     """
     dtype, values = _sixteen_bits(dtype), tf.convert_to_tensor(values, tf.float32)
-    spacing = _spacing(values, dtype)
+    step = spacing(values, dtype)
     # Quotients by a power of two and sums below 2^24 are exact: nothing is rounded but by the floor.
-    quotient = values / spacing
+    quotient = values / step
     below = tf.floor(quotient)
     chance = tf.random.stateless_uniform(tf.shape(values), seed)
-    rounded = (below + tf.cast(chance < quotient - below, tf.float32)) * spacing
+    rounded = (below + tf.cast(chance < quotient - below, tf.float32)) * step
     return tf.cast(tf.where(tf.math.is_finite(values), _saturated(rounded, dtype), values), dtype)
 
 
@@ -93,8 +93,8 @@ def _nearest(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     Not a cast there and back: XLA is allowed to leave out such a pair (xla_allow_excess_precision), and with it the
     rounding.
     """
-    spacing = _spacing(values, dtype)
-    rounded = tf.round(values / spacing) * spacing
+    step = spacing(values, dtype)
+    rounded = tf.round(values / step) * step
     return tf.where(tf.math.is_finite(values), _saturated(rounded, dtype), values)
 
 
@@ -102,8 +102,16 @@ def _saturated(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.clip_by_value(values, -_LARGEST[dtype], _LARGEST[dtype])
 
 
-def _spacing(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """The distance between the dtype's numbers around each value, a power of two."""
+def spacing(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """The distance between the dtype's numbers around each value: a power of two, at least 2^-126.
+
+    Args:
+        values: Float32, of any shape.
+        dtype: `tf.bfloat16` or `tf.float16`.
+
+    Returns:
+        Float32, of that shape.
+    """
     bits = tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), 0x7F800000)
     exponent = tf.maximum(tf.bitwise.right_shift(bits, 23) - 127, _LEAST_EXPONENT[dtype])
     # Of bfloat16's smallest numbers the spacing is subnormal, which kernels take for 0.

@@ -29,3 +29,8 @@ def test_the_layerwise_steps_work(tmp_path):
     names = run_blocks((DOCS / "layerwise.md").read_text(encoding="utf-8"), tmp_path)
     assert names["loss_scaler"].counters.skipped == 0
     assert "also goes to layer 'block'" in names["complaint"]
+
+
+def test_the_update_modes_do_what_is_said_of_them(tmp_path):
+    text = (pathlib.Path(__file__).parent.parent / "docs" / "update_modes.md").read_text(encoding="utf-8")
+    assert run_blocks(text, tmp_path)["swallowed"] > 0.5

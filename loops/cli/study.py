@@ -13,20 +13,30 @@ from loops import tasks
 from loops.actions import Progress
 from loops.cli import arguments
 from loops.runs import to_json
+from loops.strategies import FORMS
 from loops.study.compare import run_study
-from loops.study.setups import SETUPS, choose_setups
+from loops.study.setups import SETUPS, choose_setups, strategy_setups
 
 
 def add_parser(commands) -> None:
     """Declares the subcommand."""
     parser = commands.add_parser("study", help="compare precisions and scalings on a task, with a report")
     parser.add_argument("task", nargs="?", default="digits", metavar="TASK", help="digits or mnist (default: digits)")
-    parser.add_argument(
+    compared = parser.add_mutually_exclusive_group()
+    compared.add_argument(
         "--setup",
         action="append",
         default=[],
         metavar="NAME",
         help=f"one of {', '.join(setup.name for setup in SETUPS)}; may be given several times (default: all)",
+    )
+    compared.add_argument(
+        "--strategy",
+        action="append",
+        default=[],
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="compare strategies in place of set-ups, on mixed float16 and beside float32; may be given several times: "
+        + FORMS,
     )
     parser.add_argument("--steps", type=arguments.count, default=400, help="batches a run (default: %(default)s)")
     parser.add_argument("--seeds", type=arguments.count, default=3, help="runs a set-up (default: %(default)s)")
@@ -38,7 +48,7 @@ def add_parser(commands) -> None:
 def _run(options: argparse.Namespace) -> None:
     from loops.study.report import write_report
 
-    setups = choose_setups(options.setup)
+    setups = strategy_setups(options.strategy) if options.strategy else choose_setups(options.setup)
     task = tasks.load(options.task)
     summary = run_study(task, setups, steps=options.steps, seeds=options.seeds, out=options.out, progress=Progress)
     written = write_report(pathlib.Path(options.out))

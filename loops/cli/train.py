@@ -9,6 +9,7 @@ from loops import tasks
 from loops.actions import Progress
 from loops.cli import arguments
 from loops.runs import POLICIES, RunOptions, to_json, train
+from loops.strategies import FORMS
 
 
 def add_parser(commands) -> None:
@@ -21,8 +22,8 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--strategy",
         default="dynamic",
-        help="none, static:1024, dynamic, dynamic:growth_interval=200,initial_scale=65536, or a preset in the same "
-        "way: pytorch, deepspeed:hysteresis=3 (default: %(default)s)",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help=f"{FORMS} (default: %(default)s)",
     )
     parser.add_argument("--steps", type=arguments.count, default=400, help="batches to take (default: %(default)s)")
     parser.add_argument("--seed", type=arguments.seed, default=0, help="(default: %(default)s)")

@@ -49,6 +49,7 @@ _STYLE: Any = {
     "figure.constrained_layout.h_pad": 0.07,
     "figure.constrained_layout.w_pad": 0.07,
 }
+_SCALES_IN_A_COLUMN = 4
 # float16's number line in powers of two: values of 2^-25 and less become zero, those of 65520 and more infinite.
 _REGIONS = (
     (-math.inf, -25, "#D55E00", "zero\n≤ $2^{-25}$"),
@@ -111,18 +112,30 @@ def loss_figure(summary: Mapping, steps: Steps) -> Figure:
 
 @matplotlib.rc_context(_STYLE)
 def loss_scale_figure(summary: Mapping, steps: Steps) -> Figure:
-    """The loss scale over the steps: a panel for each set-up where it moves or a step was skipped."""
+    """The loss scale over the steps: a panel for each set-up where it moves or a step was skipped.
+
+    Constant scales are lines in these panels, or where there are many of them panels, too.
+    """
     moving: list = []
     constant: list = []
     for row in summary["setups"]:
         records = [record for run in runs_of(summary, row) for record in steps[run["folder"]]]
         scales = {record["loss_scale"] for record in records}
         (moving if len(scales) > 1 or any(_skipped(record) for record in records) else constant).append(row)
+    columns = 1 if len(moving) <= _SCALES_IN_A_COLUMN else 2
+    if columns == 2:
+        # Narrow panels have no room for the names of others.
+        moving = [row for row in summary["setups"] if row in moving or _run(summary, row)["loss_scale"] != 1]
+        constant = []
     panels = max(1, len(moving))
-    figure = Figure((_WIDTH, 0.7 + 1.5 * panels), layout="constrained")
-    grid = figure.subplots(panels, 1, sharex=True, sharey=True, squeeze=False).ravel()
+    lines = math.ceil(panels / columns)
+    figure = Figure((_WIDTH, 0.7 + 1.5 * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    if panels < len(grid):
+        grid[-1].remove()
+        grid[-3].tick_params(labelbottom=True)
     for axes, row in zip(grid, moving, strict=False):
-        _scale_panel(axes, row, summary, steps)
+        _scale_panel(axes, row, summary, steps, narrow=columns == 2)
         # Without scaling there is nothing to see, and 1 is far below everything else.
         _constant_scales(axes, [other for other in constant if _comparable(summary, row, other)], summary, hidden=1.0)
     if not moving:
@@ -208,7 +221,7 @@ def _loss_panels(figure, panels: Sequence[Axes], rows: Sequence[Mapping], summar
         text.set_parse_math(False)
 
 
-def _scale_panel(axes: Axes, row: Mapping, summary: Mapping, steps: Steps) -> None:
+def _scale_panel(axes: Axes, row: Mapping, summary: Mapping, steps: Steps, narrow: bool) -> None:
     lost = []
     for run in runs_of(summary, row):
         records = steps[run["folder"]]
@@ -219,8 +232,12 @@ def _scale_panel(axes: Axes, row: Mapping, summary: Mapping, steps: Steps) -> No
         at = [record["step"] for record in lost], [record["loss_scale"] for record in lost]
         axes.plot(*at, "x", color=_TEXT, markersize=7, markeredgewidth=1.6, clip_on=False)
     runs = "one run" if summary["seeds"] == 1 else f"{summary['seeds']} runs"
-    axes.set_title(row["title"], loc="left", parse_math=False)
-    axes.set_title(f"× skipped steps: {len(lost)} in {runs}", loc="right", color=_MUTED)
+    # A strategy with many options would run into what stands on the right.
+    room = 30 if narrow else 60
+    title = row["title"] if len(row["title"]) <= room else row["title"][: room - 1] + "…"
+    axes.set_title(title, loc="left", parse_math=False)
+    count = f"× skipped: {len(lost)}" if narrow else f"× skipped steps: {len(lost)} in {runs}"
+    axes.set_title(count, loc="right", color=_MUTED)
 
 
 def _constant_scales(axes: Axes, rows: Sequence[Mapping], summary: Mapping, hidden: float | None = None) -> None:

@@ -7,6 +7,7 @@ import html
 import json
 import math
 import pathlib
+import shlex
 from collections.abc import Mapping, Sequence
 
 from loops.study import plots
@@ -81,8 +82,11 @@ def result_sentence(summary: Mapping) -> str:
 
 def command(summary: Mapping) -> str:
     """The command that makes this study again."""
-    names = [row["name"] for row in summary["setups"]]
-    chosen = [] if names == [setup.name for setup in SETUPS] else [f"--setup {name}" for name in names]
+    names, known = [row["name"] for row in summary["setups"]], [setup.name for setup in SETUPS]
+    strategies = [plots.runs_of(summary, row)[0]["strategy"] for row in summary["setups"] if row["name"] not in known]
+    chosen = [] if names == known else [f"--setup {name}" for name in names]
+    if strategies:  # They come with float32.
+        chosen = [f"--strategy {shlex.quote(strategy)}" for strategy in strategies]
     counts = [f"--steps {summary['steps']}", f"--seeds {summary['seeds']}"]
     return " ".join(["halfstep study", summary["task"], *counts, *chosen])
 

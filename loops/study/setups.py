@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 import scaler
+from loops.strategies import parse_strategy
 
 SMALL = 2.0**-20
 """The constant of the small-loss set-ups: what a loss term with a weight of one in a million looks like."""
@@ -62,3 +64,24 @@ def choose_setups(names: Sequence[str]) -> list[Setup]:
         if name not in known:
             raise scaler.InvalidArgument(f"set-up {name!r}: expected one of {', '.join(known)}.")
     return [setup for setup in SETUPS if not names or setup.name in names]
+
+
+def strategy_setups(texts: Sequence[str]) -> list[Setup]:
+    """Strategies to compare: each on mixed float16, after float32 as the reference.
+
+    Args:
+        texts: As `parse_strategy` takes them. One that is given twice is compared once.
+
+    Raises:
+        scaler.InvalidArgument: For a text that is no strategy.
+    """
+    setups = {SETUPS[0].name: SETUPS[0]}
+    for text in dict.fromkeys(texts):
+        parse_strategy(text)
+        # Also a folder's name.
+        plain = re.sub(r"[^\w.=,-]+", "-", text, flags=re.ASCII)[:100]
+        name, number = plain, 2
+        while name in setups:
+            name, number = f"{plain}-{number}", number + 1
+        setups[name] = Setup(name, text, "mixed_float16", text)
+    return list(setups.values())

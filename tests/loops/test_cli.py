@@ -72,6 +72,19 @@ def test_study_writes_a_report(capsys, tmp_path, monkeypatch):
     assert all(path.startswith(str(tmp_path)) for path in written)
 
 
+def test_study_compares_strategies(capsys, tmp_path):
+    strategies = ["headroom", "static:2**10"]
+    arguments = [word for text in strategies for word in ("--strategy", text)]
+    status, printed, _ = run(capsys, "study", *arguments, "--steps", 2, "--seeds", 1, "--out", tmp_path)
+    assert status == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [row["name"] for row in summary["setups"]] == ["float32", "headroom", "static-2-10"]
+    assert [run["strategy"] for run in summary["runs"]] == ["none", *strategies]
+    again = "halfstep study digits --steps 2 --seeds 1 --strategy headroom --strategy &#x27;static:2**10&#x27;"
+    assert again in (tmp_path / "report.html").read_text()
+    assert "headroom" in printed
+
+
 def test_study_prints_json_alone_also_with_nan(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(cli.study, "run_study", lambda *_, **__: {"setups": [{"final_loss": float("nan")}]})
     monkeypatch.setattr("loops.study.report.write_report", lambda out: [])
@@ -129,6 +142,9 @@ def test_the_verdict_follows_the_measurement(ratio, has_gpu, capability, start, 
         (["train", "digits", "--strategy", "dynamic:consecutive_hysteresis=7"], ["consecutive_hysteresis"]),
         (["study", "cifar"], ["'cifar'", "digits, mnist"]),
         (["study", "--setup", "float8"], ["'float8'", "mixed-dynamic"]),
+        (["study", "--strategy", "none", "--strategy", "headrom"], ["did you mean 'headroom'?"]),
+        (["study", "--strategy", "headroom:memori=3"], ["did you mean 'memory'?", "relax_interval"]),
+        (["study", "--strategy", "headroom:memory=0"], ["memory=0"]),
     ],
 )
 def test_what_makes_no_sense_is_named_in_one_line_with_status_2(capsys, tmp_path, arguments, named):
@@ -148,6 +164,7 @@ def test_what_makes_no_sense_is_named_in_one_line_with_status_2(capsys, tmp_path
         (["train", "digits", "--steps", "many"], "'many': expected an integer of at least 1"),
         (["train", "digits", "--seed", "-1"], "'-1': expected an integer in [0, 2^32)"),
         (["train", "digits", "--seed", str(2**32)], "expected an integer in [0, 2^32)"),
+        (["study", "--setup", "float32", "--strategy", "none"], "not allowed with argument --setup"),
         (["study", "--seeds", "0"], "'0': expected an integer of at least 1"),
         (["study", "--steps", "1.5"], "'1.5': expected an integer of at least 1"),
         (["train"], "TASK"),

@@ -34,6 +34,12 @@ from loops.strategies import parse_strategy
             scaler.Dynamic(growth_factor=4, backoff_factor=0.25, hysteresis=2),
         ),
         ("dynamic:consecutive_hysteresis=True", scaler.Dynamic(consecutive_hysteresis=True)),
+        ("headroom:headroom=2,format=bfloat16,memory=7", scaler.Headroom(headroom=2, format="bfloat16", memory=7)),
+        ("histogram:dead_band=0.5,edge=2**12", scaler.Histogram(dead_band=0.5, edge=4096)),
+        ("delayed_amax:algorithm=most_recent", scaler.DelayedAmax(algorithm="most_recent")),
+        ("delayed_amax:format='float8_e5m2'", scaler.DelayedAmax(format="float8_e5m2")),
+        ("log_normal:repaired=False", scaler.LogNormal(repaired=False)),
+        ("smooth:initial_scale=1,search=True", scaler.Smooth(1.0, search=True)),
         ("pytorch", scaler.presets.pytorch()),
         ("deepspeed:hysteresis=3,min_scale=2**-4", scaler.presets.deepspeed(hysteresis=3, min_scale=2.0**-4)),
         ("fairseq:tolerance=0.4,threshold=None", scaler.presets.fairseq(tolerance=0.4)),
@@ -87,6 +93,18 @@ def test_texts_and_their_strategies(text, strategy):
         ("tf_contrib:initial_scale=8", "growth_interval has no default"),
         ("deepspeed_stuck", "expected none, static:SCALE"),
         ("optax_apply_if_finite:x=1", "no arguments"),
+        ("headrom", "did you mean 'headroom'?"),
+        ("DelayedAmax", "did you mean 'delayed_amax'?"),
+        ("log-normal:log_max=2", "did you mean 'log_normal'?"),
+        ("Dynamic:growth_interval=3", "did you mean 'dynamic'?"),
+        ("pytorh", "did you mean 'pytorch'?"),
+        ("zzz", "'zzz': expected none"),
+        ("static", "'static': expected none"),
+        ("dynamic:growth_intervall=3", "did you mean 'growth_interval'?"),
+        ("dynamic:growth_interval=3,growth_interval=4", "growth_interval is given twice"),
+        ("headroom:format=float17", "expected one of float32, float16"),
+        ("delayed_amax:algorithm=median", "expected one of max, most_recent"),
+        ("headroom:memory=abc", "'abc' is no number"),
     ],
 )
 def test_other_texts_are_named(text, named):
@@ -107,14 +125,24 @@ def test_an_enormous_power_is_refused_and_not_computed():
     assert result.stdout.startswith("refused")
 
 
-@pytest.mark.parametrize("preset", [name for name in scaler.presets.__all__ if not name.endswith("_stuck")])
-def test_any_value_of_a_preset_is_taken_or_named(preset):
-    required = {"initial_scale": "8", "growth_interval": "3"} if preset == "tf_contrib" else {}
-    for name in inspect.signature(getattr(scaler.presets, preset)).parameters:
+_RESEARCH = {
+    "headroom": scaler.Headroom,
+    "histogram": scaler.Histogram,
+    "delayed_amax": scaler.DelayedAmax,
+    "log_normal": scaler.LogNormal,
+    "smooth": scaler.Smooth,
+}
+_PRESETS = {name: getattr(scaler.presets, name) for name in scaler.presets.__all__ if not name.endswith("_stuck")}
+
+
+@pytest.mark.parametrize(("named", "make"), [*_RESEARCH.items(), *_PRESETS.items()])
+def test_any_value_of_a_named_strategy_is_taken_or_named(named, make):
+    required = {"initial_scale": "8", "growth_interval": "3"} if named == "tf_contrib" else {}
+    for name in inspect.signature(make).parameters:
         for value in ("None", "'x'", "[1]", "True", "1+2j", "-1", "0", "1e999", "2**64"):
             said = name
             try:
-                parse_strategy(f"{preset}:" + ",".join(f"{n}={v}" for n, v in {**required, name: value}.items()))
+                parse_strategy(f"{named}:" + ",".join(f"{n}={v}" for n, v in {**required, name: value}.items()))
             except scaler.InvalidArgument as error:
                 said = str(error).partition(": ")[2]
             assert name in said, (name, value, said)

@@ -13,7 +13,7 @@ import scaler
 from loops.runs import RunOptions, train
 from loops.study.compare import run_study, summarise
 from loops.study.gradients import HIGHEST, LOWEST, GradientProbe
-from loops.study.setups import SETUPS, SMALL, Setup, choose_setups
+from loops.study.setups import SETUPS, SMALL, Setup, choose_setups, strategy_setups
 
 CHOSEN = ("float32", "small-mixed-none")
 
@@ -175,3 +175,20 @@ def test_every_set_up_makes_valid_options():
     for setup in SETUPS:
         fields = {field.name for field in dataclasses.fields(Setup)} - {"name", "title"}
         RunOptions(steps=1, seed=0, **{name: getattr(setup, name) for name in fields})
+
+
+def test_strategies_are_set_ups_beside_float32():
+    float32, *setups = strategy_setups(["headroom", "static:2**10", "headroom"])
+    assert float32 == SETUPS[0]
+    assert [(setup.name, setup.title, setup.strategy) for setup in setups] == [
+        ("headroom", "headroom", "headroom"),
+        ("static-2-10", "static:2**10", "static:2**10"),
+    ]
+    assert {setup.policy for setup in setups} == {"mixed_float16"}
+    with pytest.raises(scaler.InvalidArgument, match="did you mean 'headroom'"):
+        strategy_setups(["pytorch", "headrom"])
+
+
+def test_strategies_whose_names_look_alike_have_folders_of_their_own():
+    names = [setup.name for setup in strategy_setups(["static:2**10", "static:2** 10", "static:2**(10)"])]
+    assert names == ["float32", "static-2-10", "static-2-10-2", "static-2-10-"]
