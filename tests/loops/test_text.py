@@ -30,7 +30,7 @@ def test_the_text_is_the_library_s_own():
     assert len(task.test_characters) > 100_000
     assert task.characters.dtype == np.uint8
     whole, held_out = decoded(task.characters), decoded(task.test_characters)
-    assert "class Logger(" in whole + held_out or "def namedtuple(" in whole + held_out
+    assert "class ArgumentParser" in whole + held_out
     assert "def " in held_out
     place = len(held_out) // 2
     assert held_out[place : place + 300] not in whole
@@ -82,17 +82,17 @@ def test_perplexity_is_what_it_is_called(tiny):
     assert tiny.scores(Constant(1e4))["perplexity"] == math.inf
 
 
-@pytest.mark.parametrize(("policy", "strategy"), [("float32", "none"), ("float16", "dynamic")])
-def test_it_learns_and_goes_on_bit_for_bit(tiny, tmp_path, policy, strategy):
+@pytest.mark.slow
+def test_it_learns_in_float16_and_goes_on_bit_for_bit(tiny, tmp_path):
     def run(place, steps, **arguments):
-        options = RunOptions(policy, strategy, steps, 1, learning_rate=1e-2, batch_size=4)
+        options = RunOptions("float16", "dynamic", steps, 1, learning_rate=1e-2, batch_size=4)
         return train(tiny, options, tmp_path / place, checkpoint_every=100, **arguments)
 
-    whole = run("whole", 60)
-    run("parts", 25)
-    resumed = run("parts", 60, resume=True)
+    whole = run("whole", 40)
+    run("parts", 15)
+    resumed = run("parts", 40, resume=True)
     assert resumed["weights_digest"] == whole["weights_digest"]
-    assert resumed["perplexity"] == whole["perplexity"] < 15
+    assert resumed["perplexity"] == whole["perplexity"] < 30
 
 
 def test_a_python_without_its_source_is_named(monkeypatch, tmp_path):
@@ -103,7 +103,7 @@ def test_a_python_without_its_source_is_named(monkeypatch, tmp_path):
 
 def test_the_command_line_knows_it(monkeypatch, tiny, tmp_path, capsys):
     monkeypatch.setitem(tasks._TASKS, "text", lambda: tiny)
-    assert cli.main(["train", "text", "--policy", "float32", "--steps", "3", "--out", str(tmp_path)]) == 0
+    assert cli.main(["train", "text", "--policy", "float16", "--steps", "3", "--out", str(tmp_path)]) == 0
     assert "perplexity" in capsys.readouterr().out
     assert cli.main(["study", "text", "--out", str(tmp_path)]) != 0
     assert "digits or mnist" in capsys.readouterr().err
