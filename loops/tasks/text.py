@@ -106,7 +106,8 @@ class TextTask:
 def load() -> TextTask:
     """The modules at the top of this Python's library, every tenth file by name held out.
 
-    Of the others the first two million characters are trained on, more than a short run reads. Text differs between versions of Python, and perplexities with it.
+    Of the others the first two million characters are trained on, more than a short run reads.
+    Text differs between versions of Python, and perplexities with it.
 
     Raises:
         LoopError: If this Python was installed without its source.
