@@ -6,9 +6,18 @@ The inner loop takes steps on the device; the outer loop visits the host and let
              -> one visit: outputs [steps] are read, counted, and given to every action
 """
 
+from loops.actions import Best as Best
+from loops.actions import Call as Call
 from loops.actions import Checkpoint as Checkpoint
+from loops.actions import Csv as Csv
+from loops.actions import EarlyStop as EarlyStop
+from loops.actions import Evaluate as Evaluate
 from loops.actions import JsonLines as JsonLines
+from loops.actions import Profile as Profile
 from loops.actions import Progress as Progress
+from loops.actions import Seconds as Seconds
+from loops.actions import StopWhen as StopWhen
+from loops.actions import TensorBoard as TensorBoard
 from loops.counters import Counters as Counters
 from loops.errors import BadOutputs as BadOutputs
 from loops.errors import CheckpointError as CheckpointError
@@ -21,15 +30,24 @@ from loops.step import TrainStep as TrainStep
 
 __all__ = [
     "BadOutputs",
+    "Best",
+    "Call",
     "Checkpoint",
     "CheckpointError",
     "Counters",
+    "Csv",
+    "EarlyStop",
+    "Evaluate",
     "JsonLines",
     "Loop",
     "LoopError",
     "OutOfData",
+    "Profile",
     "Progress",
     "ResumeWarning",
+    "Seconds",
+    "StopWhen",
+    "TensorBoard",
     "TrainStep",
     "Visit",
 ]

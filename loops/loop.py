@@ -59,7 +59,8 @@ class Loop:
     is also a context manager is entered when `run` begins and left when it ends, however it ends. If one raises, the
     others still act, then `run` raises its error. Methods that an action may have: `begin(loop)`, before the first step
     and before any action is entered; `end()`, after the last step, unless a step broke off; `save_state()` and
-    `load_state(value)`, see `Checkpoint`.
+    `load_state(value)`, see `Checkpoint`. An action whose attribute `stopped` is a sentence ends the run, as if its
+    goal were reached.
 
     A train step with a `loss_scaler`, as a `TrainStep` has, is watched: after the actions of each visit the loop calls
     `loss_scaler.check()`, which raises `scaler.StuckError` after too many skips.
@@ -98,7 +99,7 @@ class Loop:
         self.actions = list(actions)
         _check(train_step, dataset, steps_per_call, self.actions)
         loss_scaler = getattr(train_step, "loss_scaler", None)
-        self._train_step = train_step
+        self.train_step = train_step
         if strategy is not None:
             _check_strategy(strategy, jit_compile)
             check_batches(dataset.element_spec, strategy)
@@ -123,6 +124,11 @@ class Loop:
         return self._counters.read()
 
     @property
+    def stopped(self) -> str | None:
+        """Why an action ended the run, or None if none did."""
+        return next((reason for action in self.actions if (reason := getattr(action, "stopped", None))), None)
+
+    @property
     def is_multi_worker(self) -> bool:
         """Whether other processes hold some of the replicas."""
         if self._strategy is None:
@@ -131,7 +137,7 @@ class Loop:
 
     def identity(self, run: Mapping[str, object]) -> dict:
         """What tells this run from others: its parts, and what the user says in `run`."""
-        return identity(self._train_step, strategy=self._strategy, element_spec=self._element_spec, run=run)
+        return identity(self.train_step, strategy=self._strategy, element_spec=self._element_spec, run=run)
 
     def state(self, identity: Mapping[str, object]) -> RunState:
         """Everything a resumed run needs; the train step is traced for it, which makes all of its variables.
@@ -140,7 +146,7 @@ class Loop:
             identity: To be saved with it.
         """
         return RunState(
-            groups=variable_groups(self._train_step, self._call.trace()),
+            groups=variable_groups(self.train_step, self._call.trace()),
             counters=self._counters,
             position=self.position,
             actions=self.actions,
@@ -165,7 +171,7 @@ class Loop:
         Steps taken before a checkpoint was restored count: the same call in a new process ends where this one would.
 
         Returns:
-            The loop's counters.
+            The loop's counters. They are below `steps` if an action ended the run: `stopped` says why.
 
         Raises:
             OutOfData: If the dataset ends before. The counters and what the actions wrote stay.
@@ -188,7 +194,7 @@ class Loop:
             whole = True
             try:
                 raise_if_signalled()
-                while (done := self.counters.data) < steps:
+                while (done := self.counters.data) < steps and not self.stopped:
                     limit = min(self._steps_per_call, steps - done)
                     whole = False
                     taken, outputs = self._call(self.position.iterator, limit)

@@ -18,7 +18,7 @@ from loops.digest import weights_digest
 from loops.loop import Action, Loop
 from loops.step import TrainStep
 from loops.strategies import parse_strategy
-from loops.tasks import ImageTask
+from loops.tasks import Task
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 CHECKPOINTS = "checkpoints"
@@ -58,7 +58,7 @@ class RunOptions:
 
 
 def train(
-    task: ImageTask,
+    task: Task,
     options: RunOptions,
     out,
     actions: Callable[[keras.Model], Iterable[Action]] = lambda model: (),
@@ -114,7 +114,7 @@ def train(
     summary = {
         "task": task.name,
         **dataclasses.asdict(options),
-        "accuracy": task.accuracy(model),
+        **task.scores(model),
         "final_loss": losses.mean() / options.loss_factor,
         "attempted": counters.attempted,
         "applied": counters.applied,

@@ -37,7 +37,7 @@ def worth_compiling(optimizer: Optimizer, grads: Sequence, targets: Sequence) ->
 def prepare(optimizer: Optimizer, grads: Sequence, targets: Sequence, after: tf.Tensor) -> None:
     """Does what `update` needs done before, outside of the branch that it is in. No variable's value changes."""
     slots = packed.packed(optimizer, grads, targets)
-    if slots and worth_compiling(optimizer, grads, targets):
+    if slots:
         slots.gather(after)
 
 

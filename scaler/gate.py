@@ -121,7 +121,8 @@ class Gate:
             own = [gradients.values_of(replicas.of_each(strategy, grad)[0]) for grad in summed]
             return rarely(_all_values_finite, own)
 
-        clusters.prepare(self.optimizer, summed, self.targets, finite)
+        if self._compiles(summed):
+            clusters.prepare(self.optimizer, summed, self.targets, finite)
         scaled_finite = tf.cond(finite, apply, skip)
         bad = tf.logical_not(tf.math.is_finite(squares))
         index = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares), output_type=tf.int32)
@@ -139,10 +140,13 @@ class Gate:
             counts = replicas.of_each(strategy, replicas.total(strategy, [counted])[0])[0]
         return statistics.Statistics(amax, counts)
 
+    def _compiles(self, grads: list) -> bool:
+        masters_do = self.masters is None or self.masters.compiles
+        return masters_do and clusters.worth_compiling(self.optimizer, grads, self.targets)
+
     def _update(self, strategy, grads: list, loss_scale: tf.Tensor, norm: tf.Tensor) -> None:
         factor = None if self.clip_norm is None else gradients.clip_factor(norm, self.clip_norm)
-        compiles = self.masters is None or self.masters.compiles
-        if compiles and clusters.worth_compiling(self.optimizer, grads, self.targets):
+        if self._compiles(grads):
             clusters.update(self.optimizer, grads, self.targets, self.masters, loss_scale, factor)
             return
 

@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.actions.best import Best
+from loops.actions.every import Cadence, Seconds
 from loops.errors import CheckpointError, ResumeWarning
 from loops.resume import folder
 from loops.resume.identity import check_identity, check_layout
@@ -18,6 +20,10 @@ from loops.resume.variables import layout
 
 if TYPE_CHECKING:
     from loops.loop import Loop, Visit
+
+
+BEST = "best"
+"""The folder of the best checkpoint, in that of the others."""
 
 
 class Checkpoint:
@@ -33,7 +39,7 @@ class Checkpoint:
     the step: use a `tf.random.Generator` or a `keras.random.SeedGenerator`. A `ResumeWarning` says so where it matters,
     as it does for a dataset whose position cannot be saved: batches are then skipped instead.
 
-    It saves at the first visit at or after each multiple of `every` steps, after all other actions have acted, and when
+    It saves at the first visit at or after each multiple of `every`, after all other actions have acted, and when
     the run ends: at its goal, at the end of the data, on SIGINT or SIGTERM, or because an action raised. A step that
     raises saves nothing. When it resumes, it takes the newest checkpoint whose checksums are all right, sets damaged
     ones aside with a `ResumeWarning`, and removes what a killed save left behind.
@@ -42,10 +48,13 @@ class Checkpoint:
 
     Args:
         directory: A folder of its own, for checkpoints named `ckpt-STEP`. It is made if missing.
-        every: Steps between saves, in batches as `Loop.run` counts.
+        every: Steps between saves, in batches as `Loop.run` counts, or `Seconds`.
         keep: Checkpoints to keep, the newest ones, at least 2: should the newest be damaged, there is another.
         resume: Whether to go on from the newest checkpoint in the folder, and start from the beginning if there is
             none. Without it a folder that has checkpoints is refused.
+        best: Of which metric the best step is to be kept, too. At each improvement the step is saved, then copied into
+            the folder `best` in the directory, and only when the copy is whole is the one before removed: at any moment
+            there is a best one. `best` is a folder of checkpoints like others, which a run can go on from.
         run: Names and values, as JSON has them, by which a run differs from others, such as its seed. The optimizer,
             the scaling strategy, the shapes of batches and variables and the number of replicas need no mention.
 
@@ -56,12 +65,25 @@ class Checkpoint:
     last = True
 
     def __init__(
-        self, directory, *, every: int, keep: int = 3, resume: bool = False, run: Mapping[str, object] | None = None
+        self,
+        directory,
+        *,
+        every: int | Seconds,
+        keep: int = 3,
+        resume: bool = False,
+        best: Best | None = None,
+        run: Mapping[str, object] | None = None,
     ):
-        _check("every", every, 1)
+        self._cadence = Cadence("Checkpoint", every)
         _check("keep", keep, 2)
+        if best is not None and not isinstance(best, Best):
+            raise scaler.InvalidArgument(
+                f"Checkpoint(best={best!r}): expected a loops.Best, such as loops.Best(evaluate, 'loss')."
+            )
         self.directory = pathlib.Path(directory)
-        self._every, self._keep, self._resume, self._run = int(every), int(keep), bool(resume), dict(run or {})
+        self._keep, self._resume, self._run, self._best = int(keep), bool(resume), dict(run or {}), best
+        if best:  # Its state is saved with that of the actions.
+            self.save_state, self.load_state = best.save_state, best.load_state
         self._loop: Loop | None = None
         self._manager: tf.train.CheckpointManager | None = None
         self._saved_at: int | None = None
@@ -80,6 +102,8 @@ class Checkpoint:
                 "Checkpoint on several workers: each process has replicas of its own, and they would write over each "
                 "other's. Use a strategy with all replicas in one process, such as tf.distribute.MirroredStrategy."
             )
+        if self._best:
+            self._best.check(loop, "Checkpoint(best=...)")
         found = folder.numbers(self.directory)
         if found and not self._resume:
             raise CheckpointError(
@@ -119,18 +143,38 @@ class Checkpoint:
             checkpoint, str(self.directory), max_to_keep=self._keep, checkpoint_name=folder.NAME
         )
         self._loop, self._saved_at = loop, number or 0
+        if self._best:
+            (self.directory / BEST).mkdir(exist_ok=True)
+            folder.sweep_leftovers(self.directory / BEST)
+            self._copy_best()
 
     def __call__(self, visit: Visit) -> None:
         """Saves, if the steps of this visit reached a multiple of `every`."""
         if self._saved_at is None:
             raise RuntimeError("Checkpoint is called by Loop.run, after its begin.")
-        if visit.counters.data // self._every > self._saved_at // self._every:
+        due = self._cadence.due(visit)
+        if self._best:
+            self._best.look()
+            due = due or self._best.step == visit.counters.data
+        if due:
             self._save(visit.counters.data)
+        self._copy_best()
 
     def end(self) -> None:
         """After the last step: saves, unless that step is saved already."""
         if self._loop is not None and self._loop.counters.data != self._saved_at:
             self._save(self._loop.counters.data)
+
+    def _copy_best(self) -> None:
+        """Copies the best step's checkpoint, unless it is copied, or gone."""
+        if self._best and self._best.step in folder.numbers(self.directory):
+            try:
+                folder.copy(self.directory, self.directory / BEST, self._best.step)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.directory / BEST}: step {self._best.step} could not be copied ({_reason(error)}). Make "
+                    "room, then run again with resume=True (on the command line --resume)."
+                ) from error
 
     def _make_folder(self, loop: Loop) -> None:
         try:

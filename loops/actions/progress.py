@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import time
+import datetime
+from typing import TYPE_CHECKING
 
 import rich.console
 import rich.progress
 
+from loops.actions.evaluate import Evaluate
+from loops.actions.every import Cadence, Seconds
 from loops.loop import Visit
+
+if TYPE_CHECKING:
+    from loops.loop import Loop
 
 
 class Progress:
-    """Shows steps, loss, loss scale, skipped steps and speed: a moving bar on a terminal, else a plain line at times.
+    """Shows step, applied and skipped steps, loss scale, loss, speed, time left, and what the loop's `Evaluate` found.
+
+    On a terminal it is a moving bar, elsewhere a plain line at times and at the end. Speed and time left count from the
+    first visit of a run, before which the step was compiled.
 
     Args:
         label: Stands at the start of the line.
-        seconds_between_lines: Where the output is not a terminal, the least time between two lines.
+        every: Steps or `Seconds` between two plain lines.
         console: A `rich.console.Console`; standard error if not given.
     """
 
@@ -23,24 +32,28 @@ class Progress:
         self,
         label: str = "train",
         *,
-        seconds_between_lines: float = 10.0,
+        every: int | Seconds = Seconds(10.0),  # noqa: B008 -- frozen
         console: rich.console.Console | None = None,
     ):
         self._label = label
         self._console = console or rich.console.Console(stderr=True)
-        self._between = seconds_between_lines
-        self._last_line = float("-inf")
+        self._cadence = Cadence("Progress", every)
+        self._evaluations: list[Evaluate] = []
+        self._start: Visit | None = None
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
 
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: learns of the loop's evaluations."""
+        self._evaluations = [action for action in loop.actions if isinstance(action, Evaluate)]
+
     def __enter__(self) -> Progress:
-        self._last_line = time.monotonic()
+        self._start = None
         if self._console.is_terminal:
             self._bar = rich.progress.Progress(
                 rich.progress.TextColumn("{task.description}", markup=False),
                 rich.progress.BarColumn(),
                 rich.progress.MofNCompleteColumn(),
-                rich.progress.TimeRemainingColumn(),
                 rich.progress.TextColumn("{task.fields[status]}"),
                 console=self._console,
             )
@@ -55,19 +68,25 @@ class Progress:
 
     def __call__(self, visit: Visit) -> None:
         """Brings the line up to date."""
+        self._start = self._start or visit
+        due = self._cadence.due(visit)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=visit.counters.data, total=visit.goal, status=_status(visit))
-        elif visit.counters.data >= visit.goal or time.monotonic() - self._last_line >= self._between:
-            self._last_line = time.monotonic()
-            line = f"{self._label}  {visit.counters.data}/{visit.goal}  {_status(visit)}"
+            self._bar.update(self._task, completed=visit.counters.data, total=visit.goal, status=self._status(visit))
+        elif due or visit.counters.data >= visit.goal:
+            line = f"{self._label}  {visit.counters.data}/{visit.goal}  {self._status(visit)}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-
-def _status(visit: Visit) -> str:
-    parts = []
-    if "loss" in visit.outputs:
-        parts.append(f"loss {visit.outputs['loss'][-1]:.4g}")
-    if "loss_scale" in visit.outputs:
-        parts.append(f"scale {visit.outputs['loss_scale'][-1]:g}")
-    parts.append(f"skipped {visit.counters.skipped}")
-    return "  ".join(parts)
+    def _status(self, visit: Visit) -> str:
+        parts = [f"applied {visit.counters.applied}  skipped {visit.counters.skipped}"]
+        if "loss_scale" in visit.outputs:
+            parts.append(f"scale {visit.outputs['loss_scale'][-1]:g}")
+        if "loss" in visit.outputs:
+            parts.append(f"loss {visit.outputs['loss'][-1]:.4g}")
+        for one in self._evaluations:
+            parts += [f"{one.name} {name} {result:.4g}" for name, result in one.results.items()]
+        assert self._start is not None
+        steps, seconds = visit.counters.data - self._start.counters.data, visit.seconds - self._start.seconds
+        if steps and seconds > 0:
+            left = datetime.timedelta(seconds=round((visit.goal - visit.counters.data) * seconds / steps))
+            parts += [f"{steps / seconds:.3g} steps/s", f"{left} left"]
+        return "  ".join(parts)

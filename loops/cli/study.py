@@ -9,6 +9,7 @@ import rich.box
 import rich.console
 import rich.table
 
+import scaler
 from loops import tasks
 from loops.actions import Progress
 from loops.cli import arguments
@@ -50,6 +51,8 @@ def _run(options: argparse.Namespace) -> None:
 
     setups = strategy_setups(options.strategy) if options.strategy else choose_setups(options.setup)
     task = tasks.load(options.task)
+    if not isinstance(task, tasks.ImageTask):
+        raise scaler.InvalidArgument(f"study {options.task}: it measures images. Use digits or mnist.")
     summary = run_study(task, setups, steps=options.steps, seeds=options.seeds, out=options.out, progress=Progress)
     written = write_report(pathlib.Path(options.out))
     if options.json:

@@ -15,7 +15,7 @@ from loops.strategies import FORMS
 def add_parser(commands) -> None:
     """Declares the subcommand."""
     parser = commands.add_parser("train", help="train one task and write DIR/summary.json and DIR/steps.jsonl")
-    parser.add_argument("task", metavar="TASK", help="digits or mnist")
+    parser.add_argument("task", metavar="TASK", help="digits, mnist or text")
     parser.add_argument(
         "--policy", default="mixed_float16", help=f"Keras dtype policy: {', '.join(POLICIES)} (default: %(default)s)"
     )
@@ -48,8 +48,15 @@ def _run(options: argparse.Namespace) -> None:
         raise scaler.InvalidArgument(
             "--resume goes on from checkpoints and saves more: give --checkpoint-every N, too."
         )
-    run = RunOptions(options.policy, options.strategy, options.steps, options.seed)
     task = tasks.load(options.task)
+    run = RunOptions(
+        options.policy,
+        options.strategy,
+        options.steps,
+        options.seed,
+        learning_rate=task.learning_rate,
+        batch_size=task.batch_size,
+    )
     summary = train(
         task,
         run,
@@ -61,8 +68,13 @@ def _run(options: argparse.Namespace) -> None:
     if options.json:
         print(to_json(summary))
     else:
+        score = (
+            f"accuracy {summary['accuracy']:.1%}"
+            if "accuracy" in summary
+            else f"perplexity {summary['perplexity']:.3f}"
+        )
         print(
-            f"accuracy {summary['accuracy']:.1%}  loss {summary['final_loss']:.4g}  applied {summary['applied']}  "
+            f"{score}  loss {summary['final_loss']:.4g}  applied {summary['applied']}  "
             f"skipped {summary['skipped']}  loss scale {summary['loss_scale']:g}\n"
             f"weights {summary['weights_digest']}\nwrote {options.out}/summary.json"
         )

@@ -98,6 +98,31 @@ def sweep_leftovers(folder: pathlib.Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
+def copy(source: pathlib.Path, target: pathlib.Path, number: int) -> None:
+    """Copies a checkpoint, then removes others: a kill at any moment leaves a whole one, if there was one before.
+
+    A checkpoint is there when its index is, which is put in place last.
+
+    Args:
+        source: The folder that has it.
+        target: The folder that is to have it alone, and exists. If it has it already, nothing is copied.
+        number: Which.
+
+    Raises:
+        OSError: If it cannot be copied.
+    """
+    if number not in numbers(target):
+        files = sorted(source.glob(f"{NAME}-{number}.*"), key=lambda path: path.name.endswith(".index"))
+        for path in files:
+            shutil.copyfile(path, target / f"{path.name}.tempstate0")
+        for path in files:
+            (target / f"{path.name}.tempstate0").replace(target / path.name)
+    for other in numbers(target):
+        if other != number:
+            pathlib.Path(prefix(target, other) + ".index").unlink()  # Its data is a leftover then.
+    sweep_leftovers(target)
+
+
 def set_aside(folder: pathlib.Path, number: int) -> None:
     """Renames a damaged checkpoint, so that it is found no more and can still be looked at."""
     for path in folder.glob(f"{NAME}-{number}.*"):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import scaler
-from loops.tasks import digits, mnist
+from loops.tasks import digits, mnist, text
 from loops.tasks.images import ImageTask as ImageTask
+from loops.tasks.text import TextTask as TextTask
 
-_TASKS = {"digits": digits.load, "mnist": mnist.load}
+Task = ImageTask | TextTask
+_TASKS: dict[str, Callable[[], Task]] = {"digits": digits.load, "mnist": mnist.load, "text": text.load}
 
 
-def load(name: str) -> ImageTask:
+def load(name: str) -> Task:
     """A task by name.
 
     Args:
-        name: "digits" or "mnist".
+        name: "digits", "mnist" or "text".
 
     Raises:
         scaler.InvalidArgument: For another name.

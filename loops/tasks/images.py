@@ -19,6 +19,8 @@ class ImageTask:
         labels: Int32 [n], in [0, 10).
         test_images: The same, held out.
         test_labels: The same, held out.
+        learning_rate: That suits it, of Adam.
+        batch_size: That suits it.
     """
 
     name: str
@@ -26,6 +28,8 @@ class ImageTask:
     labels: np.ndarray
     test_images: np.ndarray
     test_labels: np.ndarray
+    learning_rate: float = 1e-2
+    batch_size: int = 64
 
     def dataset(self, batch_size: int, seed: int) -> tf.data.Dataset:
         """Endless batches `(images, labels)`, shuffled anew for each epoch in an order given by `seed`."""
@@ -64,6 +68,10 @@ class ImageTask:
         """Mean cross-entropy in nats, scalar float32."""
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int32), tf.cast(logits, tf.float32))
         return tf.reduce_mean(losses)
+
+    def scores(self, model: keras.Model) -> dict[str, float]:
+        """`accuracy`."""
+        return {"accuracy": self.accuracy(model)}
 
     def accuracy(self, model: keras.Model) -> float:
         """Share of the held-out images that the model classifies right. A model that gives NaN is wrong."""

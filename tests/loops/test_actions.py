@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -97,25 +98,26 @@ def test_lines_are_written_only_inside_of_a_run(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def shown(terminal, label="train", seconds_between_lines=0.0, step=None, steps=6):
+def shown(terminal, label="train", every=1, step=None, steps=6):
     text = io.StringIO()
     console = rich.console.Console(file=text, force_terminal=terminal, width=120, color_system=None)
-    progress = loops.Progress(label, seconds_between_lines=seconds_between_lines, console=console)
+    progress = loops.Progress(label, every=every, console=console)
     looping(progress, step=step).run(steps)
-    return text.getvalue()
+    return re.sub(r"  [\d.e+]+ steps/s  [\d:]+ left", "  RATE", text.getvalue())
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal():
     assert shown(terminal=False).splitlines() == [
-        "train  2/6  loss 1  scale 32768  skipped 0",
-        "train  4/6  loss 2  scale 32768  skipped 1",
-        "train  6/6  loss 3  scale 32768  skipped 1",
+        "train  2/6  applied 2  skipped 0  scale 32768  loss 1",
+        "train  4/6  applied 3  skipped 1  scale 32768  loss 2  RATE",
+        "train  6/6  applied 5  skipped 1  scale 32768  loss 3  RATE",
     ]
 
 
 def test_few_plain_lines_are_written_but_always_the_last():
-    lines = shown(terminal=False, seconds_between_lines=3600.0).splitlines()
-    assert lines == ["train  6/6  loss 3  scale 32768  skipped 1"]
+    for every in (loops.Seconds(3600.0), 1000):
+        lines = shown(terminal=False, every=every).splitlines()
+        assert lines == ["train  6/6  applied 5  skipped 1  scale 32768  loss 3  RATE"]
 
 
 def test_a_long_plain_line_is_not_broken():
@@ -125,7 +127,7 @@ def test_a_long_plain_line_is_not_broken():
 def test_progress_is_a_bar_on_a_terminal():
     text = shown(terminal=True)
     assert "6/6" in text
-    assert "loss 3  scale 32768  skipped 1" in text
+    assert "applied 5  skipped 1  scale 32768  loss 3" in text
     assert "\x1b[" in text
 
 

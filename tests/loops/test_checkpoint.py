@@ -302,12 +302,12 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_differs(saved, other):
         changes["optimizer"] = changes["optimizer"]()
     before = {path.name: path.stat().st_mtime_ns for path in saved.iterdir()}
     loop = training(saved, resume=True, **changes)
-    weights = [value.copy() for value in loop._train_step.model.get_weights()]
+    weights = [value.copy() for value in loop.train_step.model.get_weights()]
     with pytest.raises(loops.CheckpointError, match=named) as caught:
         loop.run(4)
     assert "another folder" in str(caught.value)
     assert loop.counters == loops.Counters()
-    np.testing.assert_equal(loop._train_step.model.get_weights(), weights)
+    np.testing.assert_equal(loop.train_step.model.get_weights(), weights)
     assert {path.name: path.stat().st_mtime_ns for path in saved.iterdir()} == before
 
 

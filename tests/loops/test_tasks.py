@@ -140,5 +140,5 @@ def test_digits_without_scikit_learn_name_the_way_out(monkeypatch):
 
 @pytest.mark.parametrize("name", ["cifar", "", "Digits"])
 def test_an_unknown_task_is_named_with_those_there_are(name):
-    with pytest.raises(scaler.InvalidArgument, match=f"task {name!r}: expected one of digits, mnist"):
+    with pytest.raises(scaler.InvalidArgument, match=f"task {name!r}: expected one of digits, mnist, text"):
         tasks.load(name)

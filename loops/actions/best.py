@@ -1,0 +1,90 @@
+"""The best result of an evaluation so far."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import scaler
+from loops.actions.evaluate import Evaluate
+from loops.errors import LoopError
+
+if TYPE_CHECKING:
+    from loops.loop import Loop
+
+
+class Best:
+    """Follows one metric of an `Evaluate`. An `EarlyStop` and a `Checkpoint` may share one.
+
+    A NaN is never better than anything, nor anything worse than it is: it counts as an evaluation without improvement.
+
+    Args:
+        evaluate: One of the same loop's actions, before those that use this.
+        metric: The name of one of its metrics.
+        mode: "min" or "max", whichever is better.
+        min_delta: By how much a result has to be better, in the metric's units.
+
+    Attributes:
+        value: The best result, or None before there is one.
+        step: The step it was measured at, 0 before there is one.
+        since: Evaluations since then.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def __init__(self, evaluate: Evaluate, metric: str, mode: str = "min", *, min_delta: float = 0.0):
+        if not isinstance(evaluate, Evaluate):
+            raise scaler.InvalidArgument(f"Best({evaluate!r}): expected a loops.Evaluate.")
+        if metric not in evaluate.metric_names:
+            raise scaler.InvalidArgument(
+                f"Best(metric={metric!r}): expected one of {', '.join(evaluate.metric_names)}."
+            )
+        if mode not in ("min", "max"):
+            raise scaler.InvalidArgument(f"Best(mode={mode!r}): expected 'min' or 'max', whichever is better.")
+        if not min_delta >= 0:
+            raise scaler.InvalidArgument(f"Best(min_delta={min_delta!r}): expected a number of at least 0.")
+        self._evaluate, self._metric, self._mode, self._min_delta = evaluate, metric, mode, float(min_delta)
+        self.value: float | None = None
+        self.step = self.since = self._seen = 0
+
+    def check(self, loop: Loop, user: str) -> None:
+        """Makes sure that the evaluation belongs to the loop.
+
+        Raises:
+            LoopError: If it does not.
+        """
+        if self._evaluate not in loop.actions:
+            raise LoopError(f"{user}: the loops.Evaluate it follows is none of the loop's actions. Put it before it.")
+
+    def look(self) -> None:
+        """Takes in a new result, if there is one."""
+        if self._evaluate.step == self._seen:
+            return
+        self._seen = self._evaluate.step
+        result, sign = self._evaluate.results[self._metric], 1 if self._mode == "min" else -1
+        better = result == result if self.value is None else sign * result < sign * self.value - self._min_delta
+        if better:
+            self.value, self.step, self.since = result, self._seen, 0
+        else:
+            self.since += 1
+
+    def describe(self) -> str:
+        """The best result in words."""
+        if self.value is None:
+            return f"{self._metric} was never a number"
+        return f"the best {self._metric}, {self.value:g}, is that of step {self.step}"
+
+    def save_state(self) -> dict:
+        """For the actions that use this."""
+        # JSON has no infinities, which are results.
+        return {
+            "value": None if self.value is None else str(self.value),
+            "step": self.step,
+            "since": self.since,
+            "seen": self._seen,
+        }
+
+    def load_state(self, value: dict) -> None:
+        """Takes what `save_state` returned."""
+        self.value = None if value["value"] is None else float(value["value"])
+        self.step, self.since, self._seen = value["step"], value["since"], value["seen"]

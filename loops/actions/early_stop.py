@@ -1,0 +1,62 @@
+"""Ends a run that no longer gets better."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import scaler
+from loops.actions.best import Best
+from loops.loop import Visit
+
+if TYPE_CHECKING:
+    from loops.loop import Loop
+
+
+class EarlyStop:
+    """Ends the run, as if its goal were reached, after so many evaluations without an improvement.
+
+    A metric that is NaN is no improvement. A run that goes on from a checkpoint of a stopped one stops at once.
+
+    Args:
+        best: Which metric of which evaluation.
+        patience: Evaluations in a row without improvement that end the run.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def __init__(self, best: Best, *, patience: int = 3):
+        if not isinstance(best, Best):
+            raise scaler.InvalidArgument(
+                f"EarlyStop({best!r}): expected a loops.Best, such as loops.Best(evaluate, 'loss')."
+            )
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise scaler.InvalidArgument(f"EarlyStop(patience={patience!r}): expected an integer of at least 1.")
+        self._best, self._patience = best, patience
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run is to end, or None."""
+        if self._best.since < self._patience:
+            return None
+        return f"no improvement in {self._best.since} evaluations: {self._best.describe()}"
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: makes sure that the evaluation is one of the loop's actions.
+
+        Raises:
+            LoopError: If it is not.
+        """
+        self._best.check(loop, "EarlyStop")
+
+    def __call__(self, visit: Visit) -> None:
+        """Looks at the newest results."""
+        self._best.look()
+
+    def save_state(self) -> dict:
+        """The best result and the evaluations since, for a `Checkpoint`."""
+        return self._best.save_state()
+
+    def load_state(self, value: dict) -> None:
+        """Takes what `save_state` returned."""
+        self._best.load_state(value)

@@ -1,0 +1,139 @@
+"""Measures a model on held-out data while it trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.actions.every import Cadence, Seconds
+from loops.errors import LoopError
+from loops.loop import Visit
+
+
+class Evaluate:
+    """Runs a model over a dataset of its own, and keeps what Keras's metric objects say.
+
+        accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+        evaluate = loops.Evaluate(model, test_data, [accuracy], every=500)
+        loop = loops.Loop(step, dataset, actions=[evaluate, loops.EarlyStop(loops.Best(evaluate, "accuracy", "max"))])
+
+    The model is called with `training=False`, so that nothing of the training run moves, and its predictions reach the
+    metrics in float32. Metrics are reset before each pass, stay on the device during it, and are read once after it. A
+    metric that is NaN is a result like others: it is kept and shown as NaN, and is never the best of a `Best`.
+
+    Args:
+        model: A Keras model, or any function `(x, training=False) -> prediction`.
+        dataset: A finite `tf.data.Dataset` of `(x, y)` or `(x, y, sample_weight)`. Each pass reads it from the start.
+        metrics: `keras.metrics.Metric` objects with different names, made outside of a `tf.distribute` scope.
+        every: Steps or `Seconds` between passes. With seconds, a resumed run measures at other steps.
+        name: Stands before the metrics' names where they are shown.
+
+    Attributes:
+        step: The step after which the newest results were measured; 0 before the first.
+        results: The newest result of each metric, floats by name.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        dataset: tf.data.Dataset,
+        metrics: Iterable[keras.metrics.Metric],
+        *,
+        every: int | Seconds,
+        name: str = "validation",
+    ):
+        metrics = list(metrics) if isinstance(metrics, Iterable) else [metrics]
+        _check(model, dataset, metrics)
+        self._cadence = Cadence("Evaluate", every)
+        self._model, self._dataset, self._metrics = model, dataset, metrics
+        self.name = name
+        self.step = 0
+        self.results: dict[str, float] = {}
+        self._update = tf.function(self._update_metrics)
+        self._read = tf.function(lambda: tf.stack([tf.cast(one.result(), tf.float32) for one in metrics]))
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The names that `results` has."""
+        return [metric.name for metric in self._metrics]
+
+    def __call__(self, visit: Visit) -> None:
+        """Measures, if it is due.
+
+        Raises:
+            LoopError: If the dataset is empty.
+        """
+        if self._cadence.due(visit):
+            self.measure(visit.counters.data)
+
+    def measure(self, step: int = 0) -> dict[str, float]:
+        """Measures now.
+
+        Args:
+            step: What `step` is to say.
+
+        Returns:
+            The new `results`.
+
+        Raises:
+            LoopError: If the dataset is empty.
+        """
+        for metric in self._metrics:
+            metric.reset_state()
+        empty = True
+        for batch in self._dataset:
+            self._update(batch)
+            empty = False
+        if empty:
+            raise LoopError(
+                f"Evaluate({self.name!r}): the dataset is empty: it gave no batch. Is the batch larger than the data, "
+                "with drop_remainder? Give a dataset that can be read more than once."
+            )
+        values = self._read().numpy().tolist()
+        self.step, self.results = step, {one.name: value for one, value in zip(self._metrics, values, strict=True)}
+        return self.results
+
+    def save_state(self) -> dict:
+        """The newest results, for a `Checkpoint`."""
+        results = {name: value if math.isfinite(value) else str(value) for name, value in self.results.items()}
+        return {"step": self.step, "results": results}
+
+    def load_state(self, value: dict) -> None:
+        """Takes what `save_state` returned."""
+        self.step = value["step"]
+        self.results = {name: float(result) for name, result in value["results"].items()}
+
+    def _update_metrics(self, batch) -> None:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        prediction = self._model(x, training=False)
+        prediction = tf.nest.map_structure(lambda one: tf.cast(one, tf.float32), prediction)
+        for metric in self._metrics:
+            metric.update_state(y, prediction, sample_weight=sample_weight)
+
+
+def _check(model: object, dataset: object, metrics: list) -> None:
+    if not callable(model):
+        raise scaler.InvalidArgument(f"Evaluate(model={model!r}): expected a keras.Model.")
+    if not isinstance(dataset, tf.data.Dataset):
+        raise scaler.InvalidArgument(f"Evaluate(dataset={type(dataset).__name__}): expected a tf.data.Dataset.")
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise scaler.InvalidArgument("Evaluate(dataset=...): it never ends. Leave out .repeat(), or .take(n) of it.")
+    if not metrics or not all(isinstance(one, keras.metrics.Metric) for one in metrics):
+        raise scaler.InvalidArgument(
+            f"Evaluate(metrics={metrics!r}): expected a list of keras.metrics.Metric objects, at least one."
+        )
+    names, counts = np.unique([one.name for one in metrics], return_counts=True)
+    if counts.max() > 1:
+        raise scaler.InvalidArgument(
+            f"Evaluate(metrics=...): two are named {str(names[counts.argmax()])!r}. Give them names: "
+            "keras.metrics.Mean(name=...)."
+        )

@@ -1,0 +1,74 @@
+"""A window of steps for TensorFlow's profiler."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.errors import LoopError
+from loops.loop import Visit
+
+if TYPE_CHECKING:
+    from loops.loop import Loop
+
+
+class Profile:
+    """Profiles some steps, once: from the first visit at or after step `first` to the first at least `steps` later.
+
+    TensorBoard's profile plugin shows what it writes (`pip install tensorboard-plugin-profile`). A run that ends inside
+    the window writes what there is; one that resumes behind `first` profiles nothing.
+
+    Args:
+        directory: Where `plugins/profile/` is made.
+        first: The step after which the window begins. The first calls of a run are traced, and not typical.
+        steps: The least length of the window, rounded up to whole calls.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def __init__(self, directory, *, first: int = 10, steps: int = 5):
+        for name, value in (("first", first), ("steps", steps)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise scaler.InvalidArgument(f"Profile({name}={value!r}): expected an integer of at least 1.")
+        self._directory, self._first, self._steps = pathlib.Path(directory), int(first), int(steps)
+        self._since: int | None = None
+        self._done = False
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step."""
+        self._since = None
+
+    def __enter__(self) -> Profile:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._stop()
+
+    def __call__(self, visit: Visit) -> None:
+        """Begins or ends the window.
+
+        Raises:
+            LoopError: If the profiler does not start, such as when another one runs in this process.
+        """
+        if self._since is not None:
+            if visit.counters.data - self._since >= self._steps:
+                self._stop()
+        elif not self._done and visit.counters.data >= self._first:
+            self._done = True
+            if visit.first > self._first:
+                return
+            try:
+                tf.profiler.experimental.start(str(self._directory))
+            except (tf.errors.OpError, OSError) as error:
+                raise LoopError(f"Profile({str(self._directory)!r}): the profiler did not start ({error}).") from error
+            self._since = visit.counters.data
+
+    def _stop(self) -> None:
+        if self._since is not None:
+            self._since = None
+            tf.profiler.experimental.stop()

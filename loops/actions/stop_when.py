@@ -1,0 +1,44 @@
+"""Ends a run on a condition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import scaler
+from loops.actions.every import Cadence, Seconds
+from loops.loop import Visit
+
+if TYPE_CHECKING:
+    from loops.loop import Loop
+
+
+class StopWhen:
+    """Ends the run, as if its goal were reached, after the first visit for which a condition is true.
+
+        loops.StopWhen(lambda visit: visit.seconds > 3600)
+
+    The condition is not remembered: a run that goes on takes at least one call before it is asked again.
+
+    Args:
+        condition: Takes a `Visit`.
+        every: Steps or `Seconds` between questions.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def __init__(self, condition: Callable[[Visit], object], *, every: int | Seconds = 1):
+        if not callable(condition):
+            raise scaler.InvalidArgument(f"StopWhen({condition!r}): expected a function from a Visit to a bool.")
+        self._condition, self._cadence = condition, Cadence("StopWhen", every)
+        self.stopped: str | None = None
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: forgets an earlier stop."""
+        self.stopped = None
+
+    def __call__(self, visit: Visit) -> None:
+        """Asks the condition, if it is due."""
+        if self._cadence.due(visit) and self._condition(visit):
+            self.stopped = f"StopWhen's condition was true at step {visit.counters.data}"

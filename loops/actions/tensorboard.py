@@ -1,0 +1,142 @@
+"""Curves for TensorBoard."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import struct
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from loops.actions.evaluate import Evaluate
+from loops.actions.every import Cadence, Seconds
+from loops.loop import Visit
+
+if TYPE_CHECKING:
+    from loops.loop import Loop
+
+_TAGS = {"loss": "loss", "grad_norm": "gradient/global_norm", "applied": "step/applied"}
+_SCALAR = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"))
+
+
+class TensorBoard:
+    """Writes event files that TensorBoard shows as curves over the number of batches taken.
+
+    The curves: `loss`, unscaled; `scaler/log2_scale`; `scaler/skipped`, skipped steps so far; `gradient/global_norm`,
+    unscaled and before clipping; `optimizer/learning_rate`; `time/steps_per_second` since the curve's point before;
+    other outputs of the train step by their names; and each result of the loop's `Evaluate` actions, such as
+    `validation/accuracy`. What a step does not report has no curve.
+
+    Writing needs TensorFlow alone, looking needs the extra: without it a warning says so. Files are flushed at each
+    visit that writes. A run that resumes from a checkpoint cuts off what the checkpoint does not have.
+
+    Args:
+        directory: A folder of the run's own. It is made if missing.
+        every: Steps or `Seconds` between points; each point shows the last step of a visit.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def __init__(self, directory, *, every: int | Seconds = 10):
+        self._directory = pathlib.Path(directory)
+        self._cadence = Cadence("TensorBoard", every)
+        self._writer: Any = None
+        self._optimizer: Any = None
+        self._evaluations: list[Evaluate] = []
+        self._shown: dict[int, int] = {}
+        self._step = 0
+        self._before: tuple[int, float] | None = None
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: learns of the loop's optimizer and evaluations."""
+        self._optimizer = getattr(loop.train_step, "optimizer", None)
+        self._evaluations = [action for action in loop.actions if isinstance(action, Evaluate)]
+        if importlib.util.find_spec("tensorboard") is None:
+            warnings.warn(
+                f"TensorBoard is not installed here; {self._directory} is written all the same. To look at it: "
+                'pip install "halfstep[tensorboard]", then tensorboard --logdir.',
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def save_state(self) -> int:
+        """The last step seen, for a `Checkpoint`."""
+        return self._step
+
+    def load_state(self, value: int) -> None:
+        """Has the next run go on after step `value`."""
+        self._step = value
+        for path in self._directory.glob("events.out.tfevents.*"):
+            _keep_to(path, value)
+
+    def __enter__(self) -> TensorBoard:
+        self._writer = tf.summary.create_file_writer(str(self._directory))
+        self._before = None
+        self._shown = {id(one): one.step for one in self._evaluations}
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self._writer:
+            self._writer.close()
+            self._writer = None
+
+    def __call__(self, visit: Visit) -> None:
+        """Writes a point of each curve, if one is due."""
+        if self._writer is None:
+            raise RuntimeError("TensorBoard is written by Loop.run; outside of it, use it in a with statement.")
+        self._step = visit.counters.data
+        points = (
+            [(self._step, name, value) for name, value in self._curves(visit).items()]
+            if self._cadence.due(visit)
+            else []
+        )
+        for one in self._evaluations:
+            if one.step != self._shown[id(one)]:
+                self._shown[id(one)] = one.step
+                points += [(one.step, f"{one.name}/{name}", value) for name, value in one.results.items()]
+        if points:
+            with self._writer.as_default():
+                for step, name, value in points:
+                    tf.summary.write(name, np.float32(value), step=step, metadata=_SCALAR)
+            self._writer.flush()
+
+    def _curves(self, visit: Visit) -> dict[str, float]:
+        last = {name: float(values[-1]) for name, values in visit.outputs.items()}
+        curves = {
+            _TAGS.get(name, name): value for name, value in last.items() if name not in ("loss_scale", "attempted")
+        }
+        if "loss_scale" in last:
+            curves["scaler/log2_scale"] = float(np.log2(last["loss_scale"]))
+        curves["scaler/skipped"] = visit.counters.skipped
+        rate = getattr(self._optimizer, "learning_rate", None)
+        if rate is not None:
+            curves["optimizer/learning_rate"] = float(rate)
+        if self._before is not None and visit.seconds > self._before[1]:
+            steps, seconds = self._before
+            curves["time/steps_per_second"] = (visit.counters.data - steps) / (visit.seconds - seconds)
+        self._before = visit.counters.data, visit.seconds
+        return curves
+
+
+def _keep_to(path: pathlib.Path, step: int) -> None:
+    """Cuts a file of events off before the first of a later step, or before one that a kill tore.
+
+    Each record is its length in 8 bytes, a checksum of that in 4, the event, and its checksum in 4: see TensorFlow's
+    tensorflow/core/lib/io/record_writer.h.
+    """
+    with path.open("rb+") as file:
+        size, end = os.fstat(file.fileno()).st_size, 0
+        while len(head := file.read(12)) == 12:
+            following = end + 12 + struct.unpack("<Q", head[:8])[0] + 4
+            if following > size:
+                break
+            if tf.compat.v1.Event.FromString(file.read(following - end - 16)).step > step:
+                break
+            file.seek(following)
+            end = following
+        file.truncate(end)
