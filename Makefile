@@ -10,7 +10,7 @@ study: .venv/ready
 	$(BIN)/halfstep study --out study
 
 test: .venv/ready
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: .venv/ready
 	$(BIN)/ruff check
