@@ -250,6 +250,12 @@ class LossScaler(tf.Module):
         """
         if not isinstance(event, Event):
             raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
+        finite = tf.convert_to_tensor(event.finite)
+        if finite.dtype != tf.bool or finite.shape.rank not in (0, None):
+            raise InvalidArgument(
+                f"update(Event(finite)): finite is {finite.dtype.name} of shape {finite.shape}: expected a scalar bool "
+                "tensor, such as scaler.all_finite(unscaled)."
+            )
         if tf.distribute.in_cross_replica_context():
             self._update(event)
         else:

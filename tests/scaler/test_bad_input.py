@@ -102,6 +102,8 @@ def rows():
     yield lambda: LossScaler(Made(StaticState(None))), "Made", "loss_scale"
     yield lambda: LossScaler(Made(VectorState(tf.ones([2])))), "Made", "loss_scale"
 
+    for value in (tf.constant(1.0), tf.constant([True])):
+        yield lambda v=value: LossScaler().update(scaler.Event(v)), str(value.shape), "scalar bool"
     for value in (tf.constant(1), tf.constant(True), 3):
         yield lambda v=value: LossScaler().scale(v), tf.convert_to_tensor(value).dtype.name, "floating-point scalar"
     for shape in ([1], [2, 3], [0]):

@@ -213,3 +213,12 @@ def test_a_combinator_is_a_value(make):
 def test_what_cannot_work_is_refused(make, says):
     with pytest.raises(InvalidArgument, match=says):
         make()
+
+
+def test_a_scale_that_is_used_late_goes_on_from_the_one_put_in_its_place():
+    strategy = scaler.Scheduled({0: scaler.Static(8.0), 2: scaler.presets.mxnet(growth_interval=100)})
+    state, scales = strategy.init(), []
+    for finite in (True, True, True, False, True, True):
+        state = strategy.update(state, scaler.Event(tf.constant(finite)))
+        scales.append(float(state.loss_scale))
+    assert scales == [8, 8, 8, 8, 4, 4]
