@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from scaler import clusters, gradients, measurement, packed, replicas, statistics
-from scaler.graphs import rarely
+from scaler.graphs import apart
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, build_optimizer, gradients_are_reduced, update_variables
 from scaler.rollback import Snapshot, keep_finite
@@ -119,7 +119,7 @@ class Gate:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
             own = [gradients.values_of(replicas.of_each(strategy, grad)[0]) for grad in summed]
-            return rarely(_all_values_finite, own)
+            return apart(_all_values_finite, own)
 
         if self._compiles(summed):
             clusters.prepare(self.optimizer, summed, self.targets, finite)
@@ -150,9 +150,12 @@ class Gate:
             clusters.update(self.optimizer, grads, self.targets, self.masters, loss_scale, factor)
             return
 
-        def update(own: list) -> None:
+        def finish(own: list) -> list:
             unscaled = gradients.divide(own, loss_scale)
-            clipped = unscaled if factor is None else gradients.multiply(unscaled, factor)
+            return unscaled if factor is None else gradients.multiply(unscaled, factor)
+
+        def update(own: list) -> None:
+            clipped = apart(finish, own)
             update_variables(self.optimizer, clipped, self.targets)
 
         if self.masters:

@@ -17,10 +17,11 @@ def in_xla() -> bool:
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
-def rarely(function: Callable, *tensors) -> Any:
-    """`function(*tensors)` for a branch that few steps take.
+def apart(function: Callable, *tensors) -> Any:
+    """`function(*tensors)`, which the graph around it does not inline.
 
-    The operations of a branch not taken are visited too, one by one; those of a function that is not inlined are not.
+    For a branch that few steps take: the operations of a branch not taken are visited too, one by one. And for numbers
+    that must not depend on what is around them: TensorFlow regroups products, on one replica otherwise than on another.
     """
     if tf.executing_eagerly() or in_xla():
         return function(*tensors)

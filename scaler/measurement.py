@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.graphs import in_xla, rarely
+from scaler.graphs import apart, in_xla
 
 _SURELY_EXACT = (2.0**-60, 2.0**100)
 """Sums of squares in float32 between these have lost nothing that counts to underflow, and nothing to overflow."""
@@ -34,7 +34,7 @@ def squared_norms(grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor) ->
     scaled = 2.0 * tf.stack([tf.nn.l2_loss(tf.cast(gradients.values_of(grad), tf.float32)) for grad in grads])
     unscaled = scaled / loss_scale / loss_scale
     sure = tf.logical_and(_is_sure(scaled), _is_sure(unscaled))
-    return tf.cond(sure, lambda: unscaled, lambda: rarely(_exactly, list(grads), loss_scale))
+    return tf.cond(sure, lambda: unscaled, lambda: apart(_exactly, list(grads), loss_scale))
 
 
 def _exactly(grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor) -> tf.Tensor:

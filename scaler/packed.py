@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from scaler import gradients, replicas
-from scaler.graphs import in_xla, rarely
+from scaler.graphs import apart, in_xla
 from scaler.optimizers import Optimizer
 
 _ELEMENTWISE = (
@@ -116,7 +116,7 @@ class Packed:
                 buffer.assign(_flat(values))
 
         with tf.control_dependencies([after]):
-            tf.cond(self._in_buffers, lambda: None, lambda: rarely(copy, self._stacked))
+            tf.cond(self._in_buffers, lambda: None, lambda: apart(copy, self._stacked))
 
     def update(self, optimizer: Optimizer, pairs: Sequence[tuple], finish: Callable, learning_rate: tf.Tensor) -> list:
         """Has the optimizer move the variables, after `gather`.

@@ -1,6 +1,7 @@
 """What every test stands on: quiet logs, four CPU devices, clean Keras state, and the four ways a step may be run."""
 
 import os
+import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -14,6 +15,9 @@ import tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
+
+# A shell starts background jobs with Ctrl-C ignored, and what they start inherits it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
 hypothesis.settings.register_profile("slow", deadline=None, max_examples=2000)

@@ -31,7 +31,9 @@ def test_faults_prints_a_verdict_for_each_side():
         assert verdict["word"] in {"survived", "corrupted", "stuck", "stretched", "wrong", "crashed"}
 
 
-@pytest.mark.parametrize("name", ["gate", "step", "growth", "memory", "loop"])
+@pytest.mark.parametrize(
+    "name", ["gate", *(pytest.param(name, marks=pytest.mark.slow) for name in ("step", "growth", "memory", "loop"))]
+)
 def test_a_benchmark_prints_figures_and_what_they_come_from(name):
     found = json.loads(run(f"{name}.py", "--json", "--quick").stdout)
     assert (found["benchmark"], found["quick"]) == (name, True)
