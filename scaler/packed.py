@@ -34,7 +34,7 @@ _ELEMENTWISE = (
     keras.optimizers.Ftrl,
 )
 """Their `update_step` treats every element by itself, so it may be given many variables as one."""
-_LARGEST = 2**13
+_LARGEST = 2**14
 """Elements of a variable above which moving them costs as much as what is saved."""
 _FEWEST = 32
 """Variables below which a step does not feel them."""
