@@ -333,11 +333,15 @@ class LossScaler(tf.Module):
                 has_nan=decision.has_nan,
                 index=tf.where(skipped, tf.gather(positions, tf.maximum(decision.index, 0)), -1),
             )
-            for field, variable in self._last_skip.items():
-                variable.assign(tf.where(skipped, getattr(outcome, field), variable))
+            self.remember_skip(outcome, skipped)
             return outcome
 
         return replicas.merge(record, broken)
+
+    def remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
+        """Keeps what `last_skip` and `explain` tell, where `skipped`; `apply` does it by itself."""
+        for field, variable in self._last_skip.items():
+            variable.assign(tf.where(skipped, getattr(outcome, field), variable))
 
     def _scale_of_gradients(self) -> tf.Tensor:
         used = tf.identity(self._scale_used)
