@@ -94,7 +94,7 @@ class Layerwise(tf.Module):
         self._groups = _groups(groups, parents or {})
         own: Any = AdaptiveScale() if strategy is None else strategy
         self.strategy = own
-        check_strategy(self.strategy)
+        check_strategy(self.strategy, "Layerwise")
         if needs_of(self.strategy).edges:
             raise InvalidArgument(
                 f"Layerwise(strategy={self.strategy!r}): it needs a histogram, which is not counted for each group. "

@@ -51,7 +51,7 @@ def text(found: dict) -> str:
 
 
 def _number(value) -> str:
-    return f"of {len(value)} steps" if isinstance(value, list) else f"{value:g}"
+    return f"of {len(value)} numbers" if isinstance(value, list) else f"{value:g}"
 
 
 def _line(value) -> str:

@@ -45,7 +45,7 @@ class RisingFloor:
     floors: Mapping[int, float] | tuple[tuple[int, float], ...] = ((40_000, 8192.0), (150_000, 32768.0))
 
     def __post_init__(self) -> None:
-        check_strategy(self.strategy)
+        check_strategy(self.strategy, "RisingFloor")
         pairs = as_schedule("floors", self.floors)
         for step, floor in pairs:
             check_constant(f"floors[{step}]", floor, "a loss scale", lambda v: v > 0)

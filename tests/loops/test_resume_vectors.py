@@ -25,7 +25,7 @@ def test_a_history_is_saved_shown_and_goes_on(tmp_path, capsys):
     whole = run(None, 8)
     half = run(tmp_path / "run", 4)
     assert main(["inspect", str(tmp_path / "run")]) == 0
-    assert f"loss_scale {half[0]:g}  history of 3 steps" in capsys.readouterr().out
+    assert f"loss_scale {half[0]:g}  history of 3 numbers" in capsys.readouterr().out
     for found, wanted in zip(run(tmp_path / "run", 8), whole, strict=True):
         np.testing.assert_array_equal(found, wanted)
     assert not np.array_equal(half[1], whole[1])
