@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -47,20 +48,21 @@ class StepCalls:
 
     def __call__(self, iterator, limit: int) -> tuple[int, Outputs]:
         """Takes up to `limit` batches: how many there were, and arrays of shape [taken] for each output."""
-        try:
+        with self._fresh_after_failure():
             result = self._take(iterator, limit)
-        except Exception:
-            if not self._worked:
-                # A tf.function whose first trace failed refuses the variables of the next.
-                self._compile()
-            raise
         self._worked = True
         return result
 
     def trace(self):
         """The step's concrete function for the dataset's batches; tracing it makes the step's variables."""
-        try:
+        with self._fresh_after_failure():
             return self._step.get_concrete_function(self._spec)
+
+    @contextlib.contextmanager
+    def _fresh_after_failure(self):
+        """Compiles anew what fails the first time: such a tf.function would refuse the variables of its next trace."""
+        try:
+            yield
         except Exception:
             if not self._worked:
                 self._compile()

@@ -83,7 +83,7 @@ class Gate:
         variables, before = (rollback.variables, rollback.values) if rollback else ((), ())
 
         def decide(strategy, grads: list, before: tuple, loss_finite, when) -> Decision:
-            if build_optimizer(self.optimizer, self.all_targets):
+            if build_optimizer(self.optimizer, self.all_targets) and self._compiles(grads):
                 packed.pack(self.optimizer, grads, self.targets)
 
             def now() -> Decision:

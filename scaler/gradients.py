@@ -7,6 +7,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from scaler.graphs import as_written
+
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 
@@ -62,6 +64,7 @@ def squared_norm(grads: Sequence[Gradient]) -> tf.Tensor:
     return tf.add_n([tf.constant(0.0), *(tf.reduce_sum(tf.square(value)) for value in values)])
 
 
+@as_written
 def all_finite(grads: Sequence[Gradient]) -> tf.Tensor:
     """Whether a step may be applied: every value is finite, and so is the squared global norm in float32.
 

@@ -1,12 +1,32 @@
-"""What is known of the graph that is being traced, and what is kept apart from it."""
+"""What is known of the graph that is being traced, what is kept apart from it, and what AutoGraph rewrites for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
+from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.ops import control_flow_util
+
+_Function = TypeVar("_Function", bound=Callable)
+
+
+def as_written(function: _Function) -> _Function:
+    """Marks a function that a `tf.function` is to trace without rewriting it first.
+
+    This package needs no AutoGraph, which would take seconds of a first step to rewrite it, and milliseconds for every
+    call in it. TensorFlow's public `do_not_convert` would also keep it from users' functions that are called within.
+    """
+    return autograph_artifact(function)
+
+
+def as_called(function: _Function) -> _Function:
+    """A user's function, rewritten by AutoGraph as it would have been in the user's own `tf.function`."""
+    if tf.executing_eagerly():
+        return function
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx())
 
 
 def in_xla() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,8 +10,9 @@ import tensorflow as tf
 
 from scaler import gradients, replicas
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number
-from scaler.errors import InvalidArgument, StuckError, StuckWarning
+from scaler.errors import InvalidArgument
 from scaler.gate import Decision, Gate
+from scaler.graphs import as_called, as_written
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, check_optimizer
 from scaler.outcome import Cause, Outcome, cause, explain
@@ -20,7 +20,7 @@ from scaler.pairs import check_pairs
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, Strategy
 from scaler.strategies.base import check_event, check_state, check_strategy, needs_of
-from scaler.stuck import History, Reading, StuckPolicy
+from scaler.stuck import Reading, StuckPolicy, Watch
 
 
 class Counters(NamedTuple):
@@ -88,8 +88,7 @@ class LossScaler(tf.Module):
         self._names: list[str] = []
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
-        self._stuck = StuckPolicy() if stuck is None else stuck
-        self._history, self._was_stuck = History(self._stuck.over), False
+        self._watch = Watch(StuckPolicy() if stuck is None else stuck)
 
     @property
     def state(self) -> Any:
@@ -114,6 +113,7 @@ class LossScaler(tf.Module):
         attempted, applied, consecutive = (tf.identity(variable) for variable in self._counts.values())
         return Counters(attempted, applied, attempted - applied, consecutive)
 
+    @as_written
     def scale(self, loss) -> tf.Tensor:
         """The loss times the loss scale, in float32 whatever its dtype, so that the product itself cannot overflow.
 
@@ -144,6 +144,7 @@ class LossScaler(tf.Module):
         self._decided.assign(False)
         return loss * loss_scale
 
+    @as_written
     def unscale(self, grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
         """Gradients of the loss from gradients of the scaled loss, for a step written in the long form.
 
@@ -157,6 +158,7 @@ class LossScaler(tf.Module):
         """
         return gradients.unscale(grads, self._scale_of_gradients())
 
+    @as_written
     def apply(
         self,
         optimizer: Optimizer,
@@ -244,6 +246,7 @@ class LossScaler(tf.Module):
         self._decided.assign(tf.logical_or(self._decided, decision.attempted))
         return self._outcome(decision, loss_scale, tf.constant(positions), diagnose)
 
+    @as_written
     def update(self, event: Event) -> None:
         """Moves the scale by the strategy and counts the step: the end of a step written in the long form.
 
@@ -262,7 +265,7 @@ class LossScaler(tf.Module):
             replicas.merge(lambda strategy, event: self._update(_of_first(strategy, event)), event)
 
     def _update(self, event: Event) -> None:
-        state = self.strategy.update(self.state, event)
+        state = as_called(self.strategy.update)(self.state, event)
         for field, variable in self._state.items():
             variable.assign(getattr(state, field))
         counts, applied = self._counts, tf.cast(event.finite, tf.int64)
@@ -296,24 +299,14 @@ class LossScaler(tf.Module):
         if not tf.executing_eagerly():
             raise InvalidArgument("check() reads numbers on the host: call it outside of the tf.function.")
         counts = {name: int(variable.numpy()) for name, variable in self._counts.items()}
-        self._history.add(
-            Reading(
-                attempted=counts["attempted"],
-                skipped=counts["attempted"] - counts["applied"],
-                consecutive_skips=counts["consecutive_skips"],
-                loss_scale=float(self.loss_scale),
-            )
+        reading = Reading(
+            attempted=counts["attempted"],
+            skipped=counts["attempted"] - counts["applied"],
+            consecutive_skips=counts["consecutive_skips"],
+            loss_scale=float(self.loss_scale),
         )
         low, high = (float(bound) for bound in self._bounds())
-        problem = self._stuck.problem(self._history.readings, low, high)
-        if problem and self._stuck.action != "continue":
-            reason = self.explain() if int(self.last_skip.cause) else ""
-            message = f"The loss scaler is stuck: {problem}. {reason}".strip()
-            if self._stuck.action == "raise":
-                raise StuckError(message)
-            if not self._was_stuck:
-                warnings.warn(message, StuckWarning, stacklevel=2)
-        self._was_stuck = problem is not None
+        self._watch.look(reading, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
 
     def _outcome(self, decision: Decision, loss_scale: tf.Tensor, positions: tf.Tensor, diagnose) -> Outcome:
         skipped = tf.logical_and(decision.attempted, tf.logical_not(decision.finite))
@@ -321,7 +314,9 @@ class LossScaler(tf.Module):
             broken = tf.constant(False)
         else:
             small = tf.minimum(self._bounds()[0], _LOW_SCALE) / loss_scale
-            broken = tf.cond(skipped, lambda: tf.logical_not(gradients.all_finite(diagnose(small))), lambda: False)
+            broken = tf.cond(
+                skipped, lambda: tf.logical_not(gradients.all_finite(as_called(diagnose)(small))), lambda: False
+            )
 
         def record(strategy, broken) -> Outcome:
             broken = replicas.any_of(strategy, broken)

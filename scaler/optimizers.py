@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from scaler import replicas
 from scaler.errors import InvalidArgument
+from scaler.graphs import as_called
 
 Optimizer: TypeAlias = Any
 
@@ -65,7 +66,7 @@ def update_variables(optimizer: Optimizer, grads: Sequence, variables: Sequence)
         optimizer.apply(grads, variables)
     else:
         update = optimizer.apply if hasattr(optimizer, "apply") else optimizer
-        update(list(grads), [replicas.own_component(variable) for variable in variables])
+        as_called(update)(list(grads), [replicas.own_component(variable) for variable in variables])
 
 
 @contextlib.contextmanager

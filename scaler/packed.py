@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from scaler import gradients, replicas
-from scaler.graphs import apart, in_xla
+from scaler.graphs import apart
 from scaler.optimizers import Optimizer
 
 _ELEMENTWISE = (
@@ -41,19 +41,19 @@ _ATTRIBUTE = "_scaler_packed"
 
 
 def pack(optimizer: Optimizer, grads: Sequence[gradients.Gradient], targets: Sequence) -> None:
-    """Has the slots of small variables kept in buffers from now on, where that is faster.
+    """Has the slots of small variables kept in buffers from now on, if there are enough of them.
 
     Args:
-        optimizer: It was built just now: nobody has traced a function that reads or assigns its slots.
+        optimizer: Its updates are compiled, and it was built just now: nobody has traced a function that reads or
+            assigns its slots.
         grads: Of any floating dtype.
         targets: A variable for each.
     """
-    if type(optimizer) not in _ELEMENTWISE or tf.executing_eagerly() or in_xla() or tf.distribute.has_strategy():
+    if type(optimizer) not in _ELEMENTWISE or optimizer.use_ema:
         return
     small = [v for grad, v in zip(grads, targets, strict=True) if not isinstance(grad, tf.IndexedSlices) and _small(v)]
     names = _slot_names(optimizer)
-    plain = optimizer.clipnorm is optimizer.clipvalue is optimizer.global_clipnorm is None and not optimizer.use_ema
-    if plain and not optimizer.gradient_accumulation_steps and names and len(small) >= _FEWEST:
+    if names and len(small) >= _FEWEST:
         # Not as an attribute that Keras would track: no checkpoint is to hold it.
         attributes: Any = vars(optimizer)
         attributes[_ATTRIBUTE] = Packed(optimizer, small, names)

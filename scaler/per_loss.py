@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.errors import InvalidArgument, StuckError
+from scaler.graphs import as_written
 from scaler.loss_scaler import Counters, LossScaler
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer
@@ -86,6 +87,7 @@ class PerLoss(tf.Module):
         """What was attempted, applied and skipped so far: the steps, whichever loss was to blame."""
         return self._gate.counters
 
+    @as_written
     def scale(self, losses: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Each loss times its own scale, in float32.
 
@@ -102,6 +104,7 @@ class PerLoss(tf.Module):
                 scaled[loss] = own.scale(losses[loss])
         return scaled
 
+    @as_written
     def apply(
         self,
         optimizer: Optimizer,

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
+from scaler.graphs import as_written
 
 
 def replica_count() -> int:
@@ -28,12 +29,12 @@ def merge(function: Callable, *values) -> Any:
             "a loss scaler works inside strategy.run(step, ...), where each replica has its gradients; this was called "
             "in the scope of a strategy, but outside of run."
         )
-    return context.merge_call(function, args=values)
+    return context.merge_call(as_written(lambda *shares: function(*shares)), args=values)
 
 
 def each(strategy, function: Callable, *values) -> Any:
     """Calls `function` on every replica with its share of `values`, from what `merge` calls."""
-    return strategy.extended.call_for_each_replica(function, args=values)
+    return strategy.extended.call_for_each_replica(as_written(lambda *shares: function(*shares)), args=values)
 
 
 def of_each(strategy, value) -> tuple:
@@ -64,6 +65,7 @@ def native(variable) -> tf.Variable:
 def assign_each(strategy, variable, function: Callable, *values) -> None:
     """Assigns `function(variable, *values)` on every replica, with the replica's share of `values`."""
 
+    @as_written
     def assign(own, *shares) -> None:
         own.assign(function(own, *shares))
 

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
+from scaler.graphs import as_written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,17 +19,20 @@ class Snapshot:
     variables: tuple
     values: tuple[tf.Tensor, ...]
 
+    @as_written
     def restore(self) -> None:
         """Assigns every variable the value it had, bit for bit."""
         for variable, value in zip(self.variables, self.values, strict=True):
             variable.assign(value)
 
+    @as_written
     def restore_nonfinite(self) -> None:
         """Assigns the value they had to those elements that are not finite now."""
         for variable, value in zip(self.variables, self.values, strict=True):
             variable.assign(keep_finite(variable, value))
 
 
+@as_written
 def snapshot(variables: Iterable) -> Snapshot:
     """Remembers the values of `variables`, for the `rollback` argument of `LossScaler.apply`.
 

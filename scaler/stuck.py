@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from scaler.checks import check_count, check_flag, check_number
-from scaler.errors import InvalidArgument
+from scaler.errors import InvalidArgument, StuckError, StuckWarning
 
 _ACTIONS = ("raise", "warn", "continue")
 
@@ -98,3 +99,34 @@ class History:
         self.readings.append(reading)
         while len(self.readings) > 1 and reading.attempted - self.readings[1].attempted >= self._over:
             self.readings.pop(0)
+
+
+class Watch:
+    """Follows one scaler's readings, and does what the policy says when they show that it is stuck."""
+
+    def __init__(self, policy: StuckPolicy):
+        self.policy = policy
+        self._history = History(policy.over)
+        self._was_stuck = False
+
+    def look(self, reading: Reading, min_scale: float, max_scale: float, reason: Callable[[], str]) -> None:
+        """Raises, warns or does nothing.
+
+        Args:
+            reading: Of now.
+            min_scale: The strategy's floor.
+            max_scale: Its ceiling.
+            reason: Gives the sentence on the last skip, asked for when something is wrong.
+
+        Raises:
+            StuckError: If the scaler is stuck and the policy is to raise.
+        """
+        self._history.add(reading)
+        problem = self.policy.problem(self._history.readings, min_scale, max_scale)
+        if problem and self.policy.action != "continue":
+            message = f"The loss scaler is stuck: {problem}. {reason()}".strip()
+            if self.policy.action == "raise":
+                raise StuckError(message)
+            if not self._was_stuck:
+                warnings.warn(message, StuckWarning, stacklevel=3)
+        self._was_stuck = problem is not None

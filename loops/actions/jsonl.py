@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import math
 
-from loops.actions.every import Cadence, Seconds
 from loops.actions.lines import StepLines
-from loops.errors import BadOutputs
 from loops.loop import Visit
 
 
-class JsonLines:
+class JsonLines(StepLines):
     """Writes each step as a line such as `{"step": 1, "loss": 2.3, "applied": true, "loss_scale": 32768.0}`.
 
     NaN and infinities, which JSON does not have, are written as null. An existing file is replaced when the first run
@@ -27,40 +25,17 @@ class JsonLines:
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
-    def __init__(self, path, *, every: int | Seconds = 1):
-        self._lines = StepLines(path, lambda line: json.loads(line)["step"])
-        self._cadence = Cadence("JsonLines", every)
-
-    def save_state(self) -> int:
-        """The last step written, for a `Checkpoint`."""
-        return self._lines.step
-
-    def load_state(self, value: int) -> None:
-        """Has the next run go on after step `value`."""
-        self._lines.keep_to(value)
-
-    def __enter__(self) -> JsonLines:
-        self._lines.open()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._lines.close()
-
-    def __call__(self, visit: Visit) -> None:
-        """Writes the steps of a visit."""
-        if not self._lines.is_open:
-            raise RuntimeError("JsonLines is written by Loop.run; outside of it, use it in a with statement.")
-        if "step" in visit.outputs:
-            raise BadOutputs(
-                "the train step returns an output named 'step', which JsonLines uses for its number: rename it."
-            )
+    def _lines_of(self, visit: Visit) -> list[str]:
         columns = {name: values.tolist() for name, values in visit.outputs.items()}
         lines = []
         for row in self._cadence.rows(visit):
             line = {"step": visit.first + row}
             line.update({name: _plain(values[row]) for name, values in columns.items()})
             lines.append(json.dumps(line, allow_nan=False))
-        self._lines.write(lines, visit.counters.data)
+        return lines
+
+    def _step_of(self, line: bytes) -> int | None:
+        return json.loads(line)["step"]
 
 
 def _plain(value):

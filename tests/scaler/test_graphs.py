@@ -1,0 +1,65 @@
+"""What AutoGraph rewrites: users' functions, also where the package calls them, and nothing of the package."""
+
+import dataclasses
+import traceback
+
+import numpy as np
+import tensorflow as tf
+
+import scaler
+
+
+@tf.autograph.experimental.do_not_convert
+def rewritten():
+    """The names of the callers that AutoGraph has rewritten."""
+    return {frame.name for frame in traceback.extract_stack() if "__autograph_generated" in frame.filename}
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A strategy in plain Python, which only AutoGraph makes a graph of."""
+
+    def init(self):
+        return scaler.StaticState(tf.constant(4.0))
+
+    def update(self, state, event):
+        return scaler.StaticState(state.loss_scale * 2.0 if event.finite else state.loss_scale / 2.0)
+
+
+def test_a_strategy_and_an_optimizer_may_be_plain_python():
+    variable = tf.Variable([1.0])
+
+    def optimizer(grads, variables):
+        if grads[0][0] > 1.0:
+            variables[0].assign([10.0])
+        else:
+            variables[0].assign([20.0])
+
+    loss_scaler = scaler.LossScaler(Written())
+    step = tf.function(lambda grad: loss_scaler.apply(optimizer, [grad], [variable]).finite)
+    step(np.float32([100.0]))
+    assert (variable.numpy()[0], loss_scaler.loss_scale.numpy()) == (10.0, 8.0)
+    step(np.float32([1.0]))
+    assert (variable.numpy()[0], loss_scaler.loss_scale.numpy()) == (20.0, 16.0)
+    step(np.float32([np.nan]))
+    assert (variable.numpy()[0], loss_scaler.loss_scale.numpy()) == (20.0, 8.0)
+
+
+def test_the_package_is_traced_as_it_is_written():
+    variable, names = tf.Variable([1.0]), set()
+
+    def optimizer(grads, variables):
+        names.update(rewritten())
+
+    loss_scaler = scaler.LossScaler(scaler.Static(4.0))
+
+    @tf.function
+    def step(x):
+        before = scaler.snapshot([variable])
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(x * variable))
+        grads = tape.gradient(scaled, [variable])
+        return loss_scaler.apply(optimizer, grads, [variable], rollback=before).finite
+
+    step(np.float32([1.0]))
+    assert names == {"tf__step", "tf__optimizer"}
