@@ -118,15 +118,12 @@ def statistic(strategy: object, event: Event, name: str) -> tf.Tensor:
 
 
 def amax_of(strategy: object, event: Event) -> tuple[tf.Tensor, tf.Tensor]:
-    """Whether the step was finite, and amax, where a NaN counts as infinity.
-
-    A step with an infinite amax counts as non-finite, whoever reported it.
+    """Whether the step was finite, and amax. A step whose amax is infinite or NaN counts as non-finite.
 
     Raises:
         InvalidArgument: If the event has no amax.
     """
     amax = tf.cast(statistic(strategy, event, "amax"), tf.float32)
-    amax = tf.where(tf.math.is_nan(amax), math.inf, amax)
     return tf.logical_and(event.finite, amax < math.inf), amax
 
 
