@@ -61,7 +61,7 @@ NARROW = {
     "strategies/log_normal": _about(_RESEARCH, "log_normal lognormal gradients_of_zero limits refused"),
     "strategies/smooth": _about(_RESEARCH, "smooth limits refused"),
     "strategies/adaptive": [_LIMITS, f"{_STRATEGIES}/test_adaptive.py", "-k", "not eager and not graph and not xla"],
-    "strategies/exact": [f"{_STRATEGIES}/test_exact.py", "-k", "not eager and not graph and not xla"],
+    "strategies/exact": [f"{_STRATEGIES}/test_exact.py", "-k", "narrowed or not (eager or graph or xla)"],
     "strategies/bounded": _about(_AROUND, "bounded bounds combinator limits refused"),
     "strategies/warmup": _about(_AROUND, "warm bounds combinator limits refused"),
     "strategies/scheduled": _about(_AROUND, "scheduled used_late bounds combinator limits refused"),

@@ -239,3 +239,14 @@ def test_limits_of_what_amax_delayed_scaling_takes():
     assert after(DelayedAmax(8.0, max_scale=2.0**126), 2.0**-60) == 2.0**75
     assert math.isclose(after(DelayedAmax(8.0, power_of_two=False), 3.0), 65504 / 3, rel_tol=1e-6)
     assert scaler.float_format("float16").max == 65504
+
+
+def test_limits_of_counts_that_a_damaged_checkpoint_brings():
+    far = Headroom(headroom=600)
+    for distance, kept in ((700, 700), (600 + 512, 600 + 512), (2**31 - 1, 600 + 512), (-5, 600)):
+        state = far.init()._replace(distance=tf.constant(distance))
+        assert far.update(state, Event(tf.constant(True), amax=tf.constant(1.0))).distance == kept
+    long = Histogram(64.0, edge=4.0, period=2**31 - 2)
+    event = Event(tf.constant(True), histogram=tf.constant([1, 0], tf.int64))
+    state = long.update(long.init()._replace(steps=tf.constant(2**31 - 1)), event)
+    assert (float(state.loss_scale), int(state.steps)) == (128.0, 0)
