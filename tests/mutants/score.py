@@ -31,7 +31,7 @@ _RESEARCH = [_LIMITS, f"{_STRATEGIES}/test_research_traces.py", f"{_STRATEGIES}/
 _AROUND = [_LIMITS, f"{_STRATEGIES}/test_combinators.py", f"{_STRATEGIES}/test_research_promise.py"]
 _PRESETS = [
     *("tests/conformance/test_golden.py", "tests/conformance/test_against_rules.py"),
-    "tests/conformance/test_presets_in_a_scaler.py",
+    *("tests/conformance/test_presets_in_a_scaler.py", "tests/conformance/test_preset_values.py"),
 ]
 
 
