@@ -59,6 +59,8 @@ BOUNDS = [
     ("fairseq", {"threshold": 0.25}, 0.25, None),
     ("metaseq", {}, 2.0**-5, None),
     ("metaseq", {"threshold": 0.25}, 0.25, None),
+    ("metaseq", {"threshold": 0.3}, 0.3, None),
+    ("fairseq", {"threshold": 0.3}, 0.3, None),
 ]
 
 
