@@ -92,11 +92,7 @@ def update(
         del strategy
         learning_rate = tf.convert_to_tensor(learning_rate)
         if slots:
-            if masters:
-                masters.refresh(slots.weights)
-            pairs = slots.update(optimizer, pairs, finish, learning_rate)
-            if masters:
-                masters.write(slots.weights)
+            pairs = slots.update(optimizer, pairs, masters, finish, learning_rate)
         move([(finish(grad), v) for grad, v in pairs if isinstance(grad, tf.IndexedSlices)], learning_rate)
         for cluster in balanced([pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]):
             compiled(cluster, learning_rate)

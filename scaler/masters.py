@@ -68,7 +68,7 @@ class MasterWeights(tf.Module):
             weights: Those of `weights` to look at; all if not given.
         """
         for variable, master in self._copies(weights):
-            replicas.assign_each(tf.distribute.get_strategy(), master, _refreshed, variable)
+            replicas.assign_each(tf.distribute.get_strategy(), master, refreshed, variable)
 
     def write(self, weights: Sequence | None = None) -> None:
         """Rounds the masters into the model's variables.
@@ -79,7 +79,13 @@ class MasterWeights(tf.Module):
             weights: Those of `weights` to round; all if not given.
         """
         for variable, master in self._copies(weights):
-            replicas.assign_each(tf.distribute.get_strategy(), variable, _rounded, master)
+            replicas.assign_each(tf.distribute.get_strategy(), variable, _round, master)
+
+    def variables_of(self, weights: Sequence) -> list[tf.Variable]:
+        """The model's variables that these of `weights` are copies of, if each is one and all have one dtype; or []."""
+        of = {id(master): variable for variable, master in self._copies(weights)}
+        one = len(of) == len(weights) and len({variable.dtype for variable in of.values()}) == 1
+        return [of[id(weight)] for weight in weights] if one else []
 
     def _copies(self, weights: Sequence | None):
         wanted = None if weights is None else {id(weight) for weight in weights}
@@ -90,13 +96,18 @@ class MasterWeights(tf.Module):
         ]
 
 
-def _refreshed(master: tf.Variable, variable: tf.Variable) -> tf.Tensor:
-    same = tf.equal(tf.saturate_cast(master, variable.dtype), variable)
-    return tf.where(same, master, tf.cast(variable, tf.float32))
+def refreshed(master, variable) -> tf.Tensor:
+    """The master's value, but the variable's where that is not the master rounded."""
+    return tf.where(tf.equal(rounded_to(master, variable.dtype), variable), master, tf.cast(variable, tf.float32))
 
 
-def _rounded(variable: tf.Variable, master: tf.Variable) -> tf.Tensor:
-    return tf.saturate_cast(master, variable.dtype)
+def rounded_to(master, dtype: tf.DType) -> tf.Tensor:
+    """A master's value for the model: the largest finite one where it lies beyond."""
+    return tf.saturate_cast(master, dtype)
+
+
+def _round(variable: tf.Variable, master: tf.Variable) -> tf.Tensor:
+    return rounded_to(master, variable.dtype)
 
 
 def _master(variable) -> tf.Variable:

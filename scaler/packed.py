@@ -18,6 +18,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from scaler import gradients, replicas
 from scaler.graphs import apart
+from scaler.masters import MasterWeights, refreshed, rounded_to
 from scaler.optimizers import Optimizer
 
 _ELEMENTWISE = (
@@ -118,12 +119,21 @@ class Packed:
         with tf.control_dependencies([after]):
             tf.cond(self._in_buffers, lambda: None, lambda: apart(copy, self._stacked))
 
-    def update(self, optimizer: Optimizer, pairs: Sequence[tuple], finish: Callable, learning_rate: tf.Tensor) -> list:
+    def update(
+        self,
+        optimizer: Optimizer,
+        pairs: Sequence[tuple],
+        masters: MasterWeights | None,
+        finish: Callable,
+        learning_rate: tf.Tensor,
+    ) -> list:
         """Has the optimizer move the variables, after `gather`.
 
         Args:
             optimizer: The one whose slots these are.
             pairs: Scaled gradients and their variables, these and others.
+            masters: Those of the variables, or None. They take over what was assigned to the model first, and are
+                rounded into it last.
             finish: Makes the gradient that the optimizer is to see of a scaled one.
             learning_rate: Scalar float32.
 
@@ -134,21 +144,35 @@ class Packed:
         twin = self._twin(optimizer)
         decays = [bool(optimizer._use_weight_decay(target)) for target in self._targets]
 
+        rounded = masters.variables_of(self.weights) if masters else []
+        if masters and not rounded:
+            masters.refresh(self.weights)
+
         @tf.function(jit_compile=True, autograph=False)
-        def step(grads: list, weight: tf.Tensor, learning_rate: tf.Tensor) -> tf.Tensor:
+        def step(grads: list, weight: tf.Tensor, model: tf.Tensor | None, learning_rate: tf.Tensor) -> tuple:
+            weight = weight if model is None else refreshed(weight, model)
             self._weight.assign(weight)
             if optimizer.weight_decay is not None:
                 type(optimizer)._apply_weight_decay(twin, [self._weight])
                 self._weight.assign(tf.where(tf.repeat(decays, self._sizes), self._weight, weight))
             twin.update_step(finish(_flat(grads)), self._weight, learning_rate)
-            return self._weight.read_value()
+            moved = self._weight.read_value()
+            return moved, None if model is None else rounded_to(moved, model.dtype)
 
-        moved = step([given.pop(id(weight)) for weight in self.weights], _flat(self.weights), learning_rate)
-        for weight, values in zip(self.weights, tf.split(moved, self._sizes), strict=True):
-            weight.assign(tf.reshape(values, weight.shape))
+        grads = [given.pop(id(weight)) for weight in self.weights]
+        moved, model = step(grads, _flat(self.weights), _flat(rounded) if rounded else None, learning_rate)
+        self._assign(self.weights, moved)
+        if rounded:
+            self._assign(rounded, model)
+        elif masters:
+            masters.write(self.weights)
         with tf.control_dependencies([moved]):
             self._in_buffers.assign(True)
         return [pair for pair in pairs if id(pair[1]) in given]
+
+    def _assign(self, variables: Sequence, flat: tf.Tensor) -> None:
+        for variable, values in zip(variables, tf.split(flat, self._sizes), strict=True):
+            variable.assign(tf.reshape(values, variable.shape))
 
     def restore(self) -> None:
         """Has the slots be in Keras's variables, at this point of the program or of the graph that is traced."""
