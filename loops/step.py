@@ -40,6 +40,11 @@ class TrainStep(tf.Module):
             several replicas. A skip is then never told to be BACKWARD, see `scaler.Cause`; nor is it on several
             replicas with a BatchNorm that synchronises its statistics.
         allow_16bit_updates: Train 16-bit variables without masters, unsafely: see `scaler.LossScaler.apply`.
+        masters: Called with the model's trainable variables, gives what 16-bit ones are trained through:
+            `scaler.KahanWeights`, `scaler.StochasticRounding` or a function that calls one of them; if not given,
+            `scaler.MasterWeights` where there are such variables.
+        layerwise: What `scaler.insert_rescales` returned beside `model`: a scale for each group of its layers, which
+            moves at every micro-batch. A skip is never told to be BACKWARD then.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -56,6 +61,8 @@ class TrainStep(tf.Module):
         clip_norm: float | None = None,
         jit_compile: bool = False,
         allow_16bit_updates: bool = False,
+        masters: Callable[[list], scaler.MasterWeights] | None = None,
+        layerwise: scaler.Layerwise | None = None,
     ):
         super().__init__(name="train_step")
         _check(model, loss_fn, loss_scaler, accumulate)
@@ -66,6 +73,8 @@ class TrainStep(tf.Module):
         self.accumulate = accumulate
         self.clip_norm = clip_norm
         self.allow_16bit_updates = allow_16bit_updates
+        _check_masters(masters, allow_16bit_updates, layerwise)
+        self._make_masters, self.layerwise = masters, layerwise
         self._compiled = (
             tf.function(lambda *batch: self._differentiate(*batch)[:2], jit_compile=True) if jit_compile else None
         )
@@ -86,6 +95,8 @@ class TrainStep(tf.Module):
             Scalars. `loss`: float32, unscaled. `attempted`: bool, whether a decision was taken, which only the last
             micro-batch of a window does. `applied`: bool, whether the weights moved. `loss_scale`: float32, the scale
             of this call. `grad_norm`: float32, of the unscaled gradients before clipping; NaN where none was attempted.
+            `swallowed`, where the masters tell it: float32, the share of the last applied step's updates that rounding
+            to 16 bits lost.
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         self._build(x)
@@ -95,13 +106,18 @@ class TrainStep(tf.Module):
             (loss, grads), diagnose = self._compiled(x, y, sample_weight), None
         else:
             loss, grads, diagnose = self._differentiate(x, y, sample_weight)
+        if self.layerwise:
+            grads, seen = grads
+            self.layerwise.update(seen)
         attempted, outcome = self._decide(grads, before, diagnose)
+        swallowed = getattr(self.masters, "swallowed", None)
         return {
             "loss": loss,
             "attempted": attempted,
             "applied": outcome.finite,
             "loss_scale": loss_scale,
             "grad_norm": outcome.grad_norm,
+            **({} if swallowed is None else {"swallowed": swallowed}),
         }
 
     def _build(self, x) -> None:
@@ -124,7 +140,9 @@ class TrainStep(tf.Module):
         variables = self.model.trainable_variables
         if not variables:
             raise scaler.InvalidArgument(f"TrainStep: model {self.model.name!r} has no trainable variables.")
-        if not self.allow_16bit_updates and any(v.dtype in ("float16", "bfloat16") for v in variables):
+        if self._make_masters:
+            self.masters = self._make_masters(variables)
+        elif not self.allow_16bit_updates and any(v.dtype in ("float16", "bfloat16") for v in variables):
             self.masters = scaler.MasterWeights(variables)
         if self.accumulate > 1:
             self.window = Window(self.accumulate, variables, self.model.non_trainable_variables)
@@ -143,6 +161,8 @@ class TrainStep(tf.Module):
                 loss += tf.cast(penalty, tf.float32)
             # Gradients are summed over micro-batches and replicas: each adds its share of the mean.
             scaled = self.loss_scaler.scale(loss / (self.accumulate * replicas))
+        if self.layerwise:
+            return loss, self.layerwise.gradient(tape, scaled, weights), None
         grads = tape.gradient(scaled, weights)
         if replicas > 1 and any(getattr(layer, "synchronized", False) for layer in self.model._flatten_layers()):
             return loss, grads, None  # Replicas meet in these gradients, which they cannot in the branch of a skip.
@@ -174,6 +194,18 @@ def _example(tensor: tf.Tensor) -> tf.TensorSpec:
 
 def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
     return tf.zeros(spec.shape, spec.dtype)
+
+
+def _check_masters(masters: object, allow_16bit_updates: bool, layerwise: object) -> None:
+    if masters is not None and (allow_16bit_updates or not callable(masters)):
+        raise scaler.InvalidArgument(
+            f"TrainStep(masters={masters!r}, allow_16bit_updates={allow_16bit_updates!r}): expected a function of the "
+            "variables, such as scaler.KahanWeights, and not to train 16-bit variables without it as well."
+        )
+    if layerwise is not None and not isinstance(layerwise, scaler.Layerwise):
+        raise scaler.InvalidArgument(
+            f"TrainStep(layerwise={layerwise!r}): expected the scaler.Layerwise that scaler.insert_rescales returned."
+        )
 
 
 def _check(model: object, loss_fn: object, loss_scaler: object, accumulate: object) -> None:

@@ -23,6 +23,7 @@ from scaler.loss_scaler import LossScaler as LossScaler
 from scaler.masters import MasterWeights as MasterWeights
 from scaler.outcome import Cause as Cause
 from scaler.outcome import Outcome as Outcome
+from scaler.per_loss import PerLoss as PerLoss
 from scaler.rescaling import rescale as rescale
 from scaler.rollback import Snapshot as Snapshot
 from scaler.rollback import snapshot as snapshot
@@ -84,6 +85,7 @@ __all__ = [
     "Needs",
     "NoScaling",
     "Outcome",
+    "PerLoss",
     "RisingFloor",
     "ScalerError",
     "Scheduled",

@@ -72,7 +72,7 @@ def check_count(name: str, value: object, example: int) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 1 <= int(value) < 2**31:
         raise InvalidArgument(
-            f"{name}={value!r} ({type(value).__name__}): expected an integer of at least 1, such as {example}."
+            f"{name}={value!r} ({type(value).__name__}): expected an integer in [1, 2^31), such as {example}."
         )
 
 

@@ -94,7 +94,7 @@ class Layerwise(tf.Module):
         self._groups = _groups(groups, parents or {})
         own: Any = AdaptiveScale() if strategy is None else strategy
         self.strategy = own
-        check_strategy(self.strategy)
+        check_strategy(self.strategy, "Layerwise")
         if needs_of(self.strategy).edges:
             raise InvalidArgument(
                 f"Layerwise(strategy={self.strategy!r}): it needs a histogram, which is not counted for each group. "
@@ -155,12 +155,8 @@ class Layerwise(tf.Module):
             `update` takes.
 
         Raises:
-            InvalidArgument: For a variable of no group, a group that was not rescaled, or on several replicas.
+            InvalidArgument: For a variable of no group, or a group that was not rescaled.
         """
-        if replicas.replica_count() > 1:
-            raise InvalidArgument(
-                "Layerwise works on one replica: what is measured in the backward pass is not joined over replicas."
-            )
         variables = list(variables)
         positions = self._positions(variables)
         grads, reports = tape.gradient(scaled, (variables, list(self._probes)))
@@ -190,7 +186,17 @@ class Layerwise(tf.Module):
         return [gradients.divide([grad], scales[at])[0] for grad, at in zip(grads, positions, strict=True)]
 
     def update(self, event: LayerEvent) -> None:
-        """Moves each group's scale, at the end of a step, whether it was applied or skipped."""
+        """Moves each group's scale, at the end of a step, whether it was applied or skipped.
+
+        On several replicas each calls it with what it saw, and all scales move by what they saw together: the largest
+        magnitude, the smallest deviation of those that saw one, and an overflow on any.
+        """
+        if replicas.replica_count() > 1:
+            event = _of_all(event)
+        replicas.merge(self._update, *event)
+
+    def _update(self, strategy, *event) -> None:
+        event = LayerEvent(*(replicas.of_each(strategy, value)[0] for value in event))
         before = self.state
         after = self.strategy.update(before, event)
         for field, variable in self._state.items():
@@ -238,7 +244,29 @@ class Layerwise(tf.Module):
     def _variable(self, value, name: str) -> tf.Variable:
         value = tf.convert_to_tensor(value)
         shape = [*value.shape, len(self.names)]
-        return tf.Variable(tf.broadcast_to(value[..., None], shape), trainable=False, name=name)
+        return tf.Variable(
+            tf.broadcast_to(value[..., None], shape),
+            trainable=False,
+            name=name,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+
+def _of_all(event: LayerEvent) -> LayerEvent:
+    """What all replicas saw together."""
+    event = event._replace(deviation=tf.where(event.observed, event.deviation, float("inf")))
+    numbers = tf.stack([tf.cast(value, tf.float32) for value in event])
+    each = tf.distribute.get_replica_context().all_gather(numbers[tf.newaxis], axis=0)
+    each = tf.ensure_shape(each, [None, *numbers.shape])
+    least = LayerEvent(*tf.unstack(tf.reduce_min(each, axis=0)))
+    most = LayerEvent(*tf.unstack(tf.reduce_max(each, axis=0)))
+    return LayerEvent(
+        finite=least.finite > 0.0,
+        amax=most.amax,
+        deviation=least.deviation,
+        entering=most.entering,
+        observed=tf.logical_and(most.observed > 0.0, tf.math.is_finite(most.entering)),
+    )
 
 
 def _groups(groups: Mapping[str, Sequence], parents: Mapping[str, str]) -> _Groups:

@@ -19,7 +19,7 @@ from scaler.outcome import Cause, Outcome, cause, explain
 from scaler.pairs import check_pairs
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, Strategy
-from scaler.strategies.base import check_state, check_strategy, needs_of
+from scaler.strategies.base import check_event, check_state, check_strategy, needs_of
 from scaler.stuck import Reading, StuckPolicy, Watch
 
 
@@ -75,6 +75,8 @@ class LossScaler(tf.Module):
             check_state(self.strategy, state)
             self._state_type = type(state)
             self._state = {field: _variable(value, field) for field, value in state._asdict().items()}
+            for field, variable in self._state.items():
+                _explain_other_shapes(variable, f"{type(self.strategy).__name__}'s {field}")
             counts = ("attempted", "applied", "consecutive_skips")
             self._counts = {field: _variable(tf.constant(0, tf.int64), field) for field in counts}
             self._last_skip = {field: _variable(value, field) for field, value in _NEVER_SKIPPED.items()}
@@ -250,15 +252,13 @@ class LossScaler(tf.Module):
 
         Args:
             event: What the step showed, such as `Event(finite=all_finite(unscaled))`.
+
+        Raises:
+            InvalidArgument: For what is no `Event`, or a part of one with another shape or dtype than `Event` names.
         """
         if not isinstance(event, Event):
             raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
-        finite = tf.convert_to_tensor(event.finite)
-        if finite.dtype != tf.bool or finite.shape.rank not in (0, None):
-            raise InvalidArgument(
-                f"update(Event(finite)): finite is {finite.dtype.name} of shape {finite.shape}: expected a scalar bool "
-                "tensor, such as scaler.all_finite(unscaled)."
-            )
+        check_event(self.strategy, event)
         if tf.distribute.in_cross_replica_context():
             self._update(event)
         else:
@@ -328,11 +328,15 @@ class LossScaler(tf.Module):
                 has_nan=decision.has_nan,
                 index=tf.where(skipped, tf.gather(positions, tf.maximum(decision.index, 0)), -1),
             )
-            for field, variable in self._last_skip.items():
-                variable.assign(tf.where(skipped, getattr(outcome, field), variable))
+            self.remember_skip(outcome, skipped)
             return outcome
 
         return replicas.merge(record, broken)
+
+    def remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
+        """Keeps what `last_skip` and `explain` tell, where `skipped`; `apply` does it by itself."""
+        for field, variable in self._last_skip.items():
+            variable.assign(tf.where(skipped, getattr(outcome, field), variable))
 
     def _scale_of_gradients(self) -> tf.Tensor:
         used = tf.identity(self._scale_used)
@@ -351,6 +355,24 @@ _NEVER_SKIPPED = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False,
 
 def _variable(value, name: str) -> tf.Variable:
     return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
+def _explain_other_shapes(variable: tf.Variable, what: str) -> None:
+    """Has a checkpoint with another shape refused in a sentence. On replicas TensorFlow does so itself."""
+    restore = getattr(variable, "_restore_from_tensors", None)
+    if variable.shape.rank == 0 or restore is None:
+        return
+
+    def checked(tensors: dict) -> Any:
+        for value in tensors.values():
+            if not value.shape.is_compatible_with(variable.shape):
+                raise InvalidArgument(
+                    f"the checkpoint holds {what} with shape {value.shape}, and this one has {variable.shape}: restore "
+                    "it into a strategy with the length it was saved with, such as history_length of DelayedAmax."
+                )
+        return restore(tensors)
+
+    object.__setattr__(variable, "_restore_from_tensors", checked)
 
 
 def _tensor(grad):

@@ -25,6 +25,9 @@ class MasterWeights(tf.Module):
     variables is expected: `loss_scaler.apply(optimizer, grads, masters)`. Save it beside the model
     (`tf.train.Checkpoint(model=model, masters=masters, ...)`): the model holds only the rounded values.
 
+    It belongs to the variables it was made for. After `layer.trainable` was set, `model.trainable_variables` is another
+    list: make new masters, and a new optimizer. New ones start from the rounded weights.
+
     Args:
         variables: The model's trainable variables.
 

@@ -20,7 +20,8 @@ def check_pairs(grads: Sequence[Gradient], variables: Sequence, allow_16bit_upda
     if len(grads) != len(variables):
         raise InvalidArgument(
             f"apply: {len(grads)} gradients for {len(variables)} variables: expected one for each. Pass the list "
-            "that tape.gradient was called with."
+            "that tape.gradient was called with. Where layers were frozen or unfrozen since MasterWeights were made, "
+            "make new ones, and a new optimizer: both belong to the list of variables they were made for."
         )
     if all(grad is None for grad in grads):
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""What a strategy may want to know of a step's gradients: pure functions, and how to join what replicas found.
+"""What a strategy may want to know of a step's gradients: pure functions.
 
 An entry of a list of gradients is a tensor, a `tf.IndexedSlices` or None.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from scaler.gradients import Gradient, values_of
-from scaler.strategies.base import Needs, check_edges
+from scaler.strategies.base import check_edges
 
 _INFINITY = 0x7F800000
 
@@ -63,37 +63,6 @@ def histogram(grads: Sequence[Gradient], edges: Sequence[float]) -> tf.Tensor:
     total = tf.add_n([tf.zeros([1], tf.int64), *(tf.size(bits, tf.int64)[None] for bits in _present(grads))])
     reached = tf.concat([total, tf.add_n(above), [0]], axis=0)
     return reached[:-1] - reached[1:]
-
-
-def measure(
-    needs: Needs, scaled: Sequence[Gradient] | None = None, unscaled: Sequence[Gradient] | None = None
-) -> Statistics:
-    """What a strategy needs to know of a step, and nothing else.
-
-    Args:
-        needs: From `needs_of(strategy)`.
-        scaled: For the histogram: this replica's gradients as the backward pass left them.
-        unscaled: For amax: float32 gradients without duplicate indices.
-    """
-    return Statistics(
-        amax=amax(unscaled or ()) if needs.amax else None,
-        histogram=histogram(scaled or (), needs.edges) if needs.edges else None,
-    )
-
-
-def merge(first: Statistics, second: Statistics) -> Statistics:
-    """The statistics of two replicas, or of two groups of gradients, together: the greater amax, the sum of counts.
-
-    Associative and commutative, so the order in which replicas meet does not matter. Of gradients that are summed over
-    replicas amax is measured on the sum, and needs no merging.
-    """
-    return Statistics(
-        amax=_join(tf.maximum, first.amax, second.amax), histogram=_join(tf.add, first.histogram, second.histogram)
-    )
-
-
-def _join(function, first, second):
-    return first if second is None else second if first is None else function(first, second)
 
 
 def _present(grads: Sequence[Gradient]) -> list[tf.Tensor]:

@@ -56,7 +56,7 @@ def check_strategy(strategy: Strategy, *, examples: int = 20) -> None:
         ScalerError: If Hypothesis is not installed.
         AssertionError: With a sentence that says which invariant broke, and after which events.
     """
-    base.check_strategy(strategy)
+    base.check_strategy(strategy, "check_strategy")
     needs = base.needs_of(strategy)
     try:
         import hypothesis
@@ -113,9 +113,16 @@ def _words(needs: Needs):
 def _check_init(strategy: Strategy) -> None:
     with _no_variables(strategy, ()):
         first, second = strategy.init(), strategy.init()
-    base.check_state(strategy, first)
-    if tf.convert_to_tensor(first.loss_scale).dtype != tf.float32:
+    if not hasattr(first, "_asdict"):
+        raise _broken(strategy, "a state", (), f"init() returned {first!r}, which is no NamedTuple")
+    for field, value in first._asdict().items():
+        if not tf.is_tensor(value):
+            shown = f"{field}={value!r} ({type(value).__name__})"
+            what = f"init() returned {shown}, which is no tensor: tf.constant({value!r})"
+            raise _broken(strategy, "a state", (), what)
+    if hasattr(first, "loss_scale") and first.loss_scale.dtype != tf.float32:
         raise _broken(strategy, "a state", (), f"loss_scale has dtype {first.loss_scale.dtype.name}, not float32")
+    base.check_state(strategy, first)
     _require_equal(strategy, "purity", (), "init()", _values(second), "a first init()", _values(first))
     _require_bounds(strategy, (), float(first.loss_scale))
 
@@ -156,7 +163,9 @@ def _by_hand(strategy: Strategy, word: Sequence[_Seen], needs: Needs) -> list[di
         events = word[: step + 1]
         event, before = _event(seen, needs), _values(state)
         with _no_variables(strategy, events), _named(strategy, "an update in eager mode", events):
-            after, again = strategy.update(state, event), strategy.update(state, event)
+            with _only_declared(strategy, events, _Watched(*event)) as watched:
+                after = strategy.update(state, watched)
+            again = strategy.update(state, event)
         _require_same_kind(strategy, events, state, after)
         _require_equal(strategy, "purity", events, "the same update again", _values(again), "once", _values(after))
         _require_equal(strategy, "purity", events, "the old state", _values(state), "before", before)
@@ -180,6 +189,30 @@ def _check_restored(strategy: Strategy, needs: Needs, word: list[_Seen]) -> None
             loss_scaler.update(_event(word[step], needs))
         events, found, expected = word[: step + 1], _values(restored.state), _values(whole.state)
         _require_equal(strategy, "save and restore", events, "restored", found, "never stopped", expected)
+
+
+class _Watched(Event):
+    """An event that remembers which statistics were looked for and not there."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name in ("amax", "histogram") and value is None:
+            super().__getattribute__("__dict__").setdefault("missed", []).append(name)
+        return value
+
+
+@contextlib.contextmanager
+def _only_declared(strategy: Strategy, events: Sequence[_Seen], event: _Watched) -> Iterator[_Watched]:
+    """Says so if what went wrong is that a strategy used a statistic that it did not declare."""
+    try:
+        yield event
+    except Exception as error:
+        missed = vars(event).get("missed")
+        if not missed:
+            raise
+        needs = {"amax": "scaler.Needs(amax=True)", "histogram": "scaler.Needs(edges=(...))"}[missed[-1]]
+        what = f"it uses event.{missed[-1]}, which is None unless it is declared: needs = {needs}"
+        raise _broken(strategy, "declared statistics", events, what) from error
 
 
 class _Runs:

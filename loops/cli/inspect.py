@@ -32,7 +32,9 @@ def text(found: dict) -> str:
     lines.append(f"others       {', '.join(others) or 'none'}")
     lines.append("counters     " + "  ".join(f"{name} {value}" for name, value in counters.items()))
     if found["loss_scaler"]:
-        lines.append("loss scaler  " + "  ".join(f"{name} {value:g}" for name, value in found["loss_scaler"].items()))
+        lines.append(
+            "loss scaler  " + "  ".join(f"{name} {_number(value)}" for name, value in found["loss_scaler"].items())
+        )
     lines += [f"{name:13}{_line(value)}" for name, value in found["identity"].items() if value not in (None, {})]
     lines.append(
         f"data         {data['batches']} batches taken; position {'not saved' if data['problem'] else 'saved'}"
@@ -46,6 +48,10 @@ def text(found: dict) -> str:
         lines.append(f"actions      {', '.join(found['actions'])}")
     lines.append("versions     " + _line(found["versions"]))
     return "\n".join(lines)
+
+
+def _number(value) -> str:
+    return f"of {len(value)} numbers" if isinstance(value, list) else f"{value:g}"
 
 
 def _line(value) -> str:

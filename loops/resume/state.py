@@ -103,7 +103,7 @@ class RunState:
         }
         if self._loss_scaler is not None:
             state = self._loss_scaler.state._asdict()
-            facts["loss_scaler"] = {name: value.numpy().item() for name, value in state.items()}
+            facts["loss_scaler"] = {name: value.numpy().tolist() for name, value in state.items()}
         return facts
 
 

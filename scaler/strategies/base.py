@@ -118,7 +118,7 @@ def statistic(strategy: object, event: Event, name: str) -> tf.Tensor:
 
 
 def amax_of(strategy: object, event: Event) -> tuple[tf.Tensor, tf.Tensor]:
-    """Whether the step was finite, and amax. A step with an infinite amax counts as non-finite, whoever reported it.
+    """Whether the step was finite, and amax. A step whose amax is infinite or NaN counts as non-finite.
 
     Raises:
         InvalidArgument: If the event has no amax.
@@ -143,20 +143,50 @@ def bounded_state(strategy: object, state: Any) -> Any:
     return state._replace(loss_scale=bounded(strategy, state.loss_scale))
 
 
-def check_strategy(strategy: object) -> None:
-    """Refuses an object that is no strategy."""
+def check_strategy(strategy: object, by: str = "LossScaler") -> None:
+    """Refuses, in the name of `by`, an object that is no strategy."""
     if isinstance(strategy, type) or not isinstance(strategy, Strategy):
         raise InvalidArgument(
-            f"LossScaler({strategy!r}): expected a strategy such as scaler.Dynamic(), scaler.Static(1024.0) or "
+            f"{by}({strategy!r}): expected a strategy such as scaler.Dynamic(), scaler.Static(1024.0) or "
             "scaler.NoScaling(), an object with init() and update(state, event)."
         )
 
 
 def check_state(strategy: Strategy, state: Any) -> None:
-    """Refuses a strategy whose state has no scalar loss scale."""
+    """Refuses a strategy whose state has no scalar float32 loss scale."""
     loss_scale = getattr(state, "loss_scale", None)
-    if not hasattr(state, "_asdict") or loss_scale is None or tf.convert_to_tensor(loss_scale).shape.rank != 0:
+    known = None if loss_scale is None else tf.convert_to_tensor(loss_scale)
+    if not hasattr(state, "_asdict") or known is None or known.shape.rank != 0 or known.dtype != tf.float32:
         raise InvalidArgument(
             f"{type(strategy).__name__}.init() returned {state!r}: expected a NamedTuple of scalar tensors with a "
-            "field named loss_scale."
+            "field named loss_scale, of dtype float32."
         )
+
+
+def check_event(strategy: object, event: Event) -> None:
+    """Refuses an event of one step whose parts do not have the shapes and dtypes that `Event` names.
+
+    Raises:
+        InvalidArgument: With what was found.
+    """
+    finite = tf.convert_to_tensor(event.finite)
+    if finite.dtype != tf.bool or finite.shape.rank not in (0, None):
+        raise InvalidArgument(
+            f"update(Event(finite)): finite is {finite.dtype.name} of shape {finite.shape}: expected a scalar bool "
+            "tensor, such as scaler.all_finite(unscaled)."
+        )
+    if event.amax is not None:
+        amax = tf.convert_to_tensor(event.amax)
+        if not amax.dtype.is_floating or amax.shape.rank not in (0, None):
+            raise InvalidArgument(
+                f"update(Event(finite, amax=...)): amax is {amax.dtype.name} of shape {amax.shape}: expected a scalar "
+                "float32 tensor, such as scaler.amax(unscaled)."
+            )
+    if event.histogram is not None:
+        counts, edges = tf.convert_to_tensor(event.histogram), needs_of(strategy).edges
+        bins = len(edges) + 1 if edges else None
+        if not counts.dtype.is_integer or not counts.shape.is_compatible_with([bins]):
+            raise InvalidArgument(
+                f"update(Event(finite, histogram=...)): the histogram is {counts.dtype.name} of shape {counts.shape}: "
+                f"expected int64 [{bins or 'edges + 1'}], such as scaler.histogram(scaled, {edges or 'edges'})."
+            )

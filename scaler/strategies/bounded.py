@@ -31,7 +31,7 @@ class Bounded:
     max_scale: float
 
     def __post_init__(self) -> None:
-        check_strategy(self.strategy)
+        check_strategy(self.strategy, "Bounded")
         check_bounds(self.min_scale, self.min_scale, self.max_scale)
 
     @property

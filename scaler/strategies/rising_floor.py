@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaler.checks import check_constant, check_scale, is_symbolic
+from scaler.checks import check_scale, is_symbolic
 from scaler.errors import InvalidArgument
 from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, check_strategy, needs_of
 from scaler.strategies.joined import as_schedule, count_up, inner_of, join, own_of
@@ -45,10 +45,11 @@ class RisingFloor:
     floors: Mapping[int, float] | tuple[tuple[int, float], ...] = ((40_000, 8192.0), (150_000, 32768.0))
 
     def __post_init__(self) -> None:
-        check_strategy(self.strategy)
+        check_strategy(self.strategy, "RisingFloor")
         pairs = as_schedule("floors", self.floors)
         for step, floor in pairs:
-            check_constant(f"floors[{step}]", floor, "a loss scale", lambda v: v > 0)
+            if is_symbolic(floor):
+                raise InvalidArgument(f"floors[{step}]={floor!r}: expected a Python number and not a tensor.")
             check_scale(f"floors[{step}]", floor)
         values = [float(floor) for _, floor in pairs]
         if values != sorted(values):

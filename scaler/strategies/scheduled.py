@@ -49,7 +49,7 @@ class Scheduled:
     def __post_init__(self) -> None:
         pairs = as_schedule("strategies", self.strategies)
         for _, strategy in pairs:
-            check_strategy(strategy)
+            check_strategy(strategy, "Scheduled")
         if pairs[0][0] != 0:
             raise InvalidArgument(f"strategies={dict(pairs)!r}: expected one that starts at step 0.")
         together(*(needs_of(strategy) for _, strategy in pairs))

@@ -46,7 +46,7 @@ class Warmup:
     initial_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        check_strategy(self.strategy)
+        check_strategy(self.strategy, "Warmup")
         if is_symbolic(self.steps):
             raise InvalidArgument("Warmup(steps=...): expected a Python integer and not a tensor.")
         check_count("steps", self.steps, 1000)

@@ -1,13 +1,9 @@
-"""Guards what replicas make of statistics: events that carry them, and their merging."""
+"""Guards what replicas make of statistics: events that carry them, and what a step counts over replicas."""
 
-import numpy as np
 import replica_cases as cases
 import tensorflow as tf
 
-from scaler import Event, Headroom, Histogram, LossScaler, Static, all_finite
-from scaler.statistics import Needs, Statistics, measure, merge
-
-NEEDS = Needs(amax=True, edges=(1.0,))
+from scaler import Event, Headroom, Histogram, LossScaler, Static
 
 
 def test_an_update_on_replicas_takes_events_with_and_without_statistics():
@@ -51,29 +47,3 @@ def test_a_step_on_replicas_shows_the_amax_of_the_sum_and_the_counts_of_all():
 
 def keep(grads, variables):
     """An optimizer that moves nothing."""
-
-
-def test_merged_statistics_of_replicas_are_those_of_all_their_gradients():
-    strategy = cases.mirrored(2)
-    parts = [tf.constant([0.5, -3.0, 1.0]), tf.constant([2.0, np.nan, -0.25])]
-
-    @tf.function
-    def step():
-        def on_replica(grad):
-            own = measure(NEEDS, [grad], [grad])
-            context = tf.distribute.get_replica_context()
-            everyone = tf.nest.map_structure(lambda value: context.all_gather(value[None], axis=0), own)
-            first, second = (tf.nest.map_structure(lambda value, i=i: value[i], everyone) for i in range(2))
-            return merge(first, second)
-
-        values = strategy.experimental_distribute_values_from_function(
-            lambda context: parts[context.replica_id_in_sync_group]
-        )
-        return strategy.run(on_replica, args=(values,))
-
-    whole = measure(NEEDS, parts, parts)
-    for replica in zip(*(strategy.experimental_local_results(value) for value in step()), strict=True):
-        found = Statistics(*replica)
-        assert found.amax.numpy() == whole.amax.numpy() == np.inf
-        np.testing.assert_array_equal(found.histogram.numpy(), whole.histogram.numpy())
-    assert not all_finite(parts).numpy()

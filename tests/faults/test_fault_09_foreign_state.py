@@ -78,6 +78,20 @@ def test_one_strategys_checkpoint_in_another(tmp_path, earlier, later):
     assert int(loaded.counters.attempted) == 6
 
 
+def test_a_warm_up_begins_again_and_who_asks_is_told(tmp_path):
+    """What `docs/strategies.md` says of fields that only one of two strategies has."""
+    saved, plain = scaler.LossScaler(scaler.Dynamic(2.0**12)), scaler.Dynamic(2.0**12)
+    for _ in range(3):
+        saved.update(finite(False))
+    path = tf.train.Checkpoint(loss_scaler=saved).save(str(tmp_path / "ckpt"))
+    loaded = scaler.LossScaler(scaler.Warmup(plain, 100))
+    status = tf.train.Checkpoint(loss_scaler=loaded).restore(path)
+    assert float(loaded.loss_scale) == 2.0**9
+    assert (int(loaded.state.warmup_steps), float(loaded.state.target_scale)) == (0, 2.0**12)
+    with pytest.raises(AssertionError):
+        status.assert_consumed()
+
+
 BAD = {
     "zero": (0.0, "low"),
     "negative": (-8.0, "low"),

@@ -45,6 +45,28 @@ from loops.strategies import parse_strategy
         ("fairseq:tolerance=0.4,threshold=None", scaler.presets.fairseq(tolerance=0.4)),
         ("tf_contrib:initial_scale=8,growth_interval=5", scaler.presets.tf_contrib(8, growth_interval=5)),
         ("optax_apply_if_finite", scaler.NoScaling()),
+        ("static:1e+3", scaler.Static(1000.0)),
+        ("warmup:100+dynamic", scaler.Warmup(scaler.Dynamic(), 100)),
+        ("warmup:steps=100+dynamic", scaler.Warmup(scaler.Dynamic(), 100)),
+        (
+            "warmup:100,initial_scale=8+dynamic:growth_interval=50",
+            scaler.Warmup(scaler.Dynamic(growth_interval=50), 100, initial_scale=8),
+        ),
+        ("bounded:1,2**20+pytorch", scaler.Bounded(scaler.presets.pytorch(), 1, 2**20)),
+        ("bounded:1,max_scale=1e+6+static:8", scaler.Bounded(scaler.Static(8), 1, 1e6)),
+        ("bounded:max_scale=4,min_scale=1+none", scaler.Bounded(scaler.NoScaling(), 1, 4)),
+        ("rising_floor+dynamic", scaler.RisingFloor(scaler.Dynamic())),
+        ("rising_floor:10=8,200=2**10+headroom", scaler.RisingFloor(scaler.Headroom(), {10: 8, 200: 1024})),
+        (
+            "bounded:1,64+rising_floor:3=2+warmup:5+smooth",
+            scaler.Bounded(scaler.RisingFloor(scaler.Warmup(scaler.Smooth(), 5), {3: 2}), 1, 64),
+        ),
+        (
+            "static:1024+then:500+warmup:9+dynamic+then:900+headroom:memory=3",
+            scaler.Scheduled(
+                {0: scaler.Static(1024), 500: scaler.Warmup(scaler.Dynamic(), 9), 900: scaler.Headroom(memory=3)}
+            ),
+        ),
     ],
 )
 def test_texts_and_their_strategies(text, strategy):
@@ -105,6 +127,35 @@ def test_texts_and_their_strategies(text, strategy):
         ("headroom:format=float17", "expected one of float32, float16"),
         ("delayed_amax:algorithm=median", "expected one of max, most_recent"),
         ("headroom:memory=abc", "'abc' is no number"),
+        ("dynamic:200", "'200' is none of initial_scale"),
+        ("warmup", "warmup goes around another strategy: add one, as in warmup+dynamic"),
+        ("warmup:100", "as in warmup:100+dynamic"),
+        ("warmup:100+", "as in warmup:100+dynamic"),
+        ("warmup+dynamic", "warmup: steps has no default"),
+        ("warmup:0+dynamic", "warmup: steps=0"),
+        ("warmup:5,5,5+dynamic", "'5' is none of steps, initial_scale"),
+        ("warmup:5,steps=6+dynamic", "steps is given twice"),
+        ("warmup:initial_scale=2,5+dynamic", "initial_scale is given twice"),
+        ("warmup:strategy=5+dynamic", "'strategy=5' is none of steps"),
+        ("bounded:4,2+dynamic", "bounded: min_scale=4"),
+        ("bounded:4+dynamic", "max_scale has no default"),
+        ("rising_floor:8+dynamic", "expected STEP=FLOOR"),
+        ("rising_floor:x=8+dynamic", "'x' is no number"),
+        ("rising_floor:1.5=8+dynamic", "steps, different integers"),
+        ("rising_floor:1=8,1=16+dynamic", "steps, different integers"),
+        ("dynamic+headroom", "'dynamic' does not go around another strategy: expected one of bounded"),
+        ("warm_up:5+dynamic", "did you mean 'warmup'? 'warm_up:5' does not go around"),
+        ("Warmup:5", "did you mean 'warmup'?"),
+        ("warmup:5+dynamik", "did you mean 'dynamic'?"),
+        ("+dynamic", "'' does not go around"),
+        ("then:5+dynamic", "then:STEP goes between two strategies"),
+        ("dynamic+then:5", "then:STEP goes between two strategies"),
+        ("dynamic+then:0+none", "'then:0': expected then:STEP"),
+        ("dynamic+then:7+none+then:7+none", "'then:7': expected then:STEP, integers that rise"),
+        ("dynamic+then:x+none", "'x' is no number"),
+        ("dynamic+then:1.5+none", "'then:1.5': expected then:STEP"),
+        ("dynamic+then:2**40+none", "different integers in [0, 2^31)"),
+        ("histogram:edge=4+then:5+histogram:edge=8", "one event has one histogram"),
     ],
 )
 def test_other_texts_are_named(text, named):
@@ -121,7 +172,7 @@ def test_an_enormous_power_is_refused_and_not_computed():
         "try: parse_strategy('static:9**999999999')\n"
         "except scaler.InvalidArgument as error: print('refused', error)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert result.stdout.startswith("refused")
 
 
@@ -153,6 +204,10 @@ _PIECES = [
     "fairseq:",
     "dynamic:",
     "none",
+    "warmup:",
+    "rising_floor:",
+    "+",
+    "+then:",
     "growth_interval=",
     "min_scale=",
     "2",

@@ -25,9 +25,24 @@ import pytest_server
 HERE = pathlib.Path(__file__).resolve().parent
 WANTED = 0.95
 TIMEOUT_SECONDS = 120
+_STRATEGIES = "tests/scaler/strategies"
+_LIMITS = f"{_STRATEGIES}/test_limits.py"
+_RESEARCH = [_LIMITS, f"{_STRATEGIES}/test_research_traces.py", f"{_STRATEGIES}/test_research_promise.py"]
+_AROUND = [_LIMITS, f"{_STRATEGIES}/test_combinators.py", f"{_STRATEGIES}/test_research_promise.py"]
+_PRESETS = [
+    *("tests/conformance/test_golden.py", "tests/conformance/test_against_rules.py"),
+    *("tests/conformance/test_presets_in_a_scaler.py", "tests/conformance/test_preset_values.py"),
+]
+
+
+def _about(files: list[str], words: str) -> list[str]:
+    """The tests in these files whose names have one of the words, each run once and not in every mode."""
+    return [*files, "-k", f"({' or '.join(words.split())}) and not (eager or graph or xla or keeps_the or every_way)"]
+
+
 # Each module with the tests that are about it. XLA and the other ways to run a step say nothing new about its numbers.
 NARROW = {
-    "strategies/base": ["tests/scaler/test_bad_input.py"],
+    "strategies/base": ["tests/scaler/test_bad_input.py", f"{_STRATEGIES}/test_events.py"],
     "strategies/dynamic": [
         *("tests/scaler/strategies/test_golden_traces.py", "tests/scaler/test_bad_input.py"),
         *("tests/scaler/strategies/test_dynamic_invariants.py", "tests/scaler/strategies/test_dynamic.py"),
@@ -40,9 +55,40 @@ NARROW = {
         "-k",
         "not xla",
     ],
+    "strategies/headroom": _about(_RESEARCH, "headroom limits refused"),
+    "strategies/histogram": _about(_RESEARCH, "histogram limits refused"),
+    "strategies/delayed_amax": _about(_RESEARCH, "delayed limits refused"),
+    "strategies/log_normal": _about(_RESEARCH, "log_normal lognormal gradients_of_zero limits refused"),
+    "strategies/smooth": _about(_RESEARCH, "smooth limits refused"),
+    "strategies/adaptive": [_LIMITS, f"{_STRATEGIES}/test_adaptive.py", "-k", "not eager and not graph and not xla"],
+    "strategies/exact": [f"{_STRATEGIES}/test_exact.py", "-k", "narrowed or not (eager or graph or xla)"],
+    "strategies/bounded": _about(_AROUND, "bounded bounds combinator limits refused"),
+    "strategies/warmup": _about(_AROUND, "warm bounds combinator limits refused"),
+    "strategies/scheduled": _about(_AROUND, "scheduled used_late bounds combinator limits refused"),
+    "strategies/rising_floor": _about(_AROUND, "risingfloor overflow bounds combinator limits refused defaults"),
+    "strategies/joined": _about(_AROUND, "risingfloor scheduled combinator overflow limits refused"),
+    "presets/torch_systems": _about(
+        _PRESETS, "pytorch fairscale nemo apex deepspeed megatron colossalai guided_diffusion dalle refused"
+    ),
+    "presets/fairseq_systems": _about(_PRESETS, "fairseq metaseq refused"),
+    "presets/jax_systems": _about(_PRESETS, "flax jmp optax refused"),
+    "presets/tensorflow_systems": _about(_PRESETS, "keras tf_contrib openseq2seq refused"),
+    "presets/other_systems": _about(_PRESETS, "mxnet mindspore paddle chainer nnabla refused"),
+    "presets/rules/exact": _about(_PRESETS, "mindspore nnabla paddle metaseq dalle"),
+    "presets/rules/first_overflow": _about(_PRESETS, "chainer"),
+    "presets/rules/lag": _about([*_PRESETS, _AROUND[1]], "mxnet used_late"),
+    "presets/rules/log2": _about(_PRESETS, "guided_diffusion refused"),
+    "presets/rules/moving_window": _about(_PRESETS, "metaseq refused"),
+    "presets/rules/skipped_at_floor": _about(_PRESETS, "policy stuck deepspeed fairseq"),
+    "presets/rules/spaced": _about(_PRESETS, "dalle refused"),
+    "presets/rules/streak": _about(_PRESETS, "deepspeed paddle nnabla mindspore tf_contrib apex refused"),
+    "presets/rules/tolerance": _about(_PRESETS, "fairseq refused"),
     "checks": ["tests/scaler/test_bad_input.py"],
     "formats": ["tests/scaler/test_formats.py", "tests/scaler/test_bad_input.py", "-k", "not random_bit"],
     "gradients": ["tests/scaler/test_gradients.py", "-k", "not xla"],
+    "measurement": ["tests/scaler/test_measurement.py"],
+    "rounding": ["tests/scaler/test_rounding.py", "-k", "not eager and not graph and not xla"],
+    "statistics": ["tests/scaler/test_statistics.py", "-k", "not eager and not graph and not xla"],
     "outcome": ["tests/scaler/test_outcome_sentences.py"],
     "stuck": ["tests/scaler/test_stuck_policy.py"],
 }

@@ -19,7 +19,7 @@ from scaler import Dynamic, LossScaler, MasterWeights, NoScaling, Static, Static
 SCALES = "[2^-126, 2^126]"
 GROWTH = "(1, 2^126]"
 BACKOFF = "[2^-126, 1)"
-COUNT = "an integer of at least 1"
+COUNT = "an integer in [1, 2^31)"
 CLIP = "a positive finite number"
 
 

@@ -1,4 +1,4 @@
-"""Guards what is measured of a step's gradients for a strategy: amax, the histogram, and how replicas join them."""
+"""Guards what is measured of a step's gradients for a strategy: amax, the histogram."""
 
 import functools
 import itertools
@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 
 import scaler
 from scaler import Needs
-from scaler.statistics import Statistics, amax, histogram, measure, merge
+from scaler.statistics import Statistics, amax, histogram
 from scaler.strategies.base import needs_of, together
 
 EDGES = (2.0**-20, 1.0, 8188.0)
@@ -68,32 +68,17 @@ def both(first, second):
     return Statistics(amax([first, second]), histogram([first, second], EDGES))
 
 
-def apart(first, second):
-    found = [Statistics(amax([grad]), histogram([grad], EDGES)) for grad in (first, second)]
-    return merge(*found)
-
-
 @settings(max_examples=50)
 @given(VALUES, VALUES)
-def test_equal_to_numpy_and_to_the_merged_halves(first, second):
+def test_equal_to_numpy(first, second):
     every = np.concatenate([first, second])
     largest = np.max(np.abs(every)) if np.isfinite(every).all() else np.inf
     magnitude = np.where(np.isnan(every), np.inf, np.abs(every))
     bounds = [-np.inf, *map(np.float32, EDGES), np.inf]
     counts = [((magnitude > low) & (magnitude <= high)).sum() for low, high in itertools.pairwise(bounds)]
-    for function in (both, apart):
-        found = compiled(function)(tf.constant(first), tf.constant(second))
-        assert found.amax.numpy() == largest
-        np.testing.assert_array_equal(found.histogram.numpy(), counts)
-
-
-def test_merging_is_associative_and_commutative_and_ignores_what_was_not_measured():
-    parts = [Statistics(tf.constant(x), tf.constant([n, 1], tf.int64)) for x, n in ((1.0, 3), (np.inf, 0), (0.5, 7))]
-    parts.append(Statistics())
-    results = [functools.reduce(merge, order) for order in itertools.permutations(parts)]
-    results.append(merge(merge(parts[0], parts[1]), merge(parts[2], parts[3])))
-    assert {(r.amax.numpy().item(), *r.histogram.numpy().tolist()) for r in results} == {(np.inf, 10, 3)}
-    assert merge(Statistics(), Statistics()) == Statistics(None, None)
+    found = compiled(both)(tf.constant(first), tf.constant(second))
+    assert found.amax.numpy() == largest
+    np.testing.assert_array_equal(found.histogram.numpy(), counts)
 
 
 def test_a_histogram_counts_values_on_an_edge_below_it(execute):
@@ -108,16 +93,6 @@ def test_a_histogram_of_nothing_and_of_sparse_gradients(execute):
     np.testing.assert_array_equal(execute(lambda: histogram([None], EDGES))().numpy(), [0, 0, 0, 0])
     duplicates = slices([[1.0, 2.0], [3.0, 0.0]], indices=(1, 1))
     np.testing.assert_array_equal(execute(lambda g: histogram([g], (2.5,)))(duplicates).numpy(), [3, 1])
-
-
-def test_nothing_is_measured_that_nobody_needs():
-    grad = tf.constant([3.0])
-    assert measure(Needs(), [grad], [grad]) == Statistics(None, None)
-    only_amax = measure(Needs(amax=True), None, [grad])
-    assert (only_amax.amax.numpy(), only_amax.histogram) == (3.0, None)
-    only_counts = measure(Needs(edges=(2.0,)), [grad], None)
-    assert only_counts.amax is None
-    np.testing.assert_array_equal(only_counts.histogram.numpy(), [0, 1])
 
 
 def test_needs_are_declared_and_joined():

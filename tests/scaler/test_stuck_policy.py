@@ -115,7 +115,7 @@ def test_history_of_one_step():
     ("options", "parts"),
     [
         ({"action": "stop"}, ["action='stop'", "raise, warn, continue"]),
-        ({"consecutive_skips": 0}, ["consecutive_skips=0", "at least 1"]),
+        ({"consecutive_skips": 0}, ["consecutive_skips=0", "[1, 2^31)"]),
         ({"consecutive_skips": 2.5}, ["consecutive_skips=2.5", "such as 100"]),
         ({"skip_rate": 0}, ["skip_rate=0", "(0, 1)"]),
         ({"skip_rate": 1.0}, ["skip_rate=1.0", "(0, 1)"]),

@@ -119,6 +119,28 @@ class Undeclared(Counting):
         return State(self.bounded(1.0 / event.amax), state.steps)
 
 
+class Uncounted(Counting):
+    def update(self, state, event):
+        return State(self.bounded(1.0 / tf.cast(event.histogram[0], tf.float32)), state.steps)
+
+
+class Raises(Counting):
+    """Looks whether there are statistics, which it may, and fails for another reason."""
+
+    def update(self, state, event):
+        raise KeyError("nowhere" if self.min_scale else event)
+
+
+class Numbers(Counting):
+    def init(self):
+        return State(tf.constant(1.0), 0)
+
+
+class Plain(Counting):
+    def init(self):
+        return (tf.constant(1.0), tf.constant(0))
+
+
 BROKEN = {
     NoFloor: r"bounds: the loss scale is 0\.000488281, outside \[0\.000976562, 1024\]; after 11 times non-finite\.$",
     NoCeiling: r"bounds: the loss scale is 2048, outside .*; after 33 times finite\.$",
@@ -133,7 +155,11 @@ BROKEN = {
     ChangesDtype: "a state: steps was int32 .* and is int64",
     ChangesType: r"a state: update\(\) returned a tuple, not a State",
     HalfScale: "a state: loss_scale has dtype float16, not float32",
-    Undeclared: "an update in eager mode: it raised ",
+    Undeclared: r"declared statistics: it uses event\.amax, .*: needs = scaler\.Needs\(amax=True\); after non-finite",
+    Uncounted: r"declared statistics: it uses event\.histogram, .*: needs = scaler\.Needs\(edges=\(\.\.\.\)\); after",
+    Raises: "an update in eager mode: it raised KeyError: 'nowhere'; after non-finite",
+    Numbers: r"a state: init\(\) returned steps=0 \(int\), which is no tensor: tf\.constant\(0\); after no step",
+    Plain: r"a state: init\(\) returned \(.*\), which is no NamedTuple; after no step",
 }
 
 
@@ -155,7 +181,7 @@ def test_a_state_that_a_checkpoint_does_not_bring_back_is_noticed(monkeypatch):
 
 
 def test_what_is_no_strategy_is_refused():
-    with pytest.raises(scaler.InvalidArgument, match="expected a strategy"):
+    with pytest.raises(scaler.InvalidArgument, match=r"^check_strategy\(.*Counting.*\): expected a strategy"):
         check_strategy(Counting)
 
 

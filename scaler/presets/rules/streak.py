@@ -81,6 +81,12 @@ class Streak:
         for name in ("growth_factor", "backoff_factor"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), "a number in [2^-126, 2^126]", lambda v: 2**-126 <= v <= 2**126)
+        low, high = self.backoff_floor, self.growth_ceiling
+        if not is_symbolic(low) and not is_symbolic(high) and low > high:
+            raise InvalidArgument(
+                f"min_scale={low!r}, max_scale={high!r}: expected min_scale <= max_scale, else a growth would lower "
+                "the scale and a backoff raise it."
+            )
         check_count("growth_interval", self.growth_interval, 2000)
         check_count("hysteresis", self.hysteresis, 1)
         check_flag("double", self.double)

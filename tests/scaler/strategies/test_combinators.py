@@ -197,7 +197,7 @@ def test_a_combinator_is_a_value(make):
         (lambda: RisingFloor(dynamic(), {1.5: 8.0}), "steps, different integers"),
         (lambda: RisingFloor(dynamic(), {1: 8.0, 2: 4.0}), "expected floors that rise"),
         (lambda: RisingFloor(dynamic(), {1: 0.0}), r"floors\[1\]=0.0"),
-        (lambda: RisingFloor(dynamic(), {1: tf.constant(1.0)}), "not as a tensor"),
+        (lambda: RisingFloor(dynamic(), {1: tf.constant(1.0)}), "not a tensor"),
         (lambda: RisingFloor(dynamic(), {1: 512.0}), "max_scale, 256"),
         (lambda: Warmup(dynamic(), 0), "steps=0"),
         (lambda: Warmup(dynamic(), tf.constant(3)), "not a tensor"),

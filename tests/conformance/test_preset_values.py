@@ -1,0 +1,118 @@
+"""Guards that every preset is a value, and the bounds of those that have their own."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from scaler import InvalidArgument, Scheduled, presets
+
+STRATEGIES = [name for name in presets.__all__ if not name.endswith("_stuck")]
+
+
+def made(name, **arguments):
+    required = {"initial_scale": 8.0, "growth_interval": 4} if name == "tf_contrib" else {}
+    return getattr(presets, name)(**required | arguments)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_each_is_a_value_that_nobody_changes(name):
+    strategy = made(name)
+    assert strategy == made(name)
+    assert hash(strategy) == hash(made(name))
+    assert isinstance(hash(Scheduled({0: strategy})), int)
+    for field in dataclasses.fields(strategy):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(strategy, field.name, None)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            delattr(strategy, field.name)
+
+
+LEAST, MOST = 2.0**-126, 2.0**126
+BOUNDS = [
+    ("dalle", {}, 128.0, 2.0**24),
+    ("dalle", {"replicas": 3}, 384.0, 3 * 2.0**24),
+    ("chainer", {}, 1.0, 65504.0),
+    ("pytorch", {}, LEAST, MOST),
+    ("apex", {}, LEAST, 2.0**24),
+    ("apex", {"initial_scale": 2.0**30, "min_scale": 0.5}, 0.5, 2.0**24),
+    ("apex", {"initial_scale": 0.25, "min_scale": 0.5}, 0.25, 2.0**24),
+    ("deepspeed", {}, 1.0, MOST),
+    ("deepspeed_2025_02", {"min_scale": 0.25}, 0.25, MOST),
+    ("megatron", {}, 1.0, MOST),
+    ("colossalai", {}, LEAST, MOST),
+    ("mxnet", {}, LEAST, 2.0**24),
+    ("tf_keras", {}, 1.0, MOST),
+    ("tf_keras", {"initial_scale": 0.5}, 0.5, MOST),
+    ("tf_contrib", {}, 1.0, MOST),
+    ("openseq2seq_backoff", {}, 1.0, 2.0**14),
+    ("keras", {}, LEAST, MOST),
+    ("jmp", {}, 1.0, MOST),
+    ("flax", {}, LEAST, MOST),
+    ("paddle", {}, LEAST, MOST),
+    ("paddle_static", {}, 1.0, MOST),
+    ("mindspore", {}, 1.0, MOST),
+    ("mindspore", {"growth_factor": 0.5}, LEAST, MOST),
+    ("nnabla", {}, LEAST, MOST),
+    ("fairseq", {}, 2.0**-13, None),
+    ("fairseq", {"threshold": 0.25}, 0.25, None),
+    ("metaseq", {}, 2.0**-5, None),
+    ("metaseq", {"threshold": 0.25}, 0.25, None),
+    ("metaseq", {"threshold": 0.3}, 0.3, None),
+    ("fairseq", {"threshold": 0.3}, 0.3, None),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "low", "high"), BOUNDS)
+def test_bounds_are_those_named(name, arguments, low, high):
+    strategy = made(name, **arguments)
+    assert math.isclose(strategy.min_scale, low, rel_tol=1e-12)
+    assert getattr(strategy, "max_scale", None) == high
+
+
+def above(value):
+    return float(np.nextafter(np.float32(value), np.float32(np.inf)))
+
+
+def below(value):
+    return float(np.nextafter(np.float32(value), np.float32(-np.inf)))
+
+
+GROWTH = ("growth_factor", [above(1), MOST], [1, above(MOST)], r"in \(1, 2\^126\]")
+BACKOFF = ("backoff_factor", [LEAST, below(1)], [below(LEAST), 1], r"in \[2\^-126, 1\)")
+# What is taken at either end, and what is not any more, with what is said then.
+EDGES = [
+    *[
+        (name, *GROWTH)
+        for name in ("pytorch", "nemo", "megatron", "fairseq", "metaseq", "flax", "jmp", "nnabla", "paddle")
+    ],
+    *[(name, *GROWTH) for name in ("openseq2seq_backoff", "tf_contrib", "colossalai")],
+    *[(name, *BACKOFF) for name in ("pytorch", "nemo", "megatron", "flax", "paddle", "tf_contrib", "colossalai")],
+    ("mindspore", "growth_factor", [1.0, MOST], [below(LEAST), above(MOST)], r"in \(0, 2\^126\]"),
+    ("mindspore", "initial_scale", [1, MOST], [below(1), above(MOST)], r"in \[1, 2\^126\]"),
+    ("guided_diffusion", "growth", [0, 126], [below(0), above(126)], r"in \[0, 126\]"),
+    ("guided_diffusion", "initial_log2_scale", [-126, 126], [below(-126), above(126)], r"in \[-126, 126\]"),
+    ("dalle", "replicas", [1], [0], r"such as 1\."),
+    ("chainer", "interval", [1], [0], r"such as 1000\."),
+    ("fairseq", "tolerance", [0, 5.0], [below(0), math.inf], "a share of at least 0"),
+    ("fairseq", "min_loss_scale", [0, MOST], [below(0), above(MOST)], r"in \[0, 2\^126\]"),
+    ("metaseq", "min_loss_scale", [0, MOST], [below(0), above(MOST)], r"in \[0, 2\^126\]"),
+    ("fairseq", "threshold", [LEAST, None], [below(LEAST)], r"in \[2\^-126, 2\^126\]"),
+    ("deepspeed", "growth_interval", [1, 2**31 - 2], [0], r"such as 1000\."),
+    ("flax", "growth_interval", [1, 2**31 - 2], [0], r"such as 2000\."),
+    ("nnabla", "growth_interval", [1, 2**31 - 3], [0], r"such as 2000\."),
+    ("pytorch", "growth_interval", [1, 2**31 - 1], [0, 2**31], r"in \[1, 2\^31\), such as 2000\."),
+    ("nemo", "hysteresis", [1], [0], r"such as 1\."),
+    ("colossalai", "hysteresis", [0, 1], [-1], r"such as 1\."),
+    ("apex", "min_scale", [LEAST, None, 2.0**24], [below(LEAST)], r"in \[2\^-126, 2\^126\]"),
+]
+
+
+@pytest.mark.parametrize(("preset", "name", "taken", "refused", "says"), EDGES)
+def test_limits_of_arguments(preset, name, taken, refused, says):
+    for value in taken:
+        made(preset, **{name: value})
+    for value in refused:
+        with pytest.raises(InvalidArgument, match=f"{name}=.*{says}"):
+            made(preset, **{name: value})

@@ -1,0 +1,262 @@
+"""Guards several losses with a scale each: one decision for the step, a backoff for the guilty alone."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scaler_cases import plain_descent, raw
+
+import scaler
+from scaler import Cause, Dynamic, InvalidArgument, PerLoss
+
+TRUE = {"large": np.float32([0.5, -2.0]), "small": np.float32([2.0**-20, 2.0**-22])}
+START = {"large": (2.0**4, 3), "small": (2.0**30, 2)}
+CLEAN, OVERFLOW, NAN = np.float32(1.0), np.float32(1e35), np.float32(np.nan)
+"""Factors of a loss: at a scale of 2^14 and more the second overflows, though the loss is finite."""
+
+
+def strategies():
+    return {name: Dynamic(scale, growth_interval=interval) for name, (scale, interval) in START.items()}
+
+
+def written(execute, losses, weights, targets=None, **options):
+    def step(factors):
+        with tf.GradientTape(persistent=True) as tape:
+            values = tf.cast(weights, tf.float32)
+            scaled = losses.scale({name: tf.reduce_sum(values * TRUE[name]) * factors[name] for name in TRUE})
+        grads = {name: tape.gradient(loss, [weights]) for name, loss in scaled.items()}
+        return losses.apply(plain_descent, grads, targets or [weights], **options)
+
+    return execute(step)
+
+
+class Reference:
+    """Apex's rule in plain Python: a scale and a count for each loss, the sum for the weights."""
+
+    def __init__(self):
+        self.weights = np.float32([0, 0])
+        self.scales = {name: scale for name, (scale, _) in START.items()}
+        self.good = dict.fromkeys(START, 0)
+
+    def step(self, factors):
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = {n: TRUE[n] * factors[n] * np.float32(self.scales[n]) for n in TRUE}
+            grads = {n: scaled[n] / np.float32(self.scales[n]) for n in TRUE}
+            finite = {n: bool(np.isfinite(np.sum(np.square(grads[n])))) for n in TRUE}
+        applied = all(finite.values())
+        if applied:
+            self.weights = self.weights - (grads["large"] + grads["small"])
+        for name, (_, interval) in START.items():
+            self.good[name] = self.good[name] + 1 if finite[name] else 0
+            if not finite[name]:
+                self.scales[name] = max(self.scales[name] / 2, 2.0**-14)
+            elif self.good[name] == interval:
+                self.scales[name], self.good[name] = self.scales[name] * 2, 0
+        return applied
+
+
+def random_word(steps=60):
+    rng = np.random.default_rng(0)
+    return [dict(zip(TRUE, rng.choice([CLEAN, CLEAN, CLEAN, OVERFLOW, NAN], 2), strict=True)) for _ in range(steps)]
+
+
+def test_only_the_guilty_back_off_and_one_skips_for_all(execute):
+    weights, losses, reference = tf.Variable([0.0, 0.0]), PerLoss(strategies()), Reference()
+    step = written(execute, losses, weights)
+    applied = 0
+    for factors in random_word():
+        outcome, wanted = step(factors), reference.step(factors)
+        applied += wanted
+        assert bool(outcome.finite) == wanted
+        np.testing.assert_array_equal(weights.numpy(), reference.weights)
+        assert {name: losses[name].loss_scale.numpy() for name in losses.names} == reference.scales
+    assert 10 < applied < 50
+    assert [int(count) for count in losses.counters][:3] == [60, applied, 60 - applied]
+
+
+def test_counters_of_a_loss_are_its_own():
+    losses = PerLoss(strategies())
+    step = written(tf.function, losses, tf.Variable([0.0, 0.0]))
+    for large, small in [(1, 1), (NAN, 1), (NAN, 1), (1, 1)]:
+        step({"large": np.float32(large), "small": np.float32(small)})
+    assert [int(count) for count in losses.counters] == [4, 2, 2, 0]
+    assert [int(count) for count in losses["large"].counters] == [4, 2, 2, 0]
+    assert [int(count) for count in losses["small"].counters] == [4, 4, 0, 0]
+    assert losses["small"].loss_scale.numpy() == 2.0**32  # Two growths: steps that another loss spoiled count.
+
+
+def test_the_outcome_is_that_of_the_guilty():
+    losses = PerLoss(strategies())
+    step = written(tf.function, losses, tf.Variable([0.0, 0.0], name="weight"))
+    outcome = step({"large": CLEAN, "small": CLEAN})
+    assert (int(outcome.cause), int(outcome.index)) == (Cause.NONE, -1)
+    np.testing.assert_allclose(outcome.grad_norm, np.linalg.norm(sum(TRUE.values())), rtol=1e-6)
+    assert losses.explain(outcome) == "The step was applied at loss scale 1."
+    outcome = step({"large": CLEAN, "small": OVERFLOW})
+    assert (int(outcome.cause), float(outcome.loss_scale), int(outcome.index)) == (Cause.OVERFLOW, 2.0**30, 0)
+    assert "overflowed at loss scale 1.07374e+09; the gradient of 'weight:0'" in losses.explain()
+    outcome = step({"large": NAN, "small": OVERFLOW})
+    assert (int(outcome.cause), float(outcome.loss_scale), bool(outcome.has_nan)) == (Cause.LOSS, 2.0**4, True)
+    assert "loss itself was not finite" in losses["large"].explain()
+    assert "backward pass overflowed" in losses["small"].explain()
+
+
+def test_a_sum_too_large_is_no_losss_fault():
+    """Each loss's gradients are finite with their norm, and so is their sum, but not its square."""
+    weight, losses = tf.Variable([0.0]), PerLoss({"a": Dynamic(1.0), "b": Dynamic(1.0)})
+    grads = {name: [tf.constant([1.5e19])] for name in "ab"}
+    losses.scale({"a": 1.0, "b": 1.0})
+    outcome = losses.apply(plain_descent, grads, [weight])
+    assert not outcome.finite
+    assert (int(outcome.cause), float(outcome.loss_scale)) == (Cause.TOO_LARGE, 1.0)
+    assert weight.numpy() == 0.0
+    assert [losses[name].loss_scale.numpy() for name in "ab"] == [1.0, 1.0]
+
+
+def test_the_sum_is_clipped_and_masters_and_state_follow():
+    weights = tf.Variable(tf.zeros([2], tf.float16))
+    statistic = tf.Variable(1.0, trainable=False)
+    masters, losses = scaler.MasterWeights([weights]), PerLoss(strategies())
+
+    @tf.function
+    def step(factors):
+        before = scaler.snapshot([statistic])
+        statistic.assign_add(1.0)
+        with tf.GradientTape(persistent=True) as tape:
+            values = tf.cast(weights, tf.float32)
+            scaled = losses.scale({n: tf.reduce_sum(values * TRUE[n]) * factors[n] for n in TRUE})
+        grads = {name: tape.gradient(loss, [weights]) for name, loss in scaled.items()}
+        return losses.apply(plain_descent, grads, masters, clip_norm=2.0**-10, rollback=before)
+
+    step({"large": CLEAN, "small": CLEAN})
+    total = np.float32(2.0**-10) / np.linalg.norm(sum(TRUE.values())) * sum(TRUE.values())
+    np.testing.assert_allclose(masters.weights[0].numpy(), -total, rtol=1e-3)
+    np.testing.assert_array_equal(weights.numpy(), masters.weights[0].numpy().astype(np.float16))
+    assert statistic.numpy() == 2.0
+    before = raw([weights], masters.weights)
+    step({"large": CLEAN, "small": NAN})
+    assert statistic.numpy() == 2.0
+    assert raw([weights], masters.weights) == before
+
+
+def test_stochastic_rounding_counts_a_step_once():
+    weights = tf.Variable(tf.zeros([2], tf.bfloat16))
+    rounding, losses = scaler.StochasticRounding([weights]), PerLoss(strategies())
+    step = written(tf.function, losses, weights, rounding)
+    step({"large": CLEAN, "small": CLEAN})
+    assert rounding._steps.numpy() == 1
+
+
+def test_losses_may_reach_different_variables_and_rows(execute):
+    table, shared, own = tf.Variable(tf.zeros([4, 2])), tf.Variable([0.0, 0.0]), tf.Variable([0.0])
+    losses = PerLoss({"a": Dynamic(8.0), "b": Dynamic(2.0)})
+
+    def step(first, second):
+        with tf.GradientTape(persistent=True) as tape:
+            a = tf.reduce_sum(tf.gather(table, first)) + tf.reduce_sum(shared * [1.0, 2.0])
+            b = 3.0 * tf.reduce_sum(tf.gather(table, second)) + tf.reduce_sum(shared) + tf.reduce_sum(own)
+            scaled = losses.scale({"a": a, "b": b})
+        grads = {name: tape.gradient(loss, [table, shared, own]) for name, loss in scaled.items()}
+        assert isinstance(grads["a"][0], tf.IndexedSlices)
+        assert grads["a"][2] is None
+        return losses.apply(plain_descent, grads, [table, shared, own]).finite
+
+    assert execute(step)(np.int32([0, 1, 1]), np.int32([1, 3]))
+    np.testing.assert_array_equal(table.numpy(), -np.repeat(np.float32([[1], [5], [0], [3]]), 2, axis=1))
+    np.testing.assert_array_equal(shared.numpy(), [-2.0, -3.0])
+    np.testing.assert_array_equal(own.numpy(), [-1.0])
+
+
+def test_a_dense_and_a_sparse_gradient_of_one_variable_are_added():
+    table, losses = tf.Variable(tf.zeros([3, 1])), PerLoss({"a": Dynamic(8.0), "b": Dynamic(2.0)})
+    with tf.GradientTape(persistent=True) as tape:
+        values = {"a": tf.reduce_sum(tf.gather(table, [2, 2])), "b": tf.reduce_sum(table)}
+        scaled = losses.scale(values)
+    grads = {name: tape.gradient(loss, [table]) for name, loss in scaled.items()}
+    losses.apply(plain_descent, grads, [table])
+    np.testing.assert_array_equal(table.numpy(), [[-1.0], [-1.0], [-3.0]])
+
+
+def test_each_strategy_has_its_own_statistics():
+    losses = PerLoss({"large": scaler.Headroom(headroom=1), "small": scaler.Histogram(2.0**10, edge=4.0)})
+    step = written(tf.function, losses, tf.Variable([0.0, 0.0]))
+    step({"large": CLEAN, "small": np.float32(2.0**20)})
+    assert losses["large"].loss_scale.numpy() == 2.0**13  # Of an amax of 2: the other loss's is not in it.
+    assert losses["small"].loss_scale.numpy() == 2.0**9  # Both gradients, 1024 and 256, are above the edge.
+
+
+def test_adam_moves_by_the_sum_and_a_skip_leaves_its_slots():
+    weights, losses = tf.Variable([1.0, 2.0]), PerLoss(strategies())
+    plain, optimizer, other = tf.Variable([1.0, 2.0]), keras.optimizers.Adam(0.1), keras.optimizers.Adam(0.1)
+
+    @tf.function
+    def step(factors):
+        with tf.GradientTape(persistent=True) as tape:
+            scaled = losses.scale({n: tf.reduce_sum(weights * TRUE[n]) * factors[n] for n in TRUE})
+        grads = {name: tape.gradient(loss, [weights]) for name, loss in scaled.items()}
+        return losses.apply(optimizer, grads, [weights]).finite
+
+    for _ in range(3):
+        step({"large": CLEAN, "small": CLEAN})
+        other.apply([tf.constant(sum(TRUE.values()))], [plain])
+    np.testing.assert_array_equal(weights.numpy(), plain.numpy())
+    before = raw(optimizer.variables, [weights])
+    assert not step({"large": OVERFLOW * 2, "small": OVERFLOW})
+    assert raw(optimizer.variables, [weights]) == before
+
+
+def test_it_is_restored_whole(tmp_path):
+    word, states, path = random_word(), [], str(tmp_path / "half")
+    for restored in (False, True):
+        weights, losses = tf.Variable([0.0, 0.0]), PerLoss(strategies())
+        step, checkpoint = written(tf.function, losses, weights), tf.train.Checkpoint(losses=losses, weights=weights)
+        if restored:
+            checkpoint.read(path).assert_consumed()
+        else:
+            for factors in word[:20]:
+                step(factors)
+            checkpoint.write(path)
+        for factors in word[20:]:
+            step(factors)
+        states.append(raw([weights], losses.variables))
+    assert states[0] == states[1]
+
+
+def test_a_stuck_loss_is_named():
+    losses = PerLoss(strategies(), stuck=scaler.StuckPolicy(consecutive_skips=4))
+    step = written(tf.function, losses, tf.Variable([0.0, 0.0]))
+    for _ in range(3):
+        step({"large": CLEAN, "small": NAN})
+    losses.check()
+    step({"large": NAN, "small": CLEAN})
+    with pytest.raises(scaler.StuckError, match=r"^The loss scaler is stuck: 4 steps in a row.* loss itself"):
+        losses.check()
+    for _ in range(3):
+        step({"large": NAN, "small": CLEAN})
+    with pytest.raises(scaler.StuckError, match=r"^Loss 'large': The loss scaler is stuck: 4 steps in a row"):
+        losses.check()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: PerLoss({}), r"PerLoss\({}\): expected a dict of strategies"),
+        (lambda: PerLoss([Dynamic()]), "expected a dict of strategies by the names"),
+        (lambda: PerLoss({1: Dynamic()}), "expected a dict of strategies by the names"),
+        (lambda: PerLoss({"a": Dynamic}), "PerLoss, loss 'a': .*expected a strategy"),
+        (lambda: PerLoss({"a": Dynamic()})["b"], "'b' is none of the losses a"),
+        (lambda: PerLoss({"a": Dynamic()}).scale({"b": 1.0}), r"scale\(\['b'\]\): .* each of the losses a"),
+        (lambda: PerLoss({"a": Dynamic()}).scale(1.0), r"scale\(float\)"),
+        (lambda: PerLoss({"a": Dynamic()}).scale({"a": [1.0, 2.0]}), r"scale, loss 'a': .*expected a scalar"),
+        (lambda: applied({"a": [tf.constant(1.0)]}), r"apply\(\['a'\]\): .*losses a, b"),
+        (lambda: applied({"a": [tf.constant(1.0)], "b": []}), "0 gradients of the loss 'b' for 1 variables"),
+        (lambda: applied({"a": [tf.constant(1.0)], "b": [None]}), "apply, loss 'b': .*every gradient is None"),
+    ],
+)
+def test_what_cannot_work_is_refused(make, says):
+    with pytest.raises(InvalidArgument, match=says):
+        make()
+
+
+def applied(grads):
+    return PerLoss({"a": Dynamic(), "b": Dynamic()}).apply(plain_descent, grads, [tf.Variable(1.0)])
