@@ -118,13 +118,16 @@ class Packed:
         with tf.control_dependencies([after]):
             tf.cond(self._in_buffers, lambda: None, lambda: apart(copy, self._stacked))
 
-    def update(self, optimizer: Optimizer, pairs: Sequence[tuple], finish: Callable, learning_rate: tf.Tensor) -> list:
+    def update(
+        self, optimizer: Optimizer, pairs: Sequence[tuple], finish: Callable, each: bool, learning_rate: tf.Tensor
+    ) -> list:
         """Has the optimizer move the variables, after `gather`.
 
         Args:
             optimizer: The one whose slots these are.
             pairs: Scaled gradients and their variables, these and others.
-            finish: Makes the gradient that the optimizer is to see of a scaled one.
+            finish: Makes the gradient that the optimizer is to see of a scaled one and its variable.
+            each: Whether it does not do the same to all of them, so that it has to see one by one.
             learning_rate: Scalar float32.
 
         Returns:
@@ -140,7 +143,8 @@ class Packed:
             if optimizer.weight_decay is not None:
                 type(optimizer)._apply_weight_decay(twin, [self._weight])
                 self._weight.assign(tf.where(tf.repeat(decays, self._sizes), self._weight, weight))
-            twin.update_step(finish(_flat(grads)), self._weight, learning_rate)
+            seen = _flat(list(map(finish, grads, self.weights))) if each else finish(_flat(grads))
+            twin.update_step(seen, self._weight, learning_rate)
             return self._weight.read_value()
 
         moved = step([given.pop(id(weight)) for weight in self.weights], _flat(self.weights), learning_rate)
