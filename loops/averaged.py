@@ -56,7 +56,9 @@ class Averaged:
             LoopError: Before the first attempted step, or if the optimizer trains another model.
         """
         if training:
-            raise scaler.InvalidArgument("Averaged(...)(x, training=True): averaged weights are not trained. Use the model.")
+            raise scaler.InvalidArgument(
+                "Averaged(...)(x, training=True): averaged weights are not trained. Use the model."
+            )
         state = [tf.convert_to_tensor(variable) for variable in self._model.non_trainable_variables]
         return self._model.stateless_call(self.weights(), state, x, training=False)[0]
 
@@ -71,8 +73,8 @@ class Averaged:
         averages = getattr(self._optimizer, "_model_variables_moving_average", None)
         if averages is None:
             raise LoopError(
-                "Averaged: there is no average before the first step, at which the optimizer makes its variables. Train "
-                "first, or evaluate the model itself."
+                "Averaged: there is no average before the first step, at which the optimizer makes its variables. "
+                "Train first, or evaluate the model itself."
             )
         if [tuple(one.shape) for one in averages] != [tuple(one.shape) for one in variables]:
             raise LoopError(

@@ -30,8 +30,8 @@ class ByAttempts(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule, loss_scaler: scaler.LossScaler):
         if not callable(schedule):
             raise scaler.InvalidArgument(
-                f"ByAttempts(schedule={schedule!r}): expected a schedule of keras.optimizers.schedules, or a function of "
-                "the step."
+                f"ByAttempts(schedule={schedule!r}): expected a schedule of keras.optimizers.schedules, or a "
+                "function of the step."
             )
         if not isinstance(loss_scaler, scaler.LossScaler):
             raise scaler.InvalidArgument(f"ByAttempts(loss_scaler={loss_scaler!r}): expected a scaler.LossScaler.")
@@ -59,6 +59,6 @@ class ByAttempts(keras.optimizers.schedules.LearningRateSchedule):
             scaler.InvalidArgument: Always.
         """
         raise scaler.InvalidArgument(
-            "ByAttempts cannot be made from a configuration, which has no loss scaler: make the optimizer as the run did, "
-            "and restore its variables from the checkpoint."
+            "ByAttempts cannot be made from a configuration, which has no loss scaler: make the optimizer as the run "
+            "did, and restore its variables from the checkpoint."
         )
