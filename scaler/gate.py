@@ -151,10 +151,7 @@ class Gate:
             return tf.sqrt(tf.reduce_sum(after))
 
         def measure(own: list) -> tf.Tensor:
-            unscaled = gradients.divide(own, loss_scale)
-            return tf.sqrt(
-                gradients.squared_norm([gradients.limit(grad, limit, at) for at, grad in enumerate(unscaled)])
-            )
+            return tf.sqrt(gradients.squared_norm(_finished(own, loss_scale, limit)))
 
         return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
 
@@ -168,13 +165,9 @@ class Gate:
             clusters.update(self.optimizer, grads, self.targets, self.masters, loss_scale, limit, by_position)
             return
 
-        def finish(own: list) -> list:
-            unscaled = gradients.divide(own, loss_scale)
-            return unscaled if limit is None else [gradients.limit(grad, limit, at) for at, grad in enumerate(unscaled)]
-
         def update(own: list) -> None:
-            clipped = apart(finish, own)
-            update_variables(self.optimizer, clipped, self.targets)
+            finished = apart(lambda own: _finished(own, loss_scale, limit), own)
+            update_variables(self.optimizer, finished, self.targets)
 
         if self.masters:
             self.masters.refresh()
@@ -182,6 +175,12 @@ class Gate:
             replicas.each(strategy, update, grads)
         if self.masters:
             self.masters.write()
+
+
+def _finished(grads: list, loss_scale: tf.Tensor, limit: Limiter | None) -> list:
+    """The gradients unscaled and clipped."""
+    unscaled = gradients.divide(grads, loss_scale)
+    return unscaled if limit is None else [gradients.limit(grad, limit, at) for at, grad in enumerate(unscaled)]
 
 
 def _not_now() -> Decision:
