@@ -42,7 +42,14 @@ NARROW = {
     ],
     "checks": ["tests/scaler/test_bad_input.py"],
     "formats": ["tests/scaler/test_formats.py", "tests/scaler/test_bad_input.py", "-k", "not random_bit"],
-    "gradients": ["tests/scaler/test_gradients.py", "-k", "not xla"],
+    "clipping": [
+        *("tests/scaler/test_clipping.py", "tests/scaler/test_bad_input.py"),
+        *("-k", "not xla and not loop and not clusters and not packed and not power"),
+    ],
+    "gradients": [
+        *("tests/scaler/test_gradients.py", "tests/scaler/test_clipping.py"),
+        *("-k", "not xla and not clusters and not packed and not power"),
+    ],
     "outcome": ["tests/scaler/test_outcome_sentences.py"],
     "stuck": ["tests/scaler/test_stuck_policy.py"],
 }
