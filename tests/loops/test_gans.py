@@ -50,8 +50,8 @@ def test_it_learns_in_float16_and_stays_finite(kind, players, request):
     for player in players:
         assert all_finite(held(names, player))
         counters = names[f"{player}_scaler"].counters
-        assert counters.applied >= 290
-    assert names["distance"](names["generator"]) < 0.7 * names["start"]
+        assert counters.applied >= 280
+    assert names["distance"](names["generator"]) < 0.6 * names["start"]
 
 
 @pytest.mark.parametrize(
