@@ -60,7 +60,8 @@ class Averaged:
                 "Averaged(...)(x, training=True): averaged weights are not trained. Use the model."
             )
         state = [tf.convert_to_tensor(variable) for variable in self._model.non_trainable_variables]
-        return self._model.stateless_call(self.weights(), state, x, training=False)[0]
+        with tf.name_scope("averaged"):  # At the root of a graph a layer's name must not begin with an underscore.
+            return self._model.stateless_call(self.weights(), state, x, training=False)[0]
 
     def weights(self) -> list[tf.Tensor]:
         """The averages in the dtypes of `model.trainable_variables`, one for each.

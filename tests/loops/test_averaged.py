@@ -73,6 +73,15 @@ def test_evaluating_it_is_evaluating_a_model_of_these_weights():
         assert abs(ours - weights) > 1e-3
 
 
+def test_layers_of_any_name_in_a_graph():
+    """Keras takes a layer's name for that of a scope, and the root of a graph has none that begin with an underscore."""
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="_last")])
+    step = make(model=model)
+    tf.function(step)(batch())
+    averaged = loops.Averaged(model, step.optimizer)
+    np.testing.assert_allclose(tf.function(averaged)(batch()[0]), averaged(batch()[0]), rtol=1e-5, atol=1e-6)
+
+
 def test_weights_come_back_after_an_error():
     step = make()
     step(batch())
