@@ -74,7 +74,7 @@ def test_evaluating_it_is_evaluating_a_model_of_these_weights():
 
 
 def test_layers_of_any_name_in_a_graph():
-    """Keras takes a layer's name for that of a scope, and the root of a graph has none that begin with an underscore."""
+    """Keras opens a scope named as the layer is, and at the root of a graph none may begin with an underscore."""
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="_last")])
     step = make(model=model)
     tf.function(step)(batch())
