@@ -18,6 +18,7 @@ from loops.actions import Progress as Progress
 from loops.actions import Seconds as Seconds
 from loops.actions import StopWhen as StopWhen
 from loops.actions import TensorBoard as TensorBoard
+from loops.averaged import Averaged as Averaged
 from loops.counters import Counters as Counters
 from loops.errors import BadOutputs as BadOutputs
 from loops.errors import CheckpointError as CheckpointError
@@ -26,11 +27,14 @@ from loops.errors import OutOfData as OutOfData
 from loops.errors import ResumeWarning as ResumeWarning
 from loops.loop import Loop as Loop
 from loops.loop import Visit as Visit
+from loops.schedules import ByAttempts as ByAttempts
 from loops.step import TrainStep as TrainStep
 
 __all__ = [
+    "Averaged",
     "BadOutputs",
     "Best",
+    "ByAttempts",
     "Call",
     "Checkpoint",
     "CheckpointError",

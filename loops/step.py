@@ -10,6 +10,10 @@ import tensorflow as tf
 
 import scaler
 from loops.accumulate import Window
+from loops.errors import BadOutputs
+
+OUTPUTS = ("loss", "attempted", "applied", "loss_scale", "grad_norm", "clipped_norm", "swallowed")
+"""What every `TrainStep` returns, beside what its loss function adds."""
 
 
 class TrainStep(tf.Module):
@@ -36,6 +40,7 @@ class TrainStep(tf.Module):
         loss_scaler: Scales the loss; without one, `scaler.LossScaler(scaler.NoScaling())`.
         accumulate: Micro-batches to a step.
         clip_norm: Largest global norm of the unscaled gradients, or None.
+        clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` in its place, or None.
         jit_compile: Whether XLA compiles the forward and backward pass, and nothing else, so that it also works on
             several replicas. A skip is then never told to be BACKWARD, see `scaler.Cause`; nor is it on several
             replicas with a BatchNorm that synchronises its statistics.
@@ -59,6 +64,7 @@ class TrainStep(tf.Module):
         loss_scaler: scaler.LossScaler | None = None,
         accumulate: int = 1,
         clip_norm: float | None = None,
+        clip: scaler.ClipByNorm | scaler.ClipByValue | None = None,
         jit_compile: bool = False,
         allow_16bit_updates: bool = False,
         masters: Callable[[list], scaler.MasterWeights] | None = None,
@@ -72,11 +78,12 @@ class TrainStep(tf.Module):
         self.loss_scaler = loss_scaler or scaler.LossScaler(scaler.NoScaling())
         self.accumulate = accumulate
         self.clip_norm = clip_norm
+        self.clip = clip
         self.allow_16bit_updates = allow_16bit_updates
         _check_masters(masters, allow_16bit_updates, layerwise)
         self._make_masters, self.layerwise = masters, layerwise
         self._compiled = (
-            tf.function(lambda *batch: self._differentiate(*batch)[:2], jit_compile=True) if jit_compile else None
+            tf.function(lambda *batch: self._differentiate(*batch)[:3], jit_compile=True) if jit_compile else None
         )
         self.masters: scaler.MasterWeights | None = None
         self.window: Window | None = None
@@ -94,18 +101,22 @@ class TrainStep(tf.Module):
         Returns:
             Scalars. `loss`: float32, unscaled. `attempted`: bool, whether a decision was taken, which only the last
             micro-batch of a window does. `applied`: bool, whether the weights moved. `loss_scale`: float32, the scale
-            of this call. `grad_norm`: float32, of the unscaled gradients before clipping; NaN where none was attempted.
-            `swallowed`, where the masters tell it: float32, the share of the last applied step's updates that rounding
-            to 16 bits lost.
+            of this call. `grad_norm` and `clipped_norm`: float32, the global norm of the unscaled gradients before and
+            after clipping; both NaN where no step was attempted, the second also where it was skipped. `swallowed`,
+            where the masters tell it: float32, the share of the last applied step's updates that rounding to 16 bits
+            lost. And those that the loss function added.
+
+        Raises:
+            BadOutputs: If the loss function returned something else than a scalar, or a scalar and a dict.
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         self._build(x)
         loss_scale = self.loss_scaler.loss_scale
         before = self.window.open() if self.window else scaler.snapshot(self.model.non_trainable_variables)
         if self._compiled:
-            (loss, grads), diagnose = self._compiled(x, y, sample_weight), None
+            (loss, extra, grads), diagnose = self._compiled(x, y, sample_weight), None
         else:
-            loss, grads, diagnose = self._differentiate(x, y, sample_weight)
+            loss, extra, grads, diagnose = self._differentiate(x, y, sample_weight)
         if self.layerwise:
             grads, seen = grads
             self.layerwise.update(seen)
@@ -117,13 +128,15 @@ class TrainStep(tf.Module):
             "applied": outcome.finite,
             "loss_scale": loss_scale,
             "grad_norm": outcome.grad_norm,
+            "clipped_norm": outcome.clipped_norm,
             **({} if swallowed is None else {"swallowed": swallowed}),
+            **extra,
         }
 
     def _build(self, x) -> None:
         if self._ready:
             return
-        examples = tf.nest.map_structure(_example, x)
+        examples = tf.nest.map_structure(tf.type_spec_from_value, x)
 
         def build(strategy) -> None:
             del strategy
@@ -148,13 +161,13 @@ class TrainStep(tf.Module):
             self.window = Window(self.accumulate, variables, self.model.non_trainable_variables)
 
     def _differentiate(self, x, y, sample_weight):
-        """The loss, its scaled gradients, and a function from an output gradient to the gradients for it."""
+        """The loss, what came with it, scaled gradients, and a function from an output gradient to those for it."""
         weights = self.model.trainable_variables
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         with tf.GradientTape(persistent=True) as tape:
             prediction = self.model(x, training=True)
             arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
-            loss = tf.cast(self.loss_fn(*arguments), tf.float32)
+            loss, extra = _loss_and_extra(self.loss_fn(*arguments))
             if isinstance(self.loss_fn, keras.losses.Loss):
                 loss *= replicas  # Keras's loss objects divide by it, functions do not.
             for penalty in self.model.losses:
@@ -162,11 +175,12 @@ class TrainStep(tf.Module):
             # Gradients are summed over micro-batches and replicas: each adds its share of the mean.
             scaled = self.loss_scaler.scale(loss / (self.accumulate * replicas))
         if self.layerwise:
-            return loss, self.layerwise.gradient(tape, scaled, weights), None
+            return loss, extra, self.layerwise.gradient(tape, scaled, weights), None
         grads = tape.gradient(scaled, weights)
         if replicas > 1 and any(getattr(layer, "synchronized", False) for layer in self.model._flatten_layers()):
-            return loss, grads, None  # Replicas meet in these gradients, which they cannot in the branch of a skip.
-        return loss, grads, lambda small: tape.gradient(scaled, weights, output_gradients=small)
+            # Replicas meet in these gradients, which they cannot in the branch of a skip.
+            return loss, extra, grads, None
+        return loss, extra, grads, lambda small: tape.gradient(scaled, weights, output_gradients=small)
 
     def _decide(self, grads: list, before: scaler.Snapshot, diagnose) -> tuple[tf.Tensor, scaler.Outcome]:
         """Whether a step was attempted, and its outcome."""
@@ -180,6 +194,7 @@ class TrainStep(tf.Module):
             grads,
             self.masters or self.model.trainable_variables,
             clip_norm=self.clip_norm,
+            clip=self.clip,
             rollback=before,
             allow_16bit_updates=self.allow_16bit_updates,
             diagnose=diagnose,
@@ -188,12 +203,26 @@ class TrainStep(tf.Module):
         return tf.convert_to_tensor(complete), outcome
 
 
-def _example(tensor: tf.Tensor) -> tf.TensorSpec:
-    return tf.TensorSpec([size or 1 for size in tensor.shape], tensor.dtype)
+def _zeros(spec) -> tf.Tensor | tf.RaggedTensor:
+    zeros = tf.zeros([size or 1 for size in spec.shape], spec.dtype)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_tensor(zeros, ragged_rank=spec.ragged_rank)
+    return zeros
 
 
-def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
-    return tf.zeros(spec.shape, spec.dtype)
+def _loss_and_extra(result) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """The loss in float32, and the scalars that its function returned beside it."""
+    loss, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if not isinstance(extra, dict) or isinstance(loss, (tuple, list, dict)) or loss is None:
+        raise BadOutputs(
+            f"the loss function returned {result!r}: expected a scalar, or a scalar and a dict of scalars by name."
+        )
+    taken = [name for name in extra if name in OUTPUTS]
+    if taken:
+        raise BadOutputs(
+            f"the loss function returned a scalar named {taken[0]!r}, which the step itself returns: rename it."
+        )
+    return tf.cast(loss, tf.float32), extra
 
 
 def _check_masters(masters: object, allow_16bit_updates: bool, layerwise: object) -> None:

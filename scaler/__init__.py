@@ -9,6 +9,8 @@ The order of a step:
 """
 
 from scaler import presets as presets
+from scaler.clipping import ClipByNorm as ClipByNorm
+from scaler.clipping import ClipByValue as ClipByValue
 from scaler.cut_points import insert_rescales as insert_rescales
 from scaler.errors import InvalidArgument as InvalidArgument
 from scaler.errors import ScalerError as ScalerError
@@ -63,6 +65,8 @@ __all__ = [
     "AdaptiveScaleState",
     "Bounded",
     "Cause",
+    "ClipByNorm",
+    "ClipByValue",
     "Counters",
     "DelayedAmax",
     "DelayedAmaxState",

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from scaler import gradients, packed, replicas
+from scaler.clipping import Limiter
 from scaler.graphs import in_xla
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, shadowed
@@ -47,7 +48,8 @@ def update(
     targets: Sequence,
     masters: MasterWeights | None,
     loss_scale: tf.Tensor,
-    clip_factor: tf.Tensor | None,
+    limit: Limiter | None,
+    by_position: bool,
 ) -> None:
     """Has a Keras optimizer move `targets`, inside a graph and on one device.
 
@@ -58,14 +60,16 @@ def update(
         masters: Those of the targets, or None. They take over what was assigned to the model first, and are rounded
             into it last.
         loss_scale: Scalar float32; the gradients are multiplied by its reciprocal, which is division for powers of two.
-        clip_factor: Scalar float32 that unscaled gradients are multiplied by, or None.
+        limit: Clips unscaled gradients, or None.
+        by_position: Whether it does not do the same to all of them.
     """
     inverse = 1.0 / loss_scale
     given = {id(replicas.native(target)): target for target in targets}
+    positions = {name: position for position, name in enumerate(given)}
 
-    def finish(grad: tf.Tensor | tf.IndexedSlices):
-        unscaled = gradients.multiply([grad], inverse)
-        return (unscaled if clip_factor is None else gradients.multiply(unscaled, clip_factor))[0]
+    def finish(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable | None = None):
+        (unscaled,) = gradients.multiply([grad], inverse)
+        return unscaled if limit is None else gradients.limit(unscaled, limit, positions.get(id(variable)))
 
     def move(pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
         variables = [variable for _, variable in pairs]
@@ -82,7 +86,7 @@ def update(
 
         @tf.function(jit_compile=True, autograph=False)
         def cluster(grads: list, learning_rate: tf.Tensor) -> None:
-            move([(finish(grad), variable) for grad, variable in zip(grads, variables, strict=True)], learning_rate)
+            move([(finish(grad, v), v) for grad, v in zip(grads, variables, strict=True)], learning_rate)
 
         cluster(list(grads), learning_rate)
 
@@ -92,8 +96,8 @@ def update(
         del strategy
         learning_rate = tf.convert_to_tensor(learning_rate)
         if slots:
-            pairs = slots.update(optimizer, pairs, masters, finish, learning_rate)
-        move([(finish(grad), v) for grad, v in pairs if isinstance(grad, tf.IndexedSlices)], learning_rate)
+            pairs = slots.update(optimizer, pairs, masters, finish, by_position, learning_rate)
+        move([(finish(grad, v), v) for grad, v in pairs if isinstance(grad, tf.IndexedSlices)], learning_rate)
         for cluster in balanced([pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]):
             compiled(cluster, learning_rate)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from scaler import clusters, gradients, measurement, packed, replicas, statistics
+from scaler.clipping import Clipping, Limiter
 from scaler.graphs import apart
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, build_optimizer, gradients_are_reduced, update_variables
@@ -28,6 +29,7 @@ class Decision(NamedTuple):
         index: Int32, the first of the gradients whose squared norm was not finite, or else the largest.
         scaled_finite: Bool, whether a skipped step's gradients were all finite before unscaling.
         loss_finite: Bool, whether the loss was finite on every replica.
+        clipped_norm: Float32, the global norm of what the optimizer was given; NaN if the step was not applied.
     """
 
     attempted: tf.Tensor
@@ -37,6 +39,7 @@ class Decision(NamedTuple):
     index: tf.Tensor
     scaled_finite: tf.Tensor
     loss_finite: tf.Tensor
+    clipped_norm: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Gate:
         targets: The float32 variables to update, one for each gradient.
         all_targets: The same, with those that have no gradient.
         masters: Rounded into the model after an update, or None.
-        clip_norm: Largest global norm, or None.
+        clip: How unscaled gradients are limited, or None.
         needs: Statistics that the strategy wants.
     """
 
@@ -56,7 +59,7 @@ class Gate:
     targets: Sequence
     all_targets: Sequence
     masters: MasterWeights | None
-    clip_norm: float | tf.Tensor | None
+    clip: Clipping | None
     needs: Needs
 
     def decide(
@@ -109,25 +112,27 @@ class Gate:
         squares = replicas.of_each(strategy, squared_norms)[0]
         norm = tf.sqrt(tf.reduce_sum(squares))
 
-        def apply() -> tf.Tensor:
-            self._update(strategy, summed, loss_scale, norm)
+        def apply() -> tuple[tf.Tensor, tf.Tensor]:
+            limit = None if self.clip is None else self.clip.limiter(squares)
+            self._update(strategy, summed, loss_scale, limit)
             for variable, value in state:
                 replicas.assign_each(strategy, variable, keep_finite, value)
-            return tf.constant(True)
+            return tf.constant(True), self._clipped_norm(strategy, summed, loss_scale, squares, limit)
 
-        def skip() -> tf.Tensor:
+        def skip() -> tuple[tf.Tensor, tf.Tensor]:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
             own = [gradients.values_of(replicas.of_each(strategy, grad)[0]) for grad in summed]
-            return apart(_all_values_finite, own)
+            return apart(_all_values_finite, own), tf.constant(float("nan"))
 
         if self._compiles(summed):
             clusters.prepare(self.optimizer, summed, self.targets, finite)
-        scaled_finite = tf.cond(finite, apply, skip)
+        scaled_finite, clipped_norm = tf.cond(finite, apply, skip)
         bad = tf.logical_not(tf.math.is_finite(squares))
         index = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares), output_type=tf.int32)
         has_nan = tf.math.is_nan(tf.reduce_sum(squares))
-        decision = Decision(tf.constant(True), finite, norm, has_nan, index, scaled_finite, tf.logical_not(loss_bad))
+        loss_finite = tf.logical_not(loss_bad)
+        decision = Decision(tf.constant(True), finite, norm, has_nan, index, scaled_finite, loss_finite, clipped_norm)
         return decision, Event(finite, *self._statistics(strategy, grads, summed, loss_scale))
 
     def _statistics(self, strategy, own: list, summed: list, loss_scale: tf.Tensor) -> statistics.Statistics:
@@ -140,23 +145,29 @@ class Gate:
             counts = replicas.of_each(strategy, replicas.total(strategy, [counted])[0])[0]
         return statistics.Statistics(amax, counts)
 
+    def _clipped_norm(self, strategy, grads: list, loss_scale, squares, limit: Limiter | None) -> tf.Tensor:
+        after = squares if self.clip is None else self.clip.squares_after(squares)
+        if after is not None or limit is None:
+            return tf.sqrt(tf.reduce_sum(after))
+
+        def measure(own: list) -> tf.Tensor:
+            return tf.sqrt(gradients.squared_norm(_finished(own, loss_scale, limit)))
+
+        return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
+
     def _compiles(self, grads: list) -> bool:
         masters_do = self.masters is None or self.masters.compiles
         return masters_do and clusters.worth_compiling(self.optimizer, grads, self.targets)
 
-    def _update(self, strategy, grads: list, loss_scale: tf.Tensor, norm: tf.Tensor) -> None:
-        factor = None if self.clip_norm is None else gradients.clip_factor(norm, self.clip_norm)
+    def _update(self, strategy, grads: list, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
         if self._compiles(grads):
-            clusters.update(self.optimizer, grads, self.targets, self.masters, loss_scale, factor)
+            by_position = self.clip is not None and not self.clip.uniform
+            clusters.update(self.optimizer, grads, self.targets, self.masters, loss_scale, limit, by_position)
             return
 
-        def finish(own: list) -> list:
-            unscaled = gradients.divide(own, loss_scale)
-            return unscaled if factor is None else gradients.multiply(unscaled, factor)
-
         def update(own: list) -> None:
-            clipped = apart(finish, own)
-            update_variables(self.optimizer, clipped, self.targets)
+            finished = apart(lambda own: _finished(own, loss_scale, limit), own)
+            update_variables(self.optimizer, finished, self.targets)
 
         if self.masters:
             self.masters.refresh()
@@ -166,9 +177,16 @@ class Gate:
             self.masters.write()
 
 
+def _finished(grads: list, loss_scale: tf.Tensor, limit: Limiter | None) -> list:
+    """The gradients unscaled and clipped."""
+    unscaled = gradients.divide(grads, loss_scale)
+    return unscaled if limit is None else [gradients.limit(grad, limit, at) for at, grad in enumerate(unscaled)]
+
+
 def _not_now() -> Decision:
     false, true = tf.constant(False), tf.constant(True)
-    return Decision(false, false, tf.constant(float("nan")), false, tf.constant(-1), true, true)
+    nan = tf.constant(float("nan"))
+    return Decision(false, false, nan, false, tf.constant(-1), true, true, nan)
 
 
 def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:

@@ -40,6 +40,11 @@ def multiply(grads: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
     return _map(lambda values: tf.cast(values, tf.float32) * factor, grads)
 
 
+def limit(grad: Gradient, limiter: Callable[..., tf.Tensor], position: int | None = None) -> Gradient:
+    """The gradient with `limiter(values, position)` in the place of its values."""
+    return _map_one(lambda values: limiter(values, position), grad)
+
+
 def to_float32(grads: Sequence[Gradient]) -> list[Gradient]:
     """The gradients in float32, where sums of 16-bit values do not overflow."""
     return _map(lambda values: tf.cast(values, tf.float32), grads)
@@ -80,26 +85,15 @@ def all_finite(grads: Sequence[Gradient]) -> tf.Tensor:
     return tf.math.is_finite(squared_norm(sum_duplicates(grads)))
 
 
-def clip_by_norm(grads: Sequence[Gradient], norm: tf.Tensor, clip_norm) -> list[Gradient]:
-    """Gradients scaled down to the global norm `clip_norm` where `norm`, theirs, is larger; else every bit as it was.
-
-    Args:
-        grads: Unscaled float32 gradients.
-        norm: Scalar float32, their global norm.
-        clip_norm: Positive scalar.
-    """
-    return multiply(grads, clip_factor(norm, clip_norm))
-
-
 def clip_factor(norm: tf.Tensor, clip_norm) -> tf.Tensor:
-    """What gradients of the global norm `norm` are multiplied by, so that it is at most `clip_norm`.
+    """What gradients of the norm `norm` are multiplied by, so that it is at most `clip_norm`.
 
     Args:
-        norm: Scalar float32.
+        norm: Float32 of any shape.
         clip_norm: Positive scalar.
 
     Returns:
-        Scalar float32; exactly 1 where the norm is not larger.
+        Float32 of that shape; exactly 1 where the norm is not larger.
     """
     clip_norm = tf.cast(clip_norm, tf.float32)
     return tf.where(norm > clip_norm, clip_norm / norm, 1.0)

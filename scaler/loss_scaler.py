@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from scaler import gradients, replicas
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float
+from scaler.clipping import ClipByNorm, ClipByValue, clipping_of
 from scaler.errors import InvalidArgument
 from scaler.gate import Decision, Gate
 from scaler.graphs import as_called, as_written
@@ -166,6 +166,7 @@ class LossScaler(tf.Module):
         variables: Sequence | MasterWeights,
         *,
         clip_norm: float | tf.Tensor | None = None,
+        clip: ClipByNorm | ClipByValue | None = None,
         rollback: Snapshot | None = None,
         allow_16bit_updates: bool = False,
         diagnose: Callable[[tf.Tensor], Sequence[gradients.Gradient]] | None = None,
@@ -190,7 +191,8 @@ class LossScaler(tf.Module):
             grads: Gradients of the *scaled* loss, one for each variable: tensors of a floating dtype,
                 `tf.IndexedSlices` or None.
             variables: The variables the gradients belong to, or a `MasterWeights` over them.
-            clip_norm: Largest global norm of the unscaled gradients, or None for no clipping.
+            clip_norm: Largest global norm of the unscaled gradients, or None for no clipping by it.
+            clip: Another way to clip them, in its place: `ClipByNorm(1.0)`, each by itself, or `ClipByValue(1.0)`.
             rollback: `snapshot(model.non_trainable_variables)` taken before the forward pass: put back on a skip, so
                 that BatchNorm's statistics never hold a value of a step that did not happen.
             allow_16bit_updates: Let the optimizer work on 16-bit variables. It makes infinities by itself (Adam's
@@ -203,7 +205,7 @@ class LossScaler(tf.Module):
             update: False leaves the scale and the counters to one `update` for several `apply`: with several
                 optimizers, `update(Event(a.finite & b.finite))`.
             when: Scalar bool, the same on all replicas. False does nothing, and leaves an outcome that was not applied
-                with a `grad_norm` of NaN and no cause: for accumulation.
+                with norms of NaN and no cause: for accumulation.
 
         Returns:
             What happened, as tensors.
@@ -222,18 +224,12 @@ class LossScaler(tf.Module):
         grads = [grad if grad is None else _tensor(grad) for grad in grads]
         targets = masters.weights if masters else list(variables)
         check_pairs(grads, targets, allow_16bit_updates)
-        if clip_norm is not None:
-            check_number(
-                "clip_norm",
-                clip_norm,
-                "a positive finite number, at least 2^-126, or None",
-                lambda v: SMALLEST_SCALE <= v < math.inf,
-            )
+        clipping = clipping_of(clip_norm, clip)
         self._names = [getattr(target, "path", target.name) for target in targets]
 
         positions = [position for position, grad in enumerate(grads) if grad is not None]
         moved = [targets[i] for i in positions]
-        gate = Gate(optimizer, moved, targets, masters, clip_norm, needs_of(self.strategy))
+        gate = Gate(optimizer, moved, targets, masters, clipping, needs_of(self.strategy))
         loss_scale, loss_finite = self._scale_of_gradients(), tf.identity(self._loss_finite)
         decision = gate.decide(
             [grads[i] for i in positions],
@@ -275,9 +271,10 @@ class LossScaler(tf.Module):
 
     @property
     def last_skip(self) -> Outcome:
-        """The outcome of the last skipped step, without its norm; its cause is `Cause.NONE` if none was skipped yet."""
+        """The outcome of the last skipped step, without norms; its cause is `Cause.NONE` if none was skipped yet."""
         fields = {field: tf.identity(variable) for field, variable in self._last_skip.items()}
-        return Outcome(finite=tf.equal(fields["cause"], Cause.NONE), grad_norm=tf.constant(float("nan")), **fields)
+        nan = tf.constant(float("nan"))
+        return Outcome(finite=tf.equal(fields["cause"], Cause.NONE), grad_norm=nan, clipped_norm=nan, **fields)
 
     def explain(self, outcome: Outcome | None = None) -> str:
         """One sentence on what a step did, with the name of the variable. It reads the outcome: call it on the host.
@@ -327,6 +324,7 @@ class LossScaler(tf.Module):
                 cause=tf.where(skipped, cause(decision.loss_finite, decision.scaled_finite, broken), Cause.NONE),
                 has_nan=decision.has_nan,
                 index=tf.where(skipped, tf.gather(positions, tf.maximum(decision.index, 0)), -1),
+                clipped_norm=decision.clipped_norm,
             )
             self.remember_skip(outcome, skipped)
             return outcome

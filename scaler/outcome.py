@@ -39,6 +39,8 @@ class Outcome(NamedTuple):
         cause: Int32, a `Cause`.
         has_nan: Bool, whether a gradient had a NaN; False for infinities alone.
         index: Int32, the position in the list of gradients of the first one that was not finite; -1 if applied.
+        clipped_norm: Float32, the global norm of the unscaled gradients after clipping, as the optimizer saw them; NaN
+            on a skipped step.
     """
 
     finite: tf.Tensor
@@ -47,6 +49,7 @@ class Outcome(NamedTuple):
     cause: tf.Tensor
     has_nan: tf.Tensor
     index: tf.Tensor
+    clipped_norm: tf.Tensor
 
 
 def cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor, broken: tf.Tensor) -> tf.Tensor:

@@ -125,6 +125,7 @@ class Packed:
         pairs: Sequence[tuple],
         masters: MasterWeights | None,
         finish: Callable,
+        each: bool,
         learning_rate: tf.Tensor,
     ) -> list:
         """Has the optimizer move the variables, after `gather`.
@@ -134,7 +135,8 @@ class Packed:
             pairs: Scaled gradients and their variables, these and others.
             masters: Those of the variables, or None. They take over what was assigned to the model first, and are
                 rounded into it last.
-            finish: Makes the gradient that the optimizer is to see of a scaled one.
+            finish: Makes the gradient that the optimizer is to see of a scaled one and its variable.
+            each: Whether it does not do the same to all of them, so that it has to see one by one.
             learning_rate: Scalar float32.
 
         Returns:
@@ -155,7 +157,8 @@ class Packed:
             if optimizer.weight_decay is not None:
                 type(optimizer)._apply_weight_decay(twin, [self._weight])
                 self._weight.assign(tf.where(tf.repeat(decays, self._sizes), self._weight, weight))
-            twin.update_step(finish(_flat(grads)), self._weight, learning_rate)
+            seen = _flat(list(map(finish, grads, self.weights))) if each else finish(_flat(grads))
+            twin.update_step(seen, self._weight, learning_rate)
             moved = self._weight.read_value()
             return moved, None if model is None else rounded_to(moved, model.dtype)
 

@@ -5,6 +5,7 @@ import re
 
 from markdown_blocks import python_blocks, run_blocks
 
+import loops
 import scaler
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
@@ -34,3 +35,18 @@ def test_the_layerwise_steps_work(tmp_path):
 def test_the_update_modes_do_what_is_said_of_them(tmp_path):
     text = (pathlib.Path(__file__).parent.parent / "docs" / "update_modes.md").read_text(encoding="utf-8")
     assert run_blocks(text, tmp_path)["swallowed"] > 0.5
+
+
+def test_the_loops_run_as_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks((DOCS / "loops.md").read_text(encoding="utf-8"), tmp_path)
+    assert names["loop"].counters.applied > 190
+    assert names["validation"].results["accuracy"] > 0.6  # Half would be guessing.
+    assert len((tmp_path / "run" / "steps.csv").read_text().splitlines()) == 31
+    assert names["skips"] == [0, 0, 0]
+
+
+def test_every_action_is_in_the_table():
+    actions = (DOCS / "loops.md").read_text(encoding="utf-8").split("## Actions")[1].split("```python")[0]
+    public = {name for name in loops.__all__ if getattr(loops, name).__module__.startswith("loops.actions")}
+    assert {name for name in public if f"`{name}(" not in actions} == {"Seconds"}

@@ -19,7 +19,12 @@ from loops.loop import Visit
 if TYPE_CHECKING:
     from loops.loop import Loop
 
-_TAGS = {"loss": "loss", "grad_norm": "gradient/global_norm", "applied": "step/applied"}
+_TAGS = {
+    "loss": "loss",
+    "grad_norm": "gradient/global_norm",
+    "clipped_norm": "gradient/clipped_norm",
+    "applied": "step/applied",
+}
 _SCALAR = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"))
 
 
@@ -27,9 +32,9 @@ class TensorBoard:
     """Writes event files that TensorBoard shows as curves over the number of batches taken.
 
     The curves: `loss`, unscaled; `scaler/log2_scale`; `scaler/skipped`, skipped steps so far; `gradient/global_norm`,
-    unscaled and before clipping; `optimizer/learning_rate`; `time/steps_per_second` since the curve's point before;
-    other outputs of the train step by their names; and each result of the loop's `Evaluate` actions, such as
-    `validation/accuracy`. What a step does not report has no curve.
+    unscaled and before clipping, and `gradient/clipped_norm`, after it; `optimizer/learning_rate`;
+    `time/steps_per_second` since the curve's point before; other outputs of the train step by their names; and each
+    result of the loop's `Evaluate` actions, such as `validation/accuracy`. What a step does not report has no curve.
 
     Writing needs TensorFlow alone, looking needs the extra: without it a warning says so. Files are flushed at each
     visit that writes. A run that resumes from a checkpoint cuts off what the checkpoint does not have.

@@ -32,6 +32,9 @@ def identity(train_step: object, *, strategy: tf.distribute.Strategy | None, ele
     for name in ("accumulate", "clip_norm"):
         if hasattr(train_step, name):
             facts[name] = getattr(train_step, name)
+    clip = getattr(train_step, "clip", None)
+    if clip is not None:
+        facts["clip"] = repr(clip)
     facts["run"] = dict(run)
     return json.loads(json.dumps(facts, default=_plain))
 

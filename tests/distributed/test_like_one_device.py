@@ -54,6 +54,9 @@ SETUPS = {
     "global_clipnorm": (cases.dense_model, lambda: ADAM(0.01, global_clipnorm=0.3), {}),
     "plain function": (cases.dense_model, lambda: descent, {"clip_norm": 0.5}),
     "plain function, masters": (HALF, lambda: descent, {"kind": "float16"}),
+    "ClipByNorm, masters": (HALF, lambda: SGD(0.1), {"kind": "float16", "clip": scaler.ClipByNorm(0.2)}),
+    "ClipByValue": (cases.dense_model, lambda: SGD(0.1), {"clip": scaler.ClipByValue(0.05)}),
+    "plain function, ClipByNorm": (cases.dense_model, lambda: descent, {"clip": scaler.ClipByNorm(0.2)}),
     "embedding": (embedding_model, lambda: ADAM(0.01), {"loss_fn": first_squared_error, "clip_norm": 0.5}),
     "Keras loss": (cases.dense_model, lambda: SGD(0.1), {"loss_fn": keras.losses.MeanSquaredError()}),
     "own Keras loss": (cases.dense_model, lambda: SGD(0.1), {"loss_fn": Regularised()}),
@@ -72,7 +75,10 @@ def test_as_one_device_on_the_concatenated_batch(setup):
     # In float16 the two halves of a batch round separately.
     tolerance = 2e-3 if arguments.get("kind") == "float16" else 1e-5
     np.testing.assert_allclose(outputs["loss"], expected["loss"], rtol=tolerance)
-    np.testing.assert_allclose(outputs["grad_norm"], expected["grad_norm"], rtol=tolerance)
+    for norm in ("grad_norm", "clipped_norm"):
+        np.testing.assert_allclose(outputs[norm], expected[norm], rtol=tolerance)
+    clips = any(name.startswith("clip") for name in arguments)
+    assert (outputs["clipped_norm"] < 0.9 * outputs["grad_norm"]).all() == clips
     assert cases.agree(two.weights())
     for variable, ours, theirs in zip(
         one.weights(), cases.components(two.weights()), cases.components(one.weights()), strict=True

@@ -1,5 +1,7 @@
 """Guards accumulation: k micro-batches are the large batch, and a bad one spoils its window and nothing else."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -125,11 +127,15 @@ def test_a_sum_that_overflows_skips_the_window():
     assert raw(rig.moved()) == before
 
 
+@pytest.mark.parametrize("goal", [11, 20])
 @pytest.mark.parametrize("steps_per_call", [1, 4, 50])
-def test_windows_in_a_loop(steps_per_call):
+def test_windows_in_a_loop(steps_per_call, goal):
+    """The data ends inside of a window and, unless it is the goal, inside of a call."""
     rig = Rig(stateful_model(), keras.optimizers.Adam(0.01), loss_scaler=static(64.0), accumulate=SIZE)
     loop = loops.Loop(rig.step, dataset(11, bad=[4]), steps_per_call=steps_per_call)
-    counters = loop.run(11)
+    with contextlib.nullcontext() if goal == 11 else pytest.raises(loops.OutOfData, match="ended after 11 of 20 steps"):
+        loop.run(goal)
+    counters = loop.counters
     assert (counters.data, counters.attempted, counters.applied, counters.skipped) == (11, 3, 2, 1)
     inside = raw(rig.moved())
     rig.reset()

@@ -252,13 +252,14 @@ def test_it_is_called_by_a_loop_only(tmp_path):
         loops.Checkpoint(tmp_path, every=1)(None)
 
 
-def training(place, *, model=plain_model, optimizer=None, scaling=None, accumulate=1, size=8, **arguments):
+def training(place, *, model=plain_model, optimizer=None, scaling=None, accumulate=1, clip=None, size=8, **arguments):
     step = loops.TrainStep(
         model(),
         squared_error,
         optimizer or keras.optimizers.SGD(0.1, momentum=0.9),
         loss_scaler=scaler.LossScaler(scaling or scaler.Dynamic(8.0)),
         accumulate=accumulate,
+        clip=clip,
     )
     return loops.Loop(step, dataset(4, size), actions=[loops.Checkpoint(place, every=1, **arguments)])
 
@@ -282,6 +283,7 @@ OTHERS = {
         "optimizer.learning_rate was 0.1.* and is 0.2",
     ),
     "window": ({"accumulate": 2}, "accumulate was 1 and is 2"),
+    "clipping": ({"clip": scaler.ClipByValue(0.5)}, r"clip was None and is 'ClipByValue\(value=0.5\)'"),
     "batches": ({"size": 4}, r"batches was .*\(8, 4\).* and is .*\(4, 4\)"),
     "run": ({"run": {"seed": 2}}, "run.seed was 1 and is 2"),
 }

@@ -57,6 +57,7 @@ def test_the_outputs_are_scalars_of_the_promised_dtypes():
         "applied": ("bool", 0),
         "loss_scale": ("float32", 0),
         "grad_norm": ("float32", 0),
+        "clipped_norm": ("float32", 0),
     }
 
 

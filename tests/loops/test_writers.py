@@ -130,6 +130,7 @@ def test_curves_are_those_of_the_run(no_hint, tmp_path):
     assert set(curves) == {
         "loss",
         "gradient/global_norm",
+        "gradient/clipped_norm",
         "step/applied",
         "scaler/log2_scale",
         "scaler/skipped",

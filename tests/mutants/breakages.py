@@ -3,7 +3,10 @@
 Read it as a list of the guards: take one out, and this is who notices. Patches are in `patches/`, by name.
 """
 
+ATTEMPTS = "tests/loops/test_schedules.py"
+AVERAGED = "tests/loops/test_averaged.py"
 APPLY = "tests/scaler/test_apply.py"
+CLIPPING = "tests/scaler/test_clipping.py"
 CLUSTERS = "tests/scaler/test_clusters.py"
 DYNAMIC = "tests/scaler/strategies/test_dynamic.py"
 INVARIANTS = "tests/scaler/strategies/test_dynamic_invariants.py"
@@ -62,12 +65,20 @@ BREAKAGES = {
     "unscale_by_the_next_scale": f"{SCALES}::test_every_applied_step_moves_by_the_true_gradient[graph-float32]",
     "scale_used_is_ignored": f"{SCALES}::test_an_apply_after_an_update_unscales_by_the_scale_before_it",
     "clip_before_unscale": f"{FACE}::test_clipping_comes_after_unscaling[graph]",
+    "each_norm_is_the_global_one": f"{CLIPPING}::test_what_arrives_is_clipped_after_unscaling[graph-ClipByNorm-0.5]",
+    "packed_gradients_are_clipped_as_one": f"{CLIPPING}::test_packed_slots_see_clipped_gradients[ClipByNorm]",
+    "clipped_norm_is_the_one_before": f"{CLIPPING}::test_what_arrives_is_clipped_after_unscaling[graph-clip_norm-0.5]",
     "unscaled_in_float16": f"{GRADIENTS}::test_unscaling_works_in_float32_so_that_small_gradients_survive",
     # Disagrees
     "only_replica_0_decides": f"{REPLICAS}::test_an_overflow_on_either_replica_skips_both",
     "decide_before_reducing": f"{REPLICAS}::test_what_counts_is_the_sum",
     "optimizer_sums_again": f"{REPLICAS}::test_the_sum_moves_both_replicas_once",
     "loss_of_replica_0_only": f"{REPLICAS}::test_a_bad_loss_on_either_replica_is_the_cause",
+    # Half-skips, in what follows the steps
+    "attempts_are_applied_steps": f"{ATTEMPTS}::test_a_window_is_one_attempt",
+    "average_is_zero_before_the_first_step": (
+        f"{AVERAGED}::test_it_is_the_average_of_the_float32_weights_over_applied_steps[float16]"
+    ),
     # Sticks silently
     "hysteresis_is_never_refilled": (
         f"{INVARIANTS}::test_a_spent_budget_backs_off_at_every_step_until_a_growth_refills_it"

@@ -85,7 +85,14 @@ NARROW = {
     "presets/rules/tolerance": _about(_PRESETS, "fairseq refused"),
     "checks": ["tests/scaler/test_bad_input.py"],
     "formats": ["tests/scaler/test_formats.py", "tests/scaler/test_bad_input.py", "-k", "not random_bit"],
-    "gradients": ["tests/scaler/test_gradients.py", "-k", "not xla"],
+    "clipping": [
+        *("tests/scaler/test_clipping.py", "tests/scaler/test_bad_input.py"),
+        *("-k", "not xla and not loop and not clusters and not packed and not power"),
+    ],
+    "gradients": [
+        *("tests/scaler/test_gradients.py", "tests/scaler/test_clipping.py"),
+        *("-k", "not xla and not clusters and not packed and not power"),
+    ],
     "measurement": ["tests/scaler/test_measurement.py"],
     "rounding": ["tests/scaler/test_rounding.py", "-k", "not eager and not graph and not xla"],
     "statistics": ["tests/scaler/test_statistics.py", "-k", "not eager and not graph and not xla"],

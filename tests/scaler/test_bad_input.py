@@ -141,6 +141,16 @@ def rows():
 
     for value in (0, 0.0, -1.0, math.inf, math.nan, 1e39, 1e-50, huge, True, "1", [1.0]):
         yield lambda v=value: apply(clip_norm=v), f"clip_norm={value!r}", CLIP
+        yield lambda v=value: scaler.ClipByNorm(v), f"ClipByNorm: norm={value!r}", "a positive finite number"
+        yield lambda v=value: scaler.ClipByValue(v), f"ClipByValue: value={value!r}", "a positive finite number"
+    for value in (1.0, "norm", scaler.ClipByNorm):
+        yield lambda v=value: apply(clip=v), f"clip={value!r}", "scaler.ClipByNorm(1.0)", "clip_norm=1.0"
+    yield (
+        lambda: apply(clip_norm=1.0, clip=scaler.ClipByValue(2.0)),
+        "clip_norm=1.0",
+        "ClipByValue(value=2.0)",
+        "one of",
+    )
 
     yield lambda: MasterWeights([]), "[]", "at least one variable"
     same = variable("float16")

@@ -158,30 +158,3 @@ def test_squares_of_any_slices_are_those_of_the_dense_gradient(indices, shaped):
     dense = np.bincount(indices, values, 6)
     norm = gradients.squared_norm(gradients.sum_duplicates([grad]))
     assert norm.numpy() == 2 * np.sum(dense**2)
-
-
-CLIPPED = tf.function(lambda grads, norm, limit: gradients.clip_by_norm(grads, norm, limit), jit_compile=True)
-
-
-@given(hnp.arrays(np.float32, 6, elements=st.floats(-1e6, 1e6, width=32)), st.sampled_from([1e-3, 1.0, 5.0, 1e4]))
-def test_clipping_bounds_the_norm_and_leaves_smaller_gradients_alone(values, limit):
-    grads = [tf.constant(values[:2]), tf.constant(values[2:])]
-    norm = tf.sqrt(gradients.squared_norm(grads))
-    for clip in (gradients.clip_by_norm, CLIPPED):
-        clipped = np.concatenate([grad.numpy() for grad in clip(grads, norm, tf.constant(limit))])
-        if norm.numpy() <= np.float32(limit):
-            assert clipped.tobytes() == (values * np.float32(1)).tobytes()
-        else:
-            np.testing.assert_allclose(clipped, values * (limit / np.float64(norm)), rtol=1e-5, atol=1e-30)
-
-
-def test_clipping_keeps_none_and_slices(execute):
-    def run(dense, sparse):
-        first, none, third = gradients.clip_by_norm([dense, None, sparse], tf.constant(10.0), 5.0)
-        assert none is None
-        return first, third
-
-    dense, sparse = execute(run)(np.float32([2, 4]), slices(np.float32([6, 8]), [1, 2]))
-    np.testing.assert_array_equal(dense.numpy(), [1, 2])
-    np.testing.assert_array_equal(sparse.values.numpy()[:, 1], [3, 4])
-    np.testing.assert_array_equal(sparse.indices.numpy(), [1, 2])

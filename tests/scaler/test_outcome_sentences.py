@@ -20,6 +20,7 @@ def outcome(why, index=1, has_nan=False):
         cause=tf.constant(int(why)),
         has_nan=tf.constant(has_nan),
         index=tf.constant(index),
+        clipped_norm=tf.constant(float("nan")),
     )
 
 

@@ -1,0 +1,124 @@
+"""Guards averaged weights: float32, of the masters, not moved by a skip, saved, evaluated with no variable moved."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from loop_cases import batch, dataset, plain_model, raw, squared_error, stateful_model, static
+
+import loops
+import scaler
+
+MOMENTUM = 0.75
+
+
+def make(kind="float16", model=None, **arguments):
+    model = model or stateful_model(kind)
+    optimizer = keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=MOMENTUM, **arguments)
+    return loops.TrainStep(model, squared_error, optimizer, loss_scaler=static(8.0))
+
+
+def held(step):
+    masters = step.masters.weights if step.masters else []
+    return [*step.model.variables, *masters, *step.optimizer.variables]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_it_is_the_average_of_the_float32_weights_over_applied_steps(kind):
+    """The reference averages in float64 what the steps leave; the first applied one, the third, starts it."""
+    step = make(kind, plain_model(kind))
+    averaged, expected = loops.Averaged(step.model, step.optimizer), None
+    compiled = tf.function(step)
+    for number in range(7):
+        applied = bool(compiled(batch(number, bad=np.inf if number in (0, 1, 4) else None))["applied"])
+        weights = step.masters.weights if step.masters else step.model.trainable_variables
+        now = [tf.convert_to_tensor(weight).numpy().astype(np.float64) for weight in weights]
+        if applied and expected is None:
+            expected = now
+        elif applied:
+            expected = [MOMENTUM * old + (1 - MOMENTUM) * new for old, new in zip(expected, now, strict=True)]
+        for ours, theirs in zip(averaged.weights(), now if expected is None else expected, strict=True):
+            assert ours.dtype == kind
+            tolerance = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}[kind]
+            np.testing.assert_allclose(ours.numpy().astype(np.float64), theirs, rtol=tolerance, atol=1e-6)
+    averages = step.optimizer._model_variables_moving_average
+    assert {average.dtype for average in averages} == {"float32"}
+    for average, theirs in zip(averages, expected, strict=True):
+        np.testing.assert_allclose(tf.convert_to_tensor(average), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluating_it_is_evaluating_a_model_of_these_weights():
+    step = make()
+    averaged = loops.Averaged(step.model, step.optimizer)
+    metrics = [keras.metrics.MeanSquaredError(name="mse")]
+    evaluate = loops.Evaluate(averaged, dataset(3), metrics, every=3)
+    own = loops.Evaluate(step.model, dataset(3), [keras.metrics.MeanSquaredError(name="mse")], every=3)
+    found = []
+
+    def check(visit):
+        before = raw(held(step))
+        evaluate(visit)
+        assert raw(held(step)) == before
+        own(visit)
+        with averaged.swapped() as model:
+            by_hand = keras.metrics.MeanSquaredError()
+            for x, y in dataset(3):
+                by_hand.update_state(y, tf.cast(model(x, training=False), tf.float32))
+        assert raw(held(step)) == before
+        found.append((evaluate.results["mse"], float(by_hand.result()), own.results["mse"]))
+
+    loops.Loop(step, dataset(6, bad=[0]), steps_per_call=3, actions=[check]).run(6)
+    for ours, by_hand, weights in found:
+        np.testing.assert_allclose(ours, by_hand, rtol=1e-3)
+        assert abs(ours - weights) > 1e-3
+
+
+def test_layers_of_any_name_in_a_graph():
+    """Keras opens a scope named as the layer is, and at the root of a graph none may begin with an underscore."""
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="_last")])
+    step = make(model=model)
+    tf.function(step)(batch())
+    averaged = loops.Averaged(model, step.optimizer)
+    np.testing.assert_allclose(tf.function(averaged)(batch()[0]), averaged(batch()[0]), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_come_back_after_an_error():
+    step = make()
+    step(batch())
+    before = raw(held(step))
+
+    def fail():
+        with loops.Averaged(step.model, step.optimizer).swapped():
+            raise RuntimeError("in the export")
+
+    with pytest.raises(RuntimeError, match="in the export"):
+        fail()
+    assert raw(held(step)) == before
+
+
+def test_a_resumed_run_has_the_same_average(tmp_path):
+    whole = make()
+    loops.Loop(whole, dataset(6, bad=[2])).run(6)
+    for goal in (3, 6):
+        step = make()
+        loops.Loop(step, dataset(6, bad=[2]), actions=[loops.Checkpoint(tmp_path, every=100, resume=True)]).run(goal)
+    assert raw(held(step)) == raw(held(whole))
+    assert raw(loops.Averaged(step.model, step.optimizer).weights()) == raw(
+        loops.Averaged(whole.model, whole.optimizer).weights()
+    )
+
+
+def test_what_cannot_work_is_named():
+    step = make()
+    averaged = loops.Averaged(step.model, step.optimizer)
+    with pytest.raises(loops.LoopError, match="no average before the first step"):
+        averaged(batch()[0])
+    with pytest.raises(scaler.InvalidArgument, match="training=True"):
+        averaged(batch()[0], training=True)
+    with pytest.raises(scaler.InvalidArgument, match="use_ema=True"):
+        loops.Averaged(step.model, keras.optimizers.Adam())
+    with pytest.raises(scaler.InvalidArgument, match=r"expected a keras\.Model"):
+        loops.Averaged("resnet", step.optimizer)
+    step(batch())
+    with pytest.raises(loops.LoopError, match="other shapes than the 4 of model"):
+        loops.Averaged(plain_model(), step.optimizer)(batch()[0])

@@ -1,0 +1,97 @@
+"""Guards learning rates: Keras's own wait at a skipped step, `ByAttempts` does not, and both go on after a resume."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from loop_cases import dataset, plain_model, raw, squared_error, static
+
+import loops
+import scaler
+
+HALVING = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
+BAD = (1, 2)
+"""The batches that overflow, from 0."""
+
+
+def squared_sum(y, prediction):
+    return squared_error(y, prediction)
+
+
+def make(kind, momentum=0.0, accumulate=1):
+    loss_scaler = static(8.0)
+    schedule = HALVING if kind == "applied" else loops.ByAttempts(HALVING, loss_scaler)
+    optimizer = keras.optimizers.SGD(schedule, momentum=momentum)
+    return loops.TrainStep(plain_model(), squared_sum, optimizer, loss_scaler=loss_scaler, accumulate=accumulate)
+
+
+def rates_used(step, steps_per_call, steps=5):
+    """Each step's move over its gradient: the learning rate that it was taken with; None for a skip."""
+    seen = []
+
+    def watched(batch):
+        before = [tf.identity(variable) for variable in step.model.trainable_variables]
+        outputs = step(batch)
+        moves = [old - new for old, new in zip(before, step.model.trainable_variables, strict=True)]
+        return {**outputs, "moved": tf.linalg.global_norm(moves)}
+
+    loop = loops.Loop(watched, dataset(steps, bad=BAD), steps_per_call=steps_per_call, actions=[seen.append])
+    loop.run(steps)
+    columns = {name: np.concatenate([visit.outputs[name] for visit in seen]) for name in seen[0].outputs}
+    return [
+        float(move / norm) if applied else None
+        for move, norm, applied in zip(columns["moved"], columns["grad_norm"], columns["applied"], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("applied", [1, None, None, 1 / 2, 1 / 4]), ("attempted", [1, None, None, 1 / 8, 1 / 16])]
+)
+def test_a_skip_counts_for_one_and_not_for_the_other(kind, expected, steps_per_call):
+    step = make(kind)
+    for rate, other in zip(rates_used(step, steps_per_call), expected, strict=True):
+        assert (rate is None) == (other is None)
+        if rate is not None:
+            np.testing.assert_allclose(rate, other, rtol=1e-4)
+    assert int(step.optimizer.iterations) == 3
+    assert int(step.loss_scaler.counters.attempted) == 5
+
+
+def test_a_window_is_one_attempt():
+    step = make("attempted", accumulate=2)
+    loops.Loop(step, dataset(6, bad=[3])).run(6)
+    assert float(step.optimizer.learning_rate) == 2.0**-3
+    assert int(step.optimizer.iterations) == 2
+
+
+@pytest.mark.parametrize("kind", ["applied", "attempted"])
+def test_it_goes_on_bit_for_bit_after_a_resume(kind, tmp_path):
+    whole = make(kind, momentum=0.5)
+    loops.Loop(whole, dataset(6, bad=BAD)).run(6)
+    for goal in (3, 6):  # The first stops just after two skips.
+        step = make(kind, momentum=0.5)
+        checkpoint = loops.Checkpoint(tmp_path, every=100, resume=True)
+        loops.Loop(step, dataset(6, bad=BAD), actions=[checkpoint]).run(goal)
+    assert raw([*step.model.variables, *step.optimizer.variables]) == raw(
+        [*whole.model.variables, *whole.optimizer.variables]
+    )
+    other = make("applied" if kind == "attempted" else "attempted", momentum=0.5)
+    with pytest.raises(loops.CheckpointError, match="learning_rate"):
+        loops.Loop(other, dataset(9), actions=[loops.Checkpoint(tmp_path, every=100, resume=True)]).run(9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [((0.1, static(8.0)), "schedule=0.1"), ((HALVING, scaler.Dynamic()), "loss_scaler=Dynamic")],
+)
+def test_arguments_that_cannot_work_are_named(arguments, named):
+    with pytest.raises(scaler.InvalidArgument, match=named):
+        loops.ByAttempts(*arguments)
+
+
+def test_it_cannot_be_made_from_a_configuration():
+    optimizer = make("attempted").optimizer
+    config = optimizer.get_config()["learning_rate"]
+    with pytest.raises(scaler.InvalidArgument, match="no loss scaler"):
+        loops.ByAttempts.from_config(config["config"])

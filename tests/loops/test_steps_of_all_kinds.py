@@ -1,0 +1,181 @@
+"""Guards `TrainStep` with what people bring along: losses of several terms, ragged and named batches, gradient
+checkpointing, layers that choose their own dtypes. In float16 a batch that overflows is skipped in each."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from loop_cases import Rig, batch, dataset, plain_model, raw, squared_error, static
+
+import loops
+import scaler
+
+
+def two_terms(y, prediction):
+    fit, size = squared_error(y, prediction), tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32)))
+    return fit + 0.5 * size, {"fit": fit, "size": size}
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_terms_of_a_loss_are_outputs(jit_compile, accumulate):
+    arguments = {"loss_scaler": static(8.0), "accumulate": accumulate, "jit_compile": jit_compile}
+    ours = Rig(plain_model(), keras.optimizers.SGD(0.1), two_terms, **arguments)
+    alone = Rig(plain_model(), keras.optimizers.SGD(0.1), lambda y, p: two_terms(y, p)[0], **arguments)
+    batches = [batch(number) for number in range(4)]
+    for one, other in zip(ours.run(batches), alone.run(batches), strict=True):
+        assert list(one) == [*other, "fit", "size"]
+        np.testing.assert_allclose(one["loss"], one["fit"] + 0.5 * one["size"], rtol=1e-6)
+        np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-6)
+    for one, other in zip(ours.moved(), alone.moved(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_terms_reach_the_actions_of_a_loop(tmp_path):
+    seen = []
+    step = loops.TrainStep(plain_model(), two_terms, keras.optimizers.SGD(0.1))
+    loops.Loop(step, dataset(4), steps_per_call=3, actions=[seen.append]).run(4)
+    assert [visit.outputs["fit"].shape for visit in seen] == [(3,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("result", "named"),
+    [
+        (lambda loss: (loss, loss), "expected a scalar, or a scalar and a dict"),
+        (lambda loss: (loss, {}, loss), "expected a scalar, or a scalar and a dict"),
+        (lambda loss: {"loss": loss}, "expected a scalar, or a scalar and a dict"),
+        (lambda loss: None, "expected a scalar, or a scalar and a dict"),
+        (lambda loss: (loss, {"applied": loss}), "named 'applied'.*rename it"),
+    ],
+)
+def test_a_loss_function_that_returns_something_else_is_named(result, named):
+    step = loops.TrainStep(plain_model(), lambda y, p: result(squared_error(y, p)), keras.optimizers.SGD(0.1))
+    with pytest.raises(loops.BadOutputs, match=named):
+        tf.function(step)(batch())
+
+
+class Bag(keras.Model):
+    """The mean of the rows of some tokens: takes ragged [batch, tokens]."""
+
+    def __init__(self, kind):
+        super().__init__(dtype=kind)
+        self.table = keras.layers.Embedding(10, 4, dtype=kind, embeddings_initializer="ones")
+        self.last = keras.layers.Dense(1, dtype=kind, kernel_initializer="ones")
+
+    def call(self, tokens, training=None):
+        rows = self.table(tokens.to_tensor())
+        there = tf.cast(tf.sequence_mask(tokens.row_lengths()), rows.dtype)
+        return self.last(tf.reduce_sum(rows * there[:, :, None], axis=1))
+
+
+def ragged_batches(bad=1e6):
+    """Rows of 1, 2, ... tokens in batches of 4; the targets of the second batch overflow the gradients."""
+    rows = tf.ragged.constant([[number % 10] * (1 + number % 5) for number in range(16)], dtype=tf.int32)
+    targets = np.arange(16, dtype=np.float32)[:, None] / 16
+    targets[5] = bad
+    return tf.data.Dataset.from_tensor_slices((rows, tf.constant(targets))).ragged_batch(4, drop_remainder=True)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_ragged_batches(kind, steps_per_call):
+    step = loops.TrainStep(Bag(kind), squared_error, keras.optimizers.SGD(0.01), loss_scaler=static(64.0))
+    counters = loops.Loop(step, ragged_batches(), steps_per_call=steps_per_call).run(4)
+    assert counters == loops.Counters(4, 4, 3 if kind == "float16" else 4)
+    by_hand = Bag(kind)
+    other = loops.TrainStep(by_hand, squared_error, keras.optimizers.SGD(0.01), loss_scaler=static(64.0))
+    for tokens, targets in ragged_batches():
+        other((tokens, targets))
+    for ours, theirs in zip(step.model.variables, by_hand.variables, strict=True):
+        np.testing.assert_allclose(ours.numpy().astype(float), theirs.numpy().astype(float), rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_batches_by_name_in_a_loop(steps_per_call):
+    """A hand-written step takes the dictionary as it is; a TrainStep takes `(x, y)` with dictionaries in it."""
+    model = plain_model()
+    data = dataset(4)
+    weighted = data.map(lambda x, y: ({"x": x}, {"target": y, "weight": tf.ones([8, 1])}))
+
+    def loss(y, prediction):
+        return tf.reduce_mean(y["weight"] * tf.square(prediction - y["target"]))
+
+    inputs = {"x": keras.Input([4], name="x")}
+    named = keras.Model(inputs, model(inputs["x"]))
+    step = loops.TrainStep(named, loss, keras.optimizers.SGD(0.1))
+    loops.Loop(step, weighted, steps_per_call=steps_per_call).run(4)
+    plain = loops.TrainStep(plain_model(), squared_error, keras.optimizers.SGD(0.1))
+    loops.Loop(plain, data, steps_per_call=steps_per_call).run(4)
+    for ours, theirs in zip(named.variables, plain.model.variables, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+class Deep(keras.Model):
+    """Two layers whose activations are kept, or computed again for the backward pass."""
+
+    def __init__(self, kind, again):
+        super().__init__(dtype=kind)
+        keras.utils.set_random_seed(1)
+        self.hidden = [keras.layers.Dense(8, activation="tanh", dtype=kind) for _ in range(2)]
+        self.last = keras.layers.Dense(1, dtype=kind)
+        self.again = again
+
+    def build(self, input_shape):
+        # `tf.recompute_grad` wants variables that are there already.
+        for layer, size in zip([*self.hidden, self.last], (4, 8, 8), strict=True):
+            layer.build((None, size))
+
+    def call(self, x, training=None):
+        def block(h):
+            return self.hidden[1](self.hidden[0](h))
+
+        return self.last(tf.recompute_grad(block)(x) if self.again else block(x))
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_gradient_checkpointing_changes_no_bit(kind):
+    found = []
+    for again in (False, True):
+        loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**8))
+        step = loops.TrainStep(Deep(kind, again), squared_error, keras.optimizers.Adam(0.01), loss_scaler=loss_scaler)
+        data = dataset(5, bad=[2]).map(lambda x, y: (tf.cast(x, kind), y))
+        assert loops.Loop(step, data, steps_per_call=5).run(5) == loops.Counters(5, 5, 4)
+        masters = step.masters.weights if step.masters else []
+        found.append(raw([*step.model.variables, *masters, *step.optimizer.variables]))
+    assert found[0] == found[1]
+
+
+class Norm(keras.layers.Layer):
+    """Chooses its own dtypes: squares in float32, whatever comes in, and gives back what it took."""
+
+    def __init__(self, **arguments):
+        super().__init__(dtype="float32", autocast=False, **arguments)
+
+    def build(self, shape):
+        self.gain = self.add_weight(shape=shape[-1:], initializer="ones", name="gain")
+
+    def call(self, x):
+        wide = tf.cast(x, tf.float32)
+        return tf.cast(wide * tf.math.rsqrt(tf.reduce_mean(tf.square(wide), -1, True) + 1e-6) * self.gain, x.dtype)
+
+
+def test_a_layer_that_casts_by_itself():
+    """Its inputs of 1000 have squares beyond float16; its float32 weight is its own master."""
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.Input([4], dtype="float16"),
+        keras.layers.Dense(8, dtype="float16"),
+        Norm(),
+        keras.layers.Dense(1, dtype="float16"),
+    ]
+    step = loops.TrainStep(
+        keras.Sequential(layers), squared_error, keras.optimizers.SGD(0.01), loss_scaler=static(64.0)
+    )
+    data = dataset(4, bad=[1]).map(lambda x, y: (1000.0 * x, y))
+    before = step.model.layers[1].gain.numpy()
+    assert loops.Loop(step, data).run(4) == loops.Counters(4, 4, 3)
+    gain = step.model.layers[1].gain
+    assert gain.dtype == "float32"
+    assert any(weight is gain for weight in step.masters.weights)
+    assert (gain.numpy() != before).any()
+    assert all(np.isfinite(variable.numpy().astype(float)).all() for variable in step.model.variables)
