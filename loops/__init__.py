@@ -24,6 +24,8 @@ from loops.errors import CheckpointError as CheckpointError
 from loops.errors import LoopError as LoopError
 from loops.errors import OutOfData as OutOfData
 from loops.errors import ResumeWarning as ResumeWarning
+from loops.errors import WorkerLost as WorkerLost
+from loops.join import join_workers as join_workers
 from loops.loop import Loop as Loop
 from loops.loop import Visit as Visit
 from loops.step import TrainStep as TrainStep
@@ -50,4 +52,6 @@ __all__ = [
     "TensorBoard",
     "TrainStep",
     "Visit",
+    "WorkerLost",
+    "join_workers",
 ]

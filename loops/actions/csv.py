@@ -26,6 +26,8 @@ class Csv:
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
+    chief_only = True
+
     def __init__(self, path, *, every: int | Seconds = 1):
         self._lines = StepLines(path, _step_of)
         self._cadence = Cadence("Csv", every)

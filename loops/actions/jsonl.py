@@ -27,6 +27,8 @@ class JsonLines:
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
+    chief_only = True
+
     def __init__(self, path, *, every: int | Seconds = 1):
         self._lines = StepLines(path, lambda line: json.loads(line)["step"])
         self._cadence = Cadence("JsonLines", every)
