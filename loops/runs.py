@@ -17,6 +17,7 @@ import scaler
 from loops.actions import Checkpoint, JsonLines
 from loops.digest import weights_digest
 from loops.loop import Action, Loop
+from loops.resume.variables import components
 from loops.step import TrainStep
 from loops.strategies import parse_strategy
 from loops.tasks import Task
@@ -116,6 +117,8 @@ def train(
         actions=[JsonLines(out / "steps.jsonl"), losses, *actions(model), *saves],
     )
     counters = loop.run(options.steps)
+    if strategy:
+        model = _copy(task.model(options.policy), model)
     summary = {
         "task": task.name,
         **dataclasses.asdict(options),
@@ -134,6 +137,13 @@ def train(
     if loop.workers.index == 0:
         write_json(summary_path, summary)
     return summary
+
+
+def _copy(copied: keras.Model, model: keras.Model) -> keras.Model:
+    """A model on one device with the values of the first replica here: Keras would predict on all workers together."""
+    for variable, original in zip(copied.variables, model.variables, strict=True):
+        variable.assign(components(original)[0])
+    return copied
 
 
 def numerical_settings() -> dict:
