@@ -193,6 +193,7 @@ class Loop:
         """
         _check_count("run(steps)", steps)
         self._check_ahead(steps)
+        self._stopped_elsewhere = None
         start = time.perf_counter()
         with contextlib.ExitStack() as stack:
             signals = stack.enter_context(deferred_signals())
