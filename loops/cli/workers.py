@@ -64,6 +64,8 @@ def launch(arguments: Sequence[str], count: int) -> None:
         for process in processes:
             process.kill()
             process.wait()
+            assert process.stdin
+            process.stdin.close()
         for number, handler in before.items():
             signal.signal(number, handler)
     _raise([process.returncode for process in processes])

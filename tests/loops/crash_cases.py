@@ -122,9 +122,10 @@ def _leave_error(folder, action, place=None):
     try:
         run_to_end(folder, actions=[action])
     except (loops.LoopError, OSError) as error:
-        # The limit on files holds for this one, too, and it may be 0.
-        (pathlib.Path(place or folder) / f"error {type(error).__name__}").mkdir()
-        print(error, flush=True)
+        # The limit on files would hold for this one, too.
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        (pathlib.Path(place or folder) / f"error {type(error).__name__}").write_text(str(error))
 
 
 def _mount(place, size):

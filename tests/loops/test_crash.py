@@ -87,7 +87,9 @@ def test_files_that_cannot_grow_in_the_middle_of_a_save(whole, tmp_path, size, e
     process = start(run_short_of_space, tmp_path, 8, size)
     process.join(300)
     assert process.exitcode == 0
-    assert (tmp_path / f"error {error}").is_dir()
+    said = (tmp_path / f"error {error}").read_text()
+    assert "File too large" in said
+    assert ("step 8 could not be saved" in said) == (error == "CheckpointError")
     assert folder.numbers(tmp_path / "ckpt") == [6, 4]
     assert end(tmp_path) is None
     assert finish(tmp_path) == whole
@@ -102,4 +104,5 @@ def test_a_disk_that_is_full_in_the_middle_of_a_save(whole, tmp_path, room):
     assert process.exitcode == 0
     (error,) = tmp_path.glob("error *")
     assert error.name == ("error CheckpointError" if room else "error OSError")
+    assert "No space left on device" in error.read_text()
     assert end(tmp_path / "copy") == whole
