@@ -25,6 +25,8 @@ from loops.errors import CheckpointError as CheckpointError
 from loops.errors import LoopError as LoopError
 from loops.errors import OutOfData as OutOfData
 from loops.errors import ResumeWarning as ResumeWarning
+from loops.errors import WorkerLost as WorkerLost
+from loops.join import join_workers as join_workers
 from loops.loop import Loop as Loop
 from loops.loop import Visit as Visit
 from loops.schedules import ByAttempts as ByAttempts
@@ -54,4 +56,6 @@ __all__ = [
     "TensorBoard",
     "TrainStep",
     "Visit",
+    "WorkerLost",
+    "join_workers",
 ]

@@ -4,7 +4,8 @@ scaler.ScalerError
 └── LoopError
     ├── OutOfData           the dataset ended before the run did
     ├── BadOutputs          a train step returned something a loop cannot report
-    └── CheckpointError     a checkpoint cannot be written or read, or belongs to another run
+    ├── CheckpointError     a checkpoint cannot be written or read, or belongs to another run
+    └── WorkerLost          another process of a run on several cannot be reached, or has stopped
 """
 
 import scaler
@@ -24,6 +25,10 @@ class BadOutputs(LoopError):
 
 class CheckpointError(LoopError):
     """A checkpoint cannot be written or read, or belongs to another run. Older checkpoints are as they were."""
+
+
+class WorkerLost(LoopError):
+    """Another worker cannot be reached, is gone, or has stopped with an error. Start all of them again to go on."""
 
 
 class ResumeWarning(UserWarning):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 EXIT_INTERRUPTED = 130
 """Status of a process after SIGINT: 128 + 2, as shells say it."""
@@ -13,42 +14,57 @@ EXIT_TERMINATED = 143
 """Status of a process after SIGTERM: 128 + 15."""
 
 
-@contextlib.contextmanager
-def deferred_signals() -> Iterator[Callable[[], None]]:
-    """Keeps SIGINT and SIGTERM from breaking off what is under way; the function it gives lets them act.
+class Deferred:
+    """Signals that came and have not acted yet.
 
-    SIGINT then raises KeyboardInterrupt, SIGTERM calls the handler it had, or raises SystemExit(143) if it had none. A
-    second signal of the same kind is not kept. A signal that is ignored stays ignored. Outside of the main thread,
-    where Python has no signal handlers, nothing is changed.
+    Attributes:
+        received: Their numbers.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    received: list[int] = []
-    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def receive(number: int, frame) -> None:
-        if number in received:
-            signal.signal(number, before[number])
-            signal.raise_signal(number)
-            return
-        received.append(number)
+    def __init__(self, handlers: Mapping[int, Any]):
+        self.received: list[int] = []
+        self._handlers = handlers
 
-    def act_if_received() -> None:
-        if signal.SIGINT in received:
+    def act(self) -> None:
+        """Lets them act.
+
+        SIGINT raises KeyboardInterrupt, SIGTERM calls the handler it had, or raises SystemExit(143) if it had none.
+        """
+        if signal.SIGINT in self.received:
             raise KeyboardInterrupt
-        if signal.SIGTERM in received:
-            received.remove(signal.SIGTERM)
-            handler = before[signal.SIGTERM]
+        if signal.SIGTERM in self.received:
+            self.received.remove(signal.SIGTERM)
+            handler = self._handlers.get(signal.SIGTERM)
             if not callable(handler):
                 raise SystemExit(EXIT_TERMINATED)
             handler(signal.SIGTERM, None)
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[Deferred]:
+    """Keeps SIGINT and SIGTERM from breaking off what is under way, until what it gives lets them act.
+
+    A second signal of the same kind is not kept. A signal that is ignored stays ignored. Outside of the main thread,
+    where Python has no signal handlers, nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield Deferred({})
+        return
+    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    deferred = Deferred(before)
+
+    def receive(number: int, frame) -> None:
+        if number in deferred.received:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+            return
+        deferred.received.append(number)
 
     deferrable = [number for number, handler in before.items() if _is_deferrable(number, handler)]
     for number in deferrable:
         signal.signal(number, receive)
     try:
-        yield act_if_received
+        yield deferred
     finally:
         for number in deferrable:
             signal.signal(number, before[number])

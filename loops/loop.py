@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -13,14 +14,15 @@ import tensorflow as tf
 import scaler
 from loops.calls import StepCalls, TrainStepFunction
 from loops.counters import Counters, CounterVariables
-from loops.errors import OutOfData
-from loops.interrupts import deferred_signals
+from loops.errors import OutOfData, WorkerLost
+from loops.interrupts import Deferred, deferred_signals
 from loops.replicate import check_batches, replicate
 from loops.resume.identity import identity
 from loops.resume.position import Position
 from loops.resume.randomness import unsaved_random_operations
 from loops.resume.state import RunState
 from loops.resume.variables import variable_groups
+from loops.workers import Workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,11 @@ class Loop:
     may have seen the batch whose forward pass raised. The finished steps of a call that broke off are counted, but not
     reported.
 
+    On several workers, processes that each run the same program with a strategy from `join_workers`, all read the same
+    batches and are at the same step at each visit. A signal to one of them, an action of one that stops the run and an
+    error on one end all of them at the same visit, saved. Actions whose attribute `chief_only` is true, as writers of
+    files and `Progress` have it, act on worker 0 alone.
+
     Args:
         train_step: Any callable from a batch to a dict of scalar tensors, such as a `TrainStep`. `attempted` and
             `applied` in the dict are counted.
@@ -98,12 +105,16 @@ class Loop:
     ):
         self.actions = list(actions)
         _check(train_step, dataset, steps_per_call, self.actions)
+        self._stopped_elsewhere: str | None = None
         loss_scaler = getattr(train_step, "loss_scaler", None)
         self.train_step = train_step
         if strategy is not None:
             _check_strategy(strategy, jit_compile)
             check_batches(dataset.element_spec, strategy)
             train_step = replicate(train_step, strategy)
+        self.workers = Workers(strategy)
+        if self.workers.index > 0:
+            self.actions = [action for action in self.actions if not getattr(action, "chief_only", False)]
         self._loss_scaler = loss_scaler
         self._steps_per_call = steps_per_call
         self._strategy = strategy
@@ -126,18 +137,18 @@ class Loop:
     @property
     def stopped(self) -> str | None:
         """Why an action ended the run, or None if none did."""
-        return next((reason for action in self.actions if (reason := getattr(action, "stopped", None))), None)
-
-    @property
-    def is_multi_worker(self) -> bool:
-        """Whether other processes hold some of the replicas."""
-        if self._strategy is None:
-            return False
-        return self._strategy.num_replicas_in_sync > len(self._strategy.extended.worker_devices)
+        reasons = (reason for action in self.actions if (reason := getattr(action, "stopped", None)))
+        return next(reasons, self._stopped_elsewhere)
 
     def identity(self, run: Mapping[str, object]) -> dict:
         """What tells this run from others: its parts, and what the user says in `run`."""
-        return identity(self.train_step, strategy=self._strategy, element_spec=self._element_spec, run=run)
+        return identity(
+            self.train_step,
+            strategy=self._strategy,
+            workers=self.workers.count,
+            element_spec=self._element_spec,
+            run=run,
+        )
 
     def state(self, identity: Mapping[str, object]) -> RunState:
         """Everything a resumed run needs; the train step is traced for it, which makes all of its variables.
@@ -176,14 +187,16 @@ class Loop:
         Raises:
             OutOfData: If the dataset ends before. The counters and what the actions wrote stay.
             scaler.InvalidArgument: If `steps` is no integer, or lies behind.
+            WorkerLost: If another worker is gone, or stopped with an error.
             KeyboardInterrupt: After SIGINT.
             SystemExit: After SIGTERM, with status 143.
         """
         _check_count("run(steps)", steps)
         self._check_ahead(steps)
+        self._stopped_elsewhere = None
         start = time.perf_counter()
         with contextlib.ExitStack() as stack:
-            raise_if_signalled = stack.enter_context(deferred_signals())
+            signals = stack.enter_context(deferred_signals())
             for action in self.actions:
                 if hasattr(action, "begin"):
                     action.begin(self)
@@ -193,20 +206,21 @@ class Loop:
                     stack.enter_context(action)
             whole = True
             try:
-                raise_if_signalled()
+                self._meet(signals)
+                signals.act()
                 while (done := self.counters.data) < steps and not self.stopped:
                     limit = min(self._steps_per_call, steps - done)
                     whole = False
-                    taken, outputs = self._call(self.position.iterator, limit)
+                    with self.workers.lost_is_an_error():
+                        taken, outputs = self._call(self.position.iterator, limit)
                     error = (
                         self._act(Visit(self.counters, outputs, time.perf_counter() - start, steps)) if taken else None
                     )
                     whole = True
-                    if error:
-                        raise error
+                    self._meet(signals, error)
                     if taken and self._loss_scaler is not None:
                         self._loss_scaler.check()
-                    raise_if_signalled()
+                    signals.act()
                     if taken < limit:
                         raise OutOfData(_why_out_of_data(done + taken, steps))
             finally:
@@ -214,8 +228,30 @@ class Loop:
                     for action in self.actions:
                         if hasattr(action, "end"):
                             action.end()
-            raise_if_signalled()
+            signals.act()
         return self.counters
+
+    def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
+        """Raises the error, if there is one; else learns what happened to other workers, as if it had happened here."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        happened = [error is not None, bool(self.stopped), *(number in signals.received for number in numbers)]
+        try:
+            workers = self.workers.gather([int(one) for one in happened])
+        finally:
+            if error:
+                raise error
+        for worker, (failed, stopped, *received) in enumerate(workers):
+            if failed:
+                raise WorkerLost(
+                    f"worker {worker} stopped with an error after step {self.counters.data}, and so worker "
+                    f"{self.workers.index} stops, too: the output of worker {worker} says why. Start all of them again "
+                    "to go on from what all have saved."
+                )
+            if stopped and not self.stopped:
+                self._stopped_elsewhere = f"an action on worker {worker} ended the run"
+            signals.received += [
+                number for number, one in zip(numbers, received, strict=True) if one and number not in signals.received
+            ]
 
     def _act(self, visit: Visit) -> Exception | None:
         """Lets every action act, those that are `last` after the others, and returns the first error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,6 +17,7 @@ import scaler
 from loops.actions import Checkpoint, JsonLines
 from loops.digest import weights_digest
 from loops.loop import Action, Loop
+from loops.resume.variables import components
 from loops.step import TrainStep
 from loops.strategies import parse_strategy
 from loops.tasks import Task
@@ -65,6 +67,7 @@ def train(
     *,
     checkpoint_every: int | None = None,
     resume: bool = False,
+    strategy: tf.distribute.Strategy | None = None,
 ) -> dict:
     """Trains, and writes `out/steps.jsonl` while it runs and `out/summary.json` at its end.
 
@@ -77,6 +80,7 @@ def train(
         actions: Given the model, more actions for the loop.
         checkpoint_every: Steps between checkpoints in `out/checkpoints`; None for no checkpoints.
         resume: Whether to go on from the newest checkpoint there, if there is one. Only `options.steps` may differ.
+        strategy: Where to train, such as from `join_workers`; worker 0 alone writes, but for checkpoints.
 
     Returns:
         What `summary.json` holds.
@@ -90,14 +94,15 @@ def train(
     summary_path = out / "summary.json"
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(options.seed)
-    model = task.model(options.policy)
-    step = TrainStep(
-        model,
-        lambda labels, logits: task.loss(labels, logits) * options.loss_factor,
-        keras.optimizers.Adam(options.learning_rate, epsilon=1e-7 * options.loss_factor),
-        loss_scaler=scaler.LossScaler(parse_strategy(options.strategy)),
-        allow_16bit_updates=not options.masters,
-    )
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = task.model(options.policy)
+        step = TrainStep(
+            model,
+            lambda labels, logits: task.loss(labels, logits) * options.loss_factor,
+            keras.optimizers.Adam(options.learning_rate, epsilon=1e-7 * options.loss_factor),
+            loss_scaler=scaler.LossScaler(parse_strategy(options.strategy)),
+            allow_16bit_updates=not options.masters,
+        )
     losses = _LastLosses(options.steps, summary_path)
     saves = []
     if checkpoint_every:
@@ -108,9 +113,12 @@ def train(
         step,
         task.dataset(options.batch_size, options.seed),
         steps_per_call=min(_STEPS_PER_CALL, checkpoint_every or _STEPS_PER_CALL),
+        strategy=strategy,
         actions=[JsonLines(out / "steps.jsonl"), losses, *actions(model), *saves],
     )
     counters = loop.run(options.steps)
+    if strategy:
+        model = _copy(task.model(options.policy), model)
     summary = {
         "task": task.name,
         **dataclasses.asdict(options),
@@ -124,8 +132,18 @@ def train(
         "weights_digest": weights_digest(model),
         "digest_depends_on": numerical_settings(),
     }
-    write_json(summary_path, summary)
+    if strategy:
+        summary["workers"], summary["replicas"] = loop.workers.count, strategy.num_replicas_in_sync
+    if loop.workers.index == 0:
+        write_json(summary_path, summary)
     return summary
+
+
+def _copy(copied: keras.Model, model: keras.Model) -> keras.Model:
+    """A model on one device with the values of the first replica here: Keras would predict on all workers together."""
+    for variable, original in zip(copied.variables, model.variables, strict=True):
+        variable.assign(components(original)[0])
+    return copied
 
 
 def numerical_settings() -> dict:

@@ -1,7 +1,10 @@
 """What `docs/` shows is true: its Python blocks run, in order, as one program."""
 
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 from markdown_blocks import python_blocks, run_blocks
 
@@ -50,3 +53,35 @@ def test_every_action_is_in_the_table():
     actions = (DOCS / "loops.md").read_text(encoding="utf-8").split("## Actions")[1].split("```python")[0]
     public = {name for name in loops.__all__ if getattr(loops, name).__module__.startswith("loops.actions")}
     assert {name for name in public if f"`{name}(" not in actions} == {"Seconds"}
+
+
+def test_replicas_and_workers_are_as_shown(tmp_path):
+    """Two programs: one on two devices, one as two workers."""
+    sys.path.insert(0, str(pathlib.Path(__file__).parent / "distributed"))
+    from worker_cases import configuration, free_ports
+
+    blocks = python_blocks((DOCS / "distribution.md").read_text(encoding="utf-8"))
+    path = os.pathsep.join([str(pathlib.Path(scaler.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    ports = free_ports(2)
+    places = {"replicas": {}, **{f"worker {index}": {"TF_CONFIG": configuration(ports, index)} for index in (0, 1)}}
+    processes = {}
+    for name, variables in places.items():
+        # Folders of their own, as on two machines.
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "program.py").write_text(blocks[name != "replicas"], encoding="utf-8")
+        environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **variables}
+        processes[name] = subprocess.Popen(
+            [sys.executable, "program.py"], cwd=tmp_path / name, env=environment, text=True, stdout=-1, stderr=-1
+        )
+    for name, process in processes.items():
+        printed, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors[-2000:]
+        assert printed.endswith("Counters(data=40, attempted=40, applied=40)\n")
+        assert name == "replicas" or printed.split()[0] == name.split()[1]
+    saved = {str(file.relative_to(tmp_path)) for file in tmp_path.glob("*/run/**/ckpt-40.index")}
+    assert saved == {
+        "replicas/run/checkpoints/ckpt-40.index",
+        "worker 0/run/checkpoints/ckpt-40.index",
+        "worker 1/run/checkpoints/worker-1/ckpt-40.index",
+    }
+    assert [file.parts[-3] for file in tmp_path.glob("*/run/steps.jsonl")] == ["worker 0"]

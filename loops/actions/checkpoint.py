@@ -15,8 +15,10 @@ from loops.actions.best import Best
 from loops.actions.every import Cadence, Seconds
 from loops.errors import CheckpointError, ResumeWarning
 from loops.resume import folder
+from loops.resume.common import Found, newest_common, place
 from loops.resume.identity import check_identity, check_layout
 from loops.resume.variables import layout
+from loops.workers import Workers
 
 if TYPE_CHECKING:
     from loops.loop import Loop, Visit
@@ -43,6 +45,10 @@ class Checkpoint:
     the run ends: at its goal, at the end of the data, on SIGINT or SIGTERM, or because an action raised. A step that
     raises saves nothing. When it resumes, it takes the newest checkpoint whose checksums are all right, sets damaged
     ones aside with a `ResumeWarning`, and removes what a killed save left behind.
+
+    On several workers each has checkpoints of its own, with its replicas, its position and its random generators:
+    worker 0 in the directory, worker N in `worker-N` inside of it. They go on from the newest step that all of them
+    have.
 
     A position in a dataset includes what its shuffle buffers and caches hold, so a checkpoint is as large as those are.
 
@@ -80,7 +86,7 @@ class Checkpoint:
             raise scaler.InvalidArgument(
                 f"Checkpoint(best={best!r}): expected a loops.Best, such as loops.Best(evaluate, 'loss')."
             )
-        self.directory = pathlib.Path(directory)
+        self.directory = self.place = pathlib.Path(directory)
         self._keep, self._resume, self._run, self._best = int(keep), bool(resume), dict(run or {}), best
         if best:  # Its state is saved with that of the actions.
             self.save_state, self.load_state = best.save_state, best.load_state
@@ -94,36 +100,26 @@ class Checkpoint:
         Raises:
             CheckpointError: If the folder cannot be written, has checkpoints though it was not asked to resume, has
                 only damaged ones, or belongs to another run. Nothing was changed then.
+            WorkerLost: If that is so on another worker.
         """
         if self._loop is loop:
             return
-        if loop.is_multi_worker:
-            raise CheckpointError(
-                "Checkpoint on several workers: each process has replicas of its own, and they would write over each "
-                "other's. Use a strategy with all replicas in one process, such as tf.distribute.MirroredStrategy."
-            )
-        if self._best:
-            self._best.check(loop, "Checkpoint(best=...)")
-        found = folder.numbers(self.directory)
-        if found and not self._resume:
-            raise CheckpointError(
-                f"Checkpoint({str(self.directory)!r}): the folder holds checkpoints of a run at step {found[0]}. Go on "
-                "from them with resume=True (on the command line --resume), or choose another folder."
-            )
-        number, facts, damaged = folder.newest_whole(self.directory)
-        if number is None and damaged:
-            reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
-            raise CheckpointError(
-                f"{self.directory}: none of its checkpoints can be read ({reasons}). Put a whole one there, or remove "
-                "them to start from the beginning."
-            )
-        path = folder.prefix(self.directory, number or 0)
+        workers = loop.workers
+        with workers.all_or_none("use its checkpoints"):
+            self._check_workers(workers)
+            if self._best:
+                self._best.check(loop, "Checkpoint(best=...)")
+            self.place = place(self.directory, workers)
+            found = self._look()
+        number, facts, damaged = newest_common(self.place, workers, found)
+        path = folder.prefix(self.place, number or 0)
         identity = loop.identity(self._run)
-        if number is not None:
-            check_identity(path, facts["identity"], identity)
-        # What cannot be saved is skipped to by the first iterator, which a probe would be.
-        loop.position.problem = facts["data"]["problem"] if facts else None
-        self._make_folder(loop)
+        with workers.all_or_none("go on from its checkpoint"):
+            if number is not None:
+                check_identity(path, facts["identity"], identity)
+            # What cannot be saved is skipped to by the first iterator, which a probe would be.
+            loop.position.problem = facts["data"]["problem"] if facts else None
+            self._make_folder(loop)
         state = loop.state(identity)
         checkpoint = tf.train.Checkpoint(**state.trackables())
         if number is not None:
@@ -132,15 +128,15 @@ class Checkpoint:
         for caveat in loop.caveats():
             warnings.warn(f"Checkpoint: {caveat}", ResumeWarning, stacklevel=2)
         for step, why in damaged.items():
-            folder.set_aside(self.directory, step)
+            folder.set_aside(self.place, step)
             warnings.warn(
-                f"{self.directory}: the checkpoint of step {step} is damaged ({why}); going on from step {number}.",
+                f"{self.place}: the checkpoint of step {step} is damaged ({why}); going on from step {number}.",
                 ResumeWarning,
                 stacklevel=2,
             )
-        folder.sweep(self.directory, self._keep)
+        folder.sweep(self.place, self._keep, number or 0)
         self._manager = tf.train.CheckpointManager(
-            checkpoint, str(self.directory), max_to_keep=self._keep, checkpoint_name=folder.NAME
+            checkpoint, str(self.place), max_to_keep=self._keep, checkpoint_name=folder.NAME
         )
         self._loop, self._saved_at = loop, number or 0
         if self._best:
@@ -176,13 +172,42 @@ class Checkpoint:
                     "room, then run again with resume=True (on the command line --resume)."
                 ) from error
 
+    def _check_workers(self, workers: Workers) -> None:
+        if workers.count > 1 and self._cadence.in_seconds:
+            raise CheckpointError(
+                "Checkpoint(every=Seconds(...)) on several workers: they would save at different steps. Give a number "
+                "of steps."
+            )
+        if workers.count > 1 and self._best:
+            raise CheckpointError(
+                "Checkpoint(best=...) on several workers: what they measure may differ, as BatchNorm's statistics do, "
+                "and then each would keep another step. Evaluate the saved steps after the run."
+            )
+
+    def _look(self) -> Found:
+        """What this worker's folder has."""
+        found = folder.numbers(self.place)
+        if found and not self._resume:
+            raise CheckpointError(
+                f"Checkpoint({str(self.directory)!r}): the folder holds checkpoints of a run at step {found[0]}. Go on "
+                "from them with resume=True (on the command line --resume), or choose another folder."
+            )
+        number, facts, damaged = folder.newest_whole(self.place)
+        if number is None and damaged:
+            reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
+            raise CheckpointError(
+                f"{self.place}: none of its checkpoints can be read ({reasons}). Put a whole one there, or remove "
+                "them to start from the beginning."
+            )
+        return number, facts, damaged
+
     def _make_folder(self, loop: Loop) -> None:
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            (self.directory / "probe-folder").touch()
-            (self.directory / "probe-folder").unlink()
+            self.place.mkdir(parents=True, exist_ok=True)
+            (self.place / "probe-folder").touch()
+            (self.place / "probe-folder").unlink()
             if not loop.position.problem:
-                loop.position.probe(self.directory)
+                loop.position.probe(self.place)
         except (OSError, tf.errors.OpError) as error:
             raise CheckpointError(
                 f"Checkpoint({str(self.directory)!r}): the folder cannot be written ({_reason(error)}). Choose another."
@@ -193,9 +218,9 @@ class Checkpoint:
         try:
             self._manager.save(checkpoint_number=number)
         except (OSError, tf.errors.OpError) as error:
-            folder.sweep_leftovers(self.directory)
+            folder.sweep_leftovers(self.place)
             raise CheckpointError(
-                f"{self.directory}: step {number} could not be saved ({_reason(error)}). The checkpoints before it are "
+                f"{self.place}: step {number} could not be saved ({_reason(error)}). The checkpoints before it are "
                 "as they were: make room, then run again with resume=True (on the command line --resume)."
             ) from error
         self._saved_at = number

@@ -54,6 +54,11 @@ class Cadence:
         self._seconds = 0.0
         self._data: int | None = None
 
+    @property
+    def in_seconds(self) -> bool:
+        """Whether it is in wall time."""
+        return isinstance(self._every, Seconds)
+
     def due(self, visit: Any) -> bool:
         """Whether to act at this visit; to be asked once a visit."""
         if isinstance(self._every, Seconds):

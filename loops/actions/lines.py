@@ -24,6 +24,8 @@ class StepLines:
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
+    chief_only = True
+
     def __init__(self, path, *, every: int | Seconds = 1):
         self._path = pathlib.Path(path)
         self._cadence = Cadence(type(self).__name__, every)

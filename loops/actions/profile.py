@@ -31,6 +31,8 @@ class Profile:
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
+    chief_only = True
+
     def __init__(self, directory, *, first: int = 10, steps: int = 5):
         for name, value in (("first", first), ("steps", steps)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:

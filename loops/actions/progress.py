@@ -28,6 +28,8 @@ class Progress:
         console: A `rich.console.Console`; standard error if not given.
     """
 
+    chief_only = True
+
     def __init__(
         self,
         label: str = "train",

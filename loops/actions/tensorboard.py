@@ -47,6 +47,8 @@ class TensorBoard:
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
+    chief_only = True
+
     def __init__(self, directory, *, every: int | Seconds = 10):
         self._directory = pathlib.Path(directory)
         self._cadence = Cadence("TensorBoard", every)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import scaler
 from loops.cli import doctor, inspect, study, train
+from loops.cli.workers import EXIT_WORKER_LOST
+from loops.errors import WorkerLost
 from loops.interrupts import EXIT_INTERRUPTED, EXIT_TERMINATED
 
 _EXIT_ERROR = 1
@@ -21,8 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand.
 
     Returns:
-        0 if it did what was asked, 1 if it could not, 2 if what was asked makes no sense, 130 after SIGINT (Ctrl-C),
-        143 after SIGTERM. A run that saves checkpoints has saved its last step then, and --resume goes on from it.
+        0 if it did what was asked, 1 if it could not, 2 if what was asked makes no sense, 75 if another worker could
+        not be reached, was lost or stopped with an error, 130 after SIGINT (Ctrl-C), 143 after SIGTERM. A run that
+        saves checkpoints has saved its last step then, but for 75, and --resume goes on from it.
     """
     parser = argparse.ArgumentParser(
         prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart."
@@ -31,11 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for module in (study, train, inspect, doctor):
         module.add_parser(commands)
     options = parser.parse_args(arguments)
+    options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with _termination_is_an_exit():
             options.run(options)
     except scaler.InvalidArgument as error:
         return _fail(str(error), _EXIT_USAGE)
+    except WorkerLost as error:
+        return _fail(str(error), EXIT_WORKER_LOST)
     except scaler.ScalerError as error:
         return _fail(str(error), _EXIT_ERROR)
     except OSError as error:

@@ -8,6 +8,8 @@ import scaler
 from loops import tasks
 from loops.actions import Progress
 from loops.cli import arguments
+from loops.cli.workers import launch, leave_with_the_launcher
+from loops.join import SECONDS, addresses, join_workers
 from loops.runs import POLICIES, RunOptions, to_json, train
 from loops.strategies import FORMS
 
@@ -39,6 +41,21 @@ def add_parser(commands) -> None:
         action="store_true",
         help="go on from the newest checkpoint; start from the beginning if there is none",
     )
+    parser.add_argument(
+        "--workers",
+        type=arguments.count,
+        default=1,
+        metavar="N",
+        help="train in N processes on the CPUs of this machine, each with an equal share of every batch; on several "
+        "machines start the command on each, without this option and with TF_CONFIG set (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=arguments.count,
+        default=int(SECONDS),
+        metavar="SECONDS",
+        help="how long workers wait for each other at the start (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.set_defaults(run=_run)
 
@@ -48,6 +65,15 @@ def _run(options: argparse.Namespace) -> None:
         raise scaler.InvalidArgument(
             "--resume goes on from checkpoints and saves more: give --checkpoint-every N, too."
         )
+    named = addresses()
+    if options.workers > 1 and named:
+        raise scaler.InvalidArgument(
+            "--workers starts the workers of one machine, and TF_CONFIG says that this process is a worker already. "
+            "Leave out one of them."
+        )
+    leave_with_the_launcher()
+    # Before TensorFlow is used for anything else.
+    strategy = join_workers(options.wait) if len(named) > 1 else None
     task = tasks.load(options.task)
     run = RunOptions(
         options.policy,
@@ -57,6 +83,14 @@ def _run(options: argparse.Namespace) -> None:
         learning_rate=task.learning_rate,
         batch_size=task.batch_size,
     )
+    if options.workers > 1:
+        if task.batch_size % options.workers:
+            raise scaler.InvalidArgument(
+                f"--workers {options.workers}: {options.task} has batches of {task.batch_size}, which so many cannot "
+                "share equally."
+            )
+        launch(options.arguments, options.workers)
+        return
     summary = train(
         task,
         run,
@@ -64,7 +98,10 @@ def _run(options: argparse.Namespace) -> None:
         lambda model: [Progress(options.task)],
         checkpoint_every=options.checkpoint_every,
         resume=options.resume,
+        strategy=strategy,
     )
+    if strategy and strategy.cluster_resolver.task_id:
+        return
     if options.json:
         print(to_json(summary))
     else:

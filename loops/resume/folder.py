@@ -53,14 +53,20 @@ def read_facts(path: str, *, whole: bool = True) -> dict[str, Any]:
     return facts
 
 
-def newest_whole(folder: pathlib.Path) -> tuple[int | None, dict[str, Any], dict[int, str]]:
+def newest_whole(folder: pathlib.Path, limit: int | None = None) -> tuple[int | None, dict[str, Any], dict[int, str]]:
     """The newest checkpoint that can be read.
+
+    Args:
+        folder: Where they are.
+        limit: The newest step to look at, or None for all.
 
     Returns:
         Its number, or None; its facts; and the reasons why newer ones could not be read.
     """
     damaged: dict[int, str] = {}
     for number in numbers(folder):
+        if limit is not None and number > limit:
+            continue
         try:
             return number, read_facts(prefix(folder, number)), damaged
         except Damaged as error:
@@ -68,12 +74,20 @@ def newest_whole(folder: pathlib.Path) -> tuple[int | None, dict[str, Any], dict
     return None, {}, damaged
 
 
-def sweep(folder: pathlib.Path, keep: int) -> None:
+def sweep(folder: pathlib.Path, keep: int, newest: int) -> None:
     """Removes what killed saves left behind, and makes TensorFlow's list agree with the files.
 
-    A save that was killed before it removed the oldest checkpoint leaves one more than are to be kept.
+    A save that was killed before it removed the oldest checkpoint leaves one more than are to be kept. A worker that
+    was a save ahead of another when they were killed has a checkpoint that nobody goes on from.
+
+    Args:
+        folder: Where they are.
+        keep: How many to leave.
+        newest: The step that the run goes on from: checkpoints of later ones are removed.
     """
-    for number in numbers(folder)[keep:]:
+    found = numbers(folder)
+    left = [number for number in found if number <= newest][:keep]
+    for number in set(found) - set(left):
         pathlib.Path(prefix(folder, number) + ".index").unlink()  # Its data is a leftover then.
     sweep_leftovers(folder)
     listed = [folder / f"{NAME}-{number}" for number in reversed(numbers(folder))]

@@ -12,16 +12,21 @@ import tensorflow as tf
 from loops.errors import CheckpointError
 
 
-def identity(train_step: object, *, strategy: tf.distribute.Strategy | None, element_spec, run: Mapping) -> dict:
+def identity(
+    train_step: object, *, strategy: tf.distribute.Strategy | None, workers: int = 1, element_spec, run: Mapping
+) -> dict:
     """The options that decide what a run computes, as JSON.
 
     Args:
         train_step: Its `optimizer` and `loss_scaler` are described, where it has them.
         strategy: The loop's.
+        workers: How many processes its replicas are in.
         element_spec: The dataset's.
         run: What the user tells runs apart by.
     """
     facts: dict[str, Any] = {"replicas": strategy.num_replicas_in_sync if strategy else 1}
+    if workers > 1:
+        facts["workers"] = workers
     facts["batches"] = str(element_spec)
     loss_scaler = getattr(train_step, "loss_scaler", None)
     if loss_scaler is not None:

@@ -3,11 +3,15 @@
 Processes are forked from a server that has imported TensorFlow but not used it: a start costs its trace alone.
 """
 
+import ctypes
 import functools
 import hashlib
 import json
 import multiprocessing
+import os
 import pathlib
+import resource
+import shutil
 import signal
 import sys
 import time
@@ -20,6 +24,8 @@ import loops
 import scaler
 
 STEPS = 30
+NO_DISK = 77
+"""Status of a process that may not have a disk of its own."""
 
 
 @functools.cache
@@ -37,7 +43,7 @@ def start(target, *arguments):
     return process
 
 
-def run_to_end(folder, steps=STEPS, slow=None):
+def run_to_end(folder, steps=STEPS, slow=None, actions=()):
     """Goes on to the last step, and leaves there what the run came to.
 
     `slow` names a moment that lasts long, and is marked by a file of that name: trace, evaluation or save.
@@ -66,6 +72,7 @@ def run_to_end(folder, steps=STEPS, slow=None):
         batches(),
         steps_per_call=2,
         actions=[
+            *actions,
             loops.Checkpoint(folder / "ckpt", every=2, keep=2, resume=True),
             loops.JsonLines(folder / "steps.jsonl"),
             Evaluation(folder, slow),
@@ -78,6 +85,62 @@ def run_to_end(folder, steps=STEPS, slow=None):
     lines = (folder / "steps.jsonl").read_text()
     found = {"weights": digest.hexdigest(), "counters": str(loop.counters), "lines": lines}
     (folder / "end.json").write_text(json.dumps(found))
+
+
+def run_short_of_space(folder, number, size):
+    """From a step on every file may grow to so many bytes only; the error that this ends with is left."""
+
+    def limit(visit):
+        if visit.counters.data >= number:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    _leave_error(folder, limit)
+
+
+def run_on_a_full_disk(folder, number, room):
+    """From a step on a small disk of its own has so much room; then it is emptied, and the run goes on.
+
+    What the folder held last is copied to `copy` in it. Exits with `NO_DISK` where there can be no such disk.
+    """
+    folder = pathlib.Path(folder)
+    disk = folder / "disk"
+    disk.mkdir()
+    _mount(disk, size=8 * 2**20)
+
+    def fill(visit):
+        if visit.counters.data == number:
+            free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+            (disk / "filler").write_bytes(bytes(max(free - room, 0)))
+
+    _leave_error(disk, fill, folder)
+    (disk / "filler").unlink()
+    run_to_end(disk)
+    shutil.copytree(disk, folder / "copy")
+
+
+def _leave_error(folder, action, place=None):
+    try:
+        run_to_end(folder, actions=[action])
+    except (loops.LoopError, OSError) as error:
+        # The limit on files would hold for this one, too.
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        (pathlib.Path(place or folder) / f"error {type(error).__name__}").write_text(str(error))
+
+
+def _mount(place, size):
+    """A file system in memory, seen by this process alone, and gone with it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_namespace, new_user = 0x00020000, 0x10000000
+    flags = new_namespace if os.geteuid() == 0 else new_namespace | new_user
+    private = 0x4000 | 0x40000  # MS_REC | MS_PRIVATE: nothing of it reaches others.
+    made = (
+        libc.unshare(flags) == 0
+        and libc.mount(b"none", b"/", None, private, None) == 0
+        and libc.mount(b"tmpfs", str(place).encode(), b"tmpfs", 0, f"size={size}".encode()) == 0
+    )
+    if not made:
+        sys.exit(NO_DISK)
 
 
 class Evaluation:

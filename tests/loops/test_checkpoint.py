@@ -313,6 +313,15 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_differs(saved, other):
     assert {path.name: path.stat().st_mtime_ns for path in saved.iterdir()} == before
 
 
+def test_a_checkpoint_of_other_replicas_or_workers_is_refused(saved, monkeypatch):
+    for name, named in (("replicas", "replicas was 2 and is 1"), ("workers", "workers was 2 and is None")):
+        facts = folder.read_facts(folder.prefix(saved, 2))
+        facts["identity"][name] = 2
+        monkeypatch.setattr(folder, "newest_whole", lambda *_, facts=facts: (2, facts, {}))
+        with pytest.raises(loops.CheckpointError, match=named):
+            training(saved, resume=True, run={"seed": 1}).run(4)
+
+
 def test_the_same_run_is_taken(saved, tmp_path):
     training(saved, resume=True, run={"seed": 1}).run(2)
 

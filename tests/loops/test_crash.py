@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from crash_cases import STEPS, end, run_to_end, start
+from crash_cases import NO_DISK, STEPS, end, run_on_a_full_disk, run_short_of_space, run_to_end, start
 
 from loops.resume import folder
 
@@ -76,3 +76,30 @@ def test_a_kill_in_the_middle_of_a_save(whole, tmp_path):
         torn, tries = torn + kill_in_save(tmp_path), tries + 1
     assert torn
     assert finish(tmp_path) == whole
+
+
+@pytest.mark.parametrize("size", [400_000, pytest.param(0, marks=pytest.mark.slow)])
+def test_files_that_cannot_grow_in_the_middle_of_a_save(whole, tmp_path, size):
+    """As on a full disk: a checkpoint half written, or not a byte more, in the file of steps either."""
+    process = start(run_short_of_space, tmp_path, 8, size)
+    process.join(300)
+    assert process.exitcode == 0
+    said = (tmp_path / "error CheckpointError").read_text()
+    assert "step 8 could not be saved" in said
+    assert "File too large" in said
+    assert folder.numbers(tmp_path / "ckpt") == [6, 4]
+    assert end(tmp_path) is None
+    assert finish(tmp_path) == whole
+
+
+@pytest.mark.parametrize("room", [300_000, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_disk_that_is_full_in_the_middle_of_a_save(whole, tmp_path, room):
+    process = start(run_on_a_full_disk, tmp_path, 8, room)
+    process.join(300)
+    if process.exitcode == NO_DISK:
+        pytest.skip("this user may not mount a file system of its own, by which a disk can be full")
+    assert process.exitcode == 0
+    said = (tmp_path / "error CheckpointError").read_text()
+    assert "step 8 could not be saved" in said
+    assert "No space left on device" in said
+    assert end(tmp_path / "copy") == whole
