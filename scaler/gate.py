@@ -80,6 +80,9 @@ class Gate:
         """
         if replicas.replica_count() > 1:
             grads = gradients.to_float32(grads)
+            # New values are averaged over the replicas, derivatives summed.
+            shares = [1.0 if plain else float(replicas.replica_count()) for plain in self._plain]
+            grads = [grad if share == 1.0 else grad / share for grad, share in zip(grads, shares, strict=True)]
         variables, before = (rollback.variables, rollback.values) if rollback else ((), ())
 
         def decide(strategy, grads: list, before: tuple, loss_finite, when) -> Decision:
@@ -102,7 +105,7 @@ class Gate:
 
     def _decide(self, strategy, grads: list, loss_scale, loss_finite, state: list) -> tuple[Decision, Event]:
         summed = replicas.each(strategy, gradients.sum_duplicates, replicas.total(strategy, grads))
-        squared_norms = replicas.each(strategy, measurement.squared_norms, summed, loss_scale)
+        squared_norms = replicas.each(strategy, self._squared_norms, summed, loss_scale)
         overflowed = replicas.each(strategy, _not_finite, squared_norms)
         finite = _after_side_effects(tf.logical_not(replicas.any_of(strategy, overflowed)))
         loss_bad = replicas.any_of(strategy, replicas.each(strategy, tf.logical_not, loss_finite))
@@ -132,6 +135,7 @@ class Gate:
 
     def _statistics(self, strategy, own: list, summed: list, loss_scale: tf.Tensor) -> statistics.Statistics:
         amax = counts = None
+        own, summed = ([grad for grad, plain in zip(part, self._plain, strict=True) if plain] for part in (own, summed))
         if self.needs.amax:
             # Rounding keeps the order: the largest divided is the largest of those divided.
             amax = replicas.of_each(strategy, replicas.each(strategy, statistics.amax, summed))[0] / loss_scale
@@ -139,6 +143,19 @@ class Gate:
             counted = replicas.each(strategy, lambda grads: statistics.histogram(grads, self.needs.edges), own)
             counts = replicas.of_each(strategy, replicas.total(strategy, [counted])[0])[0]
         return statistics.Statistics(amax, counts)
+
+    @property
+    def _plain(self) -> list[bool]:
+        """For each target whether its gradient is a derivative of the loss, and not its new value."""
+        return [not gradients.overwrites(target) for target in self.targets]
+
+    def _squared_norms(self, grads: list, loss_scale: tf.Tensor) -> tf.Tensor:
+        if all(self._plain):
+            return measurement.squared_norms(grads, loss_scale)
+        pairs = list(zip(grads, self._plain, strict=True))
+        derivatives = [grad for grad, plain in pairs if plain]
+        measured = iter(tf.unstack(measurement.squared_norms(derivatives, loss_scale)) if derivatives else ())
+        return tf.stack([next(measured) if plain else _zero_if_finite(grad) for grad, plain in pairs])
 
     def _compiles(self, grads: list) -> bool:
         masters_do = self.masters is None or self.masters.compiles
@@ -152,7 +169,8 @@ class Gate:
 
         def finish(own: list) -> list:
             unscaled = gradients.divide(own, loss_scale)
-            return unscaled if factor is None else gradients.multiply(unscaled, factor)
+            finished = unscaled if factor is None else gradients.multiply(unscaled, factor)
+            return [new if plain else old for old, new, plain in zip(own, finished, self._plain, strict=True)]
 
         def update(own: list) -> None:
             clipped = apart(finish, own)
@@ -181,6 +199,10 @@ def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:
     operations = tf.compat.v1.get_default_graph().get_operations()
     with tf.control_dependencies([tf.group(*(op for op in operations if op.op_def.is_stateful))]):
         return tf.identity(flag)
+
+
+def _zero_if_finite(grad) -> tf.Tensor:
+    return tf.where(_all_values_finite([gradients.values_of(grad)]), 0.0, float("inf"))
 
 
 def _all_values_finite(tensors: list) -> tf.Tensor:
