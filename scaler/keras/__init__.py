@@ -1,4 +1,4 @@
-"""Loss scaling for `compile` and `fit`: an optimizer around an optimizer, what puts a model's state back, a callback."""
+"""Loss scaling for `compile` and `fit`: an optimizer around an optimizer, `protect`, and a callback."""
 
 from scaler.keras.callback import LossScaleLogger as LossScaleLogger
 from scaler.keras.optimizer import LossScaleOptimizer as LossScaleOptimizer

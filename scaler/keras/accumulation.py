@@ -1,4 +1,4 @@
-"""Gradient accumulation in the place of Keras's, which fails on several replicas and stretches a window that overflows."""
+"""Gradient accumulation that works on several replicas, and whose windows end where they should on an overflow."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import tensorflow as tf
 from scaler import packed, replicas
 from scaler.errors import InvalidArgument
 from scaler.gradients import Gradient
-from scaler.graphs import in_xla
+from scaler.graphs import in_steps_of_fit, in_xla
 from scaler.keras import accumulation, configs
 from scaler.loss_scaler import LossScaler
 from scaler.masters import MasterWeights
@@ -97,19 +98,20 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         variables = list(variables)
         self._check_scope(variables)
-        inner = self.inner_optimizer
-        with tf.init_scope():
+        inner, strategy = self.inner_optimizer, self._distribution_strategy
+        inside = strategy is tf.distribute.get_strategy()
+        with tf.init_scope(), contextlib.nullcontext() if inside else strategy.scope():
             if any(tf.as_dtype(variable.dtype) in (tf.float16, tf.bfloat16) for variable in variables):
                 self.masters = MasterWeights(variables)
             targets = self.masters.weights if self.masters else variables
             self._window = accumulation.take_over(inner, targets)
             if not inner.built:
+                self._exclude_masters(inner)
                 with accumulation.without(inner):
                     inner.build(targets)
                 self._packed = False
             # Not Keras's scale and counter of steps: the loss scaler has its own.
             keras.optimizers.Optimizer.build(self, variables)
-        _check_replicas(inner)
 
     @property
     def variables(self) -> list:
@@ -178,6 +180,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.apply(grads, variables)
         return self.iterations
 
+    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
+        """Not supported, as with any Keras optimizer on TensorFlow."""
+        raise InvalidArgument("stateless_apply is not supported on TensorFlow: call apply(grads, variables).")
+
+    def exclude_from_weight_decay(self, var_list: Sequence | None = None, var_names: Sequence[str] | None = None):
+        """Keeps variables from the inner optimizer's weight decay: see Keras's method of this name."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
     def minimize(self, loss, var_list: Sequence, tape: tf.GradientTape | None = None):
         """Scales, differentiates and applies, as the optimizers of tf.keras 2 do it.
 
@@ -228,11 +238,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """At the end of `fit`: with EMA in the inner optimizer the variables take its averages, masters with them."""
         if not getattr(self.inner_optimizer, "use_ema", False):
             self.inner_optimizer.finalize_variable_values(var_list)
-        elif int(self.inner_optimizer._iterations.value):  # Before the first step all averages are zeros.
+        elif self.inner_optimizer._iterations.numpy():  # Before the first step all averages are zeros.
             targets = self.masters.weights if self.masters else self._trainable_variables
             self.inner_optimizer.finalize_variable_values(targets)
             if self.masters:
-                self.masters.write()
+                with self._distribution_strategy.scope():
+                    self.masters.write()
 
     def get_config(self) -> dict:
         """The inner optimizer and the strategy as plain data.
@@ -276,13 +287,34 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             given[index] = grad
         return [given.get(index) for index in range(len(self._trainable_variables))]
 
+    def _exclude_masters(self, inner: Any) -> None:
+        """Has those masters excluded from weight decay whose variables are."""
+        excluded = getattr(inner, "_exclude_from_weight_decay", set())
+        if self.masters and excluded:
+            pairs = zip(self.masters.weights, self.masters.model_variables, strict=True)
+            excluded |= {inner._var_key(master) for master, variable in pairs if inner._var_key(variable) in excluded}
+
     def _check_context(self) -> None:
         if tf.distribute.in_cross_replica_context():
             raise InvalidArgument(
                 "apply: called in the scope of a strategy, but outside of strategy.run(step, ...): expected a replica "
                 "context, where each replica has its gradients."
             )
-        if replicas.replica_count() > 1 and in_xla():
+        if replicas.replica_count() == 1:
+            return
+        if in_steps_of_fit():
+            raise InvalidArgument(
+                "steps_per_execution > 1 on several replicas: Keras's loop over steps fails there, with any optimizer. "
+                "Pass steps_per_execution=1 to compile()."
+            )
+        inner: Any = self.inner_optimizer
+        if getattr(inner, "ema_overwrite_frequency", None) and not tf.executing_eagerly():
+            raise InvalidArgument(
+                f"ema_overwrite_frequency={inner.ema_overwrite_frequency!r} on several replicas: Keras cannot overwrite "
+                "variables there inside of a tf.function. Leave it out: fit takes the averages over at its end, and "
+                "optimizer.finalize_variable_values(model.trainable_variables) whenever it is called."
+            )
+        if in_xla():
             raise InvalidArgument(
                 "jit_compile=True on several replicas: XLA cannot compile a step in which replicas meet. Pass "
                 "jit_compile=False to compile()."
@@ -327,16 +359,7 @@ def _strategy(strategy: Strategy | None, initial_scale: float | None, dynamic_gr
     if given:
         raise InvalidArgument(
             f"LossScaleOptimizer(strategy={strategy!r}) together with initial_scale={initial_scale!r} and "
-            f"dynamic_growth_steps={dynamic_growth_steps!r}: these two configure the default strategy. Pass them to the "
-            "strategy, as scaler.Dynamic(initial_scale, growth_interval=...)."
+            f"dynamic_growth_steps={dynamic_growth_steps!r}: these two configure the default strategy. Pass them to "
+            "the strategy, as scaler.Dynamic(initial_scale, growth_interval=...)."
         )
     return strategy
-
-
-def _check_replicas(inner: Any) -> None:
-    if replicas.replica_count() > 1 and getattr(inner, "ema_overwrite_frequency", None):
-        raise InvalidArgument(
-            f"ema_overwrite_frequency={inner.ema_overwrite_frequency!r} on several replicas: Keras cannot overwrite "
-            "variables there inside of a step. Leave it out: fit takes the averages over at its end, and "
-            "optimizer.finalize_variable_values(model.trainable_variables) whenever it is called."
-        )
