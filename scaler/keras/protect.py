@@ -31,14 +31,15 @@ def protect(model: keras.Model) -> keras.Model:
     of times, is the same.
 
     Args:
-        model: A Keras model. At its first step it must be built, and compiled with a `LossScaleOptimizer` or have some
-            as attributes: a skip of any of them puts all of the state back.
+        model: A Keras model. At its first step it must be compiled with a `LossScaleOptimizer`, or have some as
+            attributes: a skip of any of them puts all of the state back.
 
     Returns:
         The model.
 
     Raises:
-        InvalidArgument: For anything but a Keras model; at the first step, without a `LossScaleOptimizer`.
+        InvalidArgument: For anything but a Keras model; at the first step, without a `LossScaleOptimizer`, or
+            for a model that cannot be built on a batch.
     """
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"protect({model!r}): expected a keras.Model.")
@@ -49,7 +50,7 @@ def protect(model: keras.Model) -> keras.Model:
     @functools.wraps(step)
     def train_step(data):
         optimizers = _optimizers(model)
-        state = _state(model)
+        state = _state(model, data)
         before, rejected = [tf.identity(variable) for variable in state], _rejected(optimizers)
         logs = step(data)
         bad = _rejected(optimizers) > rejected
@@ -74,12 +75,17 @@ def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
     return list(found.values())
 
 
-def _state(model: keras.Model) -> list:
-    if not model.built:
-        raise InvalidArgument(
-            f"protect: model {model.name!r} is not built, so that it is not known what to put back. Call it on a batch "
-            "before fit, or give it an Input."
-        )
+def _state(model: keras.Model, data) -> list:
+    """What a step moves beside the weights; made now if the first step is yet to make it."""
+    metrics_wait = any(not getattr(metric, "built", True) for metric in model.metrics)
+    if not model.built or metrics_wait:
+        try:
+            model._symbolic_build(data_batch=data)
+        except Exception as error:
+            raise InvalidArgument(
+                f"protect: model {model.name!r} could not be built on the first batch, so that it is not known what to "
+                f"put back: {error}. Call it on a batch before fit."
+            ) from error
     return list({id(v): v for v in (*model.non_trainable_variables, *model.metrics_variables)}.values())
 
 

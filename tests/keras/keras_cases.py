@@ -22,19 +22,19 @@ def overflowing(size=8):
     return x, y
 
 
-def make_model(policy="mixed_float16", stateful=True):
+def make_model(policy="mixed_float16", stateful=True, dropout=0.25):
     keras.utils.set_random_seed(7)
     layers = [keras.Input([4]), keras.layers.Dense(6, activation="relu", dtype=policy)]
     if stateful:
         layers += [keras.layers.BatchNormalization(momentum=0.5, dtype=policy)]
-        layers += [keras.layers.Dropout(0.25, seed=3, dtype=policy)]
+        layers += [keras.layers.Dropout(dropout, seed=3, dtype=policy)]
     layers += [keras.layers.Dense(1, dtype=policy), keras.layers.Activation("linear", dtype="float32")]
     return keras.Sequential(layers)
 
 
-def compiled(policy="mixed_float16", inner=None, strategy=None, *, stateful=True, protect=True, **arguments):
+def compiled(policy="mixed_float16", inner=None, strategy=None, *, stateful=True, dropout=0.25, protect=True, **arguments):
     """A model that is compiled with ours."""
-    model = make_model(policy, stateful)
+    model = make_model(policy, stateful, dropout)
     strategy = strategy or scaler.Dynamic(SCALE)
     optimizer = scaler.LossScaleOptimizer(inner or keras.optimizers.Adam(1e-2), strategy)
     model.compile(optimizer, loss="mse", metrics=["mae"], **arguments)

@@ -76,7 +76,7 @@ def test_callbacks_read_and_set_the_learning_rate():
     model = compiled(inner=keras.optimizers.Adam(0.5))
     plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e9)
     history = fit(model, epochs=3, callbacks=[plateau, keras.callbacks.LearningRateScheduler(lambda _, rate: rate / 5)])
-    assert history["learning_rate"] == pytest.approx([0.1, 0.02, 0.002])
+    assert history["learning_rate"] == pytest.approx([0.1, 0.01, 0.001])  # A fifth, then half of it.
     assert float(model.optimizer.learning_rate) == pytest.approx(0.001)
     assert int(model.optimizer.iterations) == 18
 
@@ -106,8 +106,8 @@ def test_masters_follow_weights_that_were_assigned(how, tmp_path):
     if how == "set_weights":
         model.set_weights(other.get_weights())
     else:
-        keras.Sequential(other.layers).save_weights(tmp_path / "only.weights.h5")
-        keras.Sequential(model.layers).load_weights(tmp_path / "only.weights.h5")
+        keras.Model(other.inputs, other.outputs).save_weights(tmp_path / "only.weights.h5")
+        keras.Model(model.inputs, model.outputs).load_weights(tmp_path / "only.weights.h5")
     wanted = raw(model.weights)
     assert wanted == raw(other.weights)
     model.optimizer.learning_rate = 0.0
@@ -118,7 +118,6 @@ def test_masters_follow_weights_that_were_assigned(how, tmp_path):
 def test_float16_weights_take_steps_that_they_cannot_hold():
     model = compiled("float16", keras.optimizers.SGD(1e-6), stateful=False)
     before = [np.asarray(weight) for weight in model.weights]
-    masters = None
     fit(model)
     masters = [np.asarray(weight) for weight in model.optimizer.masters.weights]
     assert any((master != np.float32(weight)).any() for master, weight in zip(masters, before, strict=True))
@@ -213,7 +212,7 @@ def test_a_variable_that_takes_its_gradient_is_left_alone_by_scale_norm_and_clip
     outcome = optimizer.apply([tf.constant([3.0, 4.0]) * scaled, tf.constant([1e4, 0.7])], [weight, own])
     np.testing.assert_array_equal(own, np.float32([1e4, 0.7]))
     np.testing.assert_allclose(weight, [-2.0, -2.0])
-    assert outcome.grad_norm == pytest.approx(5.0)
+    assert float(outcome.grad_norm) == pytest.approx(5.0)
     outcome = optimizer.apply([tf.constant([3.0, 4.0]), tf.constant([float("inf"), 0.7])], [weight, own])
     assert not outcome.finite
     np.testing.assert_array_equal(own, np.float32([1e4, 0.7]))
