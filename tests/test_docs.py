@@ -34,3 +34,13 @@ def test_the_layerwise_steps_work(tmp_path):
 def test_the_update_modes_do_what_is_said_of_them(tmp_path):
     text = (pathlib.Path(__file__).parent.parent / "docs" / "update_modes.md").read_text(encoding="utf-8")
     assert run_blocks(text, tmp_path)["swallowed"] > 0.5
+
+
+def test_the_page_for_keras_does_what_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks((DOCS / "keras.md").read_text(encoding="utf-8"), tmp_path)
+    assert (tmp_path / "model.keras").exists()
+    assert names["loaded"].optimizer.loss_scaler.counters.attempted == 18
+    printed = capsys.readouterr().out
+    assert "The step was skipped because the loss itself was not finite" in printed
+    assert "Constant(loss_scale=64.0)" in printed

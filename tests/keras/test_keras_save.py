@@ -43,13 +43,16 @@ def trained(policy, arguments, strategy=None):
 
 
 def go_on(model):
-    """What it comes to after two more epochs. There is no dropout: Keras does not save seed generators."""
-    return fit(model, epochs=2), everything(model)
+    """What it comes to after one more epoch. There is no dropout: Keras does not save seed generators."""
+    return fit(model), everything(model)
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
-@pytest.mark.parametrize("arguments", INNER.values(), ids=INNER)
-def test_training_goes_on_bit_for_bit(policy, arguments, tmp_path):
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [("mixed_float16", "adam"), ("float16", "ema"), ("float16", "window"), ("mixed_float16", "clip")],
+)
+def test_training_goes_on_bit_for_bit(policy, kind, tmp_path):
+    arguments = INNER[kind]
     model = trained(policy, arguments)
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
