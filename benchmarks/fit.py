@@ -2,8 +2,8 @@
 
     python benchmarks/fit.py [--json] [--quick]
 
-A turn is a silent `fit` of one epoch, on batches that stay where they are. `protect`, for which Keras has nothing, takes
-part as a contender of its own.
+A turn is a silent `fit` of one epoch, on batches that stay where they are. `protect`, for which Keras has nothing,
+takes part as a contender of its own.
 """
 
 from __future__ import annotations

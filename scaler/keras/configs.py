@@ -25,23 +25,22 @@ def to_config(strategy: Strategy) -> dict[str, Any]:
     Raises:
         InvalidArgument: For a strategy of another kind, or a field that is no plain value.
     """
-    kind = type(strategy)
+    kind: Any = type(strategy)
     registered = keras.saving.get_registered_name(kind)
     known = keras.saving.get_registered_object(registered) is kind
     if known:
-        config = strategy.get_config()  # type: ignore[attr-defined]
+        config = kind.get_config(strategy)
     elif dataclasses.is_dataclass(kind):
-        fields = [field for field in dataclasses.fields(strategy) if field.init]  # type: ignore[arg-type]
+        fields = [field for field in dataclasses.fields(strategy) if field.init]
         config = {field.name: _plain(strategy, field.name, getattr(strategy, field.name)) for field in fields}
     else:
         raise InvalidArgument(
             f"get_config: the strategy {strategy!r} is no dataclass: expected one, or a class registered with "
             "@keras.saving.register_keras_serializable that has a get_config()."
         )
-    module = "builtin" if _is_ours(kind.__module__) and not known else None
     return {
         "class_name": kind.__qualname__,
-        "module": kind.__module__ if module else None,
+        "module": kind.__module__ if _is_ours(kind.__module__) else None,
         "registered_name": registered if known else None,
         "config": config,
     }

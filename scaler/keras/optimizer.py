@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,16 +13,16 @@ from scaler import packed, replicas
 from scaler.errors import InvalidArgument
 from scaler.gradients import Gradient
 from scaler.graphs import in_steps_of_fit, in_xla
-from scaler.keras import accumulation, configs
+from scaler.keras import accumulation, arguments, configs
+from scaler.keras.other_names import OtherNames
 from scaler.loss_scaler import LossScaler
 from scaler.masters import MasterWeights
 from scaler.outcome import Outcome
-from scaler.strategies import Dynamic, NoScaling, Static, Strategy
-from scaler.strategies.base import check_strategy
+from scaler.strategies import Strategy
 
 
 @keras.saving.register_keras_serializable(package="scaler")
-class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
     """Wraps a Keras optimizer so that losses are scaled, and steps applied or skipped, as `LossScaler` does it.
 
         model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), scaler.Dynamic()), loss=..., metrics=...)
@@ -71,13 +70,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         **keras_arguments: Any,
     ):
         inner = keras_arguments.pop("inner_optimizer", None) if inner is None else inner
-        _check_inner(inner)
+        arguments.check_inner(inner)
         if not keras_arguments.pop("dynamic", True):
             raise InvalidArgument(
                 "LossScaleOptimizer(dynamic=False): for a constant scale pass the strategy scaler.Static(1024.0). "
                 "Without any check of the gradients, set `loss_scale_factor` on the optimizer and do not wrap it."
             )
-        given, strategy = strategy, _strategy(strategy, initial_scale, dynamic_growth_steps)
+        given = strategy
+        strategy = arguments.chosen_strategy(strategy, initial_scale, dynamic_growth_steps)
         try:
             super().__init__(inner, float(strategy.init().loss_scale), None, name, **keras_arguments)
         except ValueError as error:
@@ -188,51 +188,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Keeps variables from the inner optimizer's weight decay: see Keras's method of this name."""
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
-    def minimize(self, loss, var_list: Sequence, tape: tf.GradientTape | None = None):
-        """Scales, differentiates and applies, as the optimizers of tf.keras 2 do it.
-
-        Args:
-            loss: A function that returns the loss, or the loss if `tape` is the one it was computed under.
-            var_list: The variables to update.
-            tape: For a loss that is no function, the tape that recorded it.
-        """
-        if not callable(loss) and tape is None:
-            raise InvalidArgument("minimize(loss, ...): a loss that is a tensor needs the tape it was computed under.")
-        with tape or tf.GradientTape() as tape:
-            scaled = self.scale_loss(loss() if callable(loss) else loss)
-        return self.apply_gradients(zip(tape.gradient(scaled, var_list), var_list, strict=True))
-
-    def get_scaled_loss(self, loss):
-        """As `scale_loss`, by the name of tf.keras 2; of a function that returns a loss, one that returns it scaled."""
-        return (lambda: self.scale_loss(loss())) if callable(loss) else self.scale_loss(loss)
-
-    def get_unscaled_gradients(self, grads: Sequence[Gradient]) -> list[Gradient]:
-        """Gradients of the loss from those of the scaled loss, in float32, as in tf.keras 2.
-
-        Whatever `apply` is given until the next loss is scaled counts as unscaled.
-        """
-        self._unscaled.assign(True)
-        return self.loss_scaler.unscale(grads)
-
     @property
     def loss_scale(self) -> tf.Tensor:
         """The scale that the next loss is multiplied by, scalar float32."""
         return self.loss_scaler.loss_scale
 
     @property
-    def dynamic_scale(self) -> tf.Tensor:
-        """As `loss_scale`, by the name of Keras 3."""
-        return self.loss_scale
-
-    @property
     def rejected(self) -> tf.Tensor:
         """How many batches, or micro-batches of a window, were not finite, as this replica knows; scalar float32."""
         return self._window.rejected if self._window else tf.cast(self.loss_scaler.counters.skipped, tf.float32)
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether the scale moves."""
-        return not isinstance(self.loss_scaler.strategy, (Static, NoScaling))
 
     def finalize_variable_values(self, var_list: Sequence) -> None:
         """At the end of `fit`: with EMA in the inner optimizer the variables take its averages, masters with them."""
@@ -289,7 +253,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def _exclude_masters(self, inner: Any) -> None:
         """Has those masters excluded from weight decay whose variables are."""
-        excluded = getattr(inner, "_exclude_from_weight_decay", set())
+        excluded: set = getattr(inner, "_exclude_from_weight_decay", set())
         if self.masters and excluded:
             pairs = zip(self.masters.weights, self.masters.model_variables, strict=True)
             excluded |= {inner._var_key(master) for master, variable in pairs if inner._var_key(variable) in excluded}
@@ -310,8 +274,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner: Any = self.inner_optimizer
         if getattr(inner, "ema_overwrite_frequency", None) and not tf.executing_eagerly():
             raise InvalidArgument(
-                f"ema_overwrite_frequency={inner.ema_overwrite_frequency!r} on several replicas: Keras cannot overwrite "
-                "variables there inside of a tf.function. Leave it out: fit takes the averages over at its end, and "
+                f"ema_overwrite_frequency={inner.ema_overwrite_frequency!r} on several replicas: Keras cannot "
+                "overwrite variables there inside of a tf.function. Leave it out: fit takes the averages over at its end, and "
                 "optimizer.finalize_variable_values(model.trainable_variables) whenever it is called."
             )
         if in_xla():
@@ -330,36 +294,3 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                     f"LossScaleOptimizer: made outside of the scope of the {type(other).__name__} in which variable "
                     f"{variable.name!r} was made. Make both the optimizer and the inner one inside strategy.scope()."
                 )
-
-
-def _check_inner(inner: object) -> None:
-    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
-        raise InvalidArgument(
-            f"LossScaleOptimizer({type(inner).__name__}): it scales losses by itself. Pass its inner_optimizer: one "
-            "loss scaler is enough."
-        )
-    if not isinstance(inner, keras.optimizers.Optimizer):
-        raise InvalidArgument(
-            f"LossScaleOptimizer({inner!r}): expected a Keras optimizer, such as keras.optimizers.Adam(1e-3)"
-            + (f"; keras.optimizers.get({inner!r}) makes one of a name." if isinstance(inner, str) else ".")
-        )
-
-
-def _strategy(strategy: Strategy | None, initial_scale: float | None, dynamic_growth_steps: int | None) -> Strategy:
-    arguments = {"initial_scale": initial_scale, "growth_interval": dynamic_growth_steps}
-    given = {name: value for name, value in arguments.items() if value is not None}
-    if strategy is None:
-        return Dynamic(**given)
-    if isinstance(strategy, numbers.Real):
-        raise InvalidArgument(
-            f"LossScaleOptimizer(inner, {strategy!r}): the second argument is the strategy. Expected "
-            f"initial_scale={strategy!r} by name, or a strategy such as scaler.Dynamic()."
-        )
-    check_strategy(strategy)
-    if given:
-        raise InvalidArgument(
-            f"LossScaleOptimizer(strategy={strategy!r}) together with initial_scale={initial_scale!r} and "
-            f"dynamic_growth_steps={dynamic_growth_steps!r}: these two configure the default strategy. Pass them to "
-            "the strategy, as scaler.Dynamic(initial_scale, growth_interval=...)."
-        )
-    return strategy

@@ -32,7 +32,9 @@ def make_model(policy="mixed_float16", stateful=True, dropout=0.25):
     return keras.Sequential(layers)
 
 
-def compiled(policy="mixed_float16", inner=None, strategy=None, *, stateful=True, dropout=0.25, protect=True, **arguments):
+def compiled(
+    policy="mixed_float16", inner=None, strategy=None, *, stateful=True, dropout=0.25, protect=True, **arguments
+):
     """A model that is compiled with ours."""
     model = make_model(policy, stateful, dropout)
     strategy = strategy or scaler.Dynamic(SCALE)

@@ -88,9 +88,7 @@ def test_a_configuration_holds_the_strategy(strategy):
 def test_arguments_of_keras_come_back_as_these():
     config = scaler.LossScaleOptimizer(inner(), initial_scale=64.0, dynamic_growth_steps=7).get_config()
     assert (config["initial_scale"], config["dynamic_growth_steps"]) == (64.0, 7)
-    assert scaler.LossScaleOptimizer.from_config(config).loss_scaler.strategy == scaler.Dynamic(
-        64.0, growth_interval=7
-    )
+    assert scaler.LossScaleOptimizer.from_config(config).loss_scaler.strategy == scaler.Dynamic(64.0, growth_interval=7)
 
 
 class OnlyDownState(NamedTuple):
