@@ -31,7 +31,7 @@ def to_config(strategy: Strategy) -> dict[str, Any]:
     if known:
         config = kind.get_config(strategy)
     elif dataclasses.is_dataclass(kind):
-        fields = [field for field in dataclasses.fields(strategy) if field.init]
+        fields = [field for field in dataclasses.fields(kind) if field.init]
         config = {field.name: _plain(strategy, field.name, getattr(strategy, field.name)) for field in fields}
     else:
         raise InvalidArgument(

@@ -96,6 +96,8 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         Raises:
             InvalidArgument: For variables of another `tf.distribute` strategy than the one this was made in.
         """
+        if self.built:
+            return
         variables = list(variables)
         self._check_scope(variables)
         inner, strategy = self.inner_optimizer, self._distribution_strategy
@@ -116,15 +118,8 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
     @property
     def variables(self) -> list:
         """All that is saved: the inner optimizer's variables, the loss scaler's, masters, an accumulation window."""
-        masters = (
-            [
-                master
-                for master, variable in zip(self.masters.weights, self.masters.model_variables, strict=True)
-                if master is not variable
-            ]
-            if self.masters
-            else []
-        )
+        model = {id(variable) for variable in self._trainable_variables}
+        masters = [master for master in (self.masters.weights if self.masters else ()) if id(master) not in model]
         window = self._window.variables if self._window else ()
         return [*super().variables, *self.loss_scaler.variables, *masters, *window]
 

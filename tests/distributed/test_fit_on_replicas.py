@@ -122,6 +122,7 @@ def test_training_goes_on_after_loading(kind, tmp_path):
         ({}, {"jit_compile": True}, "jit_compile=True on several replicas"),
         ({"use_ema": True, "ema_overwrite_frequency": 2}, {}, "ema_overwrite_frequency=2 on several replicas"),
     ],
+    ids=["steps", "jit", "averages"],
 )
 def test_what_keras_cannot_do_there_is_refused(arguments, options, message):
     model = compiled(mirrored(2), "mixed_float16", arguments, **options)

@@ -131,6 +131,14 @@ def test_a_strategy_of_yours_is_found_by_registration_or_custom_objects(tmp_path
         keras.saving.load_model(path)
 
 
+def test_a_file_does_not_choose_what_is_imported():
+    config = scaler.LossScaleOptimizer(inner(), scaler.Static(2.0)).get_config()
+    sys.modules.pop("this", None)
+    with pytest.raises(scaler.InvalidArgument, match="strategy 'Static', which is not known here"):
+        scaler.LossScaleOptimizer.from_config({**config, "strategy": {**config["strategy"], "module": "this"}})
+    assert "this" not in sys.modules
+
+
 def test_what_cannot_be_written_down_is_named():
     class Plain:
         def init(self):
@@ -196,6 +204,18 @@ def test_backup_and_restore_goes_on_in_the_middle(tmp_path):
     second.optimizer.build(second.trainable_variables)
     fit(second, epochs=4, callbacks=[backup()])
     assert everything(second) == everything(whole)
+
+
+def test_hundreds_of_small_variables_go_on_too(tmp_path):
+    """Their slots lie in buffers between steps."""
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([keras.Input([4]), *(keras.layers.Dense(3, "tanh") for _ in range(20))])
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-2), initial_scale=SCALE), loss="mse")
+    fit(model)
+    assert hasattr(model.optimizer.inner_optimizer, "_scaler_packed")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert go_on(loaded) == go_on(model)
 
 
 def test_a_model_saved_without_its_optimizer_gets_new_masters(tmp_path):
