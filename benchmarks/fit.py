@@ -51,7 +51,7 @@ def contender(make: Callable[[str], models.Problem], side: str, steps: int, **ar
     if side == PROTECTED:
         scaler.protect(problem.model)
     dataset = tf.data.Dataset.from_tensors(problem.batch).repeat()
-    return lambda: problem.model.fit(dataset, steps_per_epoch=steps, verbose=0)
+    return lambda: problem.model.fit(dataset, steps_per_epoch=steps, shuffle=False, verbose=0)
 
 
 def run(quick: bool) -> paired.Report:

@@ -270,8 +270,8 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         if getattr(inner, "ema_overwrite_frequency", None) and not tf.executing_eagerly():
             raise InvalidArgument(
                 f"ema_overwrite_frequency={inner.ema_overwrite_frequency!r} on several replicas: Keras cannot "
-                "overwrite variables there inside of a tf.function. Leave it out: fit takes the averages over at its end, "
-                "and optimizer.finalize_variable_values(model.trainable_variables) whenever it is called."
+                "overwrite variables there inside of a tf.function. Leave it out: fit takes the averages over at its "
+                "end, and optimizer.finalize_variable_values(model.trainable_variables) whenever it is called."
             )
         if in_xla():
             raise InvalidArgument(

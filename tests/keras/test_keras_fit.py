@@ -163,6 +163,7 @@ def test_accumulated_steps_are_those_of_keras_bit_for_bit():
 def test_a_window_that_overflows_ends_where_it_would_have_ended():
     good = data(8)
     model = accumulating([good, overflowing()], 3)
+    assert finite(model)  # Sums too.
     start = raw(model.weights)
     model.train_on_batch(*good)
     counters = model.optimizer.loss_scaler.counters
