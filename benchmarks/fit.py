@@ -47,7 +47,8 @@ SETTINGS = {
 def contender(make: Callable[[str], models.Problem], side: str, steps: int, **arguments) -> Callable[[], object]:
     problem, inner = make("mixed_float16"), keras.optimizers.Adam(1e-4)
     optimizer = keras.optimizers.LossScaleOptimizer(inner) if side == THEIRS else scaler.LossScaleOptimizer(inner)
-    problem.model.compile(optimizer, problem.loss, **arguments)
+    # Not problem.loss: compile makes the labels of a function floating-point numbers.
+    problem.model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **arguments)
     if side == PROTECTED:
         scaler.protect(problem.model)
     dataset = tf.data.Dataset.from_tensors(problem.batch).repeat()

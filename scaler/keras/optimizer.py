@@ -88,6 +88,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         self.masters = None
         self._window: accumulation.Window | None = None
         self._unscaled = replicas.local_variable(False, "unscaled")
+        self._by_hand = False
         self._packed = False
 
     def build(self, variables: Sequence) -> None:
@@ -130,7 +131,8 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             loss: Of a floating dtype; a scalar, or losses whose sum is differentiated.
         """
         loss = tf.convert_to_tensor(loss)
-        self._unscaled.assign(False)
+        if self._by_hand:
+            self._unscaled.assign(False)
         if loss.shape.rank in (0, None):
             return self.loss_scaler.scale(loss)
         self.loss_scaler.scale(tf.reduce_sum(loss))
@@ -165,8 +167,9 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             weights = self.masters.weights if self.masters else self._trainable_variables
             pairs = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
             packed.pack(self.inner_optimizer, *zip(*pairs, strict=True))
+        unscaled = tf.identity(self._unscaled) if self._by_hand else False
         return self.loss_scaler.apply(
-            self.inner_optimizer, grads, targets, unscaled=tf.identity(self._unscaled), when=complete
+            self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete
         )
 
     def apply_gradients(self, grads_and_vars):

@@ -20,6 +20,7 @@ class OtherNames:
     loss_scale: Any
     scale_loss: Any
     apply_gradients: Any
+    _by_hand: bool
     _unscaled: tf.Variable
 
     @property
@@ -41,6 +42,7 @@ class OtherNames:
 
         Whatever `apply` is given until the next loss is scaled counts as unscaled.
         """
+        self._by_hand = True
         self._unscaled.assign(True)
         return self.loss_scaler.unscale(grads)
 
