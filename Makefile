@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: study test lint clean promise crash conformance bench mutants mutants-by-hand
+.PHONY: study test lint clean promise crash conformance keras-tests bench mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -20,6 +20,10 @@ lint: .venv/ready
 # The promise, driven through a hundred thousand random rules.
 promise: .venv/ready
 	HYPOTHESIS_PROFILE=slow $(BIN)/pytest -m slow tests/properties/test_promise_machine.py
+
+# Keras's own tests of its LossScaleOptimizer, and of optimizers on replicas, with ours in its place.
+keras-tests: .venv/ready
+	$(BIN)/python tests/keras/keras_own_tests.py
 
 # The presets beside the real packages, as far as the package index has them, in an environment of its own (8 GB).
 conformance: .venv-conformance/ready

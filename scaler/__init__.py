@@ -19,6 +19,9 @@ from scaler.errors import StuckWarning as StuckWarning
 from scaler.formats import FloatFormat as FloatFormat
 from scaler.formats import float_format as float_format
 from scaler.gradients import all_finite as all_finite
+from scaler.keras import LossScaleLogger as LossScaleLogger
+from scaler.keras import LossScaleOptimizer as LossScaleOptimizer
+from scaler.keras import protect as protect
 from scaler.layerwise import Layerwise as Layerwise
 from scaler.loss_scaler import Counters as Counters
 from scaler.loss_scaler import LossScaler as LossScaler
@@ -84,6 +87,8 @@ __all__ = [
     "Layerwise",
     "LogNormal",
     "LogNormalState",
+    "LossScaleLogger",
+    "LossScaleOptimizer",
     "LossScaler",
     "MasterWeights",
     "Needs",
@@ -110,6 +115,7 @@ __all__ = [
     "histogram",
     "insert_rescales",
     "presets",
+    "protect",
     "rescale",
     "snapshot",
 ]

@@ -128,6 +128,7 @@ def _compiles(optimizer: Optimizer) -> bool:
     return (
         isinstance(optimizer, keras.optimizers.Optimizer)
         and type(optimizer).__module__.startswith("keras.")
+        and not isinstance(optimizer, keras.optimizers.MultiOptimizer)
         and not optimizer.gradient_accumulation_steps
         and optimizer.clipnorm is optimizer.clipvalue is optimizer.global_clipnorm is None
     )

@@ -83,6 +83,9 @@ class Gate:
         """
         if replicas.replica_count() > 1:
             grads = gradients.to_float32(grads)
+            # New values are averaged over the replicas, derivatives summed.
+            shares = [1.0 if plain else float(replicas.replica_count()) for plain in self._plain]
+            grads = [grad if share == 1.0 else grad / share for grad, share in zip(grads, shares, strict=True)]
         variables, before = (rollback.variables, rollback.values) if rollback else ((), ())
 
         def decide(strategy, grads: list, before: tuple, loss_finite, when) -> Decision:
@@ -105,7 +108,7 @@ class Gate:
 
     def _decide(self, strategy, grads: list, loss_scale, loss_finite, state: list) -> tuple[Decision, Event]:
         summed = replicas.each(strategy, gradients.sum_duplicates, replicas.total(strategy, grads))
-        squared_norms = replicas.each(strategy, measurement.squared_norms, summed, loss_scale)
+        squared_norms = replicas.each(strategy, self._squared_norms, summed, loss_scale)
         overflowed = replicas.each(strategy, _not_finite, squared_norms)
         finite = _after_side_effects(tf.logical_not(replicas.any_of(strategy, overflowed)))
         loss_bad = replicas.any_of(strategy, replicas.each(strategy, tf.logical_not, loss_finite))
@@ -137,6 +140,7 @@ class Gate:
 
     def _statistics(self, strategy, own: list, summed: list, loss_scale: tf.Tensor) -> statistics.Statistics:
         amax = counts = None
+        own, summed = self._derivatives(own), self._derivatives(summed)
         if self.needs.amax:
             # Rounding keeps the order: the largest divided is the largest of those divided.
             amax = replicas.of_each(strategy, replicas.each(strategy, statistics.amax, summed))[0] / loss_scale
@@ -151,9 +155,26 @@ class Gate:
             return tf.sqrt(tf.reduce_sum(after))
 
         def measure(own: list) -> tf.Tensor:
-            return tf.sqrt(gradients.squared_norm(_finished(own, loss_scale, limit)))
+            finished = self._finished(own, loss_scale, limit)
+            return tf.sqrt(gradients.squared_norm(self._derivatives(finished)))
 
         return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
+
+    @property
+    def _plain(self) -> list[bool]:
+        """For each target whether its gradient is a derivative of the loss, and not its new value."""
+        return [not gradients.overwrites(target) for target in self.targets]
+
+    def _derivatives(self, grads: list) -> list:
+        return [grad for grad, plain in zip(grads, self._plain, strict=True) if plain]
+
+    def _squared_norms(self, grads: list, loss_scale: tf.Tensor) -> tf.Tensor:
+        if all(self._plain):
+            return measurement.squared_norms(grads, loss_scale)
+        derivatives = self._derivatives(grads)
+        measured = iter(tf.unstack(measurement.squared_norms(derivatives, loss_scale)) if derivatives else ())
+        pairs = zip(grads, self._plain, strict=True)
+        return tf.stack([next(measured) if plain else _zero_if_finite(grad) for grad, plain in pairs])
 
     def _compiles(self, grads: list) -> bool:
         masters_do = self.masters is None or self.masters.compiles
@@ -166,7 +187,7 @@ class Gate:
             return
 
         def update(own: list) -> None:
-            finished = apart(lambda own: _finished(own, loss_scale, limit), own)
+            finished = apart(lambda own: self._finished(own, loss_scale, limit), own)
             update_variables(self.optimizer, finished, self.targets)
 
         if self.masters:
@@ -176,11 +197,12 @@ class Gate:
         if self.masters:
             self.masters.write()
 
-
-def _finished(grads: list, loss_scale: tf.Tensor, limit: Limiter | None) -> list:
-    """The gradients unscaled and clipped."""
-    unscaled = gradients.divide(grads, loss_scale)
-    return unscaled if limit is None else [gradients.limit(grad, limit, at) for at, grad in enumerate(unscaled)]
+    def _finished(self, grads: list, loss_scale: tf.Tensor, limit: Limiter | None) -> list:
+        """The gradients unscaled and clipped, and new values as they are."""
+        new = gradients.divide(grads, loss_scale)
+        if limit is not None:
+            new = [gradients.limit(grad, limit, position) for position, grad in enumerate(new)]
+        return [after if plain else grad for grad, after, plain in zip(grads, new, self._plain, strict=True)]
 
 
 def _not_now() -> Decision:
@@ -199,6 +221,10 @@ def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:
     operations = tf.compat.v1.get_default_graph().get_operations()
     with tf.control_dependencies([tf.group(*(op for op in operations if op.op_def.is_stateful))]):
         return tf.identity(flag)
+
+
+def _zero_if_finite(grad) -> tf.Tensor:
+    return tf.where(_all_values_finite([gradients.values_of(grad)]), 0.0, float("inf"))
 
 
 def _all_values_finite(tensors: list) -> tf.Tensor:

@@ -119,6 +119,14 @@ def _map_one(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Grad
     return None if grad is None else function(grad)
 
 
+def overwrites(variable) -> bool:
+    """Whether a variable takes its gradient as its new value, as the scales of Keras's float8 layers do.
+
+    Such a gradient is no derivative of the loss: it is neither unscaled nor clipped, and counts in no norm.
+    """
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
 def values_of(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     """The numbers in a gradient."""
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -35,6 +36,16 @@ def in_xla() -> bool:
     TensorFlow has no public name for it.
     """
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def in_steps_of_fit() -> bool:
+    """Whether this is traced inside of the loop that Keras's `fit` makes for `steps_per_execution > 1`."""
+    names, graph = [], tf.compat.v1.get_default_graph()
+    while graph is not None:
+        names.append(getattr(graph, "name", ""))
+        graph = getattr(graph, "outer_graph", None)
+    loops = [name for name in names if name.startswith(("while_body", "multi_step_on_iterator"))]
+    return any(second.startswith("multi_step") and first.startswith("while_body") for first, second in pairwise(loops))
 
 
 def apart(function: Callable, *tensors) -> Any:

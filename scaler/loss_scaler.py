@@ -88,7 +88,16 @@ class LossScaler(tf.Module):
         self._names: list[str] = []
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
-        self._watch = Watch(StuckPolicy() if stuck is None else stuck)
+        self.stuck = StuckPolicy() if stuck is None else stuck
+
+    @property
+    def stuck(self) -> StuckPolicy:
+        """What `check` finds wrong, and what it does then. A new policy starts with a new history."""
+        return self._watch.policy
+
+    @stuck.setter
+    def stuck(self, policy: StuckPolicy) -> None:
+        self._watch = Watch(policy)
 
     @property
     def state(self) -> Any:
@@ -172,6 +181,7 @@ class LossScaler(tf.Module):
         diagnose: Callable[[tf.Tensor], Sequence[gradients.Gradient]] | None = None,
         update: bool = True,
         when: bool | tf.Tensor = True,
+        unscaled: bool | tf.Tensor = False,
     ) -> Outcome:
         """Applies the step if all unscaled gradients and their squared global norm are finite, else skips it.
 
@@ -206,6 +216,8 @@ class LossScaler(tf.Module):
                 optimizers, `update(Event(a.finite & b.finite))`.
             when: Scalar bool, the same on all replicas. False does nothing, and leaves an outcome that was not applied
                 with norms of NaN and no cause: for accumulation.
+            unscaled: Scalar bool, the same on all replicas: whether the gradients went through `unscale` already. A
+                strategy that needs histograms sees them as they are.
 
         Returns:
             What happened, as tensors.
@@ -233,7 +245,7 @@ class LossScaler(tf.Module):
         loss_scale, loss_finite = self._scale_of_gradients(), tf.identity(self._loss_finite)
         decision = gate.decide(
             [grads[i] for i in positions],
-            loss_scale,
+            loss_scale if unscaled is False else tf.where(unscaled, 1.0, loss_scale),
             loss_finite,
             rollback,
             tf.convert_to_tensor(when),

@@ -91,5 +91,7 @@ def gradients_are_reduced(optimizer, strategy):
     if strategy.num_replicas_in_sync == 1 or not isinstance(optimizer, keras.optimizers.Optimizer):
         yield
         return
-    with shadowed(optimizer, _all_reduce_sum_gradients=lambda grads_and_vars: grads_and_vars):
+    with contextlib.ExitStack() as stack:
+        for each in (optimizer, *getattr(optimizer, "optimizers", ())):  # A MultiOptimizer has others do the work.
+            stack.enter_context(shadowed(each, _all_reduce_sum_gradients=lambda grads_and_vars: grads_and_vars))
         yield

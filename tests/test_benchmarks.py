@@ -32,7 +32,8 @@ def test_faults_prints_a_verdict_for_each_side():
 
 
 @pytest.mark.parametrize(
-    "name", ["gate", *(pytest.param(name, marks=pytest.mark.slow) for name in ("step", "growth", "memory", "loop"))]
+    "name",
+    ["gate", *(pytest.param(name, marks=pytest.mark.slow) for name in ("step", "growth", "memory", "loop", "fit"))],
 )
 def test_a_benchmark_prints_figures_and_what_they_come_from(name):
     found = json.loads(run(f"{name}.py", "--json", "--quick").stdout)

@@ -85,3 +85,13 @@ def test_replicas_and_workers_are_as_shown(tmp_path):
         "worker 1/run/checkpoints/worker-1/ckpt-40.index",
     }
     assert [file.parts[-3] for file in tmp_path.glob("*/run/steps.jsonl")] == ["worker 0"]
+
+
+def test_the_page_for_keras_does_what_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks((DOCS / "keras.md").read_text(encoding="utf-8"), tmp_path)
+    assert (tmp_path / "model.keras").exists()
+    assert names["loaded"].optimizer.loss_scaler.counters.attempted == 18
+    printed = capsys.readouterr().out
+    assert "The step was skipped because the loss itself was not finite" in printed
+    assert "Constant(loss_scale=64.0)" in printed

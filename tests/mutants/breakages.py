@@ -19,6 +19,10 @@ REPLICAS = "tests/mutants/test_replica_guards.py"
 ROLLBACK = "tests/scaler/test_rollback.py"
 SCALES = "tests/scaler/test_one_scale_a_step.py"
 SENTENCES = "tests/scaler/test_outcome_sentences.py"
+FIT = "tests/keras/test_keras_fit.py"
+OTHER_NAMES = "tests/keras/test_tf_keras_names.py"
+PROTECT = "tests/keras/test_protect.py"
+SAVE = "tests/keras/test_keras_save.py"
 WINDOW = "tests/loops/test_accumulate.py"
 WINDOW_SUMS = "tests/loops/test_accumulate_gradients.py"
 
@@ -90,4 +94,29 @@ BREAKAGES = {
     "consecutive_skips_never_end": f"{FACE}::test_counters[graph]",
     "last_skip_is_not_recorded": f"{SENTENCES}::test_the_scaler_knows_the_names_of_what_it_applied",
     "a_bad_loss_is_blamed_for_ever": f"{SENTENCES}::test_a_bad_loss_is_blamed_for_its_own_step_only",
+    # In Keras
+    "keras_window_takes_infinities": f"{FIT}::test_a_window_that_overflows_ends_where_it_would_have_ended",
+    "keras_window_forgets_an_overflow": f"{FIT}::test_a_window_that_overflows_ends_where_it_would_have_ended",
+    "averages_before_any_step_are_taken": (
+        f"{FIT}::test_averages_are_taken_over_at_the_end_and_only_if_there_are_any[float16]"
+    ),
+    "new_values_are_unscaled": (
+        f"{FIT}::test_a_variable_that_takes_its_gradient_is_left_alone_by_scale_norm_and_clipping"
+    ),
+    "multi_optimizers_are_compiled": f"{FIT}::test_keras_distributes_variables_over_optimizers_inside",
+    "protect_puts_nothing_back": f"{PROTECT}::test_a_skipped_batch_never_happened[{{}}]",
+    "protect_keeps_infinite_statistics": (
+        f"{PROTECT}::test_statistics_that_overflow_on_an_applied_step_keep_their_last_finite_value"
+    ),
+    "unscaled_by_hand_is_unscaled_again": (
+        f"{OTHER_NAMES}::test_gradients_that_were_unscaled_by_hand_count_so_until_the_next_loss"
+    ),
+    "unscaled_by_hand_is_for_ever": (
+        f"{OTHER_NAMES}::test_gradients_that_were_unscaled_by_hand_count_so_until_the_next_loss"
+    ),
+    "masters_are_not_saved_with_keras": f"{SAVE}::test_training_goes_on_bit_for_bit[float16-ema]",
+    "strategy_of_a_file_is_imported": f"{SAVE}::test_a_file_does_not_choose_what_is_imported",
+    "steps_of_fit_on_replicas_are_tried": (
+        "tests/distributed/test_fit_on_replicas.py::test_what_keras_cannot_do_there_is_refused[steps]"
+    ),
 }

@@ -1,0 +1,145 @@
+"""Gradient accumulation that works on several replicas, and whose windows end where they should on an overflow."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from scaler import replicas
+from scaler.gradients import Gradient, overwrites
+
+
+class Window(tf.Module):
+    """Scaled gradients summed in float32 over the micro-batches of a window, by each replica for itself.
+
+    A micro-batch that cannot be added spoils its window: nothing that is not finite is kept, the window ends where it
+    would have ended, and its gradients then hold a NaN, so that the gate skips it.
+
+    A checkpoint holds the sum over the replicas, and gives each an equal share of it back.
+
+    Args:
+        size: Micro-batches in a window, at least 2.
+        targets: The variables that gradients belong to.
+    """
+
+    def __init__(self, size: int, targets: Sequence):
+        super().__init__(name="window")
+        self._size = size
+        self._overwrites = [overwrites(target) for target in targets]
+        with tf.init_scope():
+            self._count = replicas.local_variable(0, "micro_batches")
+            self._spoiled = _summed(0.0, "spoiled")
+            self._rejected = _summed(0.0, "rejected")
+            self._sums = [_summed(tf.zeros(target.shape), "sum") for target in targets]
+
+    @property
+    def opens(self) -> tf.Tensor:
+        """Whether the next micro-batch is the first of a window, scalar bool."""
+        return tf.equal(self._count, 0)
+
+    @property
+    def rejected(self) -> tf.Tensor:
+        """Micro-batches that could not be added so far, on this replica; scalar float32."""
+        return tf.identity(self._rejected)
+
+    def add(self, grads: Sequence[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
+        """Adds a micro-batch.
+
+        Args:
+            grads: A gradient or None for each target.
+
+        Returns:
+            The mean over the window where there is a gradient, and whether this micro-batch completed it.
+        """
+        first = self.opens
+        earlier = [tf.where(first, tf.zeros_like(own), own) for own in map(tf.identity, self._sums)]
+        added = list(map(_plus, earlier, grads, self._overwrites))
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in added])
+        spoiled = tf.logical_or(tf.logical_not(finite), tf.logical_and(self._spoiled > 0.0, tf.logical_not(first)))
+        self._spoiled.assign(tf.cast(spoiled, tf.float32))
+        self._rejected.assign_add(tf.cast(tf.logical_not(finite), tf.float32))
+        for total, before, value in zip(self._sums, earlier, added, strict=True):
+            total.assign(tf.where(finite, value, before))
+        count = (tf.identity(self._count) + 1) % self._size
+        self._count.assign(count)
+        means = [
+            None if grad is None else tf.identity(total) / (1.0 if kept else float(self._size))
+            for grad, total, kept in zip(grads, self._sums, self._overwrites, strict=True)
+        ]
+        position = next((index for index, value in enumerate(means) if value is not None), None)
+        if position is not None:
+            means[position] = tf.where(spoiled, float("nan"), means[position])
+        return means, tf.equal(count, 0)
+
+
+def take_over(inner: Any, targets: Sequence) -> Window | None:
+    """Has `inner.apply` take the mean of a whole window, and returns what makes one; None if it does not accumulate.
+
+    `inner.iterations` keeps its meaning: the windows that were applied. Learning rate schedules see the micro-batches.
+    """
+    steps = getattr(inner, "gradient_accumulation_steps", None)
+    if not steps:
+        return None
+    attributes: Any = vars(inner)
+    attributes["_backend_apply_gradients"] = functools.partial(_apply_window, inner)
+    attributes["_overwrite_variables_directly_with_gradients"] = _overwrite
+    return Window(steps, targets)
+
+
+@contextlib.contextmanager
+def without(inner: Any):
+    """Keeps Keras from making accumulators that nobody uses."""
+    steps = inner.gradient_accumulation_steps
+    inner.gradient_accumulation_steps = None
+    try:
+        yield
+    finally:
+        inner.gradient_accumulation_steps = steps
+
+
+def _apply_window(inner: Any, grads: Sequence, variables: Sequence) -> None:
+    # Keras adds the last micro-batch itself.
+    inner._iterations.assign_add(inner.gradient_accumulation_steps - 1)
+    grads = inner._clip_gradients(grads)
+    inner._apply_weight_decay(variables)
+    inner._backend_update_step(grads, variables, inner.learning_rate)
+    if inner.use_ema:
+        inner._update_model_variables_moving_average(inner._trainable_variables)
+        if inner.ema_overwrite_frequency:
+            tf.cond(
+                tf.equal((inner.iterations + 1) % inner.ema_overwrite_frequency, 0),
+                lambda: inner._overwrite_model_variables_with_average_value(inner._trainable_variables),
+                lambda: None,
+            )
+
+
+def _overwrite(grads: Sequence, variables: Sequence) -> tuple[list, list]:
+    rest = []
+    for grad, variable in zip(grads, variables, strict=True):
+        if overwrites(variable):
+            variable.assign(grad)
+        else:
+            rest.append((grad, variable))
+    return [grad for grad, _ in rest], [variable for _, variable in rest]
+
+
+def _plus(total: tf.Tensor, grad: Gradient, overwriting: bool) -> tf.Tensor:
+    if grad is None:
+        return total
+    # Cast first: making slices dense sums those of one index.
+    own = tf.convert_to_tensor(tf.cast(grad, tf.float32))
+    return tf.maximum(total, own) if overwriting else total + own
+
+
+def _summed(value, name: str) -> tf.Variable:
+    return tf.Variable(
+        value,
+        trainable=False,
+        name=name,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )

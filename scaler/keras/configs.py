@@ -1,0 +1,111 @@
+"""Strategies as plain data for saved models, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import numbers
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from scaler.errors import InvalidArgument
+from scaler.strategies import Strategy
+from scaler.strategies.base import check_strategy
+
+
+def to_config(strategy: Strategy) -> dict[str, Any]:
+    """A strategy as what JSON can hold: its class and its fields.
+
+    A class registered with `keras.saving.register_keras_serializable` is written by its own `get_config`, any other
+    frozen dataclass by its fields. A number that is a variable is written with the value it has.
+
+    Raises:
+        InvalidArgument: For a strategy of another kind, or a field that is no plain value.
+    """
+    kind: Any = type(strategy)
+    registered = keras.saving.get_registered_name(kind)
+    known = keras.saving.get_registered_object(registered) is kind
+    if known:
+        config = kind.get_config(strategy)
+    elif dataclasses.is_dataclass(kind):
+        fields = [field for field in dataclasses.fields(kind) if field.init]
+        config = {field.name: _plain(strategy, field.name, getattr(strategy, field.name)) for field in fields}
+    else:
+        raise InvalidArgument(
+            f"get_config: the strategy {strategy!r} is no dataclass: expected one, or a class registered with "
+            "@keras.saving.register_keras_serializable that has a get_config()."
+        )
+    return {
+        "class_name": kind.__qualname__,
+        "module": kind.__module__ if _is_ours(kind.__module__) else None,
+        "registered_name": registered if known else None,
+        "config": config,
+    }
+
+
+def from_config(config: dict[str, Any], custom_objects: dict | None = None) -> Strategy:
+    """The strategy that `to_config` wrote.
+
+    Raises:
+        InvalidArgument: If its class is not one of this package, not registered and not in `custom_objects`.
+    """
+    kind = _find(config, custom_objects)
+    if hasattr(kind, "from_config"):
+        strategy = kind.from_config(config["config"])
+    else:
+        strategy = kind(**{name: _value(value, custom_objects) for name, value in config["config"].items()})
+    check_strategy(strategy)
+    return strategy
+
+
+def _find(config: dict[str, Any], custom_objects: dict | None) -> Any:
+    name, module, registered = config["class_name"], config["module"], config["registered_name"]
+    for known in (registered, name):
+        found = known and keras.saving.get_registered_object(known, custom_objects=custom_objects)
+        if found:
+            return found
+    # Only modules of this package are imported: a file is not to choose what code runs.
+    if module and _is_ours(module):
+        found = getattr(importlib.import_module(module), name, None)
+        if dataclasses.is_dataclass(found):
+            return found
+    raise InvalidArgument(
+        f"from_config: the saved optimizer uses the strategy {registered or name!r}, which is not known here. Import "
+        "the module that registers it with @keras.saving.register_keras_serializable first, or load with "
+        f"custom_objects={{{name!r}: {name}}}."
+    )
+
+
+def _is_ours(module: str) -> bool:
+    return module.startswith(("scaler.strategies.", "scaler.presets."))
+
+
+def _plain(strategy: Strategy, name: str, value: Any) -> Any:
+    if tf.is_tensor(value) or isinstance(value, (tf.Variable, np.generic, np.ndarray)):
+        value = np.asarray(value).tolist()
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, (tuple, list)):
+        return [_plain(strategy, name, entry) for entry in value]
+    if isinstance(value, Strategy) and not isinstance(value, type):
+        return to_config(value)
+    raise InvalidArgument(
+        f"get_config: {type(strategy).__name__}.{name}={value!r} cannot be saved: expected numbers, strings, tuples or "
+        "strategies. Register the strategy's class with @keras.saving.register_keras_serializable and give it a "
+        "get_config()."
+    )
+
+
+def _value(value: Any, custom_objects: dict | None) -> Any:
+    if isinstance(value, list):
+        return tuple(_value(entry, custom_objects) for entry in value)
+    if isinstance(value, dict) and "class_name" in value:
+        return from_config(value, custom_objects)
+    return value

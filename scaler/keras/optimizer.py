@@ -1,0 +1,292 @@
+"""The scaler as a Keras optimizer, in the place of `keras.optimizers.LossScaleOptimizer`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaler import packed, replicas
+from scaler.errors import InvalidArgument
+from scaler.gradients import Gradient
+from scaler.graphs import in_steps_of_fit, in_xla
+from scaler.keras import accumulation, arguments, configs
+from scaler.keras.other_names import OtherNames
+from scaler.loss_scaler import LossScaler
+from scaler.masters import MasterWeights
+from scaler.outcome import Outcome
+from scaler.strategies import Strategy
+
+
+@keras.saving.register_keras_serializable(package="scaler")
+class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
+    """Wraps a Keras optimizer so that losses are scaled, and steps applied or skipped, as `LossScaler` does it.
+
+        model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), scaler.Dynamic()), loss=..., metrics=...)
+        scaler.protect(model)  # BatchNorm, seed generators and metrics are put back on a skipped step
+        model.fit(x, y, callbacks=[scaler.LossScaleLogger()])
+
+    It is a `keras.optimizers.LossScaleOptimizer` by type, so that `compile` does not wrap it once more under the policy
+    `mixed_float16`; of that class's scaling nothing is left. Variables in float16 and bfloat16 get float32 masters,
+    which are saved with the optimizer. Clipping, weight decay, EMA and gradient accumulation of the inner optimizer
+    work on unscaled gradients summed over replicas. An accumulated window is one step: a micro-batch that is not finite
+    has it skipped at the end where it would have ended, and `iterations` counts the windows that were applied.
+
+    In a train step of your own, differentiate `scale_loss(loss)` and pass the scaled gradients to `apply`. Code for
+    tf.keras 2 passes those of `get_scaled_loss` through `get_unscaled_gradients` to `apply_gradients`.
+
+    Args:
+        inner: A Keras optimizer that does not scale by itself. Its `loss_scale_factor` is set to None.
+        strategy: How the scale moves; `Dynamic()` if not given.
+        initial_scale: The first loss scale of the default `Dynamic`, as Keras's class has it; 2^15 if not given.
+        dynamic_growth_steps: Its growth interval; 2000 if not given.
+        name: The optimizer's name.
+        **keras_arguments: `inner_optimizer` for `inner`, `dynamic=True`, and what old configurations of Keras's class
+            hold, with the values they hold; nothing else.
+
+    Attributes:
+        loss_scaler: The `LossScaler` inside: counters, `explain()`, `last_skip`, the strategy's state.
+        masters: The float32 masters, or None where all variables are float32.
+
+    Raises:
+        InvalidArgument: For an inner object that is no optimizer or scales by itself, a strategy together with Keras's
+            arguments, or a value that cannot work.
+    """
+
+    loss_scaler: LossScaler
+    masters: MasterWeights | None
+
+    def __init__(
+        self,
+        inner: keras.optimizers.Optimizer | None = None,
+        strategy: Strategy | None = None,
+        *,
+        initial_scale: float | None = None,
+        dynamic_growth_steps: int | None = None,
+        name: str | None = None,
+        **keras_arguments: Any,
+    ):
+        inner = keras_arguments.pop("inner_optimizer", None) if inner is None else inner
+        arguments.check_inner(inner)
+        if not keras_arguments.pop("dynamic", True):
+            raise InvalidArgument(
+                "LossScaleOptimizer(dynamic=False): for a constant scale pass the strategy scaler.Static(1024.0). "
+                "Without any check of the gradients, set `loss_scale_factor` on the optimizer and do not wrap it."
+            )
+        given = strategy
+        strategy = arguments.chosen_strategy(strategy, initial_scale, dynamic_growth_steps)
+        try:
+            super().__init__(inner, float(strategy.init().loss_scale), None, name, **keras_arguments)
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from error
+        self._strategy_given = given is not None
+        self.dynamic_growth_steps = getattr(strategy, "growth_interval", None)
+        self.loss_scaler = LossScaler(strategy)
+        self.masters = None
+        self._window: accumulation.Window | None = None
+        self._unscaled = replicas.local_variable(False, "unscaled")
+        self._by_hand = False
+        self._packed = False
+
+    def build(self, variables: Sequence) -> None:
+        """Makes the inner optimizer's slots, masters for 16-bit variables and sums for accumulation.
+
+        Raises:
+            InvalidArgument: For variables of another `tf.distribute` strategy than the one this was made in.
+        """
+        if self.built:
+            return
+        variables = list(variables)
+        self._check_scope(variables)
+        inner, strategy = self.inner_optimizer, self._distribution_strategy
+        inside = strategy is tf.distribute.get_strategy()
+        with tf.init_scope(), contextlib.nullcontext() if inside else strategy.scope():
+            if any(tf.as_dtype(variable.dtype) in (tf.float16, tf.bfloat16) for variable in variables):
+                self.masters = MasterWeights(variables)
+            targets = self.masters.weights if self.masters else variables
+            self._window = accumulation.take_over(inner, targets)
+            if not inner.built:
+                self._exclude_masters(inner)
+                with accumulation.without(inner):
+                    inner.build(targets)
+                self._packed = False
+            # Not Keras's scale and counter of steps: the loss scaler has its own.
+            keras.optimizers.Optimizer.build(self, variables)
+
+    @property
+    def variables(self) -> list:
+        """All that is saved: the inner optimizer's variables, the loss scaler's, masters, an accumulation window."""
+        model = {id(variable) for variable in self._trainable_variables}
+        masters = [master for master in (self.masters.weights if self.masters else ()) if id(master) not in model]
+        window = self._window.variables if self._window else ()
+        return [*super().variables, *self.loss_scaler.variables, *masters, *window]
+
+    def scale_loss(self, loss):
+        """The loss times the loss scale, in float32: what to differentiate.
+
+        Args:
+            loss: Of a floating dtype; a scalar, or losses whose sum is differentiated.
+        """
+        loss = tf.convert_to_tensor(loss)
+        if self._by_hand:
+            self._unscaled.assign(False)
+        if loss.shape.rank in (0, None):
+            return self.loss_scaler.scale(loss)
+        self.loss_scaler.scale(tf.reduce_sum(loss))
+        return tf.cast(loss, tf.float32) * self.loss_scale
+
+    def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence | None = None) -> Outcome:
+        """Applies the step if the unscaled gradients are finite, else skips it: see `LossScaler.apply`.
+
+        Args:
+            grads: Gradients of the scaled loss: tensors, `tf.IndexedSlices` or None.
+            trainable_variables: A variable for each; those this was built for if not given.
+
+        Returns:
+            What happened, as tensors.
+
+        Raises:
+            InvalidArgument: In cross-replica context, or for gradients and variables that do not match.
+        """
+        self._check_context()
+        if trainable_variables is None and not self.built:
+            raise InvalidArgument("apply(grads): pass the variables too, or call build(variables) first.")
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        if not self.built:
+            replicas.merge(lambda strategy: self.build(variables))
+        grads = self._in_order(list(grads), variables)
+        complete: bool | tf.Tensor = True
+        if self._window:
+            grads, complete = self._window.add(grads)
+        targets = self.masters or self._trainable_variables
+        if not self._packed and not self._window:
+            self._packed = True
+            weights = self.masters.weights if self.masters else self._trainable_variables
+            pairs = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
+            packed.pack(self.inner_optimizer, *zip(*pairs, strict=True))
+        unscaled = tf.identity(self._unscaled) if self._by_hand else False
+        return self.loss_scaler.apply(self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete)
+
+    def apply_gradients(self, grads_and_vars):
+        """As `apply`, for pairs. Returns the inner optimizer's `iterations`."""
+        grads, variables = zip(*grads_and_vars, strict=True)
+        self.apply(grads, variables)
+        return self.iterations
+
+    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
+        """Not supported, as with any Keras optimizer on TensorFlow."""
+        raise InvalidArgument("stateless_apply is not supported on TensorFlow: call apply(grads, variables).")
+
+    def exclude_from_weight_decay(self, var_list: Sequence | None = None, var_names: Sequence[str] | None = None):
+        """Keeps variables from the inner optimizer's weight decay: see Keras's method of this name."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    @property
+    def loss_scale(self) -> tf.Tensor:
+        """The scale that the next loss is multiplied by, scalar float32."""
+        return self.loss_scaler.loss_scale
+
+    @property
+    def rejected(self) -> tf.Tensor:
+        """How many batches, or micro-batches of a window, were not finite, as this replica knows; scalar float32."""
+        return self._window.rejected if self._window else tf.cast(self.loss_scaler.counters.skipped, tf.float32)
+
+    def finalize_variable_values(self, var_list: Sequence) -> None:
+        """At the end of `fit`: with EMA in the inner optimizer the variables take its averages, masters with them."""
+        if not getattr(self.inner_optimizer, "use_ema", False):
+            self.inner_optimizer.finalize_variable_values(var_list)
+        elif self.inner_optimizer._iterations.numpy():  # Before the first step all averages are zeros.
+            targets = self.masters.weights if self.masters else self._trainable_variables
+            self.inner_optimizer.finalize_variable_values(targets)
+            if self.masters:
+                with self._distribution_strategy.scope():
+                    self.masters.write()
+
+    def get_config(self) -> dict:
+        """The inner optimizer and the strategy as plain data.
+
+        Raises:
+            InvalidArgument: For a strategy that cannot be written down.
+        """
+        config = {"name": self.name, "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer)}
+        if self._strategy_given:
+            return {**config, "strategy": configs.to_config(self.loss_scaler.strategy)}
+        return {**config, "initial_scale": self.initial_scale, "dynamic_growth_steps": self.dynamic_growth_steps}
+
+    @classmethod
+    def from_config(cls, config: dict, custom_objects: dict | None = None) -> LossScaleOptimizer:
+        """The optimizer of a `get_config`.
+
+        Raises:
+            InvalidArgument: For a strategy of a class that is not known here.
+        """
+        config = dict(config)
+        inner = keras.saving.deserialize_keras_object(config.pop("inner_optimizer"), custom_objects=custom_objects)
+        if "strategy" in config:
+            config["strategy"] = configs.from_config(config["strategy"], custom_objects)
+        return cls(inner, **config)
+
+    def _in_order(self, grads: list, variables: Sequence) -> list:
+        """A gradient or None for each variable this was built for, in their order."""
+        if len(grads) != len(variables):
+            raise InvalidArgument(
+                f"apply: {len(grads)} gradients for {len(variables)} variables: expected one for each. Pass the list "
+                "that tape.gradient was called with."
+            )
+        given: dict[int, Gradient] = {}
+        for grad, variable in zip(grads, variables, strict=True):
+            index = self._trainable_variables_indices.get(self._var_key(variable))
+            if index is None:
+                raise InvalidArgument(
+                    f"apply: variable {variable.name!r} is not among those that the optimizer was built for. One "
+                    "optimizer goes with one list of variables: make a new one, or compile again."
+                )
+            given[index] = grad
+        return [given.get(index) for index in range(len(self._trainable_variables))]
+
+    def _exclude_masters(self, inner: Any) -> None:
+        """Has those masters excluded from weight decay whose variables are."""
+        excluded: set = getattr(inner, "_exclude_from_weight_decay", set())
+        if self.masters and excluded:
+            pairs = zip(self.masters.weights, self.masters.model_variables, strict=True)
+            excluded |= {inner._var_key(master) for master, variable in pairs if inner._var_key(variable) in excluded}
+
+    def _check_context(self) -> None:
+        if tf.distribute.in_cross_replica_context():
+            raise InvalidArgument(
+                "apply: called in the scope of a strategy, but outside of strategy.run(step, ...): expected a replica "
+                "context, where each replica has its gradients."
+            )
+        if replicas.replica_count() == 1:
+            return
+        if in_steps_of_fit():
+            raise InvalidArgument(
+                "steps_per_execution > 1 on several replicas: Keras's loop over steps fails there, with any optimizer. "
+                "Pass steps_per_execution=1 to compile()."
+            )
+        inner: Any = self.inner_optimizer
+        if getattr(inner, "ema_overwrite_frequency", None) and not tf.executing_eagerly():
+            raise InvalidArgument(
+                f"ema_overwrite_frequency={inner.ema_overwrite_frequency!r} on several replicas: Keras cannot "
+                "overwrite variables there inside of a tf.function. Leave it out: fit takes the averages over at its "
+                "end, and optimizer.finalize_variable_values(model.trainable_variables) whenever it is called."
+            )
+        if in_xla():
+            raise InvalidArgument(
+                "jit_compile=True on several replicas: XLA cannot compile a step in which replicas meet. Pass "
+                "jit_compile=False to compile()."
+            )
+
+    def _check_scope(self, variables: Sequence) -> None:
+        made_in = self._distribution_strategy
+        for variable in variables:
+            own = replicas.native(variable)
+            other = own.distribute_strategy if isinstance(own, tf.distribute.DistributedValues) else None
+            if other is not None and other is not made_in:
+                raise InvalidArgument(
+                    f"LossScaleOptimizer: made outside of the scope of the {type(other).__name__} in which variable "
+                    f"{variable.name!r} was made. Make both the optimizer and the inner one inside strategy.scope()."
+                )

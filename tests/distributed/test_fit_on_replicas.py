@@ -1,0 +1,142 @@
+"""`fit` on replicas with ours: one decision for all, clipping after the sum, accumulation; the rest is refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from replica_cases import agree, batch, finite, mirrored, raw, spoil
+
+import scaler
+
+SCALE = 2.0**8
+INNER = {
+    "plain": {},
+    "clipping": {"global_clipnorm": 0.01, "weight_decay": 0.1},
+    "average": {"use_ema": True},
+    "accumulation": {"gradient_accumulation_steps": 2},
+}
+
+
+def make_model(policy):
+    keras.utils.set_random_seed(7)
+    return keras.Sequential(
+        [
+            keras.Input([4]),
+            keras.layers.Dense(6, activation="tanh", dtype=policy),
+            keras.layers.BatchNormalization(momentum=0.5, dtype=policy),
+            keras.layers.Dropout(0.25, seed=3, dtype=policy),
+            keras.layers.Dense(1, dtype="float32"),
+        ]
+    )
+
+
+def compiled(strategy, policy, arguments, model=make_model, optimizer=keras.optimizers.Adam, **options):
+    with strategy.scope():
+        model = model(policy)
+        inner = optimizer(1e-2, **arguments)
+        model.compile(scaler.LossScaleOptimizer(inner, initial_scale=SCALE), loss="mse", metrics=["mae"], **options)
+    return scaler.protect(model)
+
+
+def moved_by_a_step(model):
+    return [*model.weights, *model.metrics_variables, *model.optimizer.inner_optimizer.variables]
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize(("policy", "kind"), [("mixed_float16", "plain"), ("float16", "average")])
+def test_an_overflow_on_any_replica_skips_on_all(replicas, policy, kind):
+    model = compiled(mirrored(replicas), policy, INNER[kind])
+    model.fit(*batch(size=16), batch_size=8, verbose=0)
+    model.reset_metrics()
+    before = raw(moved_by_a_step(model))
+    for replica in range(replicas):
+        logs = model.train_on_batch(*spoil(batch(), "forward", replica, replicas), return_dict=True)
+        assert logs == {"loss": 0.0, "mae": 0.0}
+        assert raw(moved_by_a_step(model)) == before
+        assert model.optimizer.loss_scaler.counters.skipped == replica + 1
+    model.fit(*batch(size=16), batch_size=8, verbose=0)
+    assert raw(model.trainable_variables) != before[: len(model.trainable_variables)]
+    assert agree([*model.trainable_variables, *model.optimizer.inner_optimizer.variables])
+    assert finite([*model.variables, *model.optimizer.variables])
+
+
+def test_keras_writes_nan_where_ours_skips():
+    """What this is all about; when it fails, Keras has mended its class."""
+    with mirrored(2).scope():
+        model = make_model("mixed_float16")
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=SCALE), loss="mse")
+    model.fit(*spoil(batch(), "data", 1, 2), batch_size=8, verbose=0)
+    assert not finite(model.trainable_variables)
+
+
+def stateless(policy):
+    keras.utils.set_random_seed(7)
+    layers = [keras.Input([4]), keras.layers.Dense(6, activation="tanh", dtype=policy), keras.layers.Dense(1)]
+    return keras.Sequential(layers)
+
+
+@pytest.mark.parametrize("kind", INNER)
+def test_the_weights_are_those_of_a_single_device(kind):
+    trained = []
+    for strategy in (mirrored(2), tf.distribute.get_strategy()):
+        model = compiled(strategy, "float32", INNER[kind], stateless, keras.optimizers.SGD)
+        model.fit(*batch(size=32), batch_size=8, shuffle=False, epochs=2, verbose=0)
+        assert model.optimizer.loss_scaler.counters.skipped == 0
+        assert np.asarray(model.optimizer.iterations) == (4 if kind == "accumulation" else 8)
+        trained.append([np.asarray(weight) for weight in model.weights])
+    for ours, wanted in zip(*trained, strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_a_window_with_an_overflow_is_skipped_as_a_whole(replica):
+    model = compiled(mirrored(2), "float16", INNER["accumulation"], optimizer=keras.optimizers.SGD)
+    model.train_on_batch(*batch())
+    model.train_on_batch(*batch())
+    before = raw([*model.trainable_variables, *model.optimizer.masters.weights])
+    model.train_on_batch(*spoil(batch(), "forward", replica, 2))
+    model.train_on_batch(*batch())
+    assert raw([*model.trainable_variables, *model.optimizer.masters.weights]) == before
+    assert model.optimizer.loss_scaler.counters.attempted == 2
+    assert finite(model.variables)
+
+
+@pytest.mark.parametrize("kind", ["plain", "accumulation"])
+def test_training_goes_on_after_loading(kind, tmp_path):
+    model = compiled(mirrored(2), "float16", INNER[kind], stateless)
+    for seed in range(3):
+        model.train_on_batch(*batch(seed))
+    model.save(tmp_path / "model.keras")
+    model.train_on_batch(*batch(3))
+    with mirrored(2).scope():
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded.train_on_batch(*batch(3))
+    assert raw(loaded.weights) == raw(model.weights)
+    assert raw(loaded.optimizer.masters.weights) == raw(model.optimizer.masters.weights)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ({}, {"steps_per_execution": 2}, "steps_per_execution > 1 on several replicas"),
+        ({}, {"jit_compile": True}, "jit_compile=True on several replicas"),
+        ({"use_ema": True, "ema_overwrite_frequency": 2}, {}, "ema_overwrite_frequency=2 on several replicas"),
+    ],
+    ids=["steps", "jit", "averages"],
+)
+def test_what_keras_cannot_do_there_is_refused(arguments, options, message):
+    model = compiled(mirrored(2), "mixed_float16", arguments, **options)
+    with pytest.raises(scaler.InvalidArgument, match=message):
+        model.fit(*batch(size=16), batch_size=8, verbose=0)
+
+
+def test_the_wrong_place_is_refused():
+    with mirrored(2).scope():
+        model = make_model("mixed_float16")
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD())
+    with pytest.raises(scaler.InvalidArgument, match="made outside of the scope of the MirroredStrategy"):
+        optimizer.build(model.trainable_variables)
+    with mirrored(2).scope():
+        optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD())
+        with pytest.raises(scaler.InvalidArgument, match=r"outside of strategy.run"):
+            optimizer.apply([tf.zeros(weight.shape) for weight in model.trainable_variables], model.trainable_variables)

@@ -1,0 +1,63 @@
+"""What the tests of the Keras drop-in share: a model with all kinds of state, data, batches that overflow, bytes."""
+
+import keras
+import numpy as np
+
+import scaler
+
+SCALE = 2.0**8
+"""Ordinary gradients are finite at this scale, also in float16."""
+
+
+def data(size=48, seed=0):
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(size, 4)).astype(np.float32)
+    return x, (x[:, :1] * 0.5).astype(np.float32)
+
+
+def overflowing(size=8):
+    """A batch whose forward pass overflows float16, and with it BatchNorm's statistics."""
+    x, y = data(size, seed=1)
+    x[3] = 1e30
+    return x, y
+
+
+def make_model(policy="mixed_float16", stateful=True, dropout=0.25):
+    keras.utils.set_random_seed(7)
+    layers = [keras.Input([4]), keras.layers.Dense(6, activation="relu", dtype=policy)]
+    if stateful:
+        layers += [keras.layers.BatchNormalization(momentum=0.5, dtype=policy)]
+        layers += [keras.layers.Dropout(dropout, seed=3, dtype=policy)]
+    layers += [keras.layers.Dense(1, dtype=policy), keras.layers.Activation("linear", dtype="float32")]
+    return keras.Sequential(layers)
+
+
+def compiled(
+    policy="mixed_float16", inner=None, strategy=None, *, stateful=True, dropout=0.25, protect=True, **arguments
+):
+    """A model that is compiled with ours."""
+    model = make_model(policy, stateful, dropout)
+    strategy = strategy or scaler.Dynamic(SCALE)
+    optimizer = scaler.LossScaleOptimizer(inner or keras.optimizers.Adam(1e-2), strategy)
+    model.compile(optimizer, loss="mse", metrics=["mae"], **arguments)
+    return scaler.protect(model) if protect else model
+
+
+def fit(model, epochs=1, **arguments):
+    x, y = data()
+    return model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, **arguments).history
+
+
+def raw(variables):
+    """The bytes of each variable."""
+    return [np.asarray(variable).tobytes() for variable in variables]
+
+
+def everything(model):
+    """The bytes of all that training moves, the scaler's own state included."""
+    return raw([*model.variables, *model.optimizer.variables])
+
+
+def finite(model):
+    arrays = [np.asarray(variable) for variable in (*model.variables, *model.optimizer.variables)]
+    return all(np.isfinite(array.astype(np.float64)).all() for array in arrays if array.dtype.kind == "f")

@@ -1,0 +1,76 @@
+"""Every wrong use gets one sentence that says what was passed and what to do."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import scaler
+
+ADAM = keras.optimizers.Adam
+
+
+def ours(**arguments):
+    return scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: scaler.LossScaleOptimizer("adam"), r"'adam'.*expected a Keras optimizer.*keras.optimizers.get"),
+        (lambda: scaler.LossScaleOptimizer(None), r"None.*expected a Keras optimizer"),
+        (lambda: scaler.LossScaleOptimizer(tf.Variable), r"expected a Keras optimizer"),
+        (lambda: scaler.LossScaleOptimizer(ours()), r"LossScaleOptimizer\): it scales losses by itself"),
+        (
+            lambda: scaler.LossScaleOptimizer(keras.optimizers.LossScaleOptimizer(ADAM())),
+            r"it scales losses by itself. Pass its inner_optimizer",
+        ),
+        (
+            lambda: ours(strategy=scaler.Static(2.0), initial_scale=4.0),
+            r"Static.*together with initial_scale=4.0.*configure the default strategy",
+        ),
+        (lambda: ours(strategy=scaler.Dynamic(), dynamic_growth_steps=4), r"dynamic_growth_steps=4"),
+        (lambda: scaler.LossScaleOptimizer(ADAM(), 1024.0), r"1024.0.*second argument is the strategy"),
+        (lambda: ours(strategy=scaler.Dynamic), r"expected a strategy"),
+        (lambda: ours(initial_scale=-1.0), r"initial_scale=-1.0"),
+        (lambda: ours(dynamic_growth_steps=0), r"growth_interval=0"),
+        (lambda: ours(dynamic=False), r"dynamic=False.*scaler.Static"),
+        (lambda: ours(clipnorm=1.0), r"`clipnorm`.*on the `inner_optimizer`"),
+        (lambda: ours(foo=1), r"`foo`"),
+    ],
+)
+def test_construction(make, message):
+    with pytest.raises(scaler.InvalidArgument, match=message):
+        make()
+
+
+def test_gradients_that_do_not_match():
+    weight, other = tf.Variable([1.0, 2.0]), tf.Variable(1.0)
+    optimizer = ours()
+    with pytest.raises(scaler.InvalidArgument, match="call build"):
+        optimizer.apply([tf.constant([1.0, 2.0])])
+    optimizer.apply([tf.constant([1.0, 2.0])], [weight])
+    before = weight.numpy().tolist()
+    for grads, variables, message in (
+        ([tf.constant([1.0, 2.0])] * 2, [weight], "2 gradients for 1 variables"),
+        ([tf.constant([1.0, 2.0])] * 2, None, "2 gradients for 1 variables"),
+        ([tf.constant(1.0)], [other], "is not among those that the optimizer was built for"),
+        ([tf.constant([1.0, 2.0, 3.0])], [weight], r"has shape \(3,\)"),
+        ([None], [weight], "every gradient is None"),
+        ([tf.constant([1, 2])], [weight], "int32"),
+    ):
+        with pytest.raises(scaler.InvalidArgument, match=message):
+            optimizer.apply(grads, variables)
+    assert weight.numpy().tolist() == before
+
+
+def test_a_loss_without_a_tape():
+    with pytest.raises(scaler.InvalidArgument, match="needs the tape"):
+        ours().minimize(tf.constant(1.0), [tf.Variable(1.0)])
+
+
+def test_stateless_apply_and_integers():
+    optimizer = ours()
+    with pytest.raises(scaler.InvalidArgument, match="not supported"):
+        optimizer.stateless_apply([], [], [])
+    with pytest.raises(scaler.InvalidArgument, match="int32"):
+        optimizer.scale_loss(tf.constant(1))

@@ -1,0 +1,279 @@
+"""`compile` and `fit` with ours train as with Keras's class on clean data, and never corrupt on other data."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_cases import SCALE, compiled, data, finite, fit, make_model, overflowing, raw
+
+import scaler
+
+MODES = {
+    "graph": {"jit_compile": False},
+    "auto": {},
+    "xla": {"jit_compile": True},
+    "eager": {"run_eagerly": True},
+    "several steps": {"steps_per_execution": 4, "jit_compile": False},
+}
+
+
+def test_keras_does_not_wrap_it_once_more():
+    model = compiled()
+    assert type(model.optimizer) is scaler.LossScaleOptimizer
+    assert type(model.optimizer.inner_optimizer) is keras.optimizers.Adam
+
+
+@pytest.mark.parametrize("inner", [{}, {"use_ema": True}, {"clipnorm": 0.1}, {"weight_decay": 0.1}], ids=str)
+def test_clean_steps_are_those_of_keras_bit_for_bit(inner):
+    weights = []
+    for make in (
+        lambda inner: scaler.LossScaleOptimizer(inner, initial_scale=SCALE, dynamic_growth_steps=3),
+        lambda inner: keras.optimizers.LossScaleOptimizer(inner, initial_scale=SCALE, dynamic_growth_steps=3),
+        lambda inner: inner,
+    ):
+        model = make_model("float32")
+        model.compile(make(keras.optimizers.Adam(1e-2, **inner)), loss="mse", jit_compile=False)
+        fit(model)
+        weights.append(raw(model.weights))
+    assert weights[0] == weights[1] == weights[2]
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+@pytest.mark.parametrize("mode", MODES)
+def test_an_overflow_moves_nothing_in_any_mode(policy, mode):
+    model = compiled(policy, **MODES[mode])
+    fit(model)
+    before = raw([*model.variables, *model.optimizer.inner_optimizer.variables])
+    skipped, scale = model.optimizer.loss_scaler.counters.skipped, model.optimizer.loss_scale
+    model.fit(*overflowing(), batch_size=8, verbose=0)
+    # Metrics start anew with the epoch.
+    moved = [*model.variables, *model.optimizer.inner_optimizer.variables]
+    kept = [a == b for a, b in zip(before, raw(moved), strict=True)]
+    metrics = {id(variable) for variable in model.metrics_variables}
+    assert all(same or id(variable) in metrics for same, variable in zip(kept, moved, strict=True))
+    assert model.optimizer.loss_scaler.counters.skipped == skipped + 1
+    assert model.optimizer.loss_scale == scale / 2
+    fit(model)
+    assert finite(model)
+
+
+def test_weights_of_classes_and_examples_reach_the_gradients():
+    x, y = data(16)
+    labels = (y > 0).astype(np.int32)
+    moved = []
+    for scaled in (True, False):
+        model = make_model("float32", stateful=False)
+        inner = keras.optimizers.SGD(0.1)
+        optimizer = scaler.LossScaleOptimizer(inner, initial_scale=SCALE) if scaled else inner
+        model.compile(optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=False)
+        model.fit(x, labels, class_weight={0: 0.1, 1: 3.0}, batch_size=8, shuffle=False, verbose=0)
+        model.fit(x, labels, sample_weight=np.arange(16.0), batch_size=8, shuffle=False, verbose=0)
+        moved.append(raw(model.weights))
+    assert moved[0] == moved[1]
+
+
+def test_callbacks_read_and_set_the_learning_rate():
+    model = compiled(inner=keras.optimizers.Adam(0.5))
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e9)
+    history = fit(model, epochs=3, callbacks=[plateau, keras.callbacks.LearningRateScheduler(lambda _, rate: rate / 5)])
+    assert history["learning_rate"] == pytest.approx([0.1, 0.01, 0.001])  # A fifth, then half of it.
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.001)
+    assert int(model.optimizer.iterations) == 18
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_early_stopping_restores_weights_that_stay(policy):
+    class Worse(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["watched"] = float(epoch)
+            if epoch == 0:
+                self.best = raw(self.model.weights)
+
+    model, worse = compiled(policy, stateful=False), Worse()
+    stop = keras.callbacks.EarlyStopping("watched", patience=2, restore_best_weights=True, mode="min")
+    fit(model, epochs=5, callbacks=[worse, stop])
+    assert raw(model.weights) == worse.best
+    model.optimizer.learning_rate = 0.0
+    fit(model)
+    assert raw(model.weights) == worse.best  # Stale masters would have written the later weights back.
+
+
+@pytest.mark.parametrize("how", ["set_weights", "load_weights"])
+def test_masters_follow_weights_that_were_assigned(how, tmp_path):
+    model, other = compiled("float16", stateful=False), compiled("float16", stateful=False)
+    fit(other, epochs=2)
+    fit(model)
+    if how == "set_weights":
+        model.set_weights(other.get_weights())
+    else:
+        keras.Model(other.inputs, other.outputs).save_weights(tmp_path / "only.weights.h5")
+        keras.Model(model.inputs, model.outputs).load_weights(tmp_path / "only.weights.h5")
+    wanted = raw(model.weights)
+    assert wanted == raw(other.weights)
+    model.optimizer.learning_rate = 0.0
+    fit(model)
+    assert raw(model.weights) == wanted
+
+
+def test_float16_weights_take_steps_that_they_cannot_hold():
+    model = compiled("float16", keras.optimizers.SGD(1e-6), stateful=False)
+    before = [np.asarray(weight) for weight in model.weights]
+    fit(model)
+    masters = [np.asarray(weight) for weight in model.optimizer.masters.weights]
+    assert any((master != np.float32(weight)).any() for master, weight in zip(masters, before, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["float32", "float16"])
+def test_averages_are_taken_over_at_the_end_and_only_if_there_are_any(policy):
+    model = compiled(policy, keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), stateful=False)
+    start = raw(model.weights)
+    model.fit(*overflowing(), batch_size=8, verbose=0)
+    if policy == "float16":
+        assert model.optimizer.loss_scaler.counters.applied == 0
+        assert raw(model.weights) == start  # Averages before the first step are zeros.
+    fit(model)
+    averages = model.optimizer.inner_optimizer._model_variables_moving_average
+    for weight, average in zip(model.weights, averages, strict=True):
+        np.testing.assert_array_equal(np.asarray(weight), np.asarray(average).astype(np.asarray(weight).dtype))
+
+
+def accumulating(batches, size, strategy=None):
+    model = make_model("mixed_float16", stateful=False)
+    inner = keras.optimizers.Adam(1e-2, gradient_accumulation_steps=size)
+    model.compile(scaler.LossScaleOptimizer(inner, strategy or scaler.Dynamic(SCALE)), loss="mse")
+    for batch in batches:
+        model.train_on_batch(*batch)
+    return model
+
+
+def test_accumulated_steps_are_those_of_keras_bit_for_bit():
+    x, y = data(48)
+    weights = []
+    schedule = keras.optimizers.schedules.ExponentialDecay(1e-2, 2, 0.5)
+    for make in (lambda inner: scaler.LossScaleOptimizer(inner, initial_scale=SCALE), lambda inner: inner):
+        model = make_model("float32", stateful=False)
+        inner = keras.optimizers.Adam(schedule, gradient_accumulation_steps=3, clipnorm=0.1)
+        model.compile(make(inner), loss="mse", jit_compile=False)
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        weights.append((raw(model.weights), int(model.optimizer.iterations)))
+    assert weights[0] == weights[1]
+    assert weights[0][1] == 2
+
+
+def test_a_window_that_overflows_ends_where_it_would_have_ended():
+    good = data(8)
+    model = accumulating([good, overflowing()], 3)
+    assert finite(model)  # Sums too.
+    start = raw(model.weights)
+    model.train_on_batch(*good)
+    counters = model.optimizer.loss_scaler.counters
+    assert (counters.attempted, counters.skipped) == (1, 1)
+    assert raw(model.weights) == start
+    for _ in range(3):
+        model.train_on_batch(*good)
+    assert model.optimizer.loss_scaler.counters.applied == 1
+    assert raw(model.weights) != start
+    assert finite(model)
+    assert raw(model.weights) == raw(accumulating([good] * 3, 3, scaler.Static(SCALE / 2)).weights)
+
+
+def test_gradients_may_be_missing_or_sparse():
+    keras.utils.set_random_seed(7)
+    tokens = keras.Input([3], dtype="int32")
+    embedded = keras.layers.Embedding(10, 4, dtype="mixed_float16")(tokens)
+    side = keras.layers.Dense(2, dtype="mixed_float16", name="unused")
+    output = keras.layers.Dense(1, dtype="float32")(keras.layers.Flatten(dtype="float32")(embedded))
+    model = keras.Model(tokens, [output, side(embedded)])
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.Adam(0.1), initial_scale=SCALE)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.scale_loss(tf.reduce_mean(tf.square(model(x)[0] - y)))
+        grads = tape.gradient(scaled, model.trainable_variables)
+        assert isinstance(grads[0], tf.IndexedSlices)
+        assert grads.count(None) == 2
+        return optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+
+    before = raw(model.trainable_variables)
+    assert step(tf.constant([[1, 1, 2]]), tf.constant([[1.0]])) == 1
+    moved = [a != b for a, b in zip(before, raw(model.trainable_variables), strict=True)]
+    assert sum(moved) == 3
+    embedding = np.asarray(model.trainable_variables[0])
+    assert (embedding != np.frombuffer(before[0], np.float32).reshape(10, 4)).any(axis=1).tolist() == [
+        index in (1, 2) for index in range(10)
+    ]
+
+
+def test_a_variable_that_takes_its_gradient_is_left_alone_by_scale_norm_and_clipping():
+    weight, own = keras.Variable([1.0, 2.0]), keras.Variable([0.0, 0.0])
+    own.overwrite_with_gradient = True
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0, global_clipnorm=100.0), scaler.Static(3.0))
+    scaled = optimizer.scale_loss(tf.constant(1.0))
+    outcome = optimizer.apply([tf.constant([3.0, 4.0]) * scaled, tf.constant([1e4, 0.7])], [weight, own])
+    np.testing.assert_array_equal(own, np.float32([1e4, 0.7]))
+    np.testing.assert_allclose(weight, [-2.0, -2.0])
+    assert float(outcome.grad_norm) == pytest.approx(5.0)
+    outcome = optimizer.apply([tf.constant([3.0, 4.0]), tf.constant([float("inf"), 0.7])], [weight, own])
+    assert not outcome.finite
+    np.testing.assert_array_equal(own, np.float32([1e4, 0.7]))
+
+
+def test_two_optimizers_in_a_train_step_of_your_own():
+    class Pair(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = keras.layers.Dense(3, dtype="mixed_float16")
+            self.second = keras.layers.Dense(1, dtype="mixed_float16")
+
+        def call(self, x):
+            return tf.cast(self.second(self.first(x)), tf.float32)
+
+        def compile(self, first, second):
+            super().compile()
+            self.one, self.two = first, second
+
+        def train_step(self, batch):
+            x, y = batch
+            with tf.GradientTape(persistent=True) as tape:
+                loss = tf.reduce_mean(tf.square(self(x) - y))
+                scaled = self.one.scale_loss(loss), self.two.scale_loss(loss)
+            for optimizer, layer, loss_ in zip((self.one, self.two), (self.first, self.second), scaled, strict=True):
+                optimizer.apply(tape.gradient(loss_, layer.trainable_variables), layer.trainable_variables)
+            return {"loss": loss}
+
+    model = Pair()
+    model.compile(*(scaler.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=s) for s in (SCALE, 2.0**40)))
+    model(data(8)[0])
+    scaler.protect(model)
+    fit(model)
+    assert model.one.loss_scaler.counters.applied == 6
+    assert model.two.loss_scaler.counters.applied == 0
+
+
+def test_keras_distributes_variables_over_optimizers_inside():
+    size = 600  # Large enough that an optimizer of another kind would be compiled in clusters.
+    keras.utils.set_random_seed(7)
+    models = []
+    for make in (lambda inner: scaler.LossScaleOptimizer(inner, initial_scale=SCALE), lambda inner: inner):
+        keras.utils.set_random_seed(7)
+        model = keras.Sequential([keras.Input([size]), keras.layers.Dense(size, name="a"), keras.layers.Dense(1)])
+        inner = keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), {"a/.*": keras.optimizers.Adam(1e-3)})
+        )
+        model.compile(make(inner), loss="mse", jit_compile=False)
+        model.train_on_batch(np.ones([2, size], np.float32), np.ones([2, 1], np.float32))
+        models.append([np.asarray(weight) for weight in model.weights])
+    for ours, theirs in zip(*models, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_weight_decay_leaves_out_what_is_excluded_masters_too():
+    model = make_model("float16", stateful=False)
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1, weight_decay=0.9), initial_scale=SCALE)
+    optimizer.exclude_from_weight_decay(var_list=[model.weights[0]])
+    optimizer.build(model.trainable_variables)
+    before = [np.asarray(weight) for weight in model.weights]
+    optimizer.apply([tf.zeros(weight.shape) for weight in model.weights])
+    np.testing.assert_array_equal(before[0], np.asarray(model.weights[0]))
+    assert (before[2] != np.asarray(model.weights[2])).all()

@@ -1,0 +1,229 @@
+"""What is saved goes on bit for bit after loading: `.keras`, weights, `tf.train.Checkpoint`, in another process too."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+from typing import NamedTuple
+
+import keras
+import pytest
+import tensorflow as tf
+from keras_cases import SCALE, compiled, data, everything, fit, overflowing
+
+import scaler
+
+STRATEGIES = {
+    "keras": None,
+    "headroom": scaler.Headroom(),
+    "nested": scaler.Warmup(scaler.Bounded(scaler.Dynamic(growth_interval=2), 2.0**-4, 2.0**10), steps=3),
+    "scheduled": scaler.Scheduled({0: scaler.Static(8.0), 2: scaler.DelayedAmax()}),
+    "preset": scaler.presets.pytorch(growth_interval=3),
+    "preset in a preset": scaler.presets.nemo() if hasattr(scaler.presets, "nemo") else scaler.NoScaling(),
+}
+INNER = {
+    "adam": {},
+    "ema": {"use_ema": True},
+    "window": {"gradient_accumulation_steps": 4},
+    "clip": {"clipnorm": 0.1, "weight_decay": 0.01},
+}
+
+
+def inner(**arguments):
+    return keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(1e-2, 3, 0.9), **arguments)
+
+
+def trained(policy, arguments, strategy=None):
+    """After a skipped step and, where gradients are accumulated, in the middle of a window."""
+    model = compiled(policy, inner(**arguments), strategy, dropout=0.0)
+    fit(model)
+    model.train_on_batch(*overflowing())
+    return model
+
+
+def go_on(model):
+    """What it comes to after one more epoch. There is no dropout: Keras does not save seed generators."""
+    return fit(model), everything(model)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [("mixed_float16", "adam"), ("float16", "ema"), ("float16", "window"), ("mixed_float16", "clip")],
+)
+def test_training_goes_on_bit_for_bit(policy, kind, tmp_path):
+    arguments = INNER[kind]
+    model = trained(policy, arguments)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
+    wanted = go_on(model)
+
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is scaler.LossScaleOptimizer
+    assert go_on(scaler.protect(loaded)) == wanted
+
+    weights = compiled(policy, inner(**arguments), dropout=0.0)
+    weights.optimizer.build(weights.trainable_variables)
+    weights.load_weights(tmp_path / "model.weights.h5")
+    assert go_on(weights) == wanted
+
+    restored = compiled(policy, inner(**arguments), dropout=0.0)
+    status = tf.train.Checkpoint(model=restored, optimizer=restored.optimizer).read(saved)
+    ours = go_on(restored)
+    status.assert_existing_objects_matched()
+    assert ours == wanted
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_a_configuration_holds_the_strategy(strategy):
+    optimizer = scaler.LossScaleOptimizer(inner(), strategy)
+    config = keras.saving.serialize_keras_object(optimizer)
+    again = keras.optimizers.get(keras.src.saving.serialization_lib.deserialize_keras_object(config))
+    assert type(again) is scaler.LossScaleOptimizer
+    assert again.loss_scaler.strategy == optimizer.loss_scaler.strategy
+    assert again.get_config() == optimizer.get_config()
+
+
+def test_arguments_of_keras_come_back_as_these():
+    config = scaler.LossScaleOptimizer(inner(), initial_scale=64.0, dynamic_growth_steps=7).get_config()
+    assert (config["initial_scale"], config["dynamic_growth_steps"]) == (64.0, 7)
+    assert scaler.LossScaleOptimizer.from_config(config).loss_scaler.strategy == scaler.Dynamic(64.0, growth_interval=7)
+
+
+class OnlyDownState(NamedTuple):
+    loss_scale: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlyDown:
+    """A strategy of somebody else."""
+
+    first: float = 2.0**10
+
+    def init(self):
+        return OnlyDownState(tf.constant(self.first))
+
+    def update(self, state, event):
+        return OnlyDownState(tf.where(event.finite, state.loss_scale, tf.maximum(state.loss_scale / 2.0, 1.0)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Registered(OnlyDown):
+    def get_config(self):
+        return {"first": self.first}
+
+
+def test_a_strategy_of_yours_is_found_by_registration_or_custom_objects(tmp_path):
+    path = tmp_path / "model.keras"
+    with keras.saving.custom_object_scope({}):
+        keras.saving.register_keras_serializable("yours")(Registered)
+        model = compiled(strategy=Registered(2.0**7))
+        fit(model)
+        model.save(path)
+        assert keras.saving.load_model(path).optimizer.loss_scaler.strategy == Registered(2.0**7)
+    model = compiled(strategy=OnlyDown(2.0**7))
+    fit(model)
+    model.save(path)
+    loaded = keras.saving.load_model(path, custom_objects={"OnlyDown": OnlyDown})
+    assert loaded.optimizer.loss_scaler.strategy == OnlyDown(2.0**7)
+    with pytest.raises(scaler.InvalidArgument, match=r"strategy 'OnlyDown', which is not known here. Import"):
+        keras.saving.load_model(path)
+
+
+def test_a_file_does_not_choose_what_is_imported():
+    config = scaler.LossScaleOptimizer(inner(), scaler.Static(2.0)).get_config()
+    sys.modules.pop("this", None)
+    with pytest.raises(scaler.InvalidArgument, match="strategy 'Static', which is not known here"):
+        scaler.LossScaleOptimizer.from_config({**config, "strategy": {**config["strategy"], "module": "this"}})
+    assert "this" not in sys.modules
+
+
+def test_what_cannot_be_written_down_is_named():
+    class Plain:
+        def init(self):
+            return OnlyDownState(tf.constant(1.0))
+
+        def update(self, state, event):
+            return state
+
+    with pytest.raises(scaler.InvalidArgument, match="is no dataclass"):
+        scaler.LossScaleOptimizer(inner(), Plain()).get_config()
+    with pytest.raises(scaler.InvalidArgument, match=r"OnlyDown.first=.*cannot be saved"):
+        scaler.keras.configs.to_config(OnlyDown(first=print))
+
+
+_PROGRAM = """
+import sys, keras, scaler
+sys.path.insert(0, {here!r})
+from keras_cases import fit, everything
+model = scaler.protect(keras.saving.load_model({path!r}))
+fit(model)
+import hashlib
+print(hashlib.sha256(b"".join(everything(model))).hexdigest())
+"""
+
+
+def test_a_model_goes_on_in_a_new_process(tmp_path):
+    path, here = tmp_path / "model.keras", pathlib.Path(__file__).parent
+    model = compiled(strategy=scaler.Dynamic(SCALE, growth_interval=5), dropout=0.0)
+    fit(model)
+    model.save(path)
+    program = _PROGRAM.format(here=str(here), path=str(path))
+    root = here.parents[1]
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": str(root)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert found[0] == found[1]
+    assert len(found[0].strip()) == 64
+
+
+def test_backup_and_restore_goes_on_in_the_middle(tmp_path):
+    class Interrupted(Exception):
+        pass
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise Interrupted
+
+    whole = compiled("float16", dropout=0.0)
+    fit(whole, epochs=4)
+    first = compiled("float16", dropout=0.0)
+    backup = lambda: keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))  # noqa: E731
+    with pytest.raises(Interrupted):
+        fit(first, epochs=4, callbacks=[backup(), Interrupt()])
+    second = compiled("float16", dropout=0.0)
+    second.optimizer.build(second.trainable_variables)
+    fit(second, epochs=4, callbacks=[backup()])
+    assert everything(second) == everything(whole)
+
+
+def test_hundreds_of_small_variables_go_on_too(tmp_path):
+    """Their slots lie in buffers between steps."""
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([keras.Input([4]), *(keras.layers.Dense(3, "tanh") for _ in range(20))])
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-2), initial_scale=SCALE), loss="mse")
+    fit(model)
+    assert hasattr(model.optimizer.inner_optimizer, "_scaler_packed")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert go_on(loaded) == go_on(model)
+
+
+def test_a_model_saved_without_its_optimizer_gets_new_masters(tmp_path):
+    model = compiled("float16", stateful=False)
+    fit(model)
+    model.save(tmp_path / "model.keras", include_optimizer=False)
+    loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False)
+    loaded.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=SCALE), loss="mse")
+    before = [weight.numpy().tobytes() for weight in loaded.weights]
+    loaded.train_on_batch(*data(8))
+    assert [weight.numpy().tobytes() for weight in loaded.weights] == before

@@ -1,0 +1,50 @@
+"""The callback's logs reach whoever reads logs, and a run that makes no progress is stopped."""
+
+import csv
+
+import keras
+import pytest
+from keras_cases import SCALE, compiled, data, fit, make_model, overflowing
+
+import scaler
+
+
+def test_history_files_and_the_progress_bar_see_it(tmp_path, capsys):
+    model = compiled()
+    fit(model)
+    model.train_on_batch(*overflowing())
+    x, y = data(16)
+    log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    history = model.fit(x, y, batch_size=8, verbose=2, callbacks=[scaler.LossScaleLogger(), log]).history
+    wanted = {"loss_scale": SCALE / 2, "skipped_steps": 1, "last_skip": scaler.Cause.LOSS}
+    assert {name: history[name] for name in wanted} == {name: [value] for name, value in wanted.items()}
+    (row,) = csv.DictReader((tmp_path / "log.csv").read_text().splitlines())
+    assert {name: float(row[name]) for name in wanted} == wanted
+    assert "loss_scale: 128.0000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", [{}, {"steps_per_execution": 5}], ids=str)
+def test_a_run_without_progress_is_stopped(mode):
+    model = compiled(**mode)
+    x, y = overflowing(80)
+    x[:] = 1e30
+    policy = scaler.StuckPolicy(consecutive_skips=4)
+    with pytest.raises(scaler.StuckError, match=r"steps in a row were skipped.*the loss itself was not finite"):
+        model.fit(x, y, batch_size=8, verbose=0, callbacks=[scaler.LossScaleLogger(stuck=policy)])
+    assert model.optimizer.loss_scaler.counters.skipped == (5 if mode else 4)
+
+
+def test_another_policy_warns():
+    model = compiled()
+    policy = scaler.StuckPolicy("warn", consecutive_skips=1)
+    with pytest.warns(scaler.StuckWarning, match="1 steps in a row"):
+        model.fit(*overflowing(), batch_size=8, verbose=0, callbacks=[scaler.LossScaleLogger(stuck=policy)])
+
+
+def test_it_says_what_it_needs():
+    with pytest.raises(scaler.InvalidArgument, match=r"stuck='warn'.*StuckPolicy"):
+        scaler.LossScaleLogger(stuck="warn")
+    model = make_model()
+    model.compile("adam", loss="mse", auto_scale_loss=False)
+    with pytest.raises(scaler.InvalidArgument, match="optimizer is a Adam: expected"):
+        fit(model, callbacks=[scaler.LossScaleLogger()])

@@ -1,0 +1,114 @@
+"""Code written for `LossScaleOptimizer` of tf.keras 2 and of Keras 3 runs against ours with their meanings."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_cases import SCALE, compiled, data, fit, make_model, raw
+
+import scaler
+
+
+def optimizer_and_model():
+    return scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=SCALE), make_model(stateful=False)
+
+
+def loss_of(model, x, y):
+    return tf.reduce_mean(tf.square(model(x) - y))
+
+
+def keras_2(optimizer, model, x, y):
+    with tf.GradientTape() as tape:
+        scaled = optimizer.get_scaled_loss(loss_of(model, x, y))
+    grads = optimizer.get_unscaled_gradients(tape.gradient(scaled, model.trainable_variables))
+    grads, _ = tf.clip_by_global_norm(grads, 1e6)
+    optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+
+
+def keras_3(optimizer, model, x, y):
+    with tf.GradientTape() as tape:
+        scaled = optimizer.scale_loss(loss_of(model, x, y))
+    optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
+
+
+def with_a_function(optimizer, model, x, y):
+    optimizer.minimize(lambda: loss_of(model, x, y), model.trainable_variables)
+
+
+def with_a_tape(optimizer, model, x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_of(model, x, y)
+    optimizer.minimize(loss, model.trainable_variables, tape=tape)
+
+
+@pytest.mark.parametrize("compile_", [tf.function, lambda step: step], ids=["graph", "eager"])
+@pytest.mark.parametrize("style", [keras_2, with_a_function, with_a_tape])
+def test_all_styles_take_the_same_steps(style, compile_):
+    found = []
+    for step in (style, keras_3):
+        optimizer, model = optimizer_and_model()
+        run = compile_(lambda x, y, step=step, optimizer=optimizer, model=model: step(optimizer, model, x, y))
+        for seed in range(3):
+            run(*map(tf.constant, data(8, seed)))
+        x, y = data(8)
+        x[0] = 1e30
+        run(tf.constant(x), tf.constant(y))
+        run(*map(tf.constant, data(8)))
+        assert optimizer.loss_scaler.counters.skipped == 1
+        found.append((raw(model.weights), float(optimizer.loss_scale)))
+    assert found[0] == found[1]
+
+
+def test_gradients_that_were_unscaled_by_hand_count_so_until_the_next_loss():
+    optimizer, weight = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=SCALE), tf.Variable(0.0)
+    for by_hand in (True, False, True):
+        weight.assign(0.0)
+        scaled = optimizer.get_scaled_loss(tf.constant(3.0))
+        (grad,) = optimizer.get_unscaled_gradients([scaled]) if by_hand else [scaled]
+        outcome = optimizer.apply([grad], [weight])
+        assert weight.numpy() == -3.0
+        assert outcome.loss_scale == SCALE
+
+
+def test_a_compiled_train_step_of_keras_2_goes_on_in_fit():
+    optimizer, model = optimizer_and_model()
+    model.compile(optimizer, loss="mse")
+    keras_2(optimizer, model, *data(8))
+    plain = make_model(stateful=False)
+    plain.compile(keras.optimizers.SGD(0.1), loss="mse", auto_scale_loss=False)
+    plain.set_weights(model.get_weights())
+    for one in (model, plain):
+        fit(one)
+    for ours, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-3)
+
+
+def test_attributes():
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.Adam(0.5), initial_scale=64.0, dynamic_growth_steps=3)
+    assert (optimizer.initial_scale, optimizer.dynamic_growth_steps, optimizer.dynamic) == (64.0, 3, True)
+    assert optimizer.loss_scale == optimizer.dynamic_scale == 64.0
+    assert optimizer.loss_scale.dtype == tf.float32
+    assert float(optimizer.learning_rate) == 0.5
+    fixed = scaler.LossScaleOptimizer(keras.optimizers.Adam(), scaler.Static(8.0))
+    assert (fixed.initial_scale, fixed.dynamic_growth_steps, fixed.dynamic) == (8.0, None, False)
+    assert scaler.LossScaleOptimizer(inner_optimizer=keras.optimizers.Adam(), dynamic=True).initial_scale == 2.0**15
+    assert optimizer.get_scaled_loss(lambda: tf.constant(2.0))() == 128.0
+    assert optimizer.get_unscaled_gradients([None, tf.constant(128.0)])[1] == 2.0
+
+
+def test_losses_of_examples_are_scaled_too():
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=64.0)
+    scaled = optimizer.scale_loss(tf.constant([1.0, 2.0], tf.float16))
+    assert scaled.dtype == tf.float32
+    np.testing.assert_array_equal(scaled, [64.0, 128.0])
+
+
+def test_the_learning_rate_and_iterations_are_the_inner_ones():
+    model = compiled()
+    model.optimizer.learning_rate = 0.25
+    assert float(model.optimizer.inner_optimizer.learning_rate) == 0.25
+    fit(model)
+    assert int(model.optimizer.iterations) == int(model.optimizer.inner_optimizer.iterations) == 6
+    model.optimizer.iterations.assign(100)
+    fit(model)
+    assert int(model.optimizer.iterations) == 106
