@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from scaler import InvalidArgument, Scheduled, presets
+from scaler.presets.rules.streak import Streak
 
 STRATEGIES = [name for name in presets.__all__ if not name.endswith("_stuck")]
 
@@ -116,3 +117,22 @@ def test_limits_of_arguments(preset, name, taken, refused, says):
     for value in refused:
         with pytest.raises(InvalidArgument, match=f"{name}=.*{says}"):
             made(preset, **{name: value})
+
+
+def test_limits_of_streaks_that_deepspeed_and_others_are_made_of():
+    named = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "first_interval": None}
+    rest = {"hysteresis": 1, "refill": ("growth",), "backoff_floor": LEAST, "growth_ceiling": MOST, "double": False}
+    assert vars(Streak(8.0)) == {"initial_scale": 8.0, **named, **rest}
+    assert Streak(8.0, growth_interval=5, first_interval=5).first_interval == 5
+    with pytest.raises(InvalidArgument, match=r"^first_interval=4: expected at least growth_interval=5\.$"):
+        Streak(8.0, growth_interval=5, first_interval=4)
+    for name in ("growth_factor", "backoff_factor"):
+        assert getattr(Streak(8.0, **{name: LEAST}), name) == LEAST
+        for wrong in (below(LEAST), above(MOST)):
+            with pytest.raises(InvalidArgument, match=rf"^{name}=.*in \[2\^-126, 2\^126\]"):
+                Streak(8.0, **{name: wrong})
+    assert Streak(8.0, backoff_floor=16.0, growth_ceiling=16.0).min_scale == 8.0
+    with pytest.raises(InvalidArgument, match=r"^min_scale=16\.0, max_scale=8\.0: expected min_scale <= max_scale"):
+        Streak(8.0, backoff_floor=16.0, growth_ceiling=8.0)
+    with pytest.raises(InvalidArgument, match="expected a tuple of some of growth, finite, backoff"):
+        Streak(8.0, refill=("never",))
