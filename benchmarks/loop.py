@@ -19,8 +19,8 @@ import loops.tasks
 import scaler
 
 BATCH_SIZE = 32
-STEPS = 300
-SECONDS = 8.0
+STEPS = 150
+SECONDS = 5.0
 DEFAULTS = "fit"
 MODELS = {
     "digits MLP, float32": (models.digits_mlp, "float32", 3.0),

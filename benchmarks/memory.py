@@ -26,6 +26,7 @@ import tensorflow as tf
 
 COUNT, SIZE = 64, 512
 DTYPES = ("float32", "float16")
+CONTENDERS = ("halfstep", gate.SCALED[0], gate.SCALED[1], gate.PLAIN[0])
 MASTERS = 4.0
 TEMPORARIES = 4.0
 """One float32 copy of all gradients, the largest that a bucket can be."""
@@ -50,7 +51,7 @@ def run(quick: bool) -> paired.Report:
     count, size = (2, 8) if quick else (COUNT, SIZE)
     found: dict[str, dict] = {}
     for dtype in DTYPES[:1] if quick else DTYPES:
-        for name in list(gate.CONTENDERS)[:1] if quick else gate.CONTENDERS:
+        for name in CONTENDERS[:1] if quick else CONTENDERS:
             title = f"{name}, {dtype}{' with masters' if dtype == 'float16' and 'halfstep' in name else ''}"
             found[title] = _alone(needed, name, dtype, count, size)
     figures = [

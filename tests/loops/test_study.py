@@ -174,7 +174,8 @@ def test_set_ups_are_chosen_by_name_in_the_order_of_the_study():
 def test_every_set_up_makes_valid_options():
     for setup in SETUPS:
         fields = {field.name for field in dataclasses.fields(Setup)} - {"name", "title"}
-        RunOptions(steps=1, seed=0, **{name: getattr(setup, name) for name in fields})
+        options = RunOptions(steps=1, seed=0, **{name: getattr(setup, name) for name in fields})
+        assert all(getattr(options, name) == getattr(setup, name) for name in fields)
 
 
 def test_strategies_are_set_ups_beside_float32():
