@@ -21,10 +21,11 @@ class Workers:
 
     def __init__(self, strategy: tf.distribute.Strategy | None):
         self._strategy = strategy
-        own = len(strategy.extended.worker_devices) if strategy else 1
-        self.count = strategy.num_replicas_in_sync // own if strategy else 1
+        replicas = strategy.num_replicas_in_sync if strategy else 1
+        # TensorFlow's default strategy has no devices to count.
+        self._own_replicas = len(strategy.extended.worker_devices) if strategy and replicas > 1 else 1
+        self.count = replicas // self._own_replicas
         self.index = _index(strategy.cluster_resolver) if strategy and self.count > 1 else 0
-        self._own_replicas = own
         self._sum = tf.function(self._sum_over_replicas)
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:

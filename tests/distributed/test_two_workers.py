@@ -6,71 +6,40 @@ one that waits for a reduction the other never reaches hangs, which ends in a fa
 
 import functools
 import json
-import os
-import pathlib
-import socket
-import subprocess
-import sys
+import traceback
 
 import keras
 import numpy as np
 import pytest
 import replica_cases as cases
 import tensorflow as tf
+from worker_cases import start_workers, statuses
 
 import scaler
 
-HERE = pathlib.Path(__file__).parent
 SECONDS = 240
 APPLIED = [True, False, True, False, True, False, False]
 
 
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def run_workers(folder):
-    """The reports of both workers. Both are killed if one takes too long or fails."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    root = str(pathlib.Path(scaler.__file__).parents[1])
-    processes, logs = [], []
+def work(index, folder):
+    """One worker: its report, or what it raised."""
     try:
-        for index in (0, 1):
-            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-            path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-            environment = {**os.environ, "TF_CONFIG": json.dumps(task), "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
-            logs.append((folder / f"{index}.log").open("w+"))
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(HERE / "worker.py"), str(folder / f"{index}.json")],
-                    env=environment,
-                    stdout=logs[-1],
-                    stderr=subprocess.STDOUT,
-                )
-            )
-        for index, process in enumerate(processes):
-            try:
-                code = process.wait(SECONDS)
-            except subprocess.TimeoutExpired:
-                code = f"nothing within {SECONDS} seconds"
-            if code != 0:
-                pytest.fail(f"worker {index} returned {code}:\n{(folder / f'{index}.log').read_text()[-3000:]}")
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        for log in logs:
-            log.close()
-    return [json.loads((folder / f"{index}.json").read_text()) for index in (0, 1)]
+        import worker
+
+        (folder / f"{index}.json").write_text(json.dumps(worker.report()))
+    except BaseException:
+        (folder / f"{index}.log").write_text(traceback.format_exc())
+        raise
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    return run_workers(tmp_path_factory.mktemp("workers"))
+    """The reports of both workers. Both are killed if one takes too long."""
+    folder = tmp_path_factory.mktemp("workers")
+    found = statuses(start_workers(work, folder), SECONDS)
+    said = [path.read_text()[-3000:] for path in sorted(folder.glob("*.log"))]
+    assert found == [0, 0], said
+    return [json.loads((folder / f"{index}.json").read_text()) for index in (0, 1)]
 
 
 @pytest.mark.parametrize("name", ["written", "written in tf.range"])

@@ -1,13 +1,9 @@
-"""One of two workers of a `MultiWorkerMirroredStrategy`, started by `test_two_workers.py` with TF_CONFIG set.
-
-    python worker.py report.json
+"""One of two workers of a `MultiWorkerMirroredStrategy`, which `test_two_workers.py` imports with TF_CONFIG set.
 
 Each worker overflows in turn. What this worker saw goes to the report.
 """
 
 import functools
-import json
-import sys
 
 import keras
 import numpy as np
@@ -69,12 +65,11 @@ def looped(**arguments):
     }
 
 
-if __name__ == "__main__":
-    report = {
+def report():
+    """What this worker saw, as JSON."""
+    return {
         "written": written(in_graph=False),
         "written in tf.range": written(in_graph=True),
         "Loop": looped(),
         "Loop with accumulation": looped(accumulate=7),
     }
-    with open(sys.argv[1], "w", encoding="utf-8") as file:
-        json.dump(report, file)
