@@ -16,11 +16,12 @@ from scaler.graphs import as_called, as_written
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, check_optimizer
 from scaler.outcome import Cause, Outcome, cause, explain
-from scaler.pairs import check_pairs
+from scaler.pairs import as_gradient, check_pairs
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, Strategy
 from scaler.strategies.base import check_event, check_state, check_strategy, needs_of
 from scaler.stuck import Reading, StuckPolicy, Watch
+from scaler.variables import explain_other_shapes, shared_variable
 
 
 class Counters(NamedTuple):
@@ -74,12 +75,12 @@ class LossScaler(tf.Module):
             state = self.strategy.init()
             check_state(self.strategy, state)
             self._state_type = type(state)
-            self._state = {field: _variable(value, field) for field, value in state._asdict().items()}
+            self._state = {field: shared_variable(value, field) for field, value in state._asdict().items()}
             for field, variable in self._state.items():
-                _explain_other_shapes(variable, f"{type(self.strategy).__name__}'s {field}")
+                explain_other_shapes(variable, f"{type(self.strategy).__name__}'s {field}")
             counts = ("attempted", "applied", "consecutive_skips")
-            self._counts = {field: _variable(tf.constant(0, tf.int64), field) for field in counts}
-            self._last_skip = {field: _variable(value, field) for field, value in _NEVER_SKIPPED.items()}
+            self._counts = {field: shared_variable(tf.constant(0, tf.int64), field) for field in counts}
+            self._last_skip = {field: shared_variable(value, field) for field, value in _NEVER_SKIPPED.items()}
             # The scale that the gradients of now carry, until the next `scale`: an `apply` may come after an `update`.
             self._scale_used = replicas.local_variable(0.0, "scale_used")
             # Whether the losses since the last decision were finite; one decision may be taken in several `apply`.
@@ -233,7 +234,7 @@ class LossScaler(tf.Module):
                 "taken before the forward pass, or None."
             )
         masters = variables if isinstance(variables, MasterWeights) else None
-        grads = [grad if grad is None else _tensor(grad) for grad in grads]
+        grads = [grad if grad is None else as_gradient(grad) for grad in grads]
         targets = masters.weights if masters else list(variables)
         check_pairs(grads, targets, allow_16bit_updates)
         clipping = clipping_of(clip_norm, clip)
@@ -361,37 +362,6 @@ class LossScaler(tf.Module):
 _LOW_SCALE = 2.0**-14
 """Where float16's backward pass can hardly overflow any more, and is not flushed to zero yet."""
 _NEVER_SKIPPED = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
-
-
-def _variable(value, name: str) -> tf.Variable:
-    return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
-
-
-def _explain_other_shapes(variable: tf.Variable, what: str) -> None:
-    """Has a checkpoint with another shape refused in a sentence. On replicas TensorFlow does so itself."""
-    restore = getattr(variable, "_restore_from_tensors", None)
-    if variable.shape.rank == 0 or restore is None:
-        return
-
-    def checked(tensors: dict) -> Any:
-        for value in tensors.values():
-            if not value.shape.is_compatible_with(variable.shape):
-                raise InvalidArgument(
-                    f"the checkpoint holds {what} with shape {value.shape}, and this one has {variable.shape}: restore "
-                    "it into a strategy with the length it was saved with, such as history_length of DelayedAmax."
-                )
-        return restore(tensors)
-
-    object.__setattr__(variable, "_restore_from_tensors", checked)
-
-
-def _tensor(grad):
-    if isinstance(grad, tuple) and not isinstance(grad, tf.IndexedSlices):
-        raise InvalidArgument(
-            "apply: the gradients are pairs, as for optimizer.apply_gradients: expected two lists, "
-            "apply(optimizer, grads, variables)."
-        )
-    return grad if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
 
 
 def _of_first(strategy, event: Event) -> Event:

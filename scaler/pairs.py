@@ -13,6 +13,16 @@ _UPDATED_SAFELY = (tf.float32,)
 _REFUSED_16BIT = (tf.float16, tf.bfloat16)
 
 
+def as_gradient(grad) -> tf.Tensor | tf.IndexedSlices:
+    """One entry of a list of gradients as a tensor; raises `InvalidArgument` for a pair."""
+    if isinstance(grad, tuple) and not isinstance(grad, tf.IndexedSlices):
+        raise InvalidArgument(
+            "apply: the gradients are pairs, as for optimizer.apply_gradients: expected two lists, "
+            "apply(optimizer, grads, variables)."
+        )
+    return grad if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
+
+
 def check_pairs(grads: Sequence[Gradient], variables: Sequence, allow_16bit_updates: bool) -> None:
     """Raises `InvalidArgument` unless every gradient fits its variable, and the variables can be updated safely."""
     if not grads:

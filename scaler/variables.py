@@ -1,0 +1,32 @@
+"""Variables that a scaler keeps its state in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from scaler.errors import InvalidArgument
+
+
+def shared_variable(value, name: str) -> tf.Variable:
+    """A variable that all replicas agree on, since they assign it together."""
+    return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
+def explain_other_shapes(variable: tf.Variable, what: str) -> None:
+    """Has a checkpoint with another shape refused in a sentence. On replicas TensorFlow does so itself."""
+    restore = getattr(variable, "_restore_from_tensors", None)
+    if variable.shape.rank == 0 or restore is None:
+        return
+
+    def checked(tensors: dict) -> Any:
+        for value in tensors.values():
+            if not value.shape.is_compatible_with(variable.shape):
+                raise InvalidArgument(
+                    f"the checkpoint holds {what} with shape {value.shape}, and this one has {variable.shape}: restore "
+                    "it into a strategy with the length it was saved with, such as history_length of DelayedAmax."
+                )
+        return restore(tensors)
+
+    object.__setattr__(variable, "_restore_from_tensors", checked)
