@@ -168,9 +168,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             pairs = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
             packed.pack(self.inner_optimizer, *zip(*pairs, strict=True))
         unscaled = tf.identity(self._unscaled) if self._by_hand else False
-        return self.loss_scaler.apply(
-            self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete
-        )
+        return self.loss_scaler.apply(self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete)
 
     def apply_gradients(self, grads_and_vars):
         """As `apply`, for pairs. Returns the inner optimizer's `iterations`."""
