@@ -91,6 +91,15 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         self._by_hand = False
         self._packed = False
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Keras's class sets it on what it is put around.
+        if name == "loss_scale_factor" and "loss_scaler" in vars(self):
+            raise InvalidArgument(
+                f"loss_scale_factor={value!r} on a scaler.LossScaleOptimizer, or another loss scaler around it: it "
+                "scales losses by itself, and one loss scaler is enough. Pass scaler.Static(...) for a constant."
+            )
+        super().__setattr__(name, value)
+
     def build(self, variables: Sequence) -> None:
         """Makes the inner optimizer's slots, masters for 16-bit variables and sums for accumulation.
 

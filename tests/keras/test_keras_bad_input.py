@@ -24,6 +24,7 @@ def ours(**arguments):
             lambda: scaler.LossScaleOptimizer(keras.optimizers.LossScaleOptimizer(ADAM())),
             r"it scales losses by itself. Pass its inner_optimizer",
         ),
+        (lambda: keras.optimizers.LossScaleOptimizer(ours()), r"another loss scaler around it"),
         (
             lambda: ours(strategy=scaler.Static(2.0), initial_scale=4.0),
             r"Static.*together with initial_scale=4.0.*configure the default strategy",
