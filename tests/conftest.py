@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 # Devices are fixed once TensorFlow starts; replicas of a MirroredStrategy need several.
 tf.config.set_logical_device_configuration(
@@ -32,12 +33,13 @@ MODES = ("eager", "graph", "loop", "xla")
 
 @pytest.fixture(autouse=True)
 def _clean_state():
-    """The same random numbers for every test, and no dtype policy left behind by one."""
+    """The same random numbers for every test, and no dtype policy or deterministic operations left behind by one."""
     keras.utils.set_random_seed(0)
     yield
     keras.config.set_dtype_policy("float32")
     keras.config.set_floatx("float32")
     tf.config.run_functions_eagerly(False)
+    config.disable_op_determinism()
 
 
 @pytest.fixture(scope="session", params=MODES)

@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework import config
 
 import loops
 from loops.resume import folder
@@ -101,17 +100,6 @@ def test_what_can_save_its_position_goes_on_without_a_warning(kind, tmp_path):
     assert seen + again == whole
 
 
-@pytest.fixture
-def _no_determinism():
-    """As in a script that never asked for it, which another test of this process may have; there is no public way."""
-    enabled = config.is_op_determinism_enabled()
-    config.disable_op_determinism()
-    yield
-    if enabled:
-        config.enable_op_determinism()
-
-
-@pytest.mark.usefixtures("_no_determinism")
 def test_a_shuffle_without_a_seed_is_named(tmp_path):
     # A global seed counts as one, so that this says what a script without any sees.
     tf.random.set_seed(None)
