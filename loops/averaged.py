@@ -82,6 +82,13 @@ class Averaged:
                 f"Averaged: the optimizer {self._optimizer.name!r} averages {len(averages)} variables of other shapes "
                 f"than the {len(variables)} of model {self._model.name!r}. Give the optimizer that trains this model."
             )
+        for trained, variable in zip(self._optimizer._trainable_variables, variables, strict=True):
+            # A variable of 16 bits is trained through another, its master.
+            if variable.dtype == "float32" and trained is not variable:
+                raise LoopError(
+                    f"Averaged: the optimizer {self._optimizer.name!r} trains another {variable.path!r} than that of "
+                    f"model {self._model.name!r}. Give the optimizer that trains this model."
+                )
         started = tf.convert_to_tensor(self._optimizer.iterations) > 0
         return [
             tf.where(started, tf.saturate_cast(tf.convert_to_tensor(average), variable.dtype), variable)

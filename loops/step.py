@@ -11,6 +11,7 @@ import tensorflow as tf
 import scaler
 from loops.accumulate import Window
 from loops.errors import BadOutputs
+from loops.step_arguments import check_masters, check_parts, check_scaling
 
 OUTPUTS = ("loss", "attempted", "applied", "loss_scale", "grad_norm", "clipped_norm", "swallowed")
 """What every `TrainStep` returns, beside what its loss function adds."""
@@ -71,7 +72,7 @@ class TrainStep(tf.Module):
         layerwise: scaler.Layerwise | None = None,
     ):
         super().__init__(name="train_step")
-        _check(model, loss_fn, loss_scaler, accumulate)
+        check_parts(model, loss_fn, loss_scaler, accumulate)
         self.model = model
         self.loss_fn = loss_fn
         self.optimizer = optimizer
@@ -80,7 +81,9 @@ class TrainStep(tf.Module):
         self.clip_norm = clip_norm
         self.clip = clip
         self.allow_16bit_updates = allow_16bit_updates
-        _check_masters(masters, allow_16bit_updates, layerwise)
+        check_masters(masters, allow_16bit_updates, layerwise)
+        check_scaling(model, optimizer, self.loss_scaler, layerwise)
+        self.loss_scaler.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         self._make_masters, self.layerwise = masters, layerwise
         self._compiled = (
             tf.function(lambda *batch: self._differentiate(*batch)[:3], jit_compile=True) if jit_compile else None
@@ -223,32 +226,3 @@ def _loss_and_extra(result) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             f"the loss function returned a scalar named {taken[0]!r}, which the step itself returns: rename it."
         )
     return tf.cast(loss, tf.float32), extra
-
-
-def _check_masters(masters: object, allow_16bit_updates: bool, layerwise: object) -> None:
-    if masters is not None and (allow_16bit_updates or not callable(masters)):
-        raise scaler.InvalidArgument(
-            f"TrainStep(masters={masters!r}, allow_16bit_updates={allow_16bit_updates!r}): expected a function of the "
-            "variables, such as scaler.KahanWeights, and not to train 16-bit variables without it as well."
-        )
-    if layerwise is not None and not isinstance(layerwise, scaler.Layerwise):
-        raise scaler.InvalidArgument(
-            f"TrainStep(layerwise={layerwise!r}): expected the scaler.Layerwise that scaler.insert_rescales returned."
-        )
-
-
-def _check(model: object, loss_fn: object, loss_scaler: object, accumulate: object) -> None:
-    if not isinstance(model, keras.Model):
-        raise scaler.InvalidArgument(
-            f"TrainStep(model={model!r}): expected a keras.Model. For anything else write the step yourself: any "
-            "callable from a batch to a dict of scalar tensors is a train step."
-        )
-    if not callable(loss_fn):
-        raise scaler.InvalidArgument(f"TrainStep(loss_fn={loss_fn!r}): expected a function of (y, prediction).")
-    if loss_scaler is not None and not isinstance(loss_scaler, scaler.LossScaler):
-        raise scaler.InvalidArgument(
-            f"TrainStep(loss_scaler={loss_scaler!r}): expected a scaler.LossScaler, such as "
-            "scaler.LossScaler(scaler.Dynamic())."
-        )
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise scaler.InvalidArgument(f"TrainStep(accumulate={accumulate!r}): expected an integer of at least 1.")

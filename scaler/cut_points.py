@@ -35,6 +35,9 @@ class _Call:
 class _Rescale(keras.layers.Layer):
     """The identity, with the gradient that `apply`, set once the groups are known, gives it."""
 
+    scales_gradients = True
+    """What `loops.TrainStep` knows a model by that needs its `Layerwise`."""
+
     def __init__(self, group: str):
         # Without autocast, which would round the outputs to the policy's dtype.
         super().__init__(name=f"rescale_{group}", autocast=False)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from scaler import gradients, replicas
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float
-from scaler.clipping import ClipByNorm, ClipByValue, clipping_of
+from scaler.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.errors import InvalidArgument
 from scaler.gate import Decision, Gate
 from scaler.graphs import as_called, as_written
@@ -227,7 +227,7 @@ class LossScaler(tf.Module):
             InvalidArgument: For lists that do not match, no gradient at all, a wrong dtype or shape, 16-bit variables
                 without masters, or an optimizer that scales by itself.
         """
-        check_optimizer(optimizer)
+        clipping = self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         if rollback is not None and not isinstance(rollback, Snapshot):
             raise InvalidArgument(
                 f"apply(rollback={type(rollback).__name__}): expected scaler.snapshot(model.non_trainable_variables), "
@@ -237,7 +237,6 @@ class LossScaler(tf.Module):
         grads = [grad if grad is None else as_gradient(grad) for grad in grads]
         targets = masters.weights if masters else list(variables)
         check_pairs(grads, targets, allow_16bit_updates)
-        clipping = clipping_of(clip_norm, clip)
         self._names = [getattr(target, "path", target.name) for target in targets]
 
         positions = [position for position, grad in enumerate(grads) if grad is not None]
@@ -254,6 +253,21 @@ class LossScaler(tf.Module):
         )
         self._decided.assign(tf.logical_or(self._decided, decision.attempted))
         return self._outcome(decision, loss_scale, tf.constant(positions), diagnose)
+
+    @staticmethod
+    def check_arguments(
+        optimizer: Optimizer,
+        *,
+        clip_norm: float | tf.Tensor | None = None,
+        clip: ClipByNorm | ClipByValue | None = None,
+    ) -> Clipping | None:
+        """Refuses what `apply` would refuse at the first step, and returns the clipping that is asked for.
+
+        Raises:
+            InvalidArgument: For an optimizer that is none or scales by itself, or a clipping that cannot work.
+        """
+        check_optimizer(optimizer)
+        return clipping_of(clip_norm, clip)
 
     @as_written
     def update(self, event: Event) -> None:

@@ -25,6 +25,18 @@ def as_gradient(grad) -> tf.Tensor | tf.IndexedSlices:
 
 def check_pairs(grads: Sequence[Gradient], variables: Sequence, allow_16bit_updates: bool) -> None:
     """Raises `InvalidArgument` unless every gradient fits its variable, and the variables can be updated safely."""
+    if grads and all(grad is None for grad in grads):
+        raise InvalidArgument(
+            "apply: every gradient is None: the scaled loss does not depend on these variables. Compute the loss and "
+            "loss_scaler.scale(loss) inside the tape, and pass the tape the scaled loss."
+        )
+    for variable in variables:
+        _check_variable(variable, allow_16bit_updates)
+    check_gradients(grads, variables)
+
+
+def check_gradients(grads: Sequence[Gradient], variables: Sequence) -> None:
+    """Raises `InvalidArgument` unless every gradient fits its variable."""
     if not grads:
         raise InvalidArgument("apply: the list of gradients is empty: expected one gradient for each variable.")
     if len(grads) != len(variables):
@@ -33,15 +45,9 @@ def check_pairs(grads: Sequence[Gradient], variables: Sequence, allow_16bit_upda
             "that tape.gradient was called with. Where layers were frozen or unfrozen since MasterWeights were made, "
             "make new ones, and a new optimizer: both belong to the list of variables they were made for."
         )
-    if all(grad is None for grad in grads):
-        raise InvalidArgument(
-            "apply: every gradient is None: the scaled loss does not depend on these variables. Compute the loss and "
-            "loss_scaler.scale(loss) inside the tape, and pass the tape the scaled loss."
-        )
     for grad, variable in zip(grads, variables, strict=True):
-        _check_variable(variable, allow_16bit_updates)
         if grad is not None:
-            _check_gradient(grad, variable)
+            _check_gradient(as_gradient(grad), variable)
 
 
 def _check_variable(variable, allow_16bit_updates: bool) -> None:

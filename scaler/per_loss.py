@@ -14,6 +14,7 @@ from scaler.loss_scaler import Counters, LossScaler
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer
 from scaler.outcome import Cause, Outcome
+from scaler.pairs import check_gradients
 from scaler.rollback import Snapshot
 from scaler.strategies import NoScaling, Strategy
 from scaler.stuck import StuckPolicy
@@ -136,11 +137,8 @@ class PerLoss(tf.Module):
         targets = variables.weights if isinstance(variables, MasterWeights) else list(variables)
         unscaled = {}
         for loss, own in self._scalers.items():
-            if len(grads[loss]) != len(targets):
-                raise InvalidArgument(
-                    f"apply: {len(grads[loss])} gradients of the loss {loss!r} for {len(targets)} variables: expected "
-                    "one for each, or None."
-                )
+            with _named("apply", loss):
+                check_gradients(grads[loss], targets)
             unscaled[loss] = own.unscale(grads[loss])
         total = [_sum(parts) for parts in zip(*unscaled.values(), strict=True)]
         step = self._gate.apply(optimizer, total, variables, clip_norm=clip_norm, rollback=rollback)

@@ -76,7 +76,13 @@ class RunState:
                 f"{path} holds a position in the data, and this dataset's cannot be saved: {self._position.problem}. "
                 "Use the dataset of that run, or choose another folder."
             )
-        checkpoint.restore(path).assert_consumed()
+        try:
+            checkpoint.restore(path).assert_consumed()
+        except tf.errors.NotFoundError as error:
+            raise CheckpointError(
+                f"{path}: its position in the data does not fit this dataset, which is built of other operations "
+                "(repeat, shuffle, map, batch, ...) than that of the run. Use the same, or choose another folder."
+            ) from error
         if self._position.problem:
             self._position.skip_to(facts["data"]["batches"])
         for name, action in self._actions.items():

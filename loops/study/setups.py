@@ -79,7 +79,7 @@ def strategy_setups(texts: Sequence[str]) -> list[Setup]:
     for text in dict.fromkeys(texts):
         parse_strategy(text)
         # Also a folder's name.
-        plain = re.sub(r"[^\w.=,-]+", "-", text, flags=re.ASCII)[:100]
+        plain = re.sub(r"[^\w.=,+-]+", "-", text, flags=re.ASCII)[:100]
         name, number = plain, 2
         while name in setups:
             name, number = f"{plain}-{number}", number + 1

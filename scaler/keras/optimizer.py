@@ -161,6 +161,8 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             InvalidArgument: In cross-replica context, or for gradients and variables that do not match.
         """
         self._check_context()
+        if not isinstance(grads, (list, tuple)) or not grads:
+            raise InvalidArgument(f"apply(grads={grads!r}): expected a list of gradients, one for each variable.")
         if trainable_variables is None and not self.built:
             raise InvalidArgument("apply(grads): pass the variables too, or call build(variables) first.")
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
@@ -175,14 +177,15 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             self._packed = True
             weights = self.masters.weights if self.masters else self._trainable_variables
             pairs = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
-            packed.pack(self.inner_optimizer, *zip(*pairs, strict=True))
+            if pairs:
+                packed.pack(self.inner_optimizer, *zip(*pairs, strict=True))
         unscaled = tf.identity(self._unscaled) if self._by_hand else False
         return self.loss_scaler.apply(self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete)
 
     def apply_gradients(self, grads_and_vars):
         """As `apply`, for pairs. Returns the inner optimizer's `iterations`."""
-        grads, variables = zip(*grads_and_vars, strict=True)
-        self.apply(grads, variables)
+        pairs = list(grads_and_vars)
+        self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
         return self.iterations
 
     def stateless_apply(self, optimizer_variables, grads, trainable_variables):

@@ -84,7 +84,7 @@ def _state(model: keras.Model, data) -> list:
         except Exception as error:
             raise InvalidArgument(
                 f"protect: model {model.name!r} could not be built on the first batch, so that it is not known what to "
-                f"put back: {error}. Call it on a batch before fit."
+                f"put back: {error}. Is the batch of the right shape? Then call the model on one before fit."
             ) from error
     return list({id(v): v for v in (*model.non_trainable_variables, *model.metrics_variables)}.values())
 

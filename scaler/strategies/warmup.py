@@ -20,12 +20,15 @@ class Warmup:
     """Keep the loss scale below a ceiling that rises to another strategy's in the first steps.
 
         target:   the strategy's own scale; it sees every step
-        scale:    min(target, initial_scale * 2^floor(t / steps * log2(target / initial_scale))) while t < steps,
-                  target from then on
+        rise:     max(floor(log2(target / initial_scale)), 0)
+        scale:    min(target, initial_scale * 2^floor(t * rise / steps)) while t < steps, target from then on
         non-finite while t < steps: the strategy goes on from the scale that was used, which is too large already
 
     t counts attempted steps from 0. The first gradients of a network are often its largest, and a scale that fits the
     rest of the training skips the first steps one after the other.
+
+    It comes up to the strategy's own scale, whatever the scale was before it: also in the middle of a `Scheduled`, and
+    where a checkpoint of another strategy is restored into it.
 
     The state is the strategy's, with `target_scale` (scalar float32) and `warmup_steps` (scalar int32), the steps
     attempted so far.

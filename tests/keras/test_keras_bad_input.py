@@ -64,6 +64,17 @@ def test_gradients_that_do_not_match():
     assert weight.numpy().tolist() == before
 
 
+@pytest.mark.parametrize(
+    ("grads", "message"),
+    [([None], "every gradient is None"), ([], "expected a list"), (3, r"grads=3.*expected a list")],
+)
+def test_the_first_step_has_no_gradients(grads, message):
+    with pytest.raises(scaler.InvalidArgument, match=message):
+        ours().apply(grads, [tf.Variable(1.0)])
+    with pytest.raises(scaler.InvalidArgument, match="expected a list"):
+        ours().apply_gradients([])
+
+
 def test_a_loss_without_a_tape():
     with pytest.raises(scaler.InvalidArgument, match="needs the tape"):
         ours().minimize(tf.constant(1.0), [tf.Variable(1.0)])

@@ -122,3 +122,7 @@ def test_what_cannot_work_is_named():
     step(batch())
     with pytest.raises(loops.LoopError, match="other shapes than the 4 of model"):
         loops.Averaged(plain_model(), step.optimizer)(batch()[0])
+    one, other = make("float32"), make("float32")
+    one(batch())
+    with pytest.raises(loops.LoopError, match="trains another"):
+        loops.Averaged(other.model, one.optimizer)(batch()[0])

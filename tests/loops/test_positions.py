@@ -100,6 +100,13 @@ def test_what_can_save_its_position_goes_on_without_a_warning(kind, tmp_path):
     assert seen + again == whole
 
 
+def test_a_position_in_a_dataset_built_otherwise_is_refused(tmp_path):
+    looping(numbers(), tmp_path)[0].run(3)
+    other = numbers().map(lambda n: n).shuffle(5, seed=0)
+    with pytest.raises(loops.CheckpointError, match=r"does not fit this dataset.*other operations"):
+        looping(other, tmp_path, resume=True)[0].run(5)
+
+
 def test_a_shuffle_without_a_seed_is_named(tmp_path):
     # A global seed counts as one, so that this says what a script without any sees.
     tf.random.set_seed(None)

@@ -249,7 +249,9 @@ def test_a_stuck_loss_is_named():
         (lambda: PerLoss({"a": Dynamic()}).scale(1.0), r"scale\(float\)"),
         (lambda: PerLoss({"a": Dynamic()}).scale({"a": [1.0, 2.0]}), r"scale, loss 'a': .*expected a scalar"),
         (lambda: applied({"a": [tf.constant(1.0)]}), r"apply\(\['a'\]\): .*losses a, b"),
-        (lambda: applied({"a": [tf.constant(1.0)], "b": []}), "0 gradients of the loss 'b' for 1 variables"),
+        (lambda: applied({"a": [tf.constant(1.0)], "b": []}), "apply, loss 'b': .*list of gradients is empty"),
+        (lambda: applied({"a": [tf.constant(1.0)], "b": [tf.constant([1.0, 2.0])]}), r"loss 'b': .*has shape \(2,\)"),
+        (lambda: applied({"a": [tf.constant(1.0)], "b": ["large"]}), "loss 'b': .*has dtype string"),
         (lambda: applied({"a": [tf.constant(1.0)], "b": [None]}), "apply, loss 'b': .*every gradient is None"),
     ],
 )

@@ -1,0 +1,61 @@
+"""What a `TrainStep` refuses when it is made, rather than at the first batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+import scaler
+from loops.schedules import ByAttempts
+
+
+def check_masters(masters: object, allow_16bit_updates: bool, layerwise: object) -> None:
+    """Refuses two ways of treating 16-bit variables at once, and what is no `Layerwise`."""
+    if masters is not None and (allow_16bit_updates or not callable(masters)):
+        raise scaler.InvalidArgument(
+            f"TrainStep(masters={masters!r}, allow_16bit_updates={allow_16bit_updates!r}): expected a function of the "
+            "variables, such as scaler.KahanWeights, and not to train 16-bit variables without it as well."
+        )
+    if layerwise is not None and not isinstance(layerwise, scaler.Layerwise):
+        raise scaler.InvalidArgument(
+            f"TrainStep(layerwise={layerwise!r}): expected the scaler.Layerwise that scaler.insert_rescales returned."
+        )
+
+
+def check_scaling(model: keras.Model, optimizer: Any, loss_scaler: scaler.LossScaler, layerwise: object) -> None:
+    """Refuses a model, an optimizer and a scaler that would count or scale one thing twice, or not at all."""
+    if layerwise is None and any(getattr(layer, "scales_gradients", False) for layer in model._flatten_layers()):
+        raise scaler.InvalidArgument(
+            f"TrainStep: model {model.name!r} has layers of scaler.insert_rescales, whose scales only their Layerwise "
+            "takes off the gradients again: expected layerwise=, the other thing that insert_rescales returned."
+        )
+    if getattr(optimizer, "gradient_accumulation_steps", None):
+        raise scaler.InvalidArgument(
+            f"TrainStep: the optimizer has gradient_accumulation_steps={optimizer.gradient_accumulation_steps!r}, so "
+            "that a step that counts as applied may move nothing. Leave it out, and pass accumulate= to TrainStep."
+        )
+    schedule = getattr(optimizer, "_learning_rate", None)
+    if isinstance(schedule, ByAttempts) and schedule.loss_scaler is not loss_scaler:
+        raise scaler.InvalidArgument(
+            "TrainStep: the optimizer's ByAttempts counts the attempts of another loss scaler: expected the one "
+            "that is passed as loss_scaler=."
+        )
+
+
+def check_parts(model: object, loss_fn: object, loss_scaler: object, accumulate: object) -> None:
+    """Refuses arguments of the wrong kind."""
+    if not isinstance(model, keras.Model):
+        raise scaler.InvalidArgument(
+            f"TrainStep(model={model!r}): expected a keras.Model. For anything else write the step yourself: any "
+            "callable from a batch to a dict of scalar tensors is a train step."
+        )
+    if not callable(loss_fn):
+        raise scaler.InvalidArgument(f"TrainStep(loss_fn={loss_fn!r}): expected a function of (y, prediction).")
+    if loss_scaler is not None and not isinstance(loss_scaler, scaler.LossScaler):
+        raise scaler.InvalidArgument(
+            f"TrainStep(loss_scaler={loss_scaler!r}): expected a scaler.LossScaler, such as "
+            "scaler.LossScaler(scaler.Dynamic())."
+        )
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise scaler.InvalidArgument(f"TrainStep(accumulate={accumulate!r}): expected an integer of at least 1.")

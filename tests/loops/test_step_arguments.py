@@ -1,0 +1,50 @@
+"""Guards what a TrainStep refuses when it is made: what would otherwise fail in a trace, or go wrong in silence."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+
+
+def model():
+    return keras.Sequential([keras.Input([3]), keras.layers.Dense(4, name="near"), keras.layers.Dense(1, name="far")])
+
+
+def squared(y, prediction):
+    return tf.reduce_mean(tf.square(prediction - y))
+
+
+def rescaled():
+    return scaler.insert_rescales(model(), after=["near"])[0]
+
+
+SGD = keras.optimizers.SGD
+REFUSED = {
+    "no optimizer": ({"optimizer": 5}, "expected a Keras optimizer"),
+    "an optimizer that scales": ({"optimizer": keras.optimizers.LossScaleOptimizer(SGD())}, "inner_optimizer"),
+    "one that accumulates": ({"optimizer": SGD(gradient_accumulation_steps=3)}, "pass accumulate="),
+    "a norm of 0": ({"clip_norm": 0.0}, "clip_norm=0.0: expected a positive finite number"),
+    "no clipping": ({"clip": 1.0}, "expected scaler.ClipByNorm"),
+    "two clippings": ({"clip": scaler.ClipByNorm(1.0), "clip_norm": 1.0}, "expected one of them"),
+    "attempts of another scaler": (
+        {"optimizer": SGD(loops.ByAttempts(lambda step: 0.1, scaler.LossScaler(scaler.Static(2.0))))},
+        "another loss scaler",
+    ),
+    "rescales without their Layerwise": ({"model": rescaled()}, "expected layerwise="),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_when_it_is_made(case):
+    changes, named = REFUSED[case]
+    arguments = {"model": model(), "loss_fn": squared, "optimizer": SGD(), **changes}
+    with pytest.raises(scaler.InvalidArgument, match=named) as caught:
+        loops.TrainStep(arguments.pop("model"), arguments.pop("loss_fn"), arguments.pop("optimizer"), **arguments)
+    assert "in user code" not in str(caught.value)
+
+
+def test_attempts_of_its_own_scaler_are_taken():
+    loss_scaler = scaler.LossScaler(scaler.Static(2.0))
+    loops.TrainStep(model(), squared, SGD(loops.ByAttempts(lambda step: 0.1, loss_scaler)), loss_scaler=loss_scaler)
