@@ -62,8 +62,8 @@ class Checkpoint:
             the folder `best` in the directory, and only when the copy is whole is the one before removed: at any moment
             there is a best one. `best` is a folder of checkpoints like others, which a run can go on from.
         run: Names and values, as JSON has them, by which a run differs from others, such as its seed. The optimizer,
-            the scaling strategy, the shapes of variables and of batches of a fixed size (`drop_remainder=True`) and the number of replicas need no
-            mention.
+            the scaling strategy, the shapes of variables and of batches of a fixed size (`drop_remainder=True`) and the
+            number of replicas need no mention.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
