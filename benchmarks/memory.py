@@ -3,9 +3,8 @@
     python benchmarks/memory.py [--json] [--quick]
 
 Each contender is alone in a process. `state` is what its step keeps: weights, masters and slots. `temporaries` is what
-a step, compiled and warm, needs beyond what was resident before it: the kernel's high-water mark, which is reset first
-(Linux), or TensorFlow's own on a GPU. The C library is told to give freed memory back, so that a step's temporaries
-show each time.
+a step, compiled and warm, needs at its peak beyond what was allocated before it, as TensorFlow's allocator counts. On
+CPUs that is the one it has for GPUs: its other one counts nothing, and gives no freed memory back that could be seen.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
-import pathlib
-import re
 import statistics
 
-# Read when a process starts: the children's.
-os.environ["MALLOC_MMAP_THRESHOLD_"] = os.environ["MALLOC_TRIM_THRESHOLD_"] = "65536"
+# Read when TensorFlow makes its devices: in the children.
+os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"
 
 import gate
 import paired
@@ -71,20 +68,11 @@ def _variables(step) -> list[tf.Variable]:
 
 
 def _peak(step) -> float:
-    if tf.config.list_physical_devices("GPU"):
-        tf.config.experimental.reset_memory_stats("GPU:0")
-        before = tf.config.experimental.get_memory_info("GPU:0")["current"]
-        step().numpy()
-        return tf.config.experimental.get_memory_info("GPU:0")["peak"] - before
-    pathlib.Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
+    tf.config.experimental.reset_memory_stats(device)
+    before = tf.config.experimental.get_memory_info(device)["current"]
     step().numpy()
-    return _status("VmHWM") - before
-
-
-def _status(field: str) -> int:
-    text = pathlib.Path("/proc/self/status").read_text()
-    return int(re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)[1]) * 1024
+    return tf.config.experimental.get_memory_info(device)["peak"] - before
 
 
 def _alone(function, *arguments):
