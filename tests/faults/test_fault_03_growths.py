@@ -9,7 +9,7 @@ from fault_cases import batch, batches
 
 
 @pytest.mark.parametrize("high", [2.0**40, 2.0**126], ids=["default", "2^126"])
-def test_the_scale_rests_at_its_ceiling_and_comes_back(rig, style, mode, high):
+def test_the_scale_rests_at_its_ceiling_and_comes_back(rig, mode, high):
     rig.reset(high=high, interval=1)
     weights = [weight.numpy() for weight in rig.masters.weights]
     # 116 growths reach the highest ceiling; eager steps are slow, and the other modes stand for them beyond that.
