@@ -241,7 +241,7 @@ def _small(variable) -> bool:
         and native.dtype == tf.float32
         and native.shape.num_elements() <= _LARGEST
         and "CPU" in native.device
-        and not getattr(variable, "overwrite_with_gradient", False)
+        and not gradients.overwrites(variable)
     )
 
 

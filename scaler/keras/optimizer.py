@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaler import packed, replicas
+from scaler import clusters, packed, replicas
 from scaler.errors import InvalidArgument
 from scaler.gradients import Gradient
 from scaler.graphs import in_steps_of_fit, in_xla
@@ -177,8 +177,9 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             self._packed = True
             weights = self.masters.weights if self.masters else self._trainable_variables
             pairs = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
-            if pairs:
-                packed.pack(self.inner_optimizer, *zip(*pairs, strict=True))
+            own_grads, own_weights = [grad for grad, _ in pairs], [weight for _, weight in pairs]
+            if clusters.worth_compiling(self.inner_optimizer, own_grads, own_weights):
+                packed.pack(self.inner_optimizer, own_grads, own_weights)
         unscaled = tf.identity(self._unscaled) if self._by_hand else False
         return self.loss_scaler.apply(self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete)
 

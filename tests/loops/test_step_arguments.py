@@ -47,4 +47,5 @@ def test_refused_when_it_is_made(case):
 
 def test_attempts_of_its_own_scaler_are_taken():
     loss_scaler = scaler.LossScaler(scaler.Static(2.0))
-    loops.TrainStep(model(), squared, SGD(loops.ByAttempts(lambda step: 0.1, loss_scaler)), loss_scaler=loss_scaler)
+    optimizer = SGD(loops.ByAttempts(lambda step: 0.1, loss_scaler))
+    assert loops.TrainStep(model(), squared, optimizer, loss_scaler=loss_scaler).loss_scaler is loss_scaler
