@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from scaler import clusters, gradients, measurement, packed, replicas, statistics
 from scaler.clipping import Clipping, Limiter
-from scaler.graphs import apart
+from scaler.graphs import apart, opaque
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, build_optimizer, gradients_are_reduced, update_variables
+from scaler.outcome import Skip, not_skipped, presumed_cause
 from scaler.rollback import Snapshot, keep_finite
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
@@ -25,21 +26,15 @@ class Decision(NamedTuple):
         attempted: Bool, whether it was asked to decide.
         finite: Bool, whether the step was applied.
         norm: Float32, the global norm of the unscaled gradients.
-        has_nan: Bool, whether an unscaled gradient had a NaN.
-        index: Int32, the first of the gradients whose squared norm was not finite, or else the largest.
-        scaled_finite: Bool, whether a skipped step's gradients were all finite before unscaling.
-        loss_finite: Bool, whether the loss was finite on every replica.
         clipped_norm: Float32, the global norm of what the optimizer was given; NaN if the step was not applied.
+        skip: Why it was not.
     """
 
     attempted: tf.Tensor
     finite: tf.Tensor
     norm: tf.Tensor
-    has_nan: tf.Tensor
-    index: tf.Tensor
-    scaled_finite: tf.Tensor
-    loss_finite: tf.Tensor
     clipped_norm: tf.Tensor
+    skip: Skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +43,24 @@ class Gate:
 
     Attributes:
         optimizer: A Keras optimizer or a function `(grads, variables) -> None`.
-        targets: The float32 variables to update, one for each gradient.
-        all_targets: The same, with those that have no gradient.
+        all_targets: The float32 variables, also those that have no gradient.
+        positions: Of those to update among them, one for each gradient.
         masters: Rounded into the model after an update, or None.
         clip: How unscaled gradients are limited, or None.
         needs: Statistics that the strategy wants.
     """
 
     optimizer: Optimizer
-    targets: Sequence
     all_targets: Sequence
+    positions: Sequence[int]
     masters: MasterWeights | None
     clip: Clipping | None
     needs: Needs
+
+    @property
+    def targets(self) -> list:
+        """The variables to update."""
+        return [self.all_targets[position] for position in self.positions]
 
     def decide(
         self,
@@ -69,6 +69,7 @@ class Gate:
         loss_finite: tf.Tensor,
         rollback: Snapshot | None,
         when: tf.Tensor,
+        on_skip: Callable[[Skip], None],
         after: Callable[[Event], None],
     ) -> Decision:
         """Decides once for all replicas; every replica calls it.
@@ -79,6 +80,7 @@ class Gate:
             loss_finite: Scalar bool, of this replica.
             rollback: Of this replica, or None.
             when: Scalar bool, the same on all replicas: whether to decide at all.
+            on_skip: Called once for all replicas in the branch of a skip.
             after: Called once for all replicas with what was seen, when the weights have moved or not.
         """
         if replicas.replica_count() > 1:
@@ -94,9 +96,9 @@ class Gate:
 
             def now() -> Decision:
                 state = list(zip(variables, before, strict=True))
-                decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state)
+                decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state, on_skip)
                 # Counts do not depend on it by themselves: a step that breaks off is not to be counted.
-                with tf.control_dependencies([decision.scaled_finite]):
+                with tf.control_dependencies([decision.clipped_norm]):
                     after(event)
                 return decision
 
@@ -106,36 +108,36 @@ class Gate:
 
         return replicas.merge(decide, grads, before, loss_finite, when)
 
-    def _decide(self, strategy, grads: list, loss_scale, loss_finite, state: list) -> tuple[Decision, Event]:
+    def _decide(
+        self, strategy, grads: list, loss_scale, loss_finite, state: list, on_skip: Callable[[Skip], None]
+    ) -> tuple[Decision, Event]:
         summed = replicas.each(strategy, gradients.sum_duplicates, replicas.total(strategy, grads))
         squared_norms = replicas.each(strategy, self._squared_norms, summed, loss_scale)
-        overflowed = replicas.each(strategy, _not_finite, squared_norms)
-        finite = _after_side_effects(tf.logical_not(replicas.any_of(strategy, overflowed)))
-        loss_bad = replicas.any_of(strategy, replicas.each(strategy, tf.logical_not, loss_finite))
+        finite = _after_side_effects(replicas.all_of(strategy, replicas.each(strategy, _all_finite, squared_norms)))
+        loss_finite = replicas.all_of(strategy, loss_finite)
         squares = replicas.of_each(strategy, squared_norms)[0]
         norm = tf.sqrt(tf.reduce_sum(squares))
 
-        def apply() -> tuple[tf.Tensor, tf.Tensor]:
+        def apply() -> tuple[tf.Tensor, Skip]:
             limit = None if self.clip is None else self.clip.limiter(squares)
             self._update(strategy, summed, loss_scale, limit)
             for variable, value in state:
                 replicas.assign_each(strategy, variable, keep_finite, value)
-            return tf.constant(True), self._clipped_norm(strategy, summed, loss_scale, squares, limit)
+            clipped_norm = norm if limit is None else self._clipped_norm(strategy, summed, loss_scale, squares, limit)
+            return clipped_norm, not_skipped()
 
-        def skip() -> tuple[tf.Tensor, tf.Tensor]:
+        def skip() -> tuple[tf.Tensor, Skip]:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
             own = [gradients.values_of(replicas.of_each(strategy, grad)[0]) for grad in summed]
-            return apart(_all_values_finite, own), tf.constant(float("nan"))
+            reason = Skip(*apart(self._reason, own, squares, loss_finite))
+            on_skip(reason)
+            return tf.constant(float("nan")), reason
 
         if self._compiles(summed):
             clusters.prepare(self.optimizer, summed, self.targets, finite)
-        scaled_finite, clipped_norm = tf.cond(finite, apply, skip)
-        bad = tf.logical_not(tf.math.is_finite(squares))
-        index = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares), output_type=tf.int32)
-        has_nan = tf.math.is_nan(tf.reduce_sum(squares))
-        loss_finite = tf.logical_not(loss_bad)
-        decision = Decision(tf.constant(True), finite, norm, has_nan, index, scaled_finite, loss_finite, clipped_norm)
+        clipped_norm, reason = tf.cond(finite, apply, skip)
+        decision = Decision(tf.constant(True), finite, norm, clipped_norm, reason)
         return decision, Event(finite, *self._statistics(strategy, grads, summed, loss_scale))
 
     def _statistics(self, strategy, own: list, summed: list, loss_scale: tf.Tensor) -> statistics.Statistics:
@@ -149,9 +151,9 @@ class Gate:
             counts = replicas.of_each(strategy, replicas.total(strategy, [counted])[0])[0]
         return statistics.Statistics(amax, counts)
 
-    def _clipped_norm(self, strategy, grads: list, loss_scale, squares, limit: Limiter | None) -> tf.Tensor:
-        after = squares if self.clip is None else self.clip.squares_after(squares)
-        if after is not None or limit is None:
+    def _clipped_norm(self, strategy, grads: list, loss_scale, squares, limit: Limiter) -> tf.Tensor:
+        after = self.clip.squares_after(squares)  # type: ignore[union-attr]
+        if after is not None:
             return tf.sqrt(tf.reduce_sum(after))
 
         def measure(own: list) -> tf.Tensor:
@@ -159,6 +161,15 @@ class Gate:
             return tf.sqrt(gradients.squared_norm(self._derivatives(finished)))
 
         return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
+
+    def _reason(self, scaled: list, squares: tf.Tensor, loss_finite: tf.Tensor) -> Skip:
+        bad = tf.logical_not(tf.math.is_finite(squares))
+        worst = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares))
+        return Skip(
+            cause=presumed_cause(loss_finite, _all_values_finite(scaled)),
+            has_nan=tf.reduce_any(tf.math.is_nan(squares)),
+            index=tf.gather(tf.constant(self.positions), worst),
+        )
 
     @property
     def _plain(self) -> list[bool]:
@@ -187,8 +198,7 @@ class Gate:
             return
 
         def update(own: list) -> None:
-            finished = apart(lambda own: self._finished(own, loss_scale, limit), own)
-            update_variables(self.optimizer, finished, self.targets)
+            update_variables(self.optimizer, self._finished(own, loss_scale, limit), self.targets)
 
         if self.masters:
             self.masters.refresh()
@@ -202,13 +212,14 @@ class Gate:
         new = gradients.divide(grads, loss_scale)
         if limit is not None:
             new = [gradients.limit(grad, limit, position) for position, grad in enumerate(new)]
+        new = gradients.opaque(new)
         return [after if plain else grad for grad, after, plain in zip(grads, new, self._plain, strict=True)]
 
 
 def _not_now() -> Decision:
-    false, true = tf.constant(False), tf.constant(True)
-    nan = tf.constant(float("nan"))
-    return Decision(false, false, nan, false, tf.constant(-1), true, true, nan)
+    false, nan = tf.constant(False), tf.constant(float("nan"))
+    return Decision(false, false, nan, nan, not_skipped())
+
 
 
 def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:
@@ -231,5 +242,5 @@ def _all_values_finite(tensors: list) -> tf.Tensor:
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(values)) for values in tensors])
 
 
-def _not_finite(squared_norms: tf.Tensor) -> tf.Tensor:
-    return tf.logical_not(tf.math.is_finite(tf.reduce_sum(squared_norms)))
+def _all_finite(squared_norms: tf.Tensor) -> tf.Tensor:
+    return tf.math.is_finite(tf.reduce_sum(squared_norms))

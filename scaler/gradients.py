@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from scaler import graphs
 from scaler.graphs import as_written
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
@@ -43,6 +44,11 @@ def multiply(grads: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
 def limit(grad: Gradient, limiter: Callable[..., tf.Tensor], position: int | None = None) -> Gradient:
     """The gradient with `limiter(values, position)` in the place of its values."""
     return _map_one(lambda values: limiter(values, position), grad)
+
+
+def opaque(grads: Sequence[Gradient]) -> list[Gradient]:
+    """The same gradients, which TensorFlow's optimizer does not look through: see `graphs.opaque`."""
+    return _map(graphs.opaque, grads)
 
 
 def to_float32(grads: Sequence[Gradient]) -> list[Gradient]:

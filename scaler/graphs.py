@@ -48,11 +48,18 @@ def in_steps_of_fit() -> bool:
     return any(second.startswith("multi_step") and first.startswith("while_body") for first, second in pairwise(loops))
 
 
+def opaque(tensor: tf.Tensor) -> tf.Tensor:
+    """The same tensor, for numbers that must not depend on what is made of them.
+
+    TensorFlow regroups products, on one replica otherwise than on another. It does not look through this operation.
+    """
+    return tf.ensure_shape(tensor, tensor.shape)
+
+
 def apart(function: Callable, *tensors) -> Any:
     """`function(*tensors)`, which the graph around it does not inline.
 
-    For a branch that few steps take: the operations of a branch not taken are visited too, one by one. And for numbers
-    that must not depend on what is around them: TensorFlow regroups products, on one replica otherwise than on another.
+    For a branch that few steps take: the operations of a branch not taken are visited too, one by one.
     """
     if tf.executing_eagerly() or in_xla():
         return function(*tensors)

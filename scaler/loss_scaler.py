@@ -11,11 +11,11 @@ from scaler import gradients, replicas
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float
 from scaler.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.errors import InvalidArgument
-from scaler.gate import Decision, Gate
+from scaler.gate import Gate
 from scaler.graphs import as_called, as_written
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, check_optimizer
-from scaler.outcome import Cause, Outcome, cause, explain
+from scaler.outcome import Cause, Outcome, Skip, explain
 from scaler.pairs import as_gradient, check_pairs
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, Strategy
@@ -104,7 +104,7 @@ class LossScaler(tf.Module):
     def state(self) -> Any:
         """The strategy's state now, a NamedTuple of scalar tensors."""
         fields = {field: tf.identity(variable) for field, variable in self._state.items()}
-        return self._state_type(**{**fields, "loss_scale": self.loss_scale})
+        return self._state_type(**{**fields, "loss_scale": self._in_bounds(fields["loss_scale"])})
 
     @property
     def loss_scale(self) -> tf.Tensor:
@@ -113,7 +113,9 @@ class LossScaler(tf.Module):
         A value outside the strategy's bounds, which only a damaged or foreign checkpoint can bring, counts as the
         nearest bound; a NaN counts as the strategy's initial scale.
         """
-        stored = tf.identity(self._state["loss_scale"])
+        return self._in_bounds(tf.identity(self._state["loss_scale"]))
+
+    def _in_bounds(self, stored: tf.Tensor) -> tf.Tensor:
         known = tf.where(tf.math.is_nan(stored), self.strategy.init().loss_scale, stored)
         return tf.clip_by_value(known, *self._bounds())
 
@@ -240,8 +242,7 @@ class LossScaler(tf.Module):
         self._names = [getattr(target, "path", target.name) for target in targets]
 
         positions = [position for position, grad in enumerate(grads) if grad is not None]
-        moved = [targets[i] for i in positions]
-        gate = Gate(optimizer, moved, targets, masters, clipping, needs_of(self.strategy))
+        gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy))
         loss_scale, loss_finite = self._scale_of_gradients(), tf.identity(self._loss_finite)
         decision = gate.decide(
             [grads[i] for i in positions],
@@ -249,10 +250,21 @@ class LossScaler(tf.Module):
             loss_finite,
             rollback,
             tf.convert_to_tensor(when),
+            lambda skip: self._keep(loss_scale, skip),
             self.update if update else (lambda event: None),
         )
-        self._decided.assign(tf.logical_or(self._decided, decision.attempted))
-        return self._outcome(decision, loss_scale, tf.constant(positions), diagnose)
+        attempted = tf.get_static_value(decision.attempted)
+        self._decided.assign(True if attempted else tf.logical_or(self._decided, decision.attempted))
+        skip = decision.skip if diagnose is None else self._told_apart(decision.skip, loss_scale, diagnose)
+        return Outcome(
+            finite=decision.finite,
+            loss_scale=loss_scale,
+            grad_norm=decision.norm,
+            cause=skip.cause,
+            has_nan=skip.has_nan,
+            index=skip.index,
+            clipped_norm=decision.clipped_norm,
+        )
 
     @staticmethod
     def check_arguments(
@@ -332,31 +344,25 @@ class LossScaler(tf.Module):
         low, high = (float(bound) for bound in self._bounds())
         self._watch.look(reading, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
 
-    def _outcome(self, decision: Decision, loss_scale: tf.Tensor, positions: tf.Tensor, diagnose) -> Outcome:
-        skipped = tf.logical_and(decision.attempted, tf.logical_not(decision.finite))
-        if diagnose is None:
-            broken = tf.constant(False)
-        else:
+    def _told_apart(self, skip: Skip, loss_scale: tf.Tensor, diagnose: Callable) -> Skip:
+        """The reason of a skip, after a look at the gradients at a low scale where an overflow is presumed."""
+        presumed = tf.equal(skip.cause, Cause.OVERFLOW)
+
+        def broken() -> tf.Tensor:
             small = tf.minimum(self._bounds()[0], _LOW_SCALE) / loss_scale
-            broken = tf.cond(
-                skipped, lambda: tf.logical_not(gradients.all_finite(as_called(diagnose)(small))), lambda: False
-            )
+            return tf.logical_not(gradients.all_finite(as_called(diagnose)(small)))
 
-        def record(strategy, broken) -> Outcome:
-            broken = replicas.any_of(strategy, broken)
-            outcome = Outcome(
-                finite=decision.finite,
-                loss_scale=loss_scale,
-                grad_norm=decision.norm,
-                cause=tf.where(skipped, cause(decision.loss_finite, decision.scaled_finite, broken), Cause.NONE),
-                has_nan=decision.has_nan,
-                index=tf.where(skipped, tf.gather(positions, tf.maximum(decision.index, 0)), -1),
-                clipped_norm=decision.clipped_norm,
-            )
-            self.remember_skip(outcome, skipped)
-            return outcome
+        def correct(strategy, broken) -> tf.Tensor:
+            backward = replicas.any_of(strategy, broken)
+            last = self._last_skip["cause"]
+            last.assign(tf.where(backward, Cause.BACKWARD, last))
+            return tf.where(backward, Cause.BACKWARD, skip.cause)
 
-        return replicas.merge(record, broken)
+        return skip._replace(cause=replicas.merge(correct, tf.cond(presumed, broken, lambda: False)))
+
+    def _keep(self, loss_scale: tf.Tensor, skip: Skip) -> None:
+        for field, value in {"loss_scale": loss_scale, **skip._asdict()}.items():
+            self._last_skip[field].assign(value)
 
     def remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
         """Keeps what `last_skip` and `explain` tell, where `skipped`; `apply` does it by itself."""

@@ -33,14 +33,11 @@ def squared_norms(grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor) ->
     # The loss is half the square.
     scaled = 2.0 * tf.stack([tf.nn.l2_loss(tf.cast(gradients.values_of(grad), tf.float32)) for grad in grads])
     unscaled = scaled / loss_scale / loss_scale
-    sure = tf.logical_and(_is_sure(scaled), _is_sure(unscaled))
+    sums = tf.reduce_sum([scaled, unscaled], axis=1)
+    sure = tf.reduce_all(sums == tf.clip_by_value(sums, *_SURELY_EXACT))
     return tf.cond(sure, lambda: unscaled, lambda: apart(_exactly, list(grads), loss_scale))
 
 
 def _exactly(grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor) -> tf.Tensor:
     return tf.stack([gradients.squared_norm([grad]) for grad in gradients.divide(grads, loss_scale)])
 
-
-def _is_sure(squares: tf.Tensor) -> tf.Tensor:
-    total = tf.reduce_sum(squares)
-    return tf.logical_and(total >= _SURELY_EXACT[0], total <= _SURELY_EXACT[1])

@@ -29,6 +29,25 @@ class Cause(enum.IntEnum):
     TOO_LARGE = 4
 
 
+class Skip(NamedTuple):
+    """Why a step was skipped, as scalar tensors.
+
+    Attributes:
+        cause: Int32, a `Cause`.
+        has_nan: Bool, whether an unscaled gradient had a NaN; False for infinities alone.
+        index: Int32, the position in the list of gradients of the first one that was not finite, or else the largest.
+    """
+
+    cause: tf.Tensor
+    has_nan: tf.Tensor
+    index: tf.Tensor
+
+
+def not_skipped() -> Skip:
+    """What a step that was applied, or not attempted, has in the place of a reason."""
+    return Skip(tf.constant(int(Cause.NONE)), tf.constant(False), tf.constant(-1))
+
+
 class Outcome(NamedTuple):
     """What one attempted step did, as scalar tensors: nothing was read by the host.
 
@@ -52,16 +71,14 @@ class Outcome(NamedTuple):
     clipped_norm: tf.Tensor
 
 
-def cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor, broken: tf.Tensor) -> tf.Tensor:
-    """The `Cause` of a skipped step, scalar int32.
+def presumed_cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor) -> tf.Tensor:
+    """The `Cause` of a skipped step, scalar int32, as long as nobody has told BACKWARD from OVERFLOW.
 
     Args:
         loss_finite: Scalar bool.
         scaled_finite: Scalar bool, whether every gradient was finite before unscaling.
-        broken: Scalar bool, whether the derivatives are not finite at a low scale either.
     """
-    backward = tf.where(broken, Cause.BACKWARD, Cause.OVERFLOW)
-    return tf.where(loss_finite, tf.where(scaled_finite, Cause.TOO_LARGE, backward), Cause.LOSS)
+    return tf.where(loss_finite, tf.where(scaled_finite, Cause.TOO_LARGE, Cause.OVERFLOW), Cause.LOSS)
 
 
 def explain(outcome: Outcome, names: Sequence[str]) -> str:

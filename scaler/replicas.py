@@ -57,6 +57,13 @@ def any_of(strategy, flag) -> tf.Tensor:
     return of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, count, count))[0] > 0
 
 
+def all_of(strategy, flag) -> tf.Tensor:
+    """Whether `flag`, scalar bool, is true on all replicas of all workers."""
+    if strategy.num_replicas_in_sync == 1:
+        return flag
+    return tf.logical_not(any_of(strategy, each(strategy, tf.logical_not, flag)))
+
+
 def native(variable) -> tf.Variable:
     """TensorFlow's variable inside of a Keras one."""
     return variable.value if isinstance(variable, keras.Variable) else variable

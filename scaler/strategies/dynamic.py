@@ -109,9 +109,10 @@ class Dynamic:
         counted, left = tf.clip_by_value(state.good_steps, 0, interval - 1), tf.minimum(state.budget, hysteresis)
         good_steps = tf.where(finite, counted + 1, 0)
         budget = tf.where(finite, left, tf.maximum(left - 1, 0))
-        grow = tf.logical_and(finite, good_steps >= interval)
-        back_off = tf.logical_and(tf.logical_not(finite), budget <= 0)
-        factor = tf.where(grow, as_float(self.growth_factor), tf.where(back_off, as_float(self.backoff_factor), 1.0))
+        grow = good_steps >= interval
+        growth = tf.where(grow, as_float(self.growth_factor), 1.0)
+        backoff = tf.where(budget > 0, 1.0, as_float(self.backoff_factor))
+        factor = tf.where(finite, growth, backoff)
         refill = tf.logical_or(grow, tf.logical_and(finite, self.consecutive_hysteresis))
         return DynamicState(
             loss_scale=self._bounded(state.loss_scale * factor),
