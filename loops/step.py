@@ -12,6 +12,7 @@ import scaler
 from loops.accumulate import Window
 from loops.errors import BadOutputs
 from loops.step_arguments import check_masters, check_parts, check_scaling
+from scaler.graphs import in_xla
 
 OUTPUTS = ("loss", "attempted", "applied", "loss_scale", "grad_norm", "clipped_norm", "swallowed")
 """What every `TrainStep` returns, beside what its loss function adds."""
@@ -43,8 +44,9 @@ class TrainStep(tf.Module):
         clip_norm: Largest global norm of the unscaled gradients, or None.
         clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` in its place, or None.
         jit_compile: Whether XLA compiles the forward and backward pass, and nothing else, so that it also works on
-            several replicas. A skip is then never told to be BACKWARD, see `scaler.Cause`; nor is it on several
-            replicas with a BatchNorm that synchronises its statistics.
+            several replicas. A skip is then never told to be BACKWARD, see `scaler.Cause`; nor is it where XLA compiles
+            the whole step, which would keep every activation for that, nor on several replicas with a BatchNorm that
+            synchronises its statistics.
         allow_16bit_updates: Train 16-bit variables without masters, unsafely: see `scaler.LossScaler.apply`.
         masters: Called with the model's trainable variables, gives what 16-bit ones are trained through:
             `scaler.KahanWeights`, `scaler.StochasticRounding` or a function that calls one of them; if not given,
@@ -167,7 +169,8 @@ class TrainStep(tf.Module):
         """The loss, what came with it, scaled gradients, and a function from an output gradient to those for it."""
         weights = self.model.trainable_variables
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        with tf.GradientTape(persistent=True) as tape:
+        may_look_again = not in_xla()
+        with tf.GradientTape(persistent=may_look_again) as tape:
             prediction = self.model(x, training=True)
             arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
             loss, extra = _loss_and_extra(self.loss_fn(*arguments))
@@ -182,6 +185,8 @@ class TrainStep(tf.Module):
         grads = tape.gradient(scaled, weights)
         if replicas > 1 and any(getattr(layer, "synchronized", False) for layer in self.model._flatten_layers()):
             # Replicas meet in these gradients, which they cannot in the branch of a skip.
+            may_look_again = False
+        if not may_look_again:
             return loss, extra, grads, None
         return loss, extra, grads, lambda small: tape.gradient(scaled, weights, output_gradients=small)
 

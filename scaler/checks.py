@@ -82,6 +82,18 @@ def check_flag(name: str, value: object) -> None:
         raise InvalidArgument(f"{name}={value!r} ({type(value).__name__}): expected True or False.")
 
 
+def within(values: tf.Tensor, low, high) -> tf.Tensor:
+    """`tf.clip_by_value` as one operation and not two, which every step takes several times.
+
+    Args:
+        values: Of any shape.
+        low: Scalar.
+        high: Scalar.
+    """
+    low, high = tf.cast(low, values.dtype), tf.cast(high, values.dtype)
+    return tf.raw_ops.ClipByValue(t=values, clip_value_min=low, clip_value_max=high)
+
+
 def as_float(value) -> tf.Tensor:
     """A checked number, tensor or variable as a float32 tensor."""
     return tf.cast(value if is_symbolic(value) else float(value), tf.float32)

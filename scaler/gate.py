@@ -70,7 +70,7 @@ class Gate:
         rollback: Snapshot | None,
         when: tf.Tensor,
         on_skip: Callable[[Skip], None],
-        after: Callable[[Event], None],
+        after: Callable[[Event, tf.Tensor], None],
     ) -> Decision:
         """Decides once for all replicas; every replica calls it.
 
@@ -81,7 +81,8 @@ class Gate:
             rollback: Of this replica, or None.
             when: Scalar bool, the same on all replicas: whether to decide at all.
             on_skip: Called once for all replicas in the branch of a skip.
-            after: Called once for all replicas with what was seen, when the weights have moved or not.
+            after: Called once for all replicas with what was seen, and a tensor that is there when the weights have
+                moved or not.
         """
         if replicas.replica_count() > 1:
             grads = gradients.to_float32(grads)
@@ -97,9 +98,7 @@ class Gate:
             def now() -> Decision:
                 state = list(zip(variables, before, strict=True))
                 decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state, on_skip)
-                # Counts do not depend on it by themselves: a step that breaks off is not to be counted.
-                with tf.control_dependencies([decision.clipped_norm]):
-                    after(event)
+                after(event, decision.clipped_norm)
                 return decision
 
             when = replicas.of_each(strategy, when)[0]

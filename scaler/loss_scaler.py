@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler import gradients, replicas
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, within
 from scaler.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.errors import InvalidArgument
 from scaler.gate import Gate
-from scaler.graphs import as_called, as_written
+from scaler.graphs import apart, as_called, as_written
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, check_optimizer
 from scaler.outcome import Cause, Outcome, Skip, explain
@@ -117,7 +117,7 @@ class LossScaler(tf.Module):
 
     def _in_bounds(self, stored: tf.Tensor) -> tf.Tensor:
         known = tf.where(tf.math.is_nan(stored), self.strategy.init().loss_scale, stored)
-        return tf.clip_by_value(known, *self._bounds())
+        return within(known, *self._bounds())
 
     @property
     def counters(self) -> Counters:
@@ -251,7 +251,7 @@ class LossScaler(tf.Module):
             rollback,
             tf.convert_to_tensor(when),
             lambda skip: self._keep(loss_scale, skip),
-            self.update if update else (lambda event: None),
+            self._update if update else (lambda event, done: None),
         )
         attempted = tf.get_static_value(decision.attempted)
         self._decided.assign(True if attempted else tf.logical_or(self._decided, decision.attempted))
@@ -299,14 +299,17 @@ class LossScaler(tf.Module):
         else:
             replicas.merge(lambda strategy, event: self._update(_of_first(strategy, event)), event)
 
-    def _update(self, event: Event) -> None:
+    def _update(self, event: Event, done: tf.Tensor | None = None) -> None:
         state = as_called(self.strategy.update)(self.state, event)
-        for field, variable in self._state.items():
-            variable.assign(getattr(state, field))
         counts, applied = self._counts, tf.cast(event.finite, tf.int64)
-        counts["attempted"].assign_add(1)
-        counts["applied"].assign_add(applied)
-        counts["consecutive_skips"].assign((counts["consecutive_skips"] + 1) * (1 - applied))
+        skips = (counts["consecutive_skips"] + 1) * (1 - applied)
+        # Nothing here depends on it by itself: a step that breaks off is not to be counted.
+        with tf.control_dependencies([] if done is None else [done]):
+            for field, variable in self._state.items():
+                variable.assign(getattr(state, field))
+            counts["attempted"].assign_add(1)
+            counts["applied"].assign_add(applied)
+            counts["consecutive_skips"].assign(skips)
 
     @property
     def last_skip(self) -> Outcome:
@@ -358,7 +361,7 @@ class LossScaler(tf.Module):
             last.assign(tf.where(backward, Cause.BACKWARD, last))
             return tf.where(backward, Cause.BACKWARD, skip.cause)
 
-        return skip._replace(cause=replicas.merge(correct, tf.cond(presumed, broken, lambda: False)))
+        return skip._replace(cause=replicas.merge(correct, tf.cond(presumed, lambda: apart(broken), lambda: False)))
 
     def _keep(self, loss_scale: tf.Tensor, skip: Skip) -> None:
         for field, value in {"loss_scale": loss_scale, **skip._asdict()}.items():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from scaler import gradients
+from scaler.checks import within
 from scaler.graphs import apart, in_xla
 
 _SURELY_EXACT = (2.0**-60, 2.0**100)
@@ -34,7 +35,7 @@ def squared_norms(grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor) ->
     scaled = 2.0 * tf.stack([tf.nn.l2_loss(tf.cast(gradients.values_of(grad), tf.float32)) for grad in grads])
     unscaled = scaled / loss_scale / loss_scale
     sums = tf.reduce_sum([scaled, unscaled], axis=1)
-    sure = tf.reduce_all(sums == tf.clip_by_value(sums, *_SURELY_EXACT))
+    sure = tf.reduce_all(sums == within(sums, *_SURELY_EXACT))
     return tf.cond(sure, lambda: unscaled, lambda: apart(_exactly, list(grads), loss_scale))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from scaler.checks import as_float, check_count, check_flag, check_number, check_scale, is_symbolic
+from scaler.checks import as_float, check_count, check_flag, check_number, check_scale, is_symbolic, within
 from scaler.errors import InvalidArgument
 from scaler.strategies.base import Event
 
@@ -106,7 +106,7 @@ class Dynamic:
         finite, hysteresis = event.finite, tf.cast(self.hysteresis, tf.int32)
         interval = tf.cast(self.growth_interval, tf.int32)
         # A checkpoint may bring counts that this strategy cannot reach; the largest integer plus 1 is negative.
-        counted, left = tf.clip_by_value(state.good_steps, 0, interval - 1), tf.minimum(state.budget, hysteresis)
+        counted, left = within(state.good_steps, 0, interval - 1), tf.minimum(state.budget, hysteresis)
         good_steps = tf.where(finite, counted + 1, 0)
         budget = tf.where(finite, left, tf.maximum(left - 1, 0))
         grow = good_steps >= interval
@@ -121,4 +121,4 @@ class Dynamic:
         )
 
     def _bounded(self, loss_scale: tf.Tensor) -> tf.Tensor:
-        return tf.clip_by_value(loss_scale, as_float(self.min_scale), as_float(self.max_scale))
+        return within(loss_scale, as_float(self.min_scale), as_float(self.max_scale))
