@@ -42,6 +42,12 @@ def prepare(optimizer: Optimizer, grads: Sequence, targets: Sequence, after: tf.
         slots.gather(after)
 
 
+def join(optimizer: Optimizer, grads: Sequence, targets: Sequence) -> tuple[tf.Tensor | None, list]:
+    """The gradients of those small variables that `update` moves as one, joined, or None; and the others."""
+    slots = packed.packed(optimizer, grads, targets)
+    return slots.join(grads, targets) if slots else (None, list(grads))
+
+
 def update(
     optimizer: Optimizer,
     grads: Sequence[gradients.Gradient],
@@ -49,7 +55,7 @@ def update(
     masters: MasterWeights | None,
     loss_scale: tf.Tensor,
     limit: Limiter | None,
-    by_position: bool,
+    joined: tf.Tensor | None,
 ) -> None:
     """Has a Keras optimizer move `targets`, inside a graph and on one device.
 
@@ -61,7 +67,7 @@ def update(
             into it last.
         loss_scale: Scalar float32; the gradients are multiplied by its reciprocal, which is division for powers of two.
         limit: Clips unscaled gradients, or None.
-        by_position: Whether it does not do the same to all of them.
+        joined: What `join` gave; None also if `limit` does not do the same to all of them.
     """
     inverse = 1.0 / loss_scale
     given = {id(replicas.native(target)): target for target in targets}
@@ -96,12 +102,13 @@ def update(
         del strategy
         learning_rate = tf.convert_to_tensor(learning_rate)
         if slots:
-            pairs = slots.update(optimizer, pairs, masters, finish, by_position, learning_rate)
+            pairs = slots.update(optimizer, pairs, joined, masters, finish, learning_rate)
         move([(finish(grad, v), v) for grad, v in pairs if isinstance(grad, tf.IndexedSlices)], learning_rate)
         for cluster in balanced([pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]):
             compiled(cluster, learning_rate)
 
-    with shadowed(optimizer, _apply_weight_decay=lambda variables: None, _distributed_tf_update_step=run):
+    done_here = {"_apply_weight_decay": lambda variables: None, "_all_reduce_sum_gradients": lambda pairs: pairs}
+    with shadowed(optimizer, **done_here, _distributed_tf_update_step=run):
         optimizer.apply(list(grads), list(targets))
     if masters and (optimizer.ema_overwrite_frequency or any(target.constraint for target in targets)):
         masters.write()  # These have moved the masters once more.

@@ -111,7 +111,13 @@ class Gate:
         self, strategy, grads: list, loss_scale, loss_finite, state: list, on_skip: Callable[[Skip], None]
     ) -> tuple[Decision, Event]:
         summed = replicas.each(strategy, gradients.sum_duplicates, replicas.total(strategy, grads))
-        squared_norms = replicas.each(strategy, self._squared_norms, summed, loss_scale)
+        compiled = self._compiles(summed)
+        joined, others = None, summed
+        if compiled and all(self._plain) and (self.clip is None or self.clip.uniform):
+            joined, others = clusters.join(self.optimizer, summed, self.targets)
+        squared_norms = replicas.each(
+            strategy, self._squared_norms, others if joined is None else [joined, *others], loss_scale
+        )
         finite = _after_side_effects(replicas.all_of(strategy, replicas.each(strategy, _all_finite, squared_norms)))
         loss_finite = replicas.all_of(strategy, loss_finite)
         squares = replicas.of_each(strategy, squared_norms)[0]
@@ -119,7 +125,7 @@ class Gate:
 
         def apply() -> tuple[tf.Tensor, Skip]:
             limit = None if self.clip is None else self.clip.limiter(squares)
-            self._update(strategy, summed, loss_scale, limit)
+            self._update(strategy, summed, joined, loss_scale, limit)
             for variable, value in state:
                 replicas.assign_each(strategy, variable, keep_finite, value)
             clipped_norm = norm if limit is None else self._clipped_norm(strategy, summed, loss_scale, squares, limit)
@@ -128,12 +134,12 @@ class Gate:
         def skip() -> tuple[tf.Tensor, Skip]:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
-            own = [gradients.values_of(replicas.of_each(strategy, grad)[0]) for grad in summed]
-            reason = Skip(*apart(self._reason, own, squares, loss_finite))
+            own = [replicas.of_each(strategy, grad)[0] for grad in summed]
+            reason = Skip(*apart(self._reason, own, loss_scale, loss_finite))
             on_skip(reason)
             return tf.constant(float("nan")), reason
 
-        if self._compiles(summed):
+        if compiled:
             clusters.prepare(self.optimizer, summed, self.targets, finite)
         clipped_norm, reason = tf.cond(finite, apply, skip)
         decision = Decision(tf.constant(True), finite, norm, clipped_norm, reason)
@@ -161,11 +167,12 @@ class Gate:
 
         return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
 
-    def _reason(self, scaled: list, squares: tf.Tensor, loss_finite: tf.Tensor) -> Skip:
+    def _reason(self, scaled: list, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> Skip:
+        squares = self._squared_norms(scaled, loss_scale)
         bad = tf.logical_not(tf.math.is_finite(squares))
         worst = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares))
         return Skip(
-            cause=presumed_cause(loss_finite, _all_values_finite(scaled)),
+            cause=presumed_cause(loss_finite, _all_values_finite(list(map(gradients.values_of, scaled)))),
             has_nan=tf.reduce_any(tf.math.is_nan(squares)),
             index=tf.gather(tf.constant(self.positions), worst),
         )
@@ -190,10 +197,9 @@ class Gate:
         masters_do = self.masters is None or self.masters.compiles
         return masters_do and clusters.worth_compiling(self.optimizer, grads, self.targets)
 
-    def _update(self, strategy, grads: list, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
+    def _update(self, strategy, grads: list, joined, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
         if self._compiles(grads):
-            by_position = self.clip is not None and not self.clip.uniform
-            clusters.update(self.optimizer, grads, self.targets, self.masters, loss_scale, limit, by_position)
+            clusters.update(self.optimizer, grads, self.targets, self.masters, loss_scale, limit, joined)
             return
 
         def update(own: list) -> None:

@@ -34,6 +34,8 @@ _ELEMENTWISE = (
     keras.optimizers.Ftrl,
 )
 """Their `update_step` treats every element by itself, so it may be given many variables as one."""
+_BY_DIFFERENCE = tuple(each for each in _ELEMENTWISE if each is not keras.optimizers.Ftrl)
+"""Without weight decay, these add something to a variable that does not depend on its value."""
 _LARGEST = 2**14
 """Elements of a variable above which moving them costs as much as what is saved."""
 _FEWEST = 32
@@ -103,6 +105,13 @@ class Packed:
         """Whether all variables whose slots these are are among `variables`."""
         return {id(weight) for weight in self.weights} <= {id(replicas.native(variable)) for variable in variables}
 
+    def join(self, grads: Sequence, targets: Sequence) -> tuple[tf.Tensor, list]:
+        """The gradients of the variables whose slots these are as one, and the others."""
+        given = {id(replicas.native(target)): grad for grad, target in zip(grads, targets, strict=True)}
+        own = [given.pop(id(weight)) for weight in self.weights]
+        alike = len({grad.dtype for grad in own}) == 1
+        return _flat(own if alike else gradients.to_float32(own)), list(given.values())
+
     def gather(self, after: tf.Tensor) -> None:
         """Has the slots be in their buffers, which they stay beside until `update` has moved them there.
 
@@ -123,9 +132,9 @@ class Packed:
         self,
         optimizer: Optimizer,
         pairs: Sequence[tuple],
+        joined: tf.Tensor | None,
         masters: MasterWeights | None,
         finish: Callable,
-        each: bool,
         learning_rate: tf.Tensor,
     ) -> list:
         """Has the optimizer move the variables, after `gather`.
@@ -133,22 +142,68 @@ class Packed:
         Args:
             optimizer: The one whose slots these are.
             pairs: Scaled gradients and their variables, these and others.
+            joined: These gradients as one; None if `finish` does not do the same to all of them.
             masters: Those of the variables, or None. They take over what was assigned to the model first, and are
                 rounded into it last.
             finish: Makes the gradient that the optimizer is to see of a scaled one and its variable.
-            each: Whether it does not do the same to all of them, so that it has to see one by one.
             learning_rate: Scalar float32.
 
         Returns:
             The pairs of the others.
         """
         given = {id(variable): grad for grad, variable in pairs}
-        twin = self._twin(optimizer)
-        decays = [bool(optimizer._use_weight_decay(target)) for target in self._targets]
-
+        own = [given.pop(id(weight)) for weight in self.weights]
         rounded = masters.variables_of(self.weights) if masters else []
         if masters and not rounded:
             masters.refresh(self.weights)
+
+        def seen(grads: list) -> tf.Tensor:
+            return _flat(list(map(finish, grads, self.weights))) if joined is None else finish(*grads)
+
+        grads = own if joined is None else [joined]
+        if type(optimizer) in _BY_DIFFERENCE and optimizer.weight_decay is None and not rounded:
+            moved = self._differences(optimizer, grads, seen, learning_rate)
+            self._each_of(moved, self.weights, lambda weight, difference: weight.assign_add(difference))
+        else:
+            moved, model = self._values(optimizer, grads, seen, rounded, learning_rate)
+            self._each_of(moved, self.weights, lambda weight, value: weight.assign(value))
+            if rounded:
+                self._each_of(model, rounded, lambda variable, value: variable.assign(value))
+        if masters and not rounded:
+            masters.write(self.weights)
+        with tf.control_dependencies([moved]):
+            self._in_buffers.assign(True)
+        return [pair for pair in pairs if id(pair[1]) in given]
+
+    def _differences(self, optimizer: Optimizer, grads: list, seen: Callable, learning_rate: tf.Tensor) -> tf.Tensor:
+        """What is to be added to the weights: the slots are moved already."""
+
+        @tf.function(jit_compile=True, autograph=False)
+        def step(grads: list, learning_rate: tf.Tensor) -> tf.Tensor:
+            twin, moves = self._twin(optimizer), []
+            shadows = {
+                "assign_add": lambda variable, value: self._moved(variable, value, moves),
+                "assign_sub": lambda variable, value: self._moved(variable, -value, moves),
+            }
+            vars(twin).update(shadows)
+            twin.update_step(seen(grads), self._weight, learning_rate)
+            (difference,) = moves
+            return difference
+
+        return step(grads, learning_rate)
+
+    def _moved(self, variable, value: tf.Tensor, moves: list) -> None:
+        if variable is self._weight:
+            moves.append(value)
+        else:
+            variable.assign_add(value)
+
+    def _values(
+        self, optimizer: Optimizer, grads: list, seen: Callable, rounded: list, learning_rate: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """The new weights, and if they are masters the same rounded; the slots are moved already."""
+        twin = self._twin(optimizer)
+        decays = [bool(optimizer._use_weight_decay(target)) for target in self._targets]
 
         @tf.function(jit_compile=True, autograph=False)
         def step(grads: list, weight: tf.Tensor, model: tf.Tensor | None, learning_rate: tf.Tensor) -> tuple:
@@ -157,25 +212,15 @@ class Packed:
             if optimizer.weight_decay is not None:
                 type(optimizer)._apply_weight_decay(twin, [self._weight])
                 self._weight.assign(tf.where(tf.repeat(decays, self._sizes), self._weight, weight))
-            seen = _flat(list(map(finish, grads, self.weights))) if each else finish(_flat(grads))
-            twin.update_step(seen, self._weight, learning_rate)
+            twin.update_step(seen(grads), self._weight, learning_rate)
             moved = self._weight.read_value()
             return moved, None if model is None else rounded_to(moved, model.dtype)
 
-        grads = [given.pop(id(weight)) for weight in self.weights]
-        moved, model = step(grads, _flat(self.weights), _flat(rounded) if rounded else None, learning_rate)
-        self._assign(self.weights, moved)
-        if rounded:
-            self._assign(rounded, model)
-        elif masters:
-            masters.write(self.weights)
-        with tf.control_dependencies([moved]):
-            self._in_buffers.assign(True)
-        return [pair for pair in pairs if id(pair[1]) in given]
+        return step(grads, _flat(self.weights), _flat(rounded) if rounded else None, learning_rate)
 
-    def _assign(self, variables: Sequence, flat: tf.Tensor) -> None:
+    def _each_of(self, flat: tf.Tensor, variables: Sequence, change: Callable) -> None:
         for variable, values in zip(variables, tf.split(flat, self._sizes), strict=True):
-            variable.assign(tf.reshape(values, variable.shape))
+            change(variable, tf.reshape(values, variable.shape))
 
     def restore(self) -> None:
         """Has the slots be in Keras's variables, at this point of the program or of the graph that is traced."""
