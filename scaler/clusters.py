@@ -42,10 +42,10 @@ def prepare(optimizer: Optimizer, grads: Sequence, targets: Sequence, after: tf.
         slots.gather(after)
 
 
-def join(optimizer: Optimizer, grads: Sequence, targets: Sequence) -> tuple[tf.Tensor | None, list]:
-    """The gradients of those small variables that `update` moves as one, joined, or None; and the others."""
+def join(optimizer: Optimizer, grads: Sequence, targets: Sequence) -> packed.Joined:
+    """Joins the gradients of those small variables that `update` moves as one."""
     slots = packed.packed(optimizer, grads, targets)
-    return slots.join(grads, targets) if slots else (None, list(grads))
+    return slots.join(grads, targets) if slots else packed.unjoined(grads)
 
 
 def update(
@@ -67,7 +67,7 @@ def update(
             into it last.
         loss_scale: Scalar float32; the gradients are multiplied by its reciprocal, which is division for powers of two.
         limit: Clips unscaled gradients, or None.
-        joined: What `join` gave; None also if `limit` does not do the same to all of them.
+        joined: The gradient that `join` gave; None also if `limit` does not do the same to all of them.
     """
     inverse = 1.0 / loss_scale
     given = {id(replicas.native(target)): target for target in targets}

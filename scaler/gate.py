@@ -112,12 +112,9 @@ class Gate:
     ) -> tuple[Decision, Event]:
         summed = replicas.each(strategy, gradients.sum_duplicates, replicas.total(strategy, grads))
         compiled = self._compiles(summed)
-        joined, others = None, summed
-        if compiled and all(self._plain) and (self.clip is None or self.clip.uniform):
-            joined, others = clusters.join(self.optimizer, summed, self.targets)
-        squared_norms = replicas.each(
-            strategy, self._squared_norms, others if joined is None else [joined, *others], loss_scale
-        )
+        alike = all(self._plain) and (self.clip is None or self.clip.uniform)
+        joined = clusters.join(self.optimizer, summed, self.targets) if compiled and alike else packed.unjoined(summed)
+        squared_norms = replicas.each(strategy, self._squared_norms, joined.pieces, loss_scale)
         finite = _after_side_effects(replicas.all_of(strategy, replicas.each(strategy, _all_finite, squared_norms)))
         loss_finite = replicas.all_of(strategy, loss_finite)
         squares = replicas.of_each(strategy, squared_norms)[0]
@@ -125,7 +122,7 @@ class Gate:
 
         def apply() -> tuple[tf.Tensor, Skip]:
             limit = None if self.clip is None else self.clip.limiter(squares)
-            self._update(strategy, summed, joined, loss_scale, limit)
+            self._update(strategy, summed, joined.whole, loss_scale, limit)
             for variable, value in state:
                 replicas.assign_each(strategy, variable, keep_finite, value)
             clipped_norm = norm if limit is None else self._clipped_norm(strategy, summed, loss_scale, squares, limit)
@@ -134,8 +131,8 @@ class Gate:
         def skip() -> tuple[tf.Tensor, Skip]:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
-            own = [replicas.of_each(strategy, grad)[0] for grad in summed]
-            reason = Skip(*apart(self._reason, own, loss_scale, loss_finite))
+            own = [replicas.of_each(strategy, piece)[0] for piece in joined.pieces]
+            reason = Skip(*apart(lambda own, *more: self._reason(joined.split(own), *more), own, loss_scale, loss_finite))
             on_skip(reason)
             return tf.constant(float("nan")), reason
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -69,6 +69,35 @@ def packed(optimizer: Optimizer, grads: Sequence, targets: Sequence) -> Packed |
     return found if found and found.covered_by(dense) else None
 
 
+class Joined(NamedTuple):
+    """Gradients, those of packed variables as one.
+
+    Attributes:
+        pieces: The joined one first, if there is one, then the others.
+        sizes: The number of values from each that was joined.
+        order: Where each stood, those that were joined first.
+    """
+
+    pieces: list
+    sizes: list[int]
+    order: list[int]
+
+    @property
+    def whole(self) -> tf.Tensor | None:
+        """The joined gradient, or None."""
+        return self.pieces[0] if self.sizes else None
+
+    def split(self, pieces: list) -> list:
+        """The gradients one by one as they stood, from `pieces`; those that were joined without their shapes."""
+        parts = [*tf.split(pieces[0], self.sizes), *pieces[1:]] if self.sizes else pieces
+        return [part for _, part in sorted(zip(self.order, parts, strict=True), key=lambda pair: pair[0])]
+
+
+def unjoined(grads: Sequence) -> Joined:
+    """Gradients of which none are joined."""
+    return Joined(list(grads), [], list(range(len(grads))))
+
+
 class Packed:
     """The slots of some variables, in buffers or in Keras's variables: `_in_buffers` says where they are.
 
@@ -105,12 +134,14 @@ class Packed:
         """Whether all variables whose slots these are are among `variables`."""
         return {id(weight) for weight in self.weights} <= {id(replicas.native(variable)) for variable in variables}
 
-    def join(self, grads: Sequence, targets: Sequence) -> tuple[tf.Tensor, list]:
-        """The gradients of the variables whose slots these are as one, and the others."""
-        given = {id(replicas.native(target)): grad for grad, target in zip(grads, targets, strict=True)}
-        own = [given.pop(id(weight)) for weight in self.weights]
+    def join(self, grads: Sequence, targets: Sequence) -> Joined:
+        """Joins the gradients of the variables whose slots these are."""
+        positions = {id(replicas.native(target)): position for position, target in enumerate(targets)}
+        joined = [positions.pop(id(weight)) for weight in self.weights]
+        own, others = [grads[i] for i in joined], [grads[i] for i in positions.values()]
         alike = len({grad.dtype for grad in own}) == 1
-        return _flat(own if alike else gradients.to_float32(own)), list(given.values())
+        whole = _flat(own if alike else gradients.to_float32(own))
+        return Joined([whole, *others], self._sizes, [*joined, *positions.values()])
 
     def gather(self, after: tf.Tensor) -> None:
         """Has the slots be in their buffers, which they stay beside until `update` has moved them there.
