@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from scaler import gradients, packed, replicas
+from scaler import gradients, packed, packed_update, replicas
 from scaler.clipping import Limiter
 from scaler.graphs import in_xla
+from scaler.joining import Joined, unjoined
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, shadowed
 
@@ -42,10 +43,10 @@ def prepare(optimizer: Optimizer, grads: Sequence, targets: Sequence, after: tf.
         slots.gather(after)
 
 
-def join(optimizer: Optimizer, grads: Sequence, targets: Sequence) -> packed.Joined:
+def join(optimizer: Optimizer, grads: Sequence, targets: Sequence) -> Joined:
     """Joins the gradients of those small variables that `update` moves as one."""
     slots = packed.packed(optimizer, grads, targets)
-    return slots.join(grads, targets) if slots else packed.unjoined(grads)
+    return slots.join(grads, targets) if slots else unjoined(grads)
 
 
 def update(
@@ -102,7 +103,7 @@ def update(
         del strategy
         learning_rate = tf.convert_to_tensor(learning_rate)
         if slots:
-            pairs = slots.update(optimizer, pairs, joined, masters, finish, learning_rate)
+            pairs = packed_update.update(slots, optimizer, pairs, joined, masters, finish, learning_rate)
         move([(finish(grad, v), v) for grad, v in pairs if isinstance(grad, tf.IndexedSlices)], learning_rate)
         for cluster in balanced([pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]):
             compiled(cluster, learning_rate)

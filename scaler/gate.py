@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from scaler import clusters, gradients, measurement, packed, replicas, statistics
 from scaler.clipping import Clipping, Limiter
-from scaler.graphs import apart, opaque
+from scaler.graphs import apart
+from scaler.joining import Joined, unjoined
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, build_optimizer, gradients_are_reduced, update_variables
 from scaler.outcome import Skip, not_skipped, presumed_cause
@@ -112,8 +113,7 @@ class Gate:
     ) -> tuple[Decision, Event]:
         summed = replicas.each(strategy, gradients.sum_duplicates, replicas.total(strategy, grads))
         compiled = self._compiles(summed)
-        alike = all(self._plain) and (self.clip is None or self.clip.uniform)
-        joined = clusters.join(self.optimizer, summed, self.targets) if compiled and alike else packed.unjoined(summed)
+        joined = self._joined(summed) if compiled else unjoined(summed)
         squared_norms = replicas.each(strategy, self._squared_norms, joined.pieces, loss_scale)
         finite = _after_side_effects(replicas.all_of(strategy, replicas.each(strategy, _all_finite, squared_norms)))
         loss_finite = replicas.all_of(strategy, loss_finite)
@@ -131,8 +131,9 @@ class Gate:
         def skip() -> tuple[tf.Tensor, Skip]:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
-            own = [replicas.of_each(strategy, piece)[0] for piece in joined.pieces]
-            reason = Skip(*apart(lambda own, *more: self._reason(joined.split(own), *more), own, loss_scale, loss_finite))
+            pieces = [replicas.of_each(strategy, piece)[0] for piece in joined.pieces]
+            look = lambda pieces: self._reason(joined.split(pieces), loss_scale, loss_finite)  # noqa: E731
+            reason = Skip(*apart(look, pieces))
             on_skip(reason)
             return tf.constant(float("nan")), reason
 
@@ -163,6 +164,10 @@ class Gate:
             return tf.sqrt(gradients.squared_norm(self._derivatives(finished)))
 
         return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
+
+    def _joined(self, grads: list) -> Joined:
+        alike = all(self._plain) and (self.clip is None or self.clip.uniform)
+        return clusters.join(self.optimizer, grads, self.targets) if alike else unjoined(grads)
 
     def _reason(self, scaled: list, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> Skip:
         squares = self._squared_norms(scaled, loss_scale)
@@ -221,7 +226,6 @@ class Gate:
 def _not_now() -> Decision:
     false, nan = tf.constant(False), tf.constant(float("nan"))
     return Decision(false, false, nan, nan, not_skipped())
-
 
 
 def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:

@@ -41,4 +41,3 @@ def squared_norms(grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor) ->
 
 def _exactly(grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor) -> tf.Tensor:
     return tf.stack([gradients.squared_norm([grad]) for grad in gradients.divide(grads, loss_scale)])
-

@@ -71,6 +71,21 @@ def test_counters(execute):
     assert {count.dtype for count in loss_scaler.counters} == {tf.int64}
 
 
+def test_a_step_that_breaks_off_in_the_optimizer_is_not_counted():
+    loss_scaler, w = LossScaler(Dynamic(8.0)), tf.Variable([1.0])
+
+    def breaks_off(grads, variables):
+        slow = tf.linalg.det(tf.random.normal([300, 300]))
+        tf.debugging.assert_greater(variables[0], 1e9 + tf.tanh(slow))
+
+    step = tf.function(lambda grad: loss_scaler.apply(breaks_off, [grad], [w]).finite)
+    for _ in range(5):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            step(tf.constant([1.0]))
+    assert [int(count) for count in loss_scaler.counters] == [0, 0, 0, 0]
+    assert int(loss_scaler.state.good_steps) == 0
+
+
 def test_the_long_form_does_what_apply_does(execute):
     weights, steps = [], np.float32([[8], [np.inf], [16], [4], [4], [8]])
     for long in (False, True):

@@ -1,4 +1,4 @@
-"""Guards what is said of a skip: the presumed cause for every combination of findings, and a sentence that names the tensor."""
+"""Guards what is said of a skip: the cause for every combination of findings, and a sentence that names the tensor."""
 
 import itertools
 

@@ -367,6 +367,21 @@ def test_a_step_that_breaks_off_leaves_the_slots_as_they_were():
     assert not run.optimizer._momentums[0].numpy().any()
 
 
+@pytest.mark.parametrize("bad", range(5))
+def test_a_skip_names_the_gradient_among_packed_and_others(bad, monkeypatch):
+    """The larger ones are not packed, and one variable has no gradient."""
+    monkeypatch.setattr(packed, "_LARGEST", 6)
+    sizes = (8, 4, 5, 9, 3)
+    weights = [tf.Variable(tf.ones([size])) for size in sizes]
+    optimizer, loss_scaler = keras.optimizers.Adam(0.1), scaler.LossScaler(scaler.Static(8.0))
+    step = tf.function(lambda grads: loss_scaler.apply(optimizer, [*grads[:2], None, *grads[2:]], weights))
+    weights.insert(2, tf.Variable([1.0]))
+    step([tf.ones([size]) for size in sizes])
+    assert len(vars(optimizer)[packed._ATTRIBUTE].weights) == 3
+    outcome = step([tf.fill([size], np.inf if place >= bad else 1.0) for place, size in enumerate(sizes)])
+    assert int(outcome.index) == bad + (bad >= 2)
+
+
 @pytest.mark.parametrize(
     "make",
     [
