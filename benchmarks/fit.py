@@ -22,7 +22,7 @@ import scaler
 
 OURS, THEIRS, PROTECTED = "halfstep", "Keras LossScaleOptimizer", "halfstep, protected"
 TARGET = 1.0
-SECONDS = 3.0
+SECONDS = 2.0
 
 
 def digits_mlp(policy: str, batch_size: int) -> models.Problem:
