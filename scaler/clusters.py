@@ -36,16 +36,18 @@ def worth_compiling(optimizer: Optimizer, grads: Sequence, targets: Sequence) ->
     )
 
 
-def prepare(optimizer: Optimizer, grads: Sequence, targets: Sequence, after: tf.Tensor) -> None:
+def prepare(
+    optimizer: Optimizer, grads: Sequence, targets: Sequence, masters: MasterWeights | None, after: tf.Tensor
+) -> None:
     """Does what `update` needs done before, outside of the branch that it is in. No variable's value changes."""
-    slots = packed.packed(optimizer, grads, targets)
+    slots = packed.packed(optimizer, grads, targets, masters)
     if slots:
         slots.gather(after)
 
 
-def join(optimizer: Optimizer, grads: Sequence, targets: Sequence) -> Joined:
+def join(optimizer: Optimizer, grads: Sequence, targets: Sequence, masters: MasterWeights | None) -> Joined:
     """Joins the gradients of those small variables that `update` moves as one."""
-    slots = packed.packed(optimizer, grads, targets)
+    slots = packed.packed(optimizer, grads, targets, masters)
     return slots.join(grads, targets) if slots else unjoined(grads)
 
 
@@ -97,7 +99,7 @@ def update(
 
         cluster(list(grads), learning_rate)
 
-    slots = packed.packed(optimizer, grads, targets)
+    slots = packed.packed(optimizer, grads, targets, masters)
 
     def run(strategy, pairs: Sequence[tuple], learning_rate) -> None:
         del strategy

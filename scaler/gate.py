@@ -94,7 +94,7 @@ class Gate:
 
         def decide(strategy, grads: list, before: tuple, loss_finite, when) -> Decision:
             if build_optimizer(self.optimizer, self.all_targets) and self._compiles(grads):
-                packed.pack(self.optimizer, grads, self.targets)
+                packed.pack(self.optimizer, grads, self.targets, self.masters)
 
             def now() -> Decision:
                 state = list(zip(variables, before, strict=True))
@@ -138,7 +138,7 @@ class Gate:
             return tf.constant(float("nan")), reason
 
         if compiled:
-            clusters.prepare(self.optimizer, summed, self.targets, finite)
+            clusters.prepare(self.optimizer, summed, self.targets, self.masters, finite)
         clipped_norm, reason = tf.cond(finite, apply, skip)
         decision = Decision(tf.constant(True), finite, norm, clipped_norm, reason)
         return decision, Event(finite, *self._statistics(strategy, grads, summed, loss_scale))
@@ -167,7 +167,7 @@ class Gate:
 
     def _joined(self, grads: list) -> Joined:
         alike = all(self._plain) and (self.clip is None or self.clip.uniform)
-        return clusters.join(self.optimizer, grads, self.targets) if alike else unjoined(grads)
+        return clusters.join(self.optimizer, grads, self.targets, self.masters) if alike else unjoined(grads)
 
     def _reason(self, scaled: list, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> Skip:
         squares = self._squared_norms(scaled, loss_scale)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from scaler import replicas
 from scaler.errors import InvalidArgument
+from scaler.movable import make_movable
 
 _COPIED = (tf.float16, tf.bfloat16)
 
@@ -119,6 +120,7 @@ def _master(variable) -> tf.Variable:
             name=variable.name.split(":")[0],
             constraint=getattr(variable, "constraint", None),
         )
+        make_movable(master)
     # Optimizers tell variables apart by these (Muon by path, float8 layers by the mark).
     for attribute in ("path", "overwrite_with_gradient"):
         if hasattr(variable, attribute):

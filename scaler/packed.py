@@ -1,9 +1,9 @@
-"""Slots of small variables in one buffer for each kind of slot, so that an update touches few variables.
+"""Slots and masters of small variables in one buffer for each kind, so that an update touches few variables.
 
 With hundreds of small variables a step costs what its variables cost to look up, whatever is computed. Momenta,
-velocities and other slots are the optimizer's alone between two steps. So they lie in one flat buffer a kind while
-steps are taken, and go back to where Keras keeps them as soon as anybody asks: to print, assign, save or restore one,
-or to run the optimizer by hand. The weights are read and written where they are, by every step.
+velocities and other slots are the optimizer's alone between two steps, and so are master weights. So they lie in one
+flat buffer a kind while steps are taken, and go back to where they are kept as soon as anybody asks: to print, assign,
+save or restore one, or to run the optimizer by hand. The model's own weights are read and written where they are.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from scaler import gradients, replicas
 from scaler.graphs import apart
 from scaler.joining import Joined, flat, join
+from scaler.masters import MasterWeights
+from scaler.movable import MovableVariable, is_free, make_movable
 from scaler.optimizers import Optimizer
 
 _ELEMENTWISE = (
@@ -41,14 +43,19 @@ _FEWEST = 32
 _ATTRIBUTE = "_scaler_packed"
 
 
-def pack(optimizer: Optimizer, grads: Sequence[gradients.Gradient], targets: Sequence) -> None:
+def pack(
+    optimizer: Optimizer, grads: Sequence[gradients.Gradient], targets: Sequence, masters: MasterWeights | None
+) -> None:
     """Has the slots of small variables kept in buffers from now on, if there are enough of them.
+
+    And the variables themselves, if they are masters that no function was traced with.
 
     Args:
         optimizer: Its updates are compiled, and it was built just now: nobody has traced a function that reads or
             assigns its slots.
         grads: Of any floating dtype.
         targets: A variable for each.
+        masters: Those that the targets are, or None.
     """
     if type(optimizer) not in _ELEMENTWISE or optimizer.use_ema:
         return
@@ -57,18 +64,20 @@ def pack(optimizer: Optimizer, grads: Sequence[gradients.Gradient], targets: Seq
     if names and len(small) >= _FEWEST:
         # Not as an attribute that Keras would track: no checkpoint is to hold it.
         attributes: Any = vars(optimizer)
-        attributes[_ATTRIBUTE] = Packed(optimizer, small, names)
+        weights = [replicas.native(target) for target in small]
+        free = masters is not None and bool(masters.variables_of(weights)) and all(map(is_free, weights))
+        attributes[_ATTRIBUTE] = Packed(optimizer, small, names, with_weights=free)
 
 
-def packed(optimizer: Optimizer, grads: Sequence, targets: Sequence) -> Packed | None:
+def packed(optimizer: Optimizer, grads: Sequence, targets: Sequence, masters: MasterWeights | None) -> Packed | None:
     """What holds the slots of some of `targets`, if a step with these gradients may use it."""
     found = getattr(optimizer, _ATTRIBUTE, None)
     dense = [v for grad, v in zip(grads, targets, strict=True) if not isinstance(grad, tf.IndexedSlices)]
-    return found if found and found.covered_by(dense) else None
+    return found if found and found.covered_by(dense) and (masters or not found.with_weights) else None
 
 
 class Packed:
-    """The slots of some variables, in buffers or in Keras's variables: `_in_buffers` says where they are.
+    """The slots of some variables, in buffers or where Keras keeps them: `_in_buffers` says where they are.
 
     Whatever breaks off in the middle of moving them leaves them where they were.
 
@@ -77,10 +86,12 @@ class Packed:
         weights: The same, as TensorFlow's variables.
         sizes: The number of values in each.
         buffers: By the name of the optimizer's attribute, the slots of that kind one after the other.
-        scratch: As many values as a buffer.
+        with_weights: Whether the variables themselves are kept so, too.
+        flat_weights: The buffer for them; if they are not, a place for as many values.
     """
 
-    def __init__(self, optimizer: Optimizer, targets: Sequence, names: Sequence[str]):
+    def __init__(self, optimizer: Optimizer, targets: Sequence, names: Sequence[str], *, with_weights: bool):
+        self.with_weights = with_weights
         self.targets = list(targets)
         self.weights = [replicas.native(target) for target in targets]
         self._shapes = [weight.shape for weight in self.weights]
@@ -89,16 +100,16 @@ class Packed:
         slots = {name: [replicas.native(vars(optimizer)[name][index]) for index in indices] for name in names}
         with tf.init_scope(), tf.device(self.weights[0].device):
             self.buffers = {name: keras.Variable(tf.zeros([sum(self.sizes)]), trainable=False) for name in names}
-            self.scratch = tf.Variable(tf.zeros([sum(self.sizes)]), trainable=False)
+            self.flat_weights = tf.Variable(tf.zeros([sum(self.sizes)]), trainable=False)
             self._in_buffers = tf.Variable(False, trainable=False)
-        self._slots = [slot for name in names for slot in slots[name]]
+        self._kept = [slot for name in names for slot in slots[name]] + (self.weights if with_weights else [])
         # As inputs of a function so many handles cost milliseconds a call, though it hardly ever uses them.
         with tf.init_scope(), tf.device("CPU"):
             self._stacked = tf.stack(self._handles())
         self._looked: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        for slot in self._slots:
-            slot.packed = self
-            slot.__class__ = _PackedSlot
+        for variable in self._kept:
+            make_movable(variable)
+            variable.keeper = self
 
     def __deepcopy__(self, memo: dict) -> None:
         """A copy of the optimizer has slots of its own, which nobody packed."""
@@ -125,9 +136,9 @@ class Packed:
         """
 
         def copy(handles: tf.Tensor) -> None:
-            slots = iter(tf.unstack(handles, num=len(self._slots)))
-            for buffer in self.buffers.values():
-                values = [tf.raw_ops.ReadVariableOp(resource=next(slots), dtype=tf.float32) for _ in self.sizes]
+            kept = iter(tf.unstack(handles, num=len(self._kept)))
+            for buffer in self._all_buffers():
+                values = [tf.raw_ops.ReadVariableOp(resource=next(kept), dtype=tf.float32) for _ in self.sizes]
                 buffer.assign(flat(values))
 
         with tf.control_dependencies([after]):
@@ -143,7 +154,7 @@ class Packed:
             self._in_buffers.assign(True)
 
     def restore(self) -> None:
-        """Has the slots be in Keras's variables, at this point of the program or of the graph that is traced."""
+        """Has the slots be where Keras keeps them, at this point of the program or of the graph that is traced."""
         if tf.executing_eagerly():
             if self._in_buffers.numpy():
                 self._copy_back()
@@ -161,7 +172,7 @@ class Packed:
         return len(graph.capture(self._in_buffers.handle).consumers())
 
     def _copy_back(self) -> None:
-        values = [value for buffer in self.buffers.values() for value in self.split(buffer.value)]
+        values = [value for buffer in self._all_buffers() for value in self.split(buffer.read_value())]
         copies = [
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
             for handle, value in zip(self._handles(), values, strict=True)
@@ -170,27 +181,17 @@ class Packed:
             self._in_buffers.assign(False)
 
     def _handles(self) -> list:
-        return [slot._handle for slot in self._slots]
+        return [variable._handle for variable in self._kept]
 
-
-class _PackedSlot(ResourceVariable):
-    """A slot of Keras's optimizer that may lie in a buffer.
-
-    TensorFlow reads and assigns through the handle, and so do checkpoints.
-    """
-
-    packed: Packed
-
-    @property
-    def handle(self) -> tf.Tensor:
-        self.packed.restore()
-        return self._handle
+    def _all_buffers(self) -> list[tf.Variable]:
+        own = [replicas.native(buffer) for buffer in self.buffers.values()]
+        return [*own, self.flat_weights] if self.with_weights else own
 
 
 def _small(variable) -> bool:
     native = replicas.native(variable)
     return (
-        type(native) is ResourceVariable
+        type(native) in (ResourceVariable, MovableVariable)
         and native.dtype == tf.float32
         and native.shape.num_elements() <= _LARGEST
         and "CPU" in native.device

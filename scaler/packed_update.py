@@ -66,8 +66,9 @@ def update(
             weight.assign_add(difference)
     else:
         moved, model = _values(slots, optimizer, grads, seen, rounded, learning_rate)
-        for weight, value in zip(slots.weights, slots.split(moved), strict=True):
-            weight.assign(value)
+        if not slots.with_weights:
+            for weight, value in zip(slots.weights, slots.split(moved), strict=True):
+                weight.assign(value)
         for variable, value in zip(rounded, slots.split(model) if rounded else [], strict=True):
             variable.assign(value)
     if masters and not rounded:
@@ -86,14 +87,14 @@ def _differences(
         differences = []
 
         def add(variable, value: tf.Tensor) -> None:
-            if variable is slots.scratch:
+            if variable is slots.flat_weights:
                 differences.append(value)
             else:
                 variable.assign_add(value)
 
         twin = _twin(slots, optimizer)
         vars(twin).update(assign_add=add, assign_sub=lambda variable, value: add(variable, -value))
-        twin.update_step(seen(grads), slots.scratch, learning_rate)
+        twin.update_step(seen(grads), slots.flat_weights, learning_rate)
         (difference,) = differences
         return difference
 
@@ -103,22 +104,24 @@ def _differences(
 def _values(
     slots: Packed, optimizer: Optimizer, grads: list, seen: Callable, rounded: list, learning_rate: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """The new weights, and if they are masters the same rounded."""
+    """The new weights, which lie in their buffer already; and if they are masters the same rounded."""
     twin = _twin(slots, optimizer)
     decays = [bool(optimizer._use_weight_decay(target)) for target in slots.targets]
 
     @tf.function(jit_compile=True, autograph=False)
-    def step(grads: list, weight: tf.Tensor, model: tf.Tensor | None, learning_rate: tf.Tensor) -> tuple:
+    def step(grads: list, weight: tf.Tensor | None, model: tf.Tensor | None, learning_rate: tf.Tensor) -> tuple:
+        weight = slots.flat_weights.read_value() if weight is None else weight
         weight = weight if model is None else refreshed(weight, model)
-        slots.scratch.assign(weight)
+        slots.flat_weights.assign(weight)
         if optimizer.weight_decay is not None:
-            type(optimizer)._apply_weight_decay(twin, [slots.scratch])
-            slots.scratch.assign(tf.where(tf.repeat(decays, slots.sizes), slots.scratch, weight))
-        twin.update_step(seen(grads), slots.scratch, learning_rate)
-        moved = slots.scratch.read_value()
+            type(optimizer)._apply_weight_decay(twin, [slots.flat_weights])
+            slots.flat_weights.assign(tf.where(tf.repeat(decays, slots.sizes), slots.flat_weights, weight))
+        twin.update_step(seen(grads), slots.flat_weights, learning_rate)
+        moved = slots.flat_weights.read_value()
         return moved, None if model is None else rounded_to(moved, model.dtype)
 
-    return step(grads, flat(slots.weights), flat(rounded) if rounded else None, learning_rate)
+    weight = None if slots.with_weights else flat(slots.weights)
+    return step(grads, weight, flat(rounded) if rounded else None, learning_rate)
 
 
 def _twin(slots: Packed, optimizer: Optimizer) -> Any:

@@ -179,7 +179,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             pairs = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
             own_grads, own_weights = [grad for grad, _ in pairs], [weight for _, weight in pairs]
             if clusters.worth_compiling(self.inner_optimizer, own_grads, own_weights):
-                packed.pack(self.inner_optimizer, own_grads, own_weights)
+                packed.pack(self.inner_optimizer, own_grads, own_weights, self.masters)
         unscaled = tf.identity(self._unscaled) if self._by_hand else False
         return self.loss_scaler.apply(self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete)
 
