@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 
 class Keeper(Protocol):
@@ -49,7 +49,7 @@ class MovableVariable(ResourceVariable):
 
 def make_movable(variable: tf.Variable) -> None:
     """Has a variable ask for its value from now on, if it is one that can: not one of several replicas."""
-    if type(variable) is ResourceVariable:
+    if isinstance(variable, BaseResourceVariable):
         variable.__class__ = MovableVariable
 
 
