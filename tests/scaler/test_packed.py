@@ -1,4 +1,4 @@
-"""Slots and masters in buffers are seen by nobody: in no result, nor when they are read, assigned, saved or restored."""
+"""Slots and masters in buffers are seen by nobody: not in results, nor when read, assigned, saved or restored."""
 
 import copy
 
