@@ -18,7 +18,7 @@ SPREAD_OVER = 20
 COUNTS = (10, 100, 1000)
 PARAMETERS = 10**7
 PER_PARAMETER, TENFOLD, TO_KERAS = 1.3, 1.6, 0.5
-SECONDS = 6.0
+SECONDS = 5.0
 
 
 def contender(count: int, size: int, side: str):
