@@ -104,7 +104,7 @@ class Gate:
 
             when = replicas.of_each(strategy, when)[0]
             constant = tf.get_static_value(when)
-            return now() if constant else tf.cond(when, now, _not_now)
+            return now() if constant else tf.cond(_after_side_effects(when), now, _not_now)
 
         return replicas.merge(decide, grads, before, loss_finite, when)
 

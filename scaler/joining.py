@@ -39,13 +39,14 @@ def unjoined(grads: Sequence) -> Joined:
     return Joined(list(grads), [], list(range(len(grads))))
 
 
-def join(grads: Sequence, positions: Sequence[int]) -> Joined:
-    """Joins the gradients at these positions, which are tensors; in float32 if their dtypes differ."""
+def join(grads: Sequence, positions: Sequence[int], sizes: Sequence[int]) -> Joined:
+    """Joins the gradients at these positions, which are tensors of these sizes; in float32 if dtypes differ."""
     chosen, rest = [grads[i] for i in positions], [i for i in range(len(grads)) if i not in set(positions)]
     alike = len({grad.dtype for grad in chosen}) == 1
     values = chosen if alike else gradients.to_float32(chosen)
-    sizes = [grad.shape.num_elements() for grad in chosen]
-    return Joined([flat(values), *(grads[i] for i in rest)], sizes, [*positions, *rest])
+    # A gradient of unknown shape must not pass as a longer one.
+    values = [tf.reshape(value, [size]) for value, size in zip(values, sizes, strict=True)]
+    return Joined([tf.concat(values, 0), *(grads[i] for i in rest)], list(sizes), [*positions, *rest])
 
 
 def flat(tensors: Sequence) -> tf.Tensor:

@@ -14,6 +14,9 @@ class Keeper(Protocol):
     def restore(self) -> None:
         """Puts them back, at this point of the program or of the graph that is traced."""
 
+    def assigned(self, after: tf.Operation | tf.Tensor) -> None:
+        """Notes an assignment in the graph that is traced, of a value that was put back."""
+
 
 class MovableVariable(ResourceVariable):
     """TensorFlow's variable, whose value a keeper may hold until somebody asks for it.
@@ -41,6 +44,28 @@ class MovableVariable(ResourceVariable):
     def device(self) -> str:
         """Where the value is, without asking for it."""
         return self._handle.device
+
+    def assign(self, value, use_locking=None, name=None, read_value=True):
+        """As TensorFlow's."""
+        return self._noted(super().assign(value, use_locking, name, read_value), read_value)
+
+    def assign_add(self, delta, use_locking=None, name=None, read_value=True):
+        """As TensorFlow's."""
+        return self._noted(super().assign_add(delta, use_locking, name, read_value), read_value)
+
+    def assign_sub(self, delta, use_locking=None, name=None, read_value=True):
+        """As TensorFlow's."""
+        return self._noted(super().assign_sub(delta, use_locking, name, read_value), read_value)
+
+    def _lazy_read(self, op):
+        # What all assignments return that are to be read, scattered ones too.
+        self._noted(op, read=False)
+        return super()._lazy_read(op)
+
+    def _noted(self, assignment, read: bool):
+        if not read and self.keeper is not None and not tf.executing_eagerly():
+            self.keeper.assigned(assignment)
+        return assignment
 
     def _distributed_container(self) -> tf.Variable:
         """What Keras knows it by: asked here, it does not look at the handle for that."""

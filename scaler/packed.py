@@ -121,7 +121,7 @@ class Packed:
     def join(self, grads: Sequence, targets: Sequence) -> Joined:
         """Joins the gradients of the variables whose slots these are."""
         positions = {id(replicas.native(target)): position for position, target in enumerate(targets)}
-        return join(grads, [positions[id(weight)] for weight in self.weights])
+        return join(grads, [positions[id(weight)] for weight in self.weights], self.sizes)
 
     def split(self, values: tf.Tensor) -> list[tf.Tensor]:
         """Those of each variable, in its shape, of values as in a buffer."""
@@ -152,6 +152,19 @@ class Packed:
         """
         with tf.control_dependencies([after]):
             self._in_buffers.assign(True)
+
+    def assigned(self, after: tf.Operation | tf.Tensor) -> None:
+        """Has steps in functions and loops wait for an assignment of a slot, which `gather` does not let them see.
+
+        Args:
+            after: The assignment, in the graph that is traced.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        looked = self._looked.get(graph) == self._uses(graph)
+        with tf.control_dependencies([after]):
+            self._in_buffers.assign(False)
+        if looked:
+            self._looked[graph] = self._uses(graph)
 
     def restore(self) -> None:
         """Has the slots be where Keras keeps them, at this point of the program or of the graph that is traced."""

@@ -184,6 +184,28 @@ def test_an_assertion_at_run_time_breaks_off_before_anything_moved(tmp_path, ste
     run.assert_consistent()
 
 
+def test_an_assertion_at_run_time_holds_a_window_back():
+    """A window decides in a branch, outside of which the assertion is."""
+    weight, limit = tf.Variable([1.0]), tf.Variable(1e9)
+    optimizer, loss_scaler = keras.optimizers.SGD(0.1), scaler.LossScaler(scaler.Dynamic(8.0, growth_interval=1))
+
+    @tf.function
+    def step(x, last):
+        scaled = loss_scaler.scale(x)
+        tf.debugging.assert_less(x + 0.0 * tf.linalg.det(tf.eye(300)), limit)
+        return loss_scaler.apply(optimizer, [tf.reshape(scaled, [1])], [weight], when=last).finite
+
+    assert step(tf.constant(1.0), tf.constant(True))
+    before = fault_cases.raw([weight, *optimizer.variables])
+    limit.assign(-1e9)
+    for _ in range(5):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            step(tf.constant(1.0), tf.constant(True))
+    assert fault_cases.raw([weight, *optimizer.variables]) == before
+    assert [int(count) for count in loss_scaler.counters] == [1, 1, 0, 0]
+    assert float(loss_scaler.loss_scale) == 16.0
+
+
 def test_an_error_while_tracing_leaves_everything_usable(tmp_path):
     broken = [True]
 

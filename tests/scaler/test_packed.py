@@ -1,6 +1,7 @@
 """Slots and masters in buffers are seen by nobody: not in results, nor when read, assigned, saved or restored."""
 
 import copy
+import time
 
 import keras
 import numpy as np
@@ -412,6 +413,51 @@ def test_masters_in_a_buffer_are_left_to_who_uses_them_as_variables():
         run.train(2)
     assert ours.in_buffers
     assert_close(ours.state(), theirs.state())
+
+
+def test_gradients_of_unknown_shape_are_joined_too():
+    ours, theirs = Run(), Run(pack=False)
+    for run in (ours, theirs):
+
+        @tf.function
+        def step(grads, run=run):
+            return run.apply([tf.numpy_function(lambda grad: grad, [grad], tf.float32) for grad in grads])
+
+        for _ in range(3):
+            step(run.grads())
+    assert_close(ours.state(), theirs.state())
+
+
+@pytest.mark.parametrize("way", ["function", "when", "loop"])
+def test_a_step_inside_of_another_graph_waits_for_slots_that_were_assigned_before(way):
+    run = Run(OPTIMIZERS["momentum"]).train(2)
+    inner = tf.function(run.apply)
+    zeros = [tf.zeros(shape) for shape in SHAPES]
+
+    def slowly(value):
+        time.sleep(0.01)
+        return value
+
+    def step(flag):
+        if way == "function":
+            inner(zeros)
+        elif way == "when":
+            run.loss_scaler.apply(run.optimizer, zeros, run.model, when=flag)
+        else:
+            tf.while_loop(lambda i: i < 1, lambda i: (inner(zeros), i + 1)[1:], [0])
+
+    @tf.function(autograph=False)
+    def outer(flag):
+        for slot, shape in zip(run.optimizer.momentums, SHAPES, strict=True):
+            slot.assign(tf.ensure_shape(tf.numpy_function(slowly, [tf.ones(shape)], tf.float32), shape))
+        step(flag)
+
+    for _ in range(2):
+        before = [variable.numpy() for variable in run.model]
+        outer(tf.constant(True))
+        moved = [variable.numpy() - old for variable, old in zip(run.model, before, strict=True)]
+        for difference in moved:
+            np.testing.assert_allclose(difference, 0.9, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bad", range(5))
