@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from scaler import gradients, replicas
@@ -173,7 +174,10 @@ class Packed:
                 self._copy_back()
             return
         graph = tf.compat.v1.get_default_graph()
-        if self._looked.get(graph) != self._uses(graph):
+        if not hasattr(graph, "capture"):  # A SavedModel is written, and copies what is there.
+            with context.eager_mode():
+                self.restore()
+        elif self._looked.get(graph) != self._uses(graph):
             tf.cond(self._in_buffers, self._copy_back, lambda: None)
             self._looked[graph] = self._uses(graph)
 

@@ -166,6 +166,13 @@ def values_of(variables):
     return [variable + 0.0 if variable.dtype.is_floating else variable.read_value() for variable in variables]
 
 
+def saved_model(run, path):
+    module = tf.Module()
+    module.kept = run.kept
+    tf.saved_model.save(module, str(path / "model"))
+    return [variable.numpy() for variable in tf.saved_model.load(str(path / "model")).kept]
+
+
 LOOKS = {
     "numpy": lambda run, raw, path: numpy_of(run),
     "value": lambda run, raw, path: [v.value().numpy() for v in run.kept],
@@ -175,6 +182,7 @@ LOOKS = {
     "in a function": lambda run, raw, path: [v.numpy() for v in tf.function(lambda: values_of(raw))()],
     "as arguments": lambda run, raw, path: [v.numpy() for v in values_of(raw)],
     "checkpoint": lambda run, raw, path: checkpointed(run, path),
+    "SavedModel": lambda run, raw, path: saved_model(run, path),
     "save_own_variables": lambda run, raw, path: own_variables(run) + numpy_of(run)[len(run.optimizer.variables) :],
 }
 
