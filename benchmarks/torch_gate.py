@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -21,6 +22,8 @@ def installed() -> bool:
 
 def step(values: list[np.ndarray], weights: list[np.ndarray], optimizer: str, clip: float | None) -> Callable[[], None]:
     """A step that takes the gradients' arrays, as they are, to be gradients of a scaled loss."""
+    # Triton, which nothing here uses, and TensorFlow each bring LLVM: loading both ends the process.
+    sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
     import torch
 
     parameters = [torch.nn.Parameter(torch.from_numpy(value.copy())) for value in weights]
