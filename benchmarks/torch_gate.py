@@ -23,7 +23,7 @@ def installed() -> bool:
 def step(values: list[np.ndarray], weights: list[np.ndarray], optimizer: str, clip: float | None) -> Callable[[], None]:
     """A step that takes the gradients' arrays, as they are, to be gradients of a scaled loss."""
     # Triton, which nothing here uses, and TensorFlow each bring LLVM: loading both ends the process.
-    sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
+    sys.modules.setdefault("triton", None)
     import torch
 
     parameters = [torch.nn.Parameter(torch.from_numpy(value.copy())) for value in weights]

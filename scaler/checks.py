@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -28,12 +29,13 @@ def check_scale(name: str, value: object) -> None:
 
 def check_bounds(min_scale: object, initial_scale: object, max_scale: object) -> None:
     """Refuses loss scales that are none, or that are not in this order."""
-    bounds = {"min_scale": min_scale, "initial_scale": initial_scale, "max_scale": max_scale}
+    bounds: dict[str, Any] = {"min_scale": min_scale, "initial_scale": initial_scale, "max_scale": max_scale}
     for name, value in bounds.items():
         check_scale(name, value)
     if any(map(is_symbolic, bounds.values())):
         return
-    if not float(min_scale) <= float(initial_scale) <= float(max_scale):  # type: ignore[arg-type]
+    values = list(map(float, bounds.values()))
+    if values != sorted(values):
         raise InvalidArgument(
             f"{', '.join(f'{name}={value!r}' for name, value in bounds.items())}: expected min_scale <= initial_scale "
             "<= max_scale. Move the bound, or start inside it."

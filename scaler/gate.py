@@ -125,15 +125,18 @@ class Gate:
             self._update(strategy, summed, joined.whole, loss_scale, limit)
             for variable, value in state:
                 replicas.assign_each(strategy, variable, keep_finite, value)
-            clipped_norm = norm if limit is None else self._clipped_norm(strategy, summed, loss_scale, squares, limit)
-            return clipped_norm, not_skipped()
+            if self.clip is None:
+                return norm, not_skipped()
+            after = self.clip.squares_after(squares)
+            if after is not None:
+                return tf.sqrt(tf.reduce_sum(after)), not_skipped()
+            return self._norm_of_finished(strategy, summed, loss_scale, limit), not_skipped()
 
         def skip() -> tuple[tf.Tensor, Skip]:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
             pieces = [replicas.of_each(strategy, piece)[0] for piece in joined.pieces]
-            look = lambda pieces: self._reason(joined.split(pieces), loss_scale, loss_finite)  # noqa: E731
-            reason = Skip(*apart(look, pieces))
+            reason = Skip(*apart(self._reason(joined, loss_scale, loss_finite), pieces))
             on_skip(reason)
             return tf.constant(float("nan")), reason
 
@@ -154,11 +157,7 @@ class Gate:
             counts = replicas.of_each(strategy, replicas.total(strategy, [counted])[0])[0]
         return statistics.Statistics(amax, counts)
 
-    def _clipped_norm(self, strategy, grads: list, loss_scale, squares, limit: Limiter) -> tf.Tensor:
-        after = self.clip.squares_after(squares)  # type: ignore[union-attr]
-        if after is not None:
-            return tf.sqrt(tf.reduce_sum(after))
-
+    def _norm_of_finished(self, strategy, grads: list, loss_scale, limit: Limiter | None) -> tf.Tensor:
         def measure(own: list) -> tf.Tensor:
             finished = self._finished(own, loss_scale, limit)
             return tf.sqrt(gradients.squared_norm(self._derivatives(finished)))
@@ -169,15 +168,21 @@ class Gate:
         alike = all(self._plain) and (self.clip is None or self.clip.uniform)
         return clusters.join(self.optimizer, grads, self.targets, self.masters) if alike else unjoined(grads)
 
-    def _reason(self, scaled: list, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> Skip:
-        squares = self._squared_norms(scaled, loss_scale)
-        bad = tf.logical_not(tf.math.is_finite(squares))
-        worst = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares))
-        return Skip(
-            cause=presumed_cause(loss_finite, _all_values_finite(list(map(gradients.values_of, scaled)))),
-            has_nan=tf.reduce_any(tf.math.is_nan(squares)),
-            index=tf.gather(tf.constant(self.positions), worst),
-        )
+    def _reason(self, joined: Joined, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> Callable[[list], Skip]:
+        """A function of the pieces of `joined`."""
+
+        def look(pieces: list) -> Skip:
+            scaled = joined.split(pieces)
+            squares = self._squared_norms(scaled, loss_scale)
+            bad = tf.logical_not(tf.math.is_finite(squares))
+            worst = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares))
+            return Skip(
+                cause=presumed_cause(loss_finite, _all_values_finite(list(map(gradients.values_of, scaled)))),
+                has_nan=tf.reduce_any(tf.math.is_nan(squares)),
+                index=tf.gather(tf.constant(self.positions), worst),
+            )
+
+        return look
 
     @property
     def _plain(self) -> list[bool]:

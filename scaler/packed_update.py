@@ -13,18 +13,6 @@ from scaler.masters import MasterWeights, refreshed, rounded_to
 from scaler.optimizers import Optimizer
 from scaler.packed import Packed
 
-_BY_DIFFERENCE = (
-    keras.optimizers.SGD,
-    keras.optimizers.Adam,
-    keras.optimizers.Adamax,
-    keras.optimizers.Nadam,
-    keras.optimizers.RMSprop,
-    keras.optimizers.Adagrad,
-    keras.optimizers.Adadelta,
-    keras.optimizers.Lion,
-)
-"""Without weight decay, these add something to a variable that does not depend on its value."""
-
 
 def update(
     slots: Packed,
@@ -60,7 +48,7 @@ def update(
         return flat(list(map(finish, grads, slots.weights))) if joined is None else finish(*grads)
 
     grads = own if joined is None else [joined]
-    if type(optimizer) in _BY_DIFFERENCE and optimizer.weight_decay is None and not rounded:
+    if _adds_a_difference(optimizer) and not rounded:
         moved = _differences(slots, optimizer, grads, seen, learning_rate)
         for weight, difference in zip(slots.weights, slots.split(moved), strict=True):
             weight.assign_add(difference)
@@ -75,6 +63,11 @@ def update(
         masters.write(slots.weights)
     slots.take_over(after=moved)
     return [pair for pair in pairs if id(pair[1]) in given]
+
+
+def _adds_a_difference(optimizer: Optimizer) -> bool:
+    """Whether what a step does to a variable is to add something that does not depend on its value."""
+    return optimizer.weight_decay is None and not isinstance(optimizer, keras.optimizers.Ftrl)
 
 
 def _differences(

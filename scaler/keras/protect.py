@@ -81,7 +81,7 @@ def _state(model: keras.Model, data) -> list:
     if not model.built or metrics_wait:
         try:
             model._symbolic_build(data_batch=data)
-        except Exception as error:
+        except Exception as error:  # A layer of the user's may raise anything.
             raise InvalidArgument(
                 f"protect: model {model.name!r} could not be built on the first batch, so that it is not known what to "
                 f"put back: {error}. Is the batch of the right shape? Then call the model on one before fit."

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from scaler.checks import as_float, check_count, check_flag, check_number, check_scale, is_symbolic, within
-from scaler.errors import InvalidArgument
+from scaler.checks import as_float, check_bounds, check_count, check_flag, check_number, within
 from scaler.strategies.base import Event
 
 
@@ -78,15 +77,7 @@ class Dynamic:
     consecutive_hysteresis: bool = False
 
     def __post_init__(self) -> None:
-        check_scale("initial_scale", self.initial_scale)
-        check_scale("min_scale", self.min_scale)
-        check_scale("max_scale", self.max_scale)
-        bounds = (self.min_scale, self.initial_scale, self.max_scale)
-        if not any(map(is_symbolic, bounds)) and sorted(map(float, bounds)) != list(map(float, bounds)):
-            raise InvalidArgument(
-                f"min_scale={self.min_scale!r}, initial_scale={self.initial_scale!r}, max_scale={self.max_scale!r}: "
-                "expected min_scale <= initial_scale <= max_scale. Move the bound, or start inside it."
-            )
+        check_bounds(self.min_scale, self.initial_scale, self.max_scale)
         check_number("growth_factor", self.growth_factor, "a number in (1, 2^126]", lambda v: 1 < v <= 2.0**126)
         check_number("backoff_factor", self.backoff_factor, "a number in [2^-126, 1)", lambda v: 2.0**-126 <= v < 1)
         check_count("growth_interval", self.growth_interval, 2000)

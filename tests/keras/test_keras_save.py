@@ -192,7 +192,10 @@ def test_backup_and_restore_goes_on_in_the_middle(tmp_path):
     whole = compiled("float16", dropout=0.0)
     fit(whole, epochs=4)
     first = compiled("float16", dropout=0.0)
-    backup = lambda: keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))  # noqa: E731
+
+    def backup():
+        return keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+
     with pytest.raises(Interrupted):
         fit(first, epochs=4, callbacks=[backup(), Interrupt()])
     second = compiled("float16", dropout=0.0)

@@ -1,114 +1,31 @@
-"""Slots and masters in buffers are seen by nobody: not in results, nor when read, assigned, saved or restored."""
+"""Updates of packed variables give what those of each by itself give, in any order of everything else."""
 
-import copy
 import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from packed_cases import (
+    BAD,
+    OPTIMIZERS,
+    SHAPES,
+    Run,
+    assert_close,
+    enumerated,
+    make_five_enough,
+    numpy_of,
+    own_variables,
+    same_bits,
+)
 
 import scaler
 from scaler import clusters, packed
 
-OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "Adam": lambda: keras.optimizers.Adam(0.01),
-    "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
-    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
-    "excluded": lambda: without_decay(keras.optimizers.AdamW(0.01, weight_decay=0.5)),
-    "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
-    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "Adamax": lambda: keras.optimizers.Adamax(0.01),
-    "Ftrl": lambda: keras.optimizers.Ftrl(
-        0.1, l1_regularization_strength=0.01, l2_shrinkage_regularization_strength=0.1
-    ),
-    "Lion": lambda: keras.optimizers.Lion(0.01, weight_decay=0.1),
-    "Nadam": lambda: keras.optimizers.Nadam(0.01),
-    "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.9, centered=True),
-    "schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
-}
-SHAPES = ((3, 4), (4, 2), (6,), (2, 3, 2), ())
-BAD = 2
-"""The step whose gradients have an infinity."""
-
-
-def without_decay(optimizer):
-    optimizer.exclude_from_weight_decay(var_names=["weight_1", "weight_3"])
-    return optimizer
-
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Five variables are enough."""
-    monkeypatch.setattr(clusters, "_WORTH_COMPILING", 1)
-    monkeypatch.setattr(packed, "_FEWEST", 2)
-
-
-class Run:
-    """A model of small variables, and what trains it."""
-
-    def __init__(self, make=OPTIMIZERS["Adam"], pack=True, clip_norm=None, dtype="float32"):
-        rng = np.random.default_rng(0)
-        self.model = [
-            keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"weight_{number}")
-            for number, shape in enumerate(SHAPES)
-        ]
-        self.optimizer, self.loss_scaler = make(), scaler.LossScaler(scaler.Static(8.0))
-        self.masters = scaler.MasterWeights(self.model)
-        self.pack, self.clip_norm, self.dtype = pack, clip_norm, dtype
-        self.step, self.jitted = tf.function(self.apply), tf.function(self.apply, jit_compile=True)
-        self.by_hand_in_a_function = tf.function(self.by_hand)
-        self.count = 0
-
-    def apply(self, grads):
-        with pytest.MonkeyPatch.context() as patch:
-            if not self.pack:
-                patch.setattr(packed, "_FEWEST", 10**9)
-            return self.loss_scaler.apply(self.optimizer, grads, self.masters, clip_norm=self.clip_norm).finite
-
-    def by_hand(self, grads):
-        self.optimizer.apply([tf.cast(grad, tf.float32) for grad in grads], self.masters.weights)
-        self.masters.write()
-
-    def grads(self, loss_scale=8.0):
-        rng = np.random.default_rng(self.count)
-        values = [rng.normal(size=shape) * loss_scale for shape in SHAPES]
-        if self.count == BAD and loss_scale != 1.0:
-            values[1][0, 0] = np.inf
-        self.count += 1
-        return [tf.constant(value, self.dtype) for value in values]
-
-    def train(self, steps=1):
-        for _ in range(steps):
-            self.step(self.grads())
-        return self
-
-    @property
-    def kept(self):
-        """What may lie in buffers, as TensorFlow's variables."""
-        masters = self.masters.weights if self.dtype != "float32" else []
-        return [*(variable.value for variable in self.optimizer.variables), *masters]
-
-    @property
-    def in_buffers(self):
-        return bool(vars(self.optimizer)[packed._ATTRIBUTE]._in_buffers)
-
-    def state(self):
-        variables = [*self.model, *self.masters.weights, *self.optimizer.variables]
-        return [tf.convert_to_tensor(variable).numpy() for variable in variables]
-
-
-def same_bits(ours, theirs):
-    return all(one.tobytes() == other.tobytes() for one, other in zip(ours, theirs, strict=True))
-
-
-def assert_close(ours, theirs):
-    for one, other in zip(ours, theirs, strict=True):
-        # Last bits of a master decide which way it is rounded.
-        rtol = 2e-5 if one.dtype == np.float32 else 1e-2
-        np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=rtol, atol=1e-6)
+    make_five_enough(monkeypatch)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -141,117 +58,6 @@ def test_masters_and_clipping(dtype, clip_norm):
     assert_close(ours.state(), theirs.train().state())
     for variable, master in zip(ours.model, ours.masters.weights, strict=True):
         assert same_bits([tf.convert_to_tensor(variable).numpy()], [tf.cast(master, dtype).numpy()])
-
-
-def numpy_of(run):
-    return [variable.numpy() for variable in run.kept]
-
-
-def checkpointed(run, path):
-    file = tf.train.Checkpoint(optimizer=run.optimizer, masters=run.masters).write(str(path / "seen"))
-    fresh = Run(pack=False, dtype=run.dtype).train(0)
-    fresh.optimizer.build(fresh.masters.weights)
-    tf.train.Checkpoint(optimizer=fresh.optimizer, masters=fresh.masters).read(file).assert_consumed()
-    return numpy_of(fresh)
-
-
-def own_variables(run):
-    store = {}
-    run.optimizer.save_own_variables(store)
-    return list(store.values())
-
-
-@tf.function
-def values_of(variables):
-    return [variable + 0.0 if variable.dtype.is_floating else variable.read_value() for variable in variables]
-
-
-def saved_model(run, path):
-    module = tf.Module()
-    module.kept = run.kept
-    tf.saved_model.save(module, str(path / "model"))
-    return [variable.numpy() for variable in tf.saved_model.load(str(path / "model")).kept]
-
-
-LOOKS = {
-    "numpy": lambda run, raw, path: numpy_of(run),
-    "value": lambda run, raw, path: [v.value().numpy() for v in run.kept],
-    "deep copy": lambda run, raw, path: [v.numpy() for v in copy.deepcopy(run.kept)],
-    "held since before": lambda run, raw, path: [v.numpy() for v in raw],
-    "held, operator": lambda run, raw, path: [(v + tf.zeros([], v.dtype)).numpy() for v in raw],
-    "in a function": lambda run, raw, path: [v.numpy() for v in tf.function(lambda: values_of(raw))()],
-    "as arguments": lambda run, raw, path: [v.numpy() for v in values_of(raw)],
-    "checkpoint": lambda run, raw, path: checkpointed(run, path),
-    "SavedModel": lambda run, raw, path: saved_model(run, path),
-    "save_own_variables": lambda run, raw, path: own_variables(run) + numpy_of(run)[len(run.optimizer.variables) :],
-}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("name", LOOKS)
-def test_what_is_kept_is_seen_as_it_is(name, dtype, tmp_path):
-    ours, theirs = Run(dtype=dtype), Run(pack=False, dtype=dtype)
-    raw = ours.train().kept
-    assert vars(ours.optimizer)[packed._ATTRIBUTE].with_weights == (dtype == "float16")
-    theirs.train()
-    for number in range(3):
-        ours.train(2)
-        theirs.train(2)
-        (tmp_path / str(number)).mkdir()
-        assert ours.in_buffers
-        assert_close(LOOKS[name](ours, raw, tmp_path / str(number)), numpy_of(theirs))
-    assert same_bits(ours.train().state(), Run(dtype=dtype).train(8).state())
-
-
-def restored(run, values, path):
-    other = Run(pack=False, dtype=run.dtype).train(0)
-    other.optimizer.build(other.masters.weights)
-    assign_all(other.kept, values)
-    tf.train.Checkpoint(optimizer=run.optimizer, masters=run.masters).read(
-        tf.train.Checkpoint(optimizer=other.optimizer, masters=other.masters).write(str(path / "put"))
-    ).assert_consumed()
-
-
-def assign_all(variables, values):
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-
-
-PUTS = {
-    "assign": lambda run, raw, values, path: assign_all(run.kept, values),
-    "held since before": lambda run, raw, values, path: assign_all(raw, values),
-    "in a function": lambda run, raw, values, path: tf.function(lambda: assign_all(raw, values))(),
-    "checkpoint": lambda run, raw, values, path: restored(run, values, path),
-    "load_own_variables": lambda run, raw, values, path: (
-        run.optimizer.load_own_variables(dict(enumerated(values[: len(run.optimizer.variables)]))),
-        assign_all(run.kept, values),
-    ),
-}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("name", PUTS)
-def test_what_was_assigned_is_taken_over(name, dtype, tmp_path):
-    ours, theirs = Run(dtype=dtype), Run(pack=False, dtype=dtype)
-    raw = ours.train().kept
-    values = numpy_of(theirs.train())
-    ours.train(2)
-    assert ours.in_buffers
-    PUTS[name](ours, raw, values, tmp_path)
-    assign_all(theirs.kept, values)
-    assign_all(theirs.model, [variable.numpy() for variable in ours.model])
-    theirs.count = ours.count
-    assert_close(ours.train(2).state(), theirs.train(2).state())
-
-
-def test_one_slot_assigned_leaves_the_others(tmp_path):
-    ours, theirs = Run().train(4), Run(pack=False).train(4)
-    for run in (ours, theirs):
-        run.optimizer._momentums[1].assign(tf.fill(SHAPES[1], 3.0))
-        run.model[2].assign(tf.fill(SHAPES[2], -1.0))
-        run.train(2)
-    assert ours.in_buffers
-    assert_close(ours.state(), theirs.state())
 
 
 @pytest.mark.parametrize("deferred", [True, False])
@@ -298,10 +104,6 @@ WAYS = {
     "save and load": lambda run: run.optimizer.load_own_variables(dict(enumerated(own_variables(run)))),
     "some gradients": lambda run: (run.part(run.grads()[:3]), run.masters.write()),
 }
-
-
-def enumerated(values):
-    return ((str(number), value) for number, value in enumerate(values))
 
 
 @pytest.mark.parametrize(("seed", "dtype"), [(0, "float32"), (1, "float16"), (2, "float32")])
