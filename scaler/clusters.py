@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from scaler import gradients, packed, packed_update, replicas
+from scaler import gradients, replicas
 from scaler.clipping import Limiter
 from scaler.graphs import in_xla
-from scaler.joining import Joined, unjoined
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, shadowed
 
@@ -36,21 +35,6 @@ def worth_compiling(optimizer: Optimizer, grads: Sequence, targets: Sequence) ->
     )
 
 
-def prepare(
-    optimizer: Optimizer, grads: Sequence, targets: Sequence, masters: MasterWeights | None, after: tf.Tensor
-) -> None:
-    """Does what `update` needs done before, outside of the branch that it is in. No variable's value changes."""
-    slots = packed.packed(optimizer, grads, targets, masters)
-    if slots:
-        slots.gather(after)
-
-
-def join(optimizer: Optimizer, grads: Sequence, targets: Sequence, masters: MasterWeights | None) -> Joined:
-    """Joins the gradients of those small variables that `update` moves as one."""
-    slots = packed.packed(optimizer, grads, targets, masters)
-    return slots.join(grads, targets) if slots else unjoined(grads)
-
-
 def update(
     optimizer: Optimizer,
     grads: Sequence[gradients.Gradient],
@@ -58,7 +42,6 @@ def update(
     masters: MasterWeights | None,
     loss_scale: tf.Tensor,
     limit: Limiter | None,
-    joined: tf.Tensor | None,
 ) -> None:
     """Has a Keras optimizer move `targets`, inside a graph and on one device.
 
@@ -70,7 +53,6 @@ def update(
             into it last.
         loss_scale: Scalar float32; the gradients are multiplied by its reciprocal, which is division for powers of two.
         limit: Clips unscaled gradients, or None.
-        joined: The gradient that `join` gave; None also if `limit` does not do the same to all of them.
     """
     inverse = 1.0 / loss_scale
     given = {id(replicas.native(target)): target for target in targets}
@@ -99,13 +81,9 @@ def update(
 
         cluster(list(grads), learning_rate)
 
-    slots = packed.packed(optimizer, grads, targets, masters)
-
     def run(strategy, pairs: Sequence[tuple], learning_rate) -> None:
         del strategy
         learning_rate = tf.convert_to_tensor(learning_rate)
-        if slots:
-            pairs = packed_update.update(slots, optimizer, pairs, joined, masters, finish, learning_rate)
         move([(finish(grad, v), v) for grad, v in pairs if isinstance(grad, tf.IndexedSlices)], learning_rate)
         for cluster in balanced([pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]):
             compiled(cluster, learning_rate)
@@ -138,7 +116,7 @@ def _compiles(optimizer: Optimizer) -> bool:
     return (
         isinstance(optimizer, keras.optimizers.Optimizer)
         and type(optimizer).__module__.startswith("keras.")
-        and not isinstance(optimizer, keras.optimizers.MultiOptimizer)
+        and not hasattr(optimizer, "optimizers")  # A MultiOptimizer, which has others do the work.
         and not optimizer.gradient_accumulation_steps
         and optimizer.clipnorm is optimizer.clipvalue is optimizer.global_clipnorm is None
     )

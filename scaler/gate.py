@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from scaler import clusters, gradients, measurement, packed, replicas, statistics
+from scaler import clusters, gradients, measurement, replicas, statistics
 from scaler.clipping import Clipping, Limiter
 from scaler.graphs import apart
-from scaler.joining import Joined, unjoined
 from scaler.masters import MasterWeights
-from scaler.optimizers import Optimizer, build_optimizer, gradients_are_reduced, update_variables
+from scaler.optimizers import Optimizer, build_optimizer, gradients_are_reduced, update_variables, variables_of
 from scaler.outcome import Skip, not_skipped, presumed_cause
+from scaler.proofs import largest_learning_rate
 from scaler.rollback import Snapshot, keep_finite
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
+from scaler.transaction import Proven, Transaction
 
 
 class Decision(NamedTuple):
@@ -93,8 +95,7 @@ class Gate:
         variables, before = (rollback.variables, rollback.values) if rollback else ((), ())
 
         def decide(strategy, grads: list, before: tuple, loss_finite, when) -> Decision:
-            if build_optimizer(self.optimizer, self.all_targets) and self._compiles(grads):
-                packed.pack(self.optimizer, grads, self.targets, self.masters)
+            build_optimizer(self.optimizer, self.all_targets)
 
             def now() -> Decision:
                 state = list(zip(variables, before, strict=True))
@@ -112,39 +113,39 @@ class Gate:
         self, strategy, grads: list, loss_scale, loss_finite, state: list, on_skip: Callable[[Skip], None]
     ) -> tuple[Decision, Event]:
         summed = replicas.each(strategy, gradients.sum_duplicates, replicas.total(strategy, grads))
-        compiled = self._compiles(summed)
-        joined = self._joined(summed) if compiled else unjoined(summed)
-        squared_norms = replicas.each(strategy, self._squared_norms, joined.pieces, loss_scale)
-        finite = _after_side_effects(replicas.all_of(strategy, replicas.each(strategy, _all_finite, squared_norms)))
+        squared_norms = replicas.each(strategy, self._squared_norms, summed, loss_scale)
+        totals = replicas.each(strategy, tf.reduce_sum, squared_norms)
+        attempt = self._attempt(strategy)
+        sound = replicas.each(strategy, attempt.sound, totals)
+        finite = _after_side_effects(replicas.all_of(strategy, sound))
         loss_finite = replicas.all_of(strategy, loss_finite)
         squares = replicas.of_each(strategy, squared_norms)[0]
-        norm = tf.sqrt(tf.reduce_sum(squares))
+        norm = tf.sqrt(replicas.of_each(strategy, totals)[0])
+
+        def update() -> None:
+            self._update(strategy, summed, loss_scale, self._limit(squares))
+
+        applied = attempt.holds(finite, update)
 
         def apply() -> tuple[tf.Tensor, Skip]:
-            limit = None if self.clip is None else self.clip.limiter(squares)
-            self._update(strategy, summed, joined.whole, loss_scale, limit)
+            attempt.complete(update)
             for variable, value in state:
                 replicas.assign_each(strategy, variable, keep_finite, value)
-            if self.clip is None:
-                return norm, not_skipped()
-            after = self.clip.squares_after(squares)
-            if after is not None:
-                return tf.sqrt(tf.reduce_sum(after)), not_skipped()
-            return self._norm_of_finished(strategy, summed, loss_scale, limit), not_skipped()
+            clipped_norm = norm if self.clip is None else self._clipped_norm(strategy, summed, loss_scale, squares)
+            return clipped_norm, not_skipped()
 
         def skip() -> tuple[tf.Tensor, Skip]:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
-            pieces = [replicas.of_each(strategy, piece)[0] for piece in joined.pieces]
-            reason = Skip(*apart(self._reason(joined, loss_scale, loss_finite), pieces))
+            pieces = [replicas.of_each(strategy, grad)[0] for grad in summed]
+            look = functools.partial(apart, self._reason(loss_scale, loss_finite), pieces)
+            reason = tf.cond(attempt.failed(finite, norm), attempt.undo, lambda: Skip(*look()))
             on_skip(reason)
             return tf.constant(float("nan")), reason
 
-        if compiled:
-            clusters.prepare(self.optimizer, summed, self.targets, self.masters, finite)
-        clipped_norm, reason = tf.cond(finite, apply, skip)
-        decision = Decision(tf.constant(True), finite, norm, clipped_norm, reason)
-        return decision, Event(finite, *self._statistics(strategy, grads, summed, loss_scale))
+        clipped_norm, reason = tf.cond(applied, apply, skip)
+        decision = Decision(tf.constant(True), applied, norm, clipped_norm, reason)
+        return decision, Event(applied, *self._statistics(strategy, grads, summed, loss_scale))
 
     def _statistics(self, strategy, own: list, summed: list, loss_scale: tf.Tensor) -> statistics.Statistics:
         amax = counts = None
@@ -157,22 +158,43 @@ class Gate:
             counts = replicas.of_each(strategy, replicas.total(strategy, [counted])[0])[0]
         return statistics.Statistics(amax, counts)
 
-    def _norm_of_finished(self, strategy, grads: list, loss_scale, limit: Limiter | None) -> tf.Tensor:
+    def _attempt(self, strategy) -> Proven | Transaction:
+        """How an update that makes values which are not finite is kept from counting."""
+        # An optimizer that works in 16 bits was asked for by name, with all it does.
+        unsafe = any(replicas.native(target).dtype.size < 4 for target in self.targets)
+        rate = float("inf") if unsafe else largest_learning_rate(self.optimizer, self.targets)
+        if rate is not None:
+            return Proven(self.optimizer, rate)
+        masters = (*self.masters.model_variables, *self.masters.variables) if self.masters else ()
+        kept = [*self.targets, *variables_of(self.optimizer), *masters]
+        indices = [*self.positions, *range(len(self.all_targets), len(self.all_targets) + len(self.own_values))]
+        return Transaction(strategy, kept, [*self.targets, *self.own_values], indices)
+
+    @property
+    def own_values(self) -> list:
+        """The optimizer's own variables that have to stay finite."""
+        own = variables_of(self.optimizer)
+        return [variable for variable in own if replicas.native(variable).dtype.is_floating]
+
+    def _limit(self, squares: tf.Tensor) -> Limiter | None:
+        return None if self.clip is None else self.clip.limiter(squares)
+
+    def _clipped_norm(self, strategy, grads: list, loss_scale: tf.Tensor, squares: tf.Tensor) -> tf.Tensor:
+        assert self.clip is not None
+        after = self.clip.squares_after(squares)
+        if after is not None:
+            return tf.sqrt(tf.reduce_sum(after))
+
         def measure(own: list) -> tf.Tensor:
-            finished = self._finished(own, loss_scale, limit)
+            finished = self._finished(own, loss_scale, self._limit(squares))
             return tf.sqrt(gradients.squared_norm(self._derivatives(finished)))
 
         return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
 
-    def _joined(self, grads: list) -> Joined:
-        alike = all(self._plain) and (self.clip is None or self.clip.uniform)
-        return clusters.join(self.optimizer, grads, self.targets, self.masters) if alike else unjoined(grads)
+    def _reason(self, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> Callable[[list], Skip]:
+        """A function of the scaled gradients."""
 
-    def _reason(self, joined: Joined, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> Callable[[list], Skip]:
-        """A function of the pieces of `joined`."""
-
-        def look(pieces: list) -> Skip:
-            scaled = joined.split(pieces)
+        def look(scaled: list) -> Skip:
             squares = self._squared_norms(scaled, loss_scale)
             bad = tf.logical_not(tf.math.is_finite(squares))
             worst = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares))
@@ -200,13 +222,10 @@ class Gate:
         pairs = zip(grads, self._plain, strict=True)
         return tf.stack([next(measured) if plain else _zero_if_finite(grad) for grad, plain in pairs])
 
-    def _compiles(self, grads: list) -> bool:
+    def _update(self, strategy, grads: list, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
         masters_do = self.masters is None or self.masters.compiles
-        return masters_do and clusters.worth_compiling(self.optimizer, grads, self.targets)
-
-    def _update(self, strategy, grads: list, joined, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
-        if self._compiles(grads):
-            clusters.update(self.optimizer, grads, self.targets, self.masters, loss_scale, limit, joined)
+        if masters_do and clusters.worth_compiling(self.optimizer, grads, self.targets):
+            clusters.update(self.optimizer, grads, self.targets, self.masters, loss_scale, limit)
             return
 
         def update(own: list) -> None:
@@ -251,7 +270,3 @@ def _zero_if_finite(grad) -> tf.Tensor:
 
 def _all_values_finite(tensors: list) -> tf.Tensor:
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(values)) for values in tensors])
-
-
-def _all_finite(squared_norms: tf.Tensor) -> tf.Tensor:
-    return tf.math.is_finite(tf.reduce_sum(squared_norms))

@@ -14,7 +14,7 @@ from scaler.errors import InvalidArgument
 from scaler.gate import Gate
 from scaler.graphs import apart, as_called, as_written
 from scaler.masters import MasterWeights
-from scaler.optimizers import Optimizer, check_optimizer
+from scaler.optimizers import Optimizer, check_optimizer, name_of
 from scaler.outcome import Cause, Outcome, Skip, explain
 from scaler.pairs import as_gradient, check_pairs
 from scaler.rollback import Snapshot
@@ -87,6 +87,7 @@ class LossScaler(tf.Module):
             self._loss_finite = replicas.local_variable(True, "loss_finite")
             self._decided = replicas.local_variable(False, "decided")
         self._names: list[str] = []
+        self._optimizer_name = ""
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
         self.stuck = StuckPolicy() if stuck is None else stuck
@@ -239,8 +240,6 @@ class LossScaler(tf.Module):
         grads = [grad if grad is None else as_gradient(grad) for grad in grads]
         targets = masters.weights if masters else list(variables)
         check_pairs(grads, targets, allow_16bit_updates)
-        self._names = [getattr(target, "path", target.name) for target in targets]
-
         positions = [position for position, grad in enumerate(grads) if grad is not None]
         gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy))
         loss_scale, loss_finite = self._scale_of_gradients(), tf.identity(self._loss_finite)
@@ -253,6 +252,9 @@ class LossScaler(tf.Module):
             lambda skip: self._keep(loss_scale, skip),
             self._update if update else (lambda event, done: None),
         )
+        # The optimizer has made its slots by now.
+        self._names = [getattr(variable, "path", variable.name) for variable in (*targets, *gate.own_values)]
+        self._optimizer_name = name_of(optimizer)
         attempted = tf.get_static_value(decision.attempted)
         self._decided.assign(True if attempted else tf.logical_or(self._decided, decision.attempted))
         skip = decision.skip if diagnose is None else self._told_apart(decision.skip, loss_scale, diagnose)
@@ -324,7 +326,7 @@ class LossScaler(tf.Module):
         Args:
             outcome: From the `apply` that was traced last, whose variables' names are used; the last skip if not given.
         """
-        return explain(self.last_skip if outcome is None else outcome, self._names)
+        return explain(self.last_skip if outcome is None else outcome, self._names, self._optimizer_name)
 
     def check(self) -> None:
         """Raises, warns or does nothing, as the `stuck` policy says, if the scaler makes no progress.

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from scaler import replicas
 from scaler.errors import InvalidArgument
-from scaler.movable import make_movable
 
 _COPIED = (tf.float16, tf.bfloat16)
 
@@ -69,7 +68,7 @@ class MasterWeights(tf.Module):
             weights: Those of `weights` to look at; all if not given.
         """
         for variable, master in self._copies(weights):
-            replicas.assign_each(tf.distribute.get_strategy(), master, refreshed, variable)
+            replicas.assign_each(tf.distribute.get_strategy(), master, _refreshed, variable)
 
     def write(self, weights: Sequence | None = None) -> None:
         """Rounds the masters into the model's variables.
@@ -82,12 +81,6 @@ class MasterWeights(tf.Module):
         for variable, master in self._copies(weights):
             replicas.assign_each(tf.distribute.get_strategy(), variable, _round, master)
 
-    def variables_of(self, weights: Sequence) -> list[tf.Variable]:
-        """The model's variables that these of `weights` are copies of, if each is one and all have one dtype; or []."""
-        of = {id(master): variable for variable, master in self._copies(weights)}
-        one = len(of) == len(weights) and len({variable.dtype for variable in of.values()}) == 1
-        return [of[id(weight)] for weight in weights] if one else []
-
     def _copies(self, weights: Sequence | None):
         wanted = None if weights is None else {id(weight) for weight in weights}
         return [
@@ -97,18 +90,12 @@ class MasterWeights(tf.Module):
         ]
 
 
-def refreshed(master, variable) -> tf.Tensor:
-    """The master's value, but the variable's where that is not the master rounded."""
-    return tf.where(tf.equal(rounded_to(master, variable.dtype), variable), master, tf.cast(variable, tf.float32))
-
-
-def rounded_to(master, dtype: tf.DType) -> tf.Tensor:
-    """A master's value for the model: the largest finite one where it lies beyond."""
-    return tf.saturate_cast(master, dtype)
+def _refreshed(master: tf.Variable, variable: tf.Variable) -> tf.Tensor:
+    return tf.where(tf.equal(_round(variable, master), variable), master, tf.cast(variable, tf.float32))
 
 
 def _round(variable: tf.Variable, master: tf.Variable) -> tf.Tensor:
-    return rounded_to(master, variable.dtype)
+    return tf.saturate_cast(master, variable.dtype)
 
 
 def _master(variable) -> tf.Variable:
@@ -120,7 +107,6 @@ def _master(variable) -> tf.Variable:
             name=variable.name.split(":")[0],
             constraint=getattr(variable, "constraint", None),
         )
-        make_movable(master)
     # Optimizers tell variables apart by these (Muon by path, float8 layers by the mark).
     for attribute in ("path", "overwrite_with_gradient"):
         if hasattr(variable, attribute):

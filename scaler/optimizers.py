@@ -35,21 +35,18 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
 
 
-def build_optimizer(optimizer: Optimizer, variables: Sequence) -> bool:
+def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
     """Creates a Keras optimizer's slots, for all variables and outside of any branch of the graph.
-
-    Returns:
-        Whether it did: there may be none to create, or they were there before.
 
     Raises:
         InvalidArgument: If it was built for other variables before.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        return False
+        return
     if not optimizer.built:
         with tf.init_scope():
             optimizer.build(list(variables))
-        return True
+        return
     try:
         optimizer._check_variables_are_known(list(variables))
     except ValueError as error:
@@ -57,7 +54,23 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> bool:
             f"apply: the optimizer {optimizer.name!r} was built for other variables than {variables[0].name!r} and "
             "those beside it. One optimizer goes with one MasterWeights, or with one list of variables: make a new one."
         ) from error
-    return False
+
+
+def variables_of(optimizer: Optimizer) -> list:
+    """The variables that an optimizer keeps for itself, as far as it tells: slots, iterations, the learning rate."""
+    found = getattr(optimizer, "variables", ())
+    return list(found() if callable(found) else found)
+
+
+def name_of(optimizer: Optimizer) -> str:
+    """What a sentence calls it."""
+    kind = optimizer if hasattr(optimizer, "__name__") else type(optimizer)
+    return kind.__name__
+
+
+def move_nothing(grads: Sequence, variables: Sequence) -> None:
+    """An optimizer for those who only want to know whether gradients are finite."""
+    del grads, variables
 
 
 def update_variables(optimizer: Optimizer, grads: Sequence, variables: Sequence) -> None:

@@ -20,6 +20,8 @@ class Cause(enum.IntEnum):
         OVERFLOW: The scaled backward pass overflowed; a lower scale helps. Presumed where `apply` was given no
             `diagnose` that tells it from BACKWARD.
         TOO_LARGE: Every scaled gradient was finite, but not the unscaled ones or their squared global norm in float32.
+        UPDATE: The gradients were finite, but the optimizer made a value of them that is not, in a weight or in a slot
+            of its own. Or its learning rate is NaN, or so large that it would.
     """
 
     NONE = 0
@@ -27,6 +29,7 @@ class Cause(enum.IntEnum):
     BACKWARD = 2
     OVERFLOW = 3
     TOO_LARGE = 4
+    UPDATE = 5
 
 
 class Skip(NamedTuple):
@@ -36,6 +39,8 @@ class Skip(NamedTuple):
         cause: Int32, a `Cause`.
         has_nan: Bool, whether an unscaled gradient had a NaN; False for infinities alone.
         index: Int32, the position in the list of gradients of the first one that was not finite, or else the largest.
+            For UPDATE, the position of the first variable that was not finite, among those with a gradient and then the
+            optimizer's own; -1 for its learning rate.
     """
 
     cause: tf.Tensor
@@ -81,17 +86,20 @@ def presumed_cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor) -> tf.Tenso
     return tf.where(loss_finite, tf.where(scaled_finite, Cause.TOO_LARGE, Cause.OVERFLOW), Cause.LOSS)
 
 
-def explain(outcome: Outcome, names: Sequence[str]) -> str:
+def explain(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
     """One sentence on what happened and what would help. Reads the outcome: call it on the host.
 
     Args:
         outcome: From `LossScaler.apply`.
-        names: The variables' names, in the order of the gradients.
+        names: The variables' names, in the order of the gradients, and those of the optimizer's own.
+        optimizer: What the optimizer is called.
     """
     scale = f"{float(outcome.loss_scale):g}"
     why, index = Cause(int(outcome.cause)), int(outcome.index)
     if why is Cause.NONE:
         return f"The step was applied at loss scale {scale}."
+    if why is Cause.UPDATE:
+        return _explain_update(names[index] if 0 <= index < len(names) else None, bool(outcome.has_nan), optimizer)
     name = names[index] if 0 <= index < len(names) else f"number {index}"
     kind = "NaN" if bool(outcome.has_nan) else "infinity"
     where = f"the gradient of {name!r} is the first with {'a NaN' if kind == 'NaN' else 'an infinity'}"
@@ -114,3 +122,17 @@ def explain(outcome: Outcome, names: Sequence[str]) -> str:
             "learning rate, or look for a loss that explodes."
         ),
     }[why]
+
+
+def _explain_update(name: str | None, has_nan: bool, optimizer: str) -> str:
+    if name is None:
+        return (
+            f"The step was skipped because the learning rate of {optimizer} is NaN, infinite or so large that it can "
+            "make weights infinite, although the gradients are finite. Look at the learning rate or its schedule."
+        )
+    value = "a NaN" if has_nan else "an infinity"
+    return (
+        f"The step was skipped because {optimizer} made {value} of finite gradients, first in {name!r}; everything was "
+        "put back. No loss scale can help: look at its epsilon and its slots, clip the gradients, or use another "
+        "optimizer."
+    )

@@ -12,7 +12,7 @@ from scaler.errors import InvalidArgument, StuckError
 from scaler.graphs import as_written
 from scaler.loss_scaler import Counters, LossScaler
 from scaler.masters import MasterWeights
-from scaler.optimizers import Optimizer
+from scaler.optimizers import Optimizer, move_nothing
 from scaler.outcome import Cause, Outcome
 from scaler.pairs import check_gradients
 from scaler.rollback import Snapshot
@@ -147,7 +147,7 @@ class PerLoss(tf.Module):
         with tf.control_dependencies([step.cause]):
             for loss, own in self._scalers.items():
                 with _named("apply", loss):
-                    outcomes.append(own.apply(_move_nothing, grads[loss], targets))
+                    outcomes.append(own.apply(move_nothing, grads[loss], targets))
         outcome = _blamed(step, outcomes)
         self._gate.remember_skip(outcome, tf.logical_not(outcome.finite))
         return outcome
@@ -187,7 +187,8 @@ def _blamed(step: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     """The step's outcome with what the first loss says whose own gradients were not finite."""
     # What the gate calls an overflow at scale 1 without any loss's is an overflow of the sum.
     skipped = tf.logical_not(step.finite)
-    result = step._replace(cause=tf.where(skipped, int(Cause.TOO_LARGE), int(Cause.NONE)))
+    of_sum = tf.logical_and(skipped, tf.not_equal(step.cause, Cause.UPDATE))
+    result = step._replace(cause=tf.where(of_sum, int(Cause.TOO_LARGE), step.cause))
     for own in reversed(outcomes):
         guilty = tf.logical_and(skipped, tf.logical_not(own.finite))
         fields = ("loss_scale", "cause", "has_nan", "index")
@@ -205,11 +206,6 @@ def _sum(parts: Sequence[gradients.Gradient]) -> gradients.Gradient:
     # Equal indices are summed where the gradients are decided about.
     values, indices = (tf.concat([getattr(part, n) for part in slices], axis=0) for n in ("values", "indices"))
     return tf.IndexedSlices(values, indices, slices[0].dense_shape)
-
-
-def _move_nothing(grads: Sequence, variables: Sequence) -> None:
-    """The optimizer of a single loss: only the sum moves weights."""
-    del grads, variables
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaler import clusters, packed, replicas
+from scaler import replicas
 from scaler.errors import InvalidArgument
 from scaler.gradients import Gradient
 from scaler.graphs import in_steps_of_fit, in_xla
@@ -89,7 +89,6 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         self._window: accumulation.Window | None = None
         self._unscaled = replicas.local_variable(False, "unscaled")
         self._by_hand = False
-        self._packed = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Keras's class sets it on what it is put around.
@@ -121,7 +120,6 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
                 self._exclude_masters(inner)
                 with accumulation.without(inner):
                     inner.build(targets)
-                self._packed = False
             # Not Keras's scale and counter of steps: the loss scaler has its own.
             keras.optimizers.Optimizer.build(self, variables)
 
@@ -173,13 +171,6 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         if self._window:
             grads, complete = self._window.add(grads)
         targets = self.masters or self._trainable_variables
-        if not self._packed and not self._window:
-            self._packed = True
-            weights = self.masters.weights if self.masters else self._trainable_variables
-            pairs = [(grad, weight) for grad, weight in zip(grads, weights, strict=True) if grad is not None]
-            own_grads, own_weights = [grad for grad, _ in pairs], [weight for _, weight in pairs]
-            if clusters.worth_compiling(self.inner_optimizer, own_grads, own_weights):
-                packed.pack(self.inner_optimizer, own_grads, own_weights, self.masters)
         unscaled = tf.identity(self._unscaled) if self._by_hand else False
         return self.loss_scaler.apply(self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete)
 

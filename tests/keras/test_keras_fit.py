@@ -278,23 +278,3 @@ def test_weight_decay_leaves_out_what_is_excluded_masters_too():
     optimizer.apply([tf.zeros(weight.shape) for weight in model.weights])
     np.testing.assert_array_equal(before[0], np.asarray(model.weights[0]))
     assert (before[2] != np.asarray(model.weights[2])).all()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "clipnorm", "expected"),
-    [
-        ({"jit_compile": False}, None, True),
-        ({"jit_compile": True}, None, False),
-        ({"run_eagerly": True}, None, False),
-        ({"jit_compile": False}, 1.0, False),
-    ],
-)
-def test_slots_are_packed_only_where_updates_are_compiled(arguments, clipnorm, expected, monkeypatch):
-    monkeypatch.setattr("scaler.clusters._WORTH_COMPILING", 1)
-    monkeypatch.setattr("scaler.packed._FEWEST", 2)
-    inner = keras.optimizers.Adam(clipnorm=clipnorm)
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4), keras.layers.Dense(1)])
-    model.compile(scaler.LossScaleOptimizer(inner), loss="mse", **arguments)
-    model.fit(np.ones([4, 3], np.float32), np.ones([4, 1], np.float32), verbose=0)
-    assert ("_scaler_packed" in vars(inner)) is expected
-    assert int(inner.iterations) == 1

@@ -1,0 +1,83 @@
+"""An optimizer that makes a NaN on replicas moves no bit on any of them, also if it does so on a single one."""
+
+import keras
+import numpy as np
+import pytest
+import replica_cases as cases
+import tensorflow as tf
+
+import scaler
+
+GOOD, BAD = np.ones((3, 2), np.float32), np.float32([[0, 0], [1, 0], [1, 0]])
+
+
+def made(strategy, make, dtype="float32"):
+    """A weight, what trains it, and a function that takes one step with a gradient on every replica."""
+    with strategy.scope():
+        weight = keras.Variable(np.ones((3, 2)), dtype=dtype, name="weight")
+        optimizer, loss_scaler = make(), scaler.LossScaler(scaler.Dynamic(8.0))
+        masters = scaler.MasterWeights([weight])
+        if hasattr(optimizer, "build"):
+            optimizer.build(masters.weights)
+    count = strategy.num_replicas_in_sync
+
+    @tf.function
+    def step(grad):
+        return strategy.run(
+            lambda: loss_scaler.apply(optimizer, [grad * loss_scaler.loss_scale / count], masters).cause
+        )
+
+    def cause(grad):
+        (value, *others) = {int(one) for one in strategy.experimental_local_results(step(tf.constant(grad)))}
+        assert not others
+        return scaler.Cause(value)
+
+    return cause, [weight, *masters.weights, *getattr(optimizer, "variables", ())], loss_scaler
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_every_replica_is_put_back(replicas, dtype):
+    cause, variables, loss_scaler = made(cases.mirrored(replicas), lambda: keras.optimizers.Adafactor(0.01), dtype)
+    before = cases.raw(variables)
+    assert cause(BAD) is scaler.Cause.UPDATE
+    assert cases.raw(variables) == before
+    assert "Adafactor made a NaN" in loss_scaler.explain()
+    assert cause(GOOD) is scaler.Cause.NONE
+    assert cases.agree(variables)
+    assert cases.finite(variables)
+    assert cases.raw(variables) != before
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_one_replica_is_enough(replica):
+    """A function may do something else on each."""
+
+    def move(grads, variables):
+        context = tf.distribute.get_replica_context()
+        own = tf.equal(context.replica_id_in_sync_group, replica)
+        bad = tf.logical_and(own, tf.reduce_all(tf.equal(grads[0], BAD)))
+        variables[0].assign_sub(tf.where(bad, np.float32(np.nan), grads[0]))
+
+    cause, variables, _ = made(cases.mirrored(2), lambda: move)
+    before = cases.raw(variables)
+    assert cause(BAD) is scaler.Cause.UPDATE
+    assert cases.raw(variables) == before
+    assert cause(GOOD) is scaler.Cause.NONE
+    assert cases.agree(variables)
+
+
+def test_a_learning_rate_that_is_no_number():
+    strategy, optimizers = cases.mirrored(2), []
+
+    def make():
+        optimizers.append(keras.optimizers.Adam(0.1))
+        return optimizers[0]
+
+    cause, variables, loss_scaler = made(strategy, make)
+    assert cause(GOOD) is scaler.Cause.NONE
+    optimizers[0].learning_rate = np.nan
+    before = cases.raw(variables)
+    assert cause(GOOD) is scaler.Cause.UPDATE
+    assert cases.raw(variables) == before
+    assert "learning rate of Adam" in loss_scaler.explain()

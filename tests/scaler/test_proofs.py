@@ -1,0 +1,135 @@
+"""What is proven of optimizers holds for the worst gradients, weights and learning rates that the proof allows."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scaler
+from scaler.optimizers import move_nothing
+from scaler.proofs import largest_learning_rate
+
+O = keras.optimizers
+MAX = np.finfo(np.float32).max
+LARGEST_GRADIENT = np.sqrt(MAX, dtype=np.float32)
+"""Its square is finite, and no larger one's is."""
+GRADIENTS = np.float32([0, 2.0**-149, 2.0**-126, 1e-20, 2.0**-30, 1, 65504, 2.0**63, LARGEST_GRADIENT])
+WEIGHTS = np.float32([0, 1, -1, 2.0**-126, MAX, -MAX])
+WIDTH, STEPS = 128, 24
+
+PROVEN = {
+    "SGD": lambda: O.SGD(1.0),
+    "momentum": lambda: O.SGD(1.0, momentum=0.99),
+    "momentum, largest": lambda: O.SGD(1.0, momentum=1 - 2.0**-20, nesterov=True),
+    "nesterov": lambda: O.SGD(1.0, momentum=0.9, nesterov=True),
+    "decay": lambda: O.SGD(1.0, weight_decay=0.9),
+    "Adam": lambda: O.Adam(1.0),
+    "Adam without memory": lambda: O.Adam(1.0, beta_1=0.0, beta_2=2.0**-20),
+    "Adam, short second": lambda: O.Adam(1.0, beta_1=0.99, beta_2=0.1),
+    "amsgrad": lambda: O.Adam(1.0, amsgrad=True),
+    "AdamW": lambda: O.AdamW(1.0, weight_decay=0.1),
+    "Adamax": lambda: O.Adamax(1.0),
+    "Nadam": lambda: O.Nadam(1.0),
+    "Lion": lambda: O.Lion(1.0, weight_decay=0.01),
+    "RMSprop": lambda: O.RMSprop(1.0),
+    "RMSprop, momentum": lambda: O.RMSprop(1.0, rho=0.5, momentum=0.9),
+    "EMA": lambda: O.Adam(1.0, use_ema=True, ema_overwrite_frequency=3),
+    "clipnorm": lambda: O.Adam(1.0, clipnorm=1.0),
+}
+UNPROVEN = {
+    "Adadelta": lambda: O.Adadelta(1.0),
+    "Adafactor": lambda: O.Adafactor(0.01),
+    "Adagrad": lambda: O.Adagrad(0.1),
+    "Ftrl": lambda: O.Ftrl(0.1),
+    "Lamb": lambda: O.Lamb(0.01),
+    "centered": lambda: O.RMSprop(0.01, centered=True),
+    "an average that grows": lambda: O.RMSprop(0.01, rho=0.011),
+    "momentum of 1": lambda: O.SGD(0.1, momentum=1.0),
+    "beta of nearly 1": lambda: O.Adam(0.1, beta_1=1 - 2.0**-25),
+    "second beta of nearly 1": lambda: O.Nadam(0.1, beta_2=1 - 2.0**-25),
+    "no epsilon": lambda: O.Adam(0.1, epsilon=0.0),
+    "tiny epsilon": lambda: O.Adam(0.1, epsilon=1e-16),
+    "negative epsilon": lambda: O.RMSprop(0.1, epsilon=-1e-7),
+    "decay that diverges": lambda: O.SGD(0.1, weight_decay=3.0),
+    "negative decay": lambda: O.SGD(0.1, weight_decay=-0.1),
+    "accumulation": lambda: O.SGD(0.1, gradient_accumulation_steps=2),
+    "a subclass": lambda: type("Own", (O.Adam,), {})(0.1),
+    "a function": lambda: lambda grads, variables: None,
+}
+
+
+@pytest.mark.parametrize("name", PROVEN)
+def test_the_worst_that_a_proof_allows_stays_finite(name):
+    make = PROVEN[name]
+    probe = make()
+    weight = keras.Variable(np.zeros(WIDTH, np.float32), name="w")
+    probe.build([weight])
+    step = tf.function(lambda grad: probe.apply([grad], [weight]))
+    rate = largest_learning_rate(probe, [weight])
+    assert rate >= 1.0
+
+    @settings(max_examples=25)
+    @given(st.integers(0, 2**32 - 1), st.sampled_from([1.0, -1.0, 2.0**-10, 1e-3 / rate]))
+    def run(seed, share):
+        rng = np.random.default_rng(seed)
+        for variable in probe.variables:
+            variable.assign(tf.zeros_like(variable))
+        if hasattr(probe, "_u_product"):
+            probe._u_product.assign(1.0)
+        probe.learning_rate = share * rate
+        # A decay works on weights of a size that training reaches.
+        weight.assign(rng.choice(WEIGHTS[:4] if probe.weight_decay or probe.use_ema else WEIGHTS, WIDTH))
+        for _ in range(STEPS):
+            step(tf.constant(rng.choice(GRADIENTS, WIDTH) * rng.choice(np.float32([1, -1]), WIDTH)))
+        for variable in (weight, *probe.variables):
+            assert np.isfinite(tf.cast(variable, tf.float32)).all(), variable.path
+
+    run()
+
+
+@pytest.mark.parametrize("name", UNPROVEN)
+def test_nothing_is_proven_of_others(name):
+    assert largest_learning_rate(UNPROVEN[name](), [tf.Variable([1.0])]) is None
+
+
+def test_a_constraint_may_return_anything():
+    free, bound = tf.Variable([1.0]), keras.Variable([1.0], name="w")
+    bound.constraint = keras.constraints.NonNeg()
+    assert largest_learning_rate(O.SGD(0.1), [free]) is not None
+    assert largest_learning_rate(O.SGD(0.1), [free, bound]) is None
+
+
+def test_what_moves_nothing_makes_nothing():
+    assert largest_learning_rate(move_nothing, [tf.Variable([1.0])]) == float("inf")
+
+
+@pytest.mark.parametrize("rate", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_learning_rate_that_the_proof_is_not_about_skips_the_step(execute, rate):
+    weight, optimizer = tf.Variable([1.0, 2.0]), O.Adam(0.1)
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    step = execute(lambda grad: loss_scaler.apply(optimizer, [grad], [weight]))
+    assert bool(step(tf.ones(2)).finite)
+    before = [np.asarray(tf.convert_to_tensor(v)) for v in (weight, *optimizer.variables) if "learning" not in v.name]
+    optimizer.learning_rate = rate
+    outcome = step(tf.ones(2))
+    assert not bool(outcome.finite)
+    assert scaler.Cause(int(outcome.cause)) is scaler.Cause.UPDATE
+    assert "learning rate of Adam" in loss_scaler.explain(outcome)
+    after = [np.asarray(tf.convert_to_tensor(v)) for v in (weight, *optimizer.variables) if "learning" not in v.name]
+    assert [one.tobytes() for one in before] == [one.tobytes() for one in after]
+    optimizer.learning_rate = 0.1
+    assert bool(step(tf.ones(2)).finite)
+
+
+def test_a_schedule_that_gives_nan_skips_its_steps():
+    class Broken(O.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return tf.where(tf.equal(step, 1), np.nan, 0.1)
+
+    weight, optimizer = tf.Variable([1.0]), O.SGD(Broken())
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    step = tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)
+    assert [bool(step()) for _ in range(3)] == [True, False, False]
+    np.testing.assert_allclose(weight, 0.9)

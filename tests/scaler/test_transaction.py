@@ -1,0 +1,203 @@
+"""An update that makes a value which is not finite, of finite gradients, leaves every bit as it was and says why."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+from scaler import clusters
+
+O = keras.optimizers
+HUGE = 1.5e19
+"""Its square is finite in float32, and twice that is not."""
+
+
+class Poisoned(O.SGD):
+    """An optimizer of a user's, which makes a NaN of a gradient of exactly 3, in a slot or in the weight."""
+
+    def __init__(self, place):
+        super().__init__(0.5, momentum=0.5)
+        self.place = place
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate)
+        spoiled = tf.where(tf.equal(gradient, 3.0), np.float32(np.nan), 0.0)
+        target = self.momentums[self._get_variable_index(variable)] if self.place == "slot" else variable
+        self.assign_add(target, tf.cast(spoiled, target.dtype))
+
+
+def poison(grads, variables):
+    for grad, variable in zip(grads, variables, strict=True):
+        variable.assign_sub(tf.where(tf.equal(grad, 3.0), np.float32(np.inf), grad))
+
+
+def rows_and_columns(rows=(1.0, 1.0)):
+    """A gradient like that of a dense layer with a dead unit, after a pixel that is always 0."""
+    return np.float32([[0, 0], [rows[0], 0], [rows[1], 0]])
+
+
+FAULTS = {
+    # optimizer, a good gradient, one that makes it fail, and the name of what is not finite then
+    "Adafactor": (lambda: O.Adafactor(0.01), np.ones((3, 2)), rows_and_columns(), "weight", "a NaN"),
+    "Adagrad": (lambda: O.Adagrad(0.01), np.ones(2), np.float32([HUGE, 0]), "accumulator", "an infinity"),
+    "Ftrl": (lambda: O.Ftrl(0.01), np.ones(2), np.float32([HUGE, 0]), "weight", "a NaN"),
+    "a slot of a user's": (lambda: Poisoned("slot"), np.ones(2), np.float32([1, 3]), "momentum", "a NaN"),
+    "a weight of a user's": (lambda: Poisoned("weight"), np.ones(2), np.float32([1, 3]), "weight", "a NaN"),
+    "a function": (lambda: poison, np.ones(2), np.float32([1, 3]), "weight", "an infinity"),
+}
+
+
+class Run:
+    """One variable, trained by an optimizer that fails on some gradients."""
+
+    def __init__(self, fault, execute, dtype="float32", rollback=False):
+        self.fault = fault
+        make, self.good, self.bad, self.name, self.value = FAULTS[fault]
+        self.weight = keras.Variable(np.ones(np.shape(self.good)), dtype=dtype, name="weight")
+        self.state = tf.Variable([0.0], trainable=False)
+        self.optimizer, self.loss_scaler = make(), scaler.LossScaler(scaler.Dynamic(8.0))
+        self.masters = scaler.MasterWeights([self.weight])
+        if hasattr(self.optimizer, "build"):
+            self.optimizer.build(self.masters.weights)
+
+        def step(grad):
+            before = scaler.snapshot([self.state]) if rollback else None
+            if rollback:
+                self.state.assign_add([1.0])
+            scaled = [tf.cast(grad, tf.float32) * self.loss_scaler.loss_scale]
+            return self.loss_scaler.apply(self.optimizer, scaled, self.masters, rollback=before)
+
+        self._step = execute(step)
+
+    def step(self, grad):
+        return self._step(tf.constant(grad, tf.float32))
+
+    def bits(self):
+        own = getattr(self.optimizer, "variables", ())
+        variables = [self.weight, self.state, *self.masters.weights, *own]
+        return [np.asarray(tf.convert_to_tensor(variable)).tobytes() for variable in variables]
+
+    def fail(self):
+        """The outcome of the step at which the optimizer fails; those before it are applied."""
+        if self.fault != "Adafactor":  # It only divides by 0 at its first step.
+            assert bool(self.step(self.good).finite)
+        for _ in range(4):
+            before = self.bits()
+            outcome = self.step(self.bad)
+            if not bool(outcome.finite):
+                assert self.bits() == before
+                return outcome
+        raise AssertionError("it did not fail")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_bit_is_as_before_and_the_cause_is_named(fault, execute):
+    run = Run(fault, execute)
+    outcome = run.fail()
+    assert scaler.Cause(int(outcome.cause)) is scaler.Cause.UPDATE
+    assert np.isfinite(outcome.grad_norm)
+    assert np.isnan(outcome.clipped_norm)
+    sentence = run.loss_scaler.explain(outcome)
+    optimizer = getattr(run.optimizer, "__name__", type(run.optimizer).__name__)
+    for part in (optimizer, run.name, run.value, "finite gradients"):
+        assert part in sentence
+    assert run.loss_scaler.explain() == sentence
+    counters = run.loss_scaler.counters
+    assert int(counters.consecutive_skips) == int(counters.skipped) == 1
+    assert bool(run.step(run.good).finite)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_state_is_put_back_too(fault):
+    run = Run(fault, tf.function, rollback=True)
+    run.fail()
+    applied = int(run.loss_scaler.counters.applied)
+    np.testing.assert_array_equal(run.state, [applied])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_masters_and_the_model_are_put_back(fault, dtype, execute):
+    Run(fault, execute, dtype).fail()
+
+
+@pytest.mark.parametrize("fault", ["Adafactor", "Adagrad", "Ftrl"])
+def test_compiled_updates_are_taken_back(fault, monkeypatch):
+    made, update = [], clusters.update
+    monkeypatch.setattr(clusters, "_WORTH_COMPILING", 1)
+    monkeypatch.setattr(clusters, "update", lambda *arguments: made.append(1) or update(*arguments))
+    Run(fault, tf.function).fail()
+    assert made
+
+
+def test_kahan_weights_and_random_rounding_are_put_back():
+    for kind in (scaler.KahanWeights, scaler.StochasticRounding):
+        weight = keras.Variable(np.ones(2), dtype="bfloat16", name="weight")
+        masters, optimizer = kind([weight]), Poisoned("weight")
+        loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+        step = tf.function(lambda grad, s=loss_scaler, o=optimizer, m=masters: s.apply(o, [grad], m).finite)
+        assert bool(step(tf.constant([1.0, 0.1])))
+        before = [variable.numpy().tobytes() for variable in (weight.value, *masters.variables)]
+        assert not bool(step(tf.constant([1.0, 3.0])))
+        assert [variable.numpy().tobytes() for variable in (weight.value, *masters.variables)] == before
+
+
+def test_a_value_that_is_large_is_no_infinity(execute):
+    """Their sum of squares overflows, they do not."""
+    weights, optimizer = [tf.Variable(tf.fill([2], 1e38)), tf.Variable([1.0])], O.Adagrad(0.1)
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    step = execute(lambda: loss_scaler.apply(optimizer, [tf.ones(2), tf.ones(1)], weights).finite)
+    assert bool(step())
+
+
+def test_a_centered_root_mean_square_never_makes_a_nan():
+    weight, optimizer = tf.Variable([0.5] * 64), O.RMSprop(1e-3, centered=True)
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0), stuck=scaler.StuckPolicy("continue"))
+    step = tf.function(lambda: loss_scaler.apply(optimizer, [tf.linspace(0.5, 1.0, 64)], [weight]).finite)
+    applied = [bool(step()) for _ in range(200)]
+    assert applied[0]
+    assert not applied[-1]
+    assert np.isfinite(weight).all()
+    with pytest.raises(scaler.StuckError, match="RMSprop made (a NaN|an infinity) of finite gradients"):
+        loss_scaler.stuck = scaler.StuckPolicy(consecutive_skips=10)
+        loss_scaler.check()
+
+
+def test_an_optimizer_with_variables_in_a_method_is_put_back():
+    class Legacy:
+        def __init__(self):
+            self.slot = tf.Variable([0.0, 0.0])
+
+        def variables(self):
+            return [self.slot]
+
+        def apply(self, grads, variables):
+            self.slot.assign_add(grads[0])
+            poison(grads, variables)
+
+    optimizer, weight = Legacy(), tf.Variable([1.0, 1.0])
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    step = tf.function(lambda grad: loss_scaler.apply(optimizer, [grad], [weight]).finite)
+    assert [bool(step(tf.constant([1.0, second]))) for second in (0.5, 3.0, 0.5)] == [True, False, True]
+    np.testing.assert_array_equal(optimizer.slot, [2.0, 1.0])
+    np.testing.assert_array_equal(weight, [-1.0, 0.0])
+
+
+def test_proven_optimizers_are_not_looked_at(monkeypatch):
+    monkeypatch.setattr("scaler.gate.Transaction", None)
+    weight, optimizer = tf.Variable([1.0]), O.Adam(0.1)
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    assert bool(tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)())
+
+
+def test_16_bit_updates_that_were_asked_for_are_left_alone():
+    weight = tf.Variable(tf.ones(1, tf.float16))
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+
+    def overflow(grads, variables):
+        variables[0].assign(variables[0] * np.float16(np.inf))
+
+    outcome = loss_scaler.apply(overflow, [tf.constant([3.0])], [weight], allow_16bit_updates=True)
+    assert bool(outcome.finite)
+    assert np.isinf(weight)
