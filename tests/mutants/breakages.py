@@ -16,8 +16,9 @@ FOREIGN = "tests/scaler/test_foreign_scales.py"
 GRADIENTS = "tests/scaler/test_gradients.py"
 MASTERS = "tests/scaler/test_masters.py"
 MEASUREMENT = "tests/scaler/test_measurement.py"
-PACKED = "tests/scaler/test_packed.py"
+PROOFS = "tests/scaler/test_proofs.py"
 REPLICAS = "tests/mutants/test_replica_guards.py"
+REPLICA_UPDATES = "tests/distributed/test_transaction_on_replicas.py"
 ROLLBACK = "tests/scaler/test_rollback.py"
 SCALES = "tests/scaler/test_one_scale_a_step.py"
 SENTENCES = "tests/scaler/test_outcome_sentences.py"
@@ -25,6 +26,7 @@ FIT = "tests/keras/test_keras_fit.py"
 OTHER_NAMES = "tests/keras/test_tf_keras_names.py"
 PROTECT = "tests/keras/test_protect.py"
 SAVE = "tests/keras/test_keras_save.py"
+UPDATES = "tests/scaler/test_transaction.py"
 WINDOW = "tests/loops/test_accumulate.py"
 WINDOW_SUMS = "tests/loops/test_accumulate_gradients.py"
 
@@ -33,6 +35,12 @@ BREAKAGES = {
     "finite_is_inverted": f"{APPLY}::test_a_generator_of_gradients_and_a_tuple_of_variables_will_do",
     "nan_is_caught_infinity_is_not": f"{APPLY}::test_variables_of_16_bits_may_be_updated_when_asked_for[graph]",
     "norm_over_variables_is_not_looked_at": f"{APPLY}::test_a_norm_that_overflows_only_over_all_variables_is_skipped",
+    "updates_are_not_looked_at": f"{UPDATES}::test_every_bit_is_as_before_and_the_cause_is_named[graph-Adagrad]",
+    "subclasses_are_proven": f"{UPDATES}::test_every_bit_is_as_before_and_the_cause_is_named[graph-a slot of a user's]",
+    "sums_of_squares_are_proven": f"{PROOFS}::test_nothing_is_proven_of_others[Adagrad]",
+    "centered_is_proven": f"{UPDATES}::test_a_centered_root_mean_square_never_makes_a_nan",
+    "any_learning_rate_is_proven": f"{PROOFS}::test_a_schedule_that_gives_nan_skips_its_steps",
+    "only_replica_0_looks_at_its_update": f"{REPLICA_UPDATES}::test_one_replica_is_enough[1]",
     "large_gradients_are_finite": f"{GRADIENTS}::test_all_finite",
     "duplicates_are_not_summed": f"{APPLY}::test_embedding_gradients_with_duplicate_indices[graph-SGD]",
     "non_finite_state_is_kept": f"{ROLLBACK}::test_an_applied_step_puts_back_only_what_is_no_longer_finite[graph]",
@@ -48,6 +56,8 @@ BREAKAGES = {
     "foreign_scale_is_used_as_it_is": FOREIGN,
     "nan_scale_is_used_as_it_is": FOREIGN,
     # Half-skips
+    "a_failed_update_stays": f"{UPDATES}::test_every_bit_is_as_before_and_the_cause_is_named[graph-Adagrad]",
+    "masters_of_a_failed_update_stay": f"{UPDATES}::test_masters_and_the_model_are_put_back[graph-a function-float16]",
     "skip_advances_iterations": f"{ROLLBACK}::test_a_skipped_step_leaves_every_optimizer_alone[SGD]",
     "no_rollback": f"{ROLLBACK}::test_skipped_batches_leave_no_bit_changed_and_the_run_goes_on_as_without_them[graph]",
     "snapshot_is_the_variable_itself": f"{ROLLBACK}::test_restoring_puts_back_every_bit_of_any_dtype[graph]",
@@ -64,10 +74,6 @@ BREAKAGES = {
     "clusters_never_refresh_masters": f"{CLUSTERS}::test_weights_that_were_assigned_are_taken_over",
     "clusters_never_round_masters": f"{CLUSTERS}::test_masters_are_updated_and_rounded[None-float16]",
     "clusters_forget_weight_decay": f"{CLUSTERS}::test_every_optimizer_moves_as_it_does_by_itself[AdamW]",
-    "masters_that_a_graph_reads_are_moved": (
-        f"{PACKED}::test_masters_that_a_function_was_traced_with_are_not_kept_in_a_buffer"
-    ),
-    "packed_weights_move_the_other_way": f"{PACKED}::test_every_optimizer_moves_as_it_does_by_itself[Adam]",
     "clusters_forget_embeddings": f"{CLUSTERS}::test_embedding_gradients_go_beside_the_clusters",
     # Mixes scales
     "norms_are_unscaled_once": f"{MEASUREMENT}::test_a_power_of_two_changes_no_bit",
@@ -76,7 +82,6 @@ BREAKAGES = {
     "scale_used_is_ignored": f"{SCALES}::test_an_apply_after_an_update_unscales_by_the_scale_before_it",
     "clip_before_unscale": f"{FACE}::test_clipping_comes_after_unscaling[graph]",
     "each_norm_is_the_global_one": f"{CLIPPING}::test_what_arrives_is_clipped_after_unscaling[graph-ClipByNorm-0.5]",
-    "packed_gradients_are_clipped_as_one": f"{CLIPPING}::test_packed_slots_see_clipped_gradients[ClipByNorm]",
     "clipped_norm_is_the_one_before": f"{CLIPPING}::test_what_arrives_is_clipped_after_unscaling[graph-clip_norm-0.5]",
     "unscaled_in_float16": f"{GRADIENTS}::test_unscaling_works_in_float32_so_that_small_gradients_survive",
     # Disagrees
@@ -103,7 +108,6 @@ BREAKAGES = {
     "a_bad_loss_is_blamed_for_ever": f"{SENTENCES}::test_a_bad_loss_is_blamed_for_its_own_step_only",
     "backward_is_not_told_from_overflow": f"{CAUSES}::test_a_step_says_why_it_was_skipped[graph-square root at 0]",
     "the_last_skip_stays_presumed": f"{CAUSES}::test_a_step_says_why_it_was_skipped[graph-square root at 0]",
-    "joined_gradients_forget_their_order": f"{PACKED}::test_a_skip_names_the_gradient_among_packed_and_others[3]",
     # In Keras
     "keras_window_takes_infinities": f"{FIT}::test_a_window_that_overflows_ends_where_it_would_have_ended",
     "keras_window_forgets_an_overflow": f"{FIT}::test_a_window_that_overflows_ends_where_it_would_have_ended",
