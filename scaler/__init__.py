@@ -3,7 +3,7 @@
 The order of a step:
 
     batch -> forward -> loss (float32) -> scale -> backward -> scaled gradients -> unscale in float32 -> finite?
-          -> applied: clip -> optimizer on float32 weights -> round masters into the model
+          -> applied: clip -> optimizer on float32 weights -> finite? else put back -> round masters into the model
           |  skipped: put non-trainable state back
           -> strategy(state, event) -> next scale -> counters -> outcome
 """

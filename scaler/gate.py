@@ -166,7 +166,7 @@ class Gate:
         if rate is not None:
             return Proven(self.optimizer, rate)
         masters = (*self.masters.model_variables, *self.masters.variables) if self.masters else ()
-        kept = [*self.targets, *variables_of(self.optimizer), *masters]
+        kept = [*self.all_targets, *variables_of(self.optimizer), *masters]
         indices = [*self.positions, *range(len(self.all_targets), len(self.all_targets) + len(self.own_values))]
         return Transaction(strategy, kept, [*self.targets, *self.own_values], indices)
 

@@ -194,6 +194,10 @@ class LossScaler(tf.Module):
         bit, and all of `rollback` is put back. Either way the strategy moves the scale and the counters count,
         afterwards.
 
+        If the optimizer makes a value that is not finite of finite gradients, in a variable or in one of its own, the
+        step is skipped, too, and everything put back. Its own are those in its attribute `variables`; a function has
+        none, and what it keeps elsewhere is neither seen nor put back.
+
         Under a `tf.distribute` strategy it is called inside `strategy.run`, with each replica's gradients. They are
         summed over the replicas in float32 first; the decision, the norm and the clipping are of the sum. So divide
         the loss by the size of the *global* batch.

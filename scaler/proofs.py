@@ -80,8 +80,10 @@ def _lion(optimizer: Any) -> float:
 
 
 def _rmsprop(optimizer: Any) -> float:
-    """v = rho * v + (1 - rho) * g^2 is not negative, nor larger than max g^2 where the two factors add up to no more
-    than 1 in float32. A step is at most rate * |g| / sqrt(epsilon) / (1 - momentum).
+    """Its v = rho * v + (1 - rho) * g^2 is not negative.
+
+    Nor is it larger than max g^2, where the two factors add up to no more than 1 in float32. A step is at most
+    rate * |g| / sqrt(epsilon) / (1 - momentum).
     """
     rho, momentum = optimizer.rho, optimizer.momentum
     average = 0 <= rho <= 1 and float(np.float32(rho)) + float(np.float32(1 - rho)) <= 1

@@ -11,7 +11,7 @@ import scaler
 from scaler.optimizers import move_nothing
 from scaler.proofs import largest_learning_rate
 
-O = keras.optimizers
+OPT = keras.optimizers
 MAX = np.finfo(np.float32).max
 LARGEST_GRADIENT = np.sqrt(MAX, dtype=np.float32)
 """Its square is finite, and no larger one's is."""
@@ -20,42 +20,42 @@ WEIGHTS = np.float32([0, 1, -1, 2.0**-126, MAX, -MAX])
 WIDTH, STEPS = 128, 24
 
 PROVEN = {
-    "SGD": lambda: O.SGD(1.0),
-    "momentum": lambda: O.SGD(1.0, momentum=0.99),
-    "momentum, largest": lambda: O.SGD(1.0, momentum=1 - 2.0**-20, nesterov=True),
-    "nesterov": lambda: O.SGD(1.0, momentum=0.9, nesterov=True),
-    "decay": lambda: O.SGD(1.0, weight_decay=0.9),
-    "Adam": lambda: O.Adam(1.0),
-    "Adam without memory": lambda: O.Adam(1.0, beta_1=0.0, beta_2=2.0**-20),
-    "Adam, short second": lambda: O.Adam(1.0, beta_1=0.99, beta_2=0.1),
-    "amsgrad": lambda: O.Adam(1.0, amsgrad=True),
-    "AdamW": lambda: O.AdamW(1.0, weight_decay=0.1),
-    "Adamax": lambda: O.Adamax(1.0),
-    "Nadam": lambda: O.Nadam(1.0),
-    "Lion": lambda: O.Lion(1.0, weight_decay=0.01),
-    "RMSprop": lambda: O.RMSprop(1.0),
-    "RMSprop, momentum": lambda: O.RMSprop(1.0, rho=0.5, momentum=0.9),
-    "EMA": lambda: O.Adam(1.0, use_ema=True, ema_overwrite_frequency=3),
-    "clipnorm": lambda: O.Adam(1.0, clipnorm=1.0),
+    "SGD": lambda: OPT.SGD(1.0),
+    "momentum": lambda: OPT.SGD(1.0, momentum=0.99),
+    "momentum, largest": lambda: OPT.SGD(1.0, momentum=1 - 2.0**-20, nesterov=True),
+    "nesterov": lambda: OPT.SGD(1.0, momentum=0.9, nesterov=True),
+    "decay": lambda: OPT.SGD(1.0, weight_decay=0.9),
+    "Adam": lambda: OPT.Adam(1.0),
+    "Adam without memory": lambda: OPT.Adam(1.0, beta_1=0.0, beta_2=2.0**-20),
+    "Adam, short second": lambda: OPT.Adam(1.0, beta_1=0.99, beta_2=0.1),
+    "amsgrad": lambda: OPT.Adam(1.0, amsgrad=True),
+    "AdamW": lambda: OPT.AdamW(1.0, weight_decay=0.1),
+    "Adamax": lambda: OPT.Adamax(1.0),
+    "Nadam": lambda: OPT.Nadam(1.0),
+    "Lion": lambda: OPT.Lion(1.0, weight_decay=0.01),
+    "RMSprop": lambda: OPT.RMSprop(1.0),
+    "RMSprop, momentum": lambda: OPT.RMSprop(1.0, rho=0.5, momentum=0.9),
+    "EMA": lambda: OPT.Adam(1.0, use_ema=True, ema_overwrite_frequency=3),
+    "clipnorm": lambda: OPT.Adam(1.0, clipnorm=1.0),
 }
 UNPROVEN = {
-    "Adadelta": lambda: O.Adadelta(1.0),
-    "Adafactor": lambda: O.Adafactor(0.01),
-    "Adagrad": lambda: O.Adagrad(0.1),
-    "Ftrl": lambda: O.Ftrl(0.1),
-    "Lamb": lambda: O.Lamb(0.01),
-    "centered": lambda: O.RMSprop(0.01, centered=True),
-    "an average that grows": lambda: O.RMSprop(0.01, rho=0.011),
-    "momentum of 1": lambda: O.SGD(0.1, momentum=1.0),
-    "beta of nearly 1": lambda: O.Adam(0.1, beta_1=1 - 2.0**-25),
-    "second beta of nearly 1": lambda: O.Nadam(0.1, beta_2=1 - 2.0**-25),
-    "no epsilon": lambda: O.Adam(0.1, epsilon=0.0),
-    "tiny epsilon": lambda: O.Adam(0.1, epsilon=1e-16),
-    "negative epsilon": lambda: O.RMSprop(0.1, epsilon=-1e-7),
-    "decay that diverges": lambda: O.SGD(0.1, weight_decay=3.0),
-    "negative decay": lambda: O.SGD(0.1, weight_decay=-0.1),
-    "accumulation": lambda: O.SGD(0.1, gradient_accumulation_steps=2),
-    "a subclass": lambda: type("Own", (O.Adam,), {})(0.1),
+    "Adadelta": lambda: OPT.Adadelta(1.0),
+    "Adafactor": lambda: OPT.Adafactor(0.01),
+    "Adagrad": lambda: OPT.Adagrad(0.1),
+    "Ftrl": lambda: OPT.Ftrl(0.1),
+    "Lamb": lambda: OPT.Lamb(0.01),
+    "centered": lambda: OPT.RMSprop(0.01, centered=True),
+    "an average that grows": lambda: OPT.RMSprop(0.01, rho=0.011),
+    "momentum of 1": lambda: OPT.SGD(0.1, momentum=1.0),
+    "beta of nearly 1": lambda: OPT.Adam(0.1, beta_1=1 - 2.0**-25),
+    "second beta of nearly 1": lambda: OPT.Nadam(0.1, beta_2=1 - 2.0**-25),
+    "no epsilon": lambda: OPT.Adam(0.1, epsilon=0.0),
+    "tiny epsilon": lambda: OPT.Adam(0.1, epsilon=1e-16),
+    "negative epsilon": lambda: OPT.RMSprop(0.1, epsilon=-1e-7),
+    "decay that diverges": lambda: OPT.SGD(0.1, weight_decay=3.0),
+    "negative decay": lambda: OPT.SGD(0.1, weight_decay=-0.1),
+    "accumulation": lambda: OPT.SGD(0.1, gradient_accumulation_steps=2),
+    "a subclass": lambda: type("Own", (OPT.Adam,), {})(0.1),
     "a function": lambda: lambda grads, variables: None,
 }
 
@@ -97,8 +97,8 @@ def test_nothing_is_proven_of_others(name):
 def test_a_constraint_may_return_anything():
     free, bound = tf.Variable([1.0]), keras.Variable([1.0], name="w")
     bound.constraint = keras.constraints.NonNeg()
-    assert largest_learning_rate(O.SGD(0.1), [free]) is not None
-    assert largest_learning_rate(O.SGD(0.1), [free, bound]) is None
+    assert largest_learning_rate(OPT.SGD(0.1), [free]) is not None
+    assert largest_learning_rate(OPT.SGD(0.1), [free, bound]) is None
 
 
 def test_what_moves_nothing_makes_nothing():
@@ -107,7 +107,7 @@ def test_what_moves_nothing_makes_nothing():
 
 @pytest.mark.parametrize("rate", [np.nan, np.inf, -np.inf, 1e30])
 def test_a_learning_rate_that_the_proof_is_not_about_skips_the_step(execute, rate):
-    weight, optimizer = tf.Variable([1.0, 2.0]), O.Adam(0.1)
+    weight, optimizer = tf.Variable([1.0, 2.0]), OPT.Adam(0.1)
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
     step = execute(lambda grad: loss_scaler.apply(optimizer, [grad], [weight]))
     assert bool(step(tf.ones(2)).finite)
@@ -124,11 +124,11 @@ def test_a_learning_rate_that_the_proof_is_not_about_skips_the_step(execute, rat
 
 
 def test_a_schedule_that_gives_nan_skips_its_steps():
-    class Broken(O.schedules.LearningRateSchedule):
+    class Broken(OPT.schedules.LearningRateSchedule):
         def __call__(self, step):
             return tf.where(tf.equal(step, 1), np.nan, 0.1)
 
-    weight, optimizer = tf.Variable([1.0]), O.SGD(Broken())
+    weight, optimizer = tf.Variable([1.0]), OPT.SGD(Broken())
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
     step = tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)
     assert [bool(step()) for _ in range(3)] == [True, False, False]

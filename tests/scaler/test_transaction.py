@@ -8,12 +8,12 @@ import tensorflow as tf
 import scaler
 from scaler import clusters
 
-O = keras.optimizers
+OPT = keras.optimizers
 HUGE = 1.5e19
 """Its square is finite in float32, and twice that is not."""
 
 
-class Poisoned(O.SGD):
+class Poisoned(OPT.SGD):
     """An optimizer of a user's, which makes a NaN of a gradient of exactly 3, in a slot or in the weight."""
 
     def __init__(self, place):
@@ -39,9 +39,9 @@ def rows_and_columns(rows=(1.0, 1.0)):
 
 FAULTS = {
     # optimizer, a good gradient, one that makes it fail, and the name of what is not finite then
-    "Adafactor": (lambda: O.Adafactor(0.01), np.ones((3, 2)), rows_and_columns(), "weight", "a NaN"),
-    "Adagrad": (lambda: O.Adagrad(0.01), np.ones(2), np.float32([HUGE, 0]), "accumulator", "an infinity"),
-    "Ftrl": (lambda: O.Ftrl(0.01), np.ones(2), np.float32([HUGE, 0]), "weight", "a NaN"),
+    "Adafactor": (lambda: OPT.Adafactor(0.01), np.ones((3, 2)), rows_and_columns(), "weight", "a NaN"),
+    "Adagrad": (lambda: OPT.Adagrad(0.01), np.ones(2), np.float32([HUGE, 0]), "accumulator", "an infinity"),
+    "Ftrl": (lambda: OPT.Ftrl(0.01), np.ones(2), np.float32([HUGE, 0]), "weight", "a NaN"),
     "a slot of a user's": (lambda: Poisoned("slot"), np.ones(2), np.float32([1, 3]), "momentum", "a NaN"),
     "a weight of a user's": (lambda: Poisoned("weight"), np.ones(2), np.float32([1, 3]), "weight", "a NaN"),
     "a function": (lambda: poison, np.ones(2), np.float32([1, 3]), "weight", "an infinity"),
@@ -145,22 +145,22 @@ def test_kahan_weights_and_random_rounding_are_put_back():
 
 def test_a_value_that_is_large_is_no_infinity(execute):
     """Their sum of squares overflows, they do not."""
-    weights, optimizer = [tf.Variable(tf.fill([2], 1e38)), tf.Variable([1.0])], O.Adagrad(0.1)
+    weights, optimizer = [tf.Variable(tf.fill([2], 1e38)), tf.Variable([1.0])], OPT.Adagrad(0.1)
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
     step = execute(lambda: loss_scaler.apply(optimizer, [tf.ones(2), tf.ones(1)], weights).finite)
     assert bool(step())
 
 
 def test_a_centered_root_mean_square_never_makes_a_nan():
-    weight, optimizer = tf.Variable([0.5] * 64), O.RMSprop(1e-3, centered=True)
+    weight, optimizer = tf.Variable([0.5] * 64), OPT.RMSprop(1e-3, centered=True)
     loss_scaler = scaler.LossScaler(scaler.Static(1.0), stuck=scaler.StuckPolicy("continue"))
     step = tf.function(lambda: loss_scaler.apply(optimizer, [tf.linspace(0.5, 1.0, 64)], [weight]).finite)
     applied = [bool(step()) for _ in range(200)]
     assert applied[0]
     assert not applied[-1]
     assert np.isfinite(weight).all()
-    with pytest.raises(scaler.StuckError, match="RMSprop made (a NaN|an infinity) of finite gradients"):
-        loss_scaler.stuck = scaler.StuckPolicy(consecutive_skips=10)
+    loss_scaler.stuck = scaler.StuckPolicy(consecutive_skips=10)
+    with pytest.raises(scaler.StuckError, match=r"RMSprop made (a NaN|an infinity) of finite gradients"):
         loss_scaler.check()
 
 
@@ -186,7 +186,7 @@ def test_an_optimizer_with_variables_in_a_method_is_put_back():
 
 def test_proven_optimizers_are_not_looked_at(monkeypatch):
     monkeypatch.setattr("scaler.gate.Transaction", None)
-    weight, optimizer = tf.Variable([1.0]), O.Adam(0.1)
+    weight, optimizer = tf.Variable([1.0]), OPT.Adam(0.1)
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
     assert bool(tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)())
 
