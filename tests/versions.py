@@ -4,7 +4,12 @@ import keras
 import pytest
 from packaging.version import Version
 
-SINCE = {"Muon": "3.10", "MultiOptimizer": "3.15", "a function as a constraint": "3.15"}
+SINCE = {
+    "Muon": "3.10",
+    "a word from Keras's LossScaleOptimizer to the optimizer that it wraps": "3.10",
+    "MultiOptimizer": "3.15",
+    "a function as a constraint": "3.15",
+}
 
 
 def needs_keras(name):

@@ -3,6 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
+from versions import needs_keras
 
 import scaler
 
@@ -24,7 +25,11 @@ def ours(**arguments):
             lambda: scaler.LossScaleOptimizer(keras.optimizers.LossScaleOptimizer(ADAM())),
             r"it scales losses by itself. Pass its inner_optimizer",
         ),
-        (lambda: keras.optimizers.LossScaleOptimizer(ours()), r"another loss scaler around it"),
+        pytest.param(
+            lambda: keras.optimizers.LossScaleOptimizer(ours()),
+            r"another loss scaler around it",
+            marks=needs_keras("a word from Keras's LossScaleOptimizer to the optimizer that it wraps"),
+        ),
         (
             lambda: ours(strategy=scaler.Static(2.0), initial_scale=4.0),
             r"Static.*together with initial_scale=4.0.*configure the default strategy",
