@@ -1,4 +1,4 @@
-"""Guards the versions that are claimed: the lowest are pinned for the oldest environment, where a core of tests runs."""
+"""Guards the versions claimed: the lowest are pinned for the oldest environment, where a core of the tests runs."""
 
 import pathlib
 import re
