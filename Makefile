@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: study test lint clean promise crash conformance keras-tests bench mutants mutants-by-hand
+.PHONY: study test lint clean matrix oldest promise crash conformance keras-tests bench mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -16,6 +16,26 @@ lint: .venv/ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# The core of the tests with the oldest and the newest versions that pyproject.toml claims.
+matrix: .venv-oldest/ready .venv-newest/ready
+	@$(PYTHON) tests/matrix/table.py .venv-oldest .venv-newest
+
+oldest: .venv-oldest/ready
+	@tests/matrix/core.sh .venv-oldest
+
+MATRIX := --quiet --disable-pip-version-check --editable ".[study]" hypothesis pytest pytest-xdist
+
+# TensorFlow 2.18 knows no Python after 3.12.
+.venv-oldest/ready: pyproject.toml constraints-oldest.txt
+	$$(tests/matrix/python.sh 3.10 3.11 3.12) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --constraint constraints-oldest.txt $(MATRIX)
+	touch .venv-oldest/ready
+
+.venv-newest/ready: pyproject.toml constraints.txt
+	$$(tests/matrix/python.sh 3.13) -m venv .venv-newest
+	.venv-newest/bin/pip install --constraint constraints.txt $(MATRIX)
+	touch .venv-newest/ready
 
 # The promise, driven through a hundred thousand random rules.
 promise: .venv/ready
@@ -79,4 +99,4 @@ mutants-by-hand: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv .venv-conformance .venv-mutants study
+	rm -rf .venv .venv-conformance .venv-mutants .venv-newest .venv-oldest study

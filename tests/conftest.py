@@ -31,6 +31,10 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 MODES = ("eager", "graph", "loop", "xla")
 
 
+def pytest_report_header():
+    return f"TensorFlow {tf.__version__}, Keras {keras.__version__}, NumPy {np.__version__}"
+
+
 @pytest.fixture(autouse=True)
 def _clean_state():
     """The same random numbers for every test, and no dtype policy or deterministic operations left behind by one."""

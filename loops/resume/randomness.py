@@ -77,7 +77,9 @@ def unsaved_random_operations(concrete) -> list[str]:
 def _keras_generator():
     # Keras has no public name for it; asking by the private one would make it, and draw a random number.
     common = keras.src.backend.common.global_state
-    return common.get_global_attribute(keras.src.random.seed_generator.GLOBAL_SEED_GENERATOR)
+    # Before Keras 3.13 the name was written out where it is used.
+    name = getattr(keras.src.random.seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
+    return common.get_global_attribute(name)
 
 
 def _global_generator() -> tf.random.Generator | None:

@@ -7,10 +7,14 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from scaler import replicas
 from scaler.gradients import Gradient, overwrites
+
+_KERAS_COUNTS_ITSELF = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 10)
+"""Whether `apply` counts a step; before, the method that a window takes over did."""
 
 
 class Window(tf.Module):
@@ -115,6 +119,8 @@ def _apply_window(inner: Any, grads: Sequence, variables: Sequence) -> None:
                 lambda: inner._overwrite_model_variables_with_average_value(inner._trainable_variables),
                 lambda: None,
             )
+    if not _KERAS_COUNTS_ITSELF:
+        inner._iterations.assign_add(1)
 
 
 def _overwrite(grads: Sequence, variables: Sequence) -> tuple[list, list]:

@@ -10,6 +10,19 @@ from scaler.errors import InvalidArgument
 from scaler.strategies import Dynamic, Strategy
 from scaler.strategies.base import check_strategy
 
+_IN_OLD_CONFIGS = {
+    "weight_decay": None,
+    "clipnorm": None,
+    "global_clipnorm": None,
+    "clipvalue": None,
+    "use_ema": False,
+    "ema_momentum": 0.99,
+    "ema_overwrite_frequency": None,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}
+"""What `get_config` of Keras's class holds before 3.12; the class lets it do nothing, whatever the value."""
+
 
 def check_inner(inner: object) -> None:
     """Refuses what is no Keras optimizer, or one that scales by itself.
@@ -27,6 +40,22 @@ def check_inner(inner: object) -> None:
             f"LossScaleOptimizer({inner!r}): expected a Keras optimizer, such as keras.optimizers.Adam(1e-3)"
             + (f"; keras.optimizers.get({inner!r}) makes one of a name." if isinstance(inner, str) else ".")
         )
+
+
+def check_keras_arguments(given: dict) -> None:
+    """Refuses arguments that would do nothing, but for those of old configurations with the values they hold.
+
+    Raises:
+        InvalidArgument: Naming the first of them, and where it belongs.
+    """
+    for name, value in given.items():
+        if name not in _IN_OLD_CONFIGS:
+            raise InvalidArgument(f"LossScaleOptimizer has no argument `{name}`; {value!r} was passed.")
+        if value != _IN_OLD_CONFIGS[name]:
+            raise InvalidArgument(
+                f"LossScaleOptimizer({name}={value!r}): it has no `{name}` of its own. Set it on the "
+                "`inner_optimizer`, where it works on unscaled gradients."
+            )
 
 
 def chosen_strategy(

@@ -76,12 +76,11 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
                 "LossScaleOptimizer(dynamic=False): for a constant scale pass the strategy scaler.Static(1024.0). "
                 "Without any check of the gradients, set `loss_scale_factor` on the optimizer and do not wrap it."
             )
+        arguments.check_keras_arguments(keras_arguments)
         given = strategy
         strategy = arguments.chosen_strategy(strategy, initial_scale, dynamic_growth_steps)
-        try:
-            super().__init__(inner, float(strategy.init().loss_scale), None, name, **keras_arguments)
-        except ValueError as error:
-            raise InvalidArgument(str(error)) from error
+        super().__init__(inner, float(strategy.init().loss_scale), None, name=name)
+        inner.loss_scale_factor = None  # Keras's class leaves it before 3.10.
         self._strategy_given = given is not None
         self.dynamic_growth_steps = getattr(strategy, "growth_interval", None)
         self.loss_scaler = LossScaler(strategy)
@@ -187,6 +186,11 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
     def exclude_from_weight_decay(self, var_list: Sequence | None = None, var_names: Sequence[str] | None = None):
         """Keeps variables from the inner optimizer's weight decay: see Keras's method of this name."""
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    @property
+    def iterations(self):
+        """The inner optimizer's: the steps, or windows, that were applied."""
+        return self.inner_optimizer.iterations  # Keras's class has its own before 3.9.
 
     @property
     def loss_scale(self) -> tf.Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fault_cases import MODES, assert_finite, batch, batches, raw, run_in, spoil_gradient
+from versions import needs_keras, parameters
 
 import scaler
 
@@ -58,7 +59,7 @@ class Trained:
         return [*self.model.variables, *self.masters.weights, *self.optimizer.variables]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 @pytest.mark.parametrize("mode", MODES)
 def test_skips_leave_every_bit_and_the_rest_equals_an_unscaled_run(name, mode):
     scaled, plain = Trained(name, mode, 2.0**10), Trained(name, mode)
@@ -78,7 +79,7 @@ def test_skips_leave_every_bit_and_the_rest_equals_an_unscaled_run(name, mode):
             np.testing.assert_allclose(our.numpy(), their.numpy(), rtol=tolerance, atol=tolerance, err_msg=our.name)
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "EMA"])
+@pytest.mark.parametrize("name", parameters(name for name in OPTIMIZERS if name != "EMA"))
 def test_masters_under_the_same_optimizers(name):
     trained = Trained(name, "graph", 2.0**8, kind="float16")
     for number in range(4):
@@ -91,6 +92,7 @@ def test_masters_under_the_same_optimizers(name):
         np.testing.assert_array_equal(variable.numpy(), master.numpy().astype(np.float16))
 
 
+@needs_keras("Muon")
 def test_muon_still_tells_masters_apart_by_their_paths():
     trained = Trained("Muon", "graph", 2.0**8, kind="float16")
     trained.run(batches(1))

@@ -3,6 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
+from versions import needs_keras
 
 import scaler
 
@@ -24,7 +25,11 @@ def ours(**arguments):
             lambda: scaler.LossScaleOptimizer(keras.optimizers.LossScaleOptimizer(ADAM())),
             r"it scales losses by itself. Pass its inner_optimizer",
         ),
-        (lambda: keras.optimizers.LossScaleOptimizer(ours()), r"another loss scaler around it"),
+        pytest.param(
+            lambda: keras.optimizers.LossScaleOptimizer(ours()),
+            r"another loss scaler around it",
+            marks=needs_keras("a word from Keras's LossScaleOptimizer to the optimizer that it wraps"),
+        ),
         (
             lambda: ours(strategy=scaler.Static(2.0), initial_scale=4.0),
             r"Static.*together with initial_scale=4.0.*configure the default strategy",
@@ -36,12 +41,27 @@ def ours(**arguments):
         (lambda: ours(dynamic_growth_steps=0), r"growth_interval=0"),
         (lambda: ours(dynamic=False), r"dynamic=False.*scaler.Static"),
         (lambda: ours(clipnorm=1.0), r"`clipnorm`.*on the `inner_optimizer`"),
+        (lambda: ours(use_ema=True), r"`use_ema`.*on the `inner_optimizer`"),
+        (lambda: ours(ema_momentum=0.5), r"ema_momentum=0.5.*on the `inner_optimizer`"),
+        (lambda: ours(gradient_accumulation_steps=2), r"steps=2.*on the `inner_optimizer`"),
+        (lambda: ours(loss_scale_factor=2.0), r"loss_scale_factor=2.0.*on the `inner_optimizer`"),
         (lambda: ours(foo=1), r"`foo`"),
     ],
 )
 def test_construction(make, message):
     with pytest.raises(scaler.InvalidArgument, match=message):
         make()
+
+
+def test_what_old_configurations_hold_does_nothing():
+    held = {"weight_decay": None, "use_ema": False, "ema_momentum": 0.99, "loss_scale_factor": None, "dynamic": True}
+    inner = keras.optimizers.SGD(1.0, loss_scale_factor=4.0)
+    optimizer = scaler.LossScaleOptimizer(inner, initial_scale=2.0, name="mine", **held)
+    assert (optimizer.name, optimizer.use_ema, optimizer.weight_decay) == ("mine", False, None)
+    assert inner.loss_scale_factor is None
+    weight = tf.Variable(1.0)
+    optimizer.apply([tf.constant(2.0)], [weight])
+    assert (float(weight), int(optimizer.iterations), int(inner.iterations)) == (0.0, 1, 1)
 
 
 def test_gradients_that_do_not_match():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras_cases import SCALE, compiled, data, finite, fit, make_model, overflowing, raw
+from versions import needs_keras
 
 import scaler
 
@@ -252,6 +253,7 @@ def test_two_optimizers_in_a_train_step_of_your_own():
     assert model.two.loss_scaler.counters.applied == 0
 
 
+@needs_keras("MultiOptimizer")
 def test_keras_distributes_variables_over_optimizers_inside():
     size = 600  # Large enough that an optimizer of another kind would be compiled in clusters.
     keras.utils.set_random_seed(7)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from versions import needs_keras, parameters
 
 import scaler
 from scaler import clusters
@@ -88,7 +89,7 @@ def same_bits(before, after):
     return all(one.tobytes() == other.tobytes() for one, other in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 def test_every_optimizer_moves_as_it_does_by_itself(name, compiled):
     ours = train(OPTIMIZERS[name]())
     assert bool(compiled) == (name not in ("clipnorm", "accumulation"))
@@ -99,6 +100,15 @@ def test_every_optimizer_moves_as_it_does_by_itself(name, compiled):
     for mine, theirs in zip(ours, own, strict=True):
         for one, other in zip(mine, theirs, strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+def test_a_keras_without_multi_optimizers_compiles_too(compiled, monkeypatch):
+    monkeypatch.delattr(keras.optimizers, "MultiOptimizer", raising=False)
+    (*_, last) = train(keras.optimizers.SGD(0.1))
+    assert compiled
+    steps = [step for step in range(STEPS) if step != BAD]
+    moved = sum(np.asarray(gradients(step, 1.0, "float32", weights("float32"))[0]) for step in steps)
+    np.testing.assert_allclose(last[0], weights("float32")[0].numpy() - 0.1 * moved, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -116,8 +126,20 @@ def test_masters_are_updated_and_rounded(dtype, clip_norm, compiled):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
-def test_a_constraint_comes_before_the_rounding(compiled):
-    last = train(keras.optimizers.SGD(0.1), "float16", constraint=lambda value: tf.minimum(value, 0.25))[-1]
+class AtMostAQuarter(keras.constraints.Constraint):
+    def __call__(self, w):
+        return tf.minimum(w, 0.25)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        AtMostAQuarter(),
+        pytest.param(lambda w: tf.minimum(w, 0.25), marks=needs_keras("a function as a constraint"), id="function"),
+    ],
+)
+def test_a_constraint_comes_before_the_rounding(constraint, compiled):
+    last = train(keras.optimizers.SGD(0.1), "float16", constraint=constraint)[-1]
     assert compiled
     assert max(value.max() for value in last[:8]) == 0.25
 
