@@ -113,7 +113,6 @@ def _cost(variable) -> int:
 
 def _compiles(optimizer: Optimizer) -> bool:
     """One of Keras's own, which are tested, whose `apply` does nothing to gradients before the update step."""
-    several = getattr(keras.optimizers, "MultiOptimizer", ())  # Keras has it since 3.15.
     return (
         isinstance(optimizer, keras.optimizers.Optimizer)
         and type(optimizer).__module__.startswith("keras.")
