@@ -194,7 +194,7 @@ class TrainStep(tf.Module):
         """Whether a step was attempted, and its outcome."""
         complete: bool | tf.Tensor = True
         if self.window:
-            self.window.add(grads)
+            self.window.add(grads, self.loss_scaler.scale_of_gradients)
             tf.cond(self.window.whole, before.restore_nonfinite, before.restore)
             grads, complete = self.window.gradients(grads), self.window.complete
         outcome = self.loss_scaler.apply(

@@ -168,7 +168,7 @@ class LossScaler(tf.Module):
         Returns:
             The same structure in float32, with duplicate indices summed.
         """
-        return gradients.unscale(grads, self._scale_of_gradients())
+        return gradients.unscale(grads, self.scale_of_gradients)
 
     @as_written
     def apply(
@@ -243,7 +243,7 @@ class LossScaler(tf.Module):
 
         positions = [position for position, grad in enumerate(grads) if grad is not None]
         gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy))
-        loss_scale, loss_finite = self._scale_of_gradients(), tf.identity(self._loss_finite)
+        loss_scale, loss_finite = self.scale_of_gradients, tf.identity(self._loss_finite)
         decision = gate.decide(
             [grads[i] for i in positions],
             loss_scale if unscaled is False else tf.where(unscaled, 1.0, loss_scale),
@@ -372,7 +372,12 @@ class LossScaler(tf.Module):
         for field, variable in self._last_skip.items():
             variable.assign(tf.where(skipped, getattr(outcome, field), variable))
 
-    def _scale_of_gradients(self) -> tf.Tensor:
+    @property
+    def scale_of_gradients(self) -> tf.Tensor:
+        """The scale that gradients carry now, and that `apply` will divide them by: scalar float32.
+
+        It is what the last `scale` multiplied by, also after an `update`.
+        """
         used = tf.identity(self._scale_used)
         return tf.where(used > 0.0, used, self.loss_scale)
 

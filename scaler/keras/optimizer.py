@@ -169,9 +169,11 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         if not self.built:
             replicas.merge(lambda strategy: self.build(variables))
         grads = self._in_order(list(grads), variables)
+        unscaled = tf.identity(self._unscaled) if self._by_hand else False
         complete: bool | tf.Tensor = True
         if self._window:
-            grads, complete = self._window.add(grads)
+            loss_scale = tf.where(unscaled, 1.0, self.loss_scaler.scale_of_gradients)
+            grads, complete = self._window.add(grads, loss_scale)
         targets = self.masters or self._trainable_variables
         if not self._packed and not self._window:
             self._packed = True
@@ -180,7 +182,6 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             own_grads, own_weights = [grad for grad, _ in pairs], [weight for _, weight in pairs]
             if clusters.worth_compiling(self.inner_optimizer, own_grads, own_weights):
                 packed.pack(self.inner_optimizer, own_grads, own_weights, self.masters)
-        unscaled = tf.identity(self._unscaled) if self._by_hand else False
         return self.loss_scaler.apply(self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete)
 
     def apply_gradients(self, grads_and_vars):
