@@ -13,14 +13,17 @@ from scaler.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.errors import InvalidArgument
 from scaler.gate import Gate
 from scaler.graphs import apart, as_called, as_written
+from scaler.marks import LOSS_SCALE, SCALED, UNSCALED, mark, marks_upstream
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, check_optimizer
 from scaler.outcome import Cause, Outcome, Skip, explain
 from scaler.pairs import as_gradient, check_pairs
 from scaler.rollback import Snapshot
-from scaler.strategies import Dynamic, Event, Strategy
+from scaler.strategies import Dynamic, Event, NoScaling, Static, Strategy
 from scaler.strategies.base import check_event, check_state, check_strategy, needs_of
 from scaler.stuck import Reading, StuckPolicy, Watch
+from scaler.tapes import tape_records
+from scaler.use import Use
 from scaler.variables import explain_other_shapes, shared_variable
 
 
@@ -87,6 +90,8 @@ class LossScaler(tf.Module):
             self._loss_finite = replicas.local_variable(True, "loss_finite")
             self._decided = replicas.local_variable(False, "decided")
         self._names: list[str] = []
+        self._use = Use()
+        self._is_one = isinstance(self.strategy, (NoScaling, Static)) and _equals_one(state.loss_scale)
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
         self.stuck = StuckPolicy() if stuck is None else stuck
@@ -103,6 +108,10 @@ class LossScaler(tf.Module):
     @property
     def state(self) -> Any:
         """The strategy's state now, a NamedTuple of scalar tensors."""
+        self._noticed_read()
+        return self._state_now()
+
+    def _state_now(self) -> Any:
         fields = {field: tf.identity(variable) for field, variable in self._state.items()}
         return self._state_type(**{**fields, "loss_scale": self._in_bounds(fields["loss_scale"])})
 
@@ -112,8 +121,27 @@ class LossScaler(tf.Module):
 
         A value outside the strategy's bounds, which only a damaged or foreign checkpoint can bring, counts as the
         nearest bound; a NaN counts as the strategy's initial scale.
+
+        A loss may be multiplied by it by hand, in the place of `scale`: read it while the tape records, once for each
+        step, and the gradients are unscaled by what was read. A read outside of a tape is for a log.
         """
+        self._noticed_read()
+        return mark(self._scale_now(), LOSS_SCALE)
+
+    def _scale_now(self) -> tf.Tensor:
         return self._in_bounds(tf.identity(self._state["loss_scale"]))
+
+    def _noticed_read(self) -> None:
+        """Opens a step whose loss is scaled by hand, if that is what a read of the scale is for."""
+        self._use.asked = True
+        if not tape_records():
+            self._use.read = True
+            return
+        used = tf.identity(self._scale_used)
+        opens = tf.logical_or(self._decided, used <= 0.0)
+        self._scale_used.assign(tf.where(opens, self._scale_now(), used))
+        self._loss_finite.assign(tf.logical_or(opens, self._loss_finite))
+        self._decided.assign(False)
 
     def _in_bounds(self, stored: tf.Tensor) -> tf.Tensor:
         known = tf.where(tf.math.is_nan(stored), self.strategy.init().loss_scale, stored)
@@ -148,13 +176,21 @@ class LossScaler(tf.Module):
                 f"scale(loss): the loss has shape {loss.shape}: expected a scalar. Reduce it first, such as with "
                 "tf.reduce_mean(loss)."
             )
+        if SCALED in marks_upstream([loss]):
+            raise InvalidArgument(
+                "scale(loss): the loss was scaled already, by this loss scaler or by another one, so that its gradients "
+                "would carry the product of both scales and be divided by one: expected a loss that nothing scaled. "
+                "Call scale once, on the sum of what is to be differentiated."
+            )
+        self._use.begins()
+        self._use.read = False
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
-        loss_scale = self.loss_scale
+        loss_scale = mark(self._scale_now(), LOSS_SCALE)
         self._scale_used.assign(loss_scale)
         earlier = tf.logical_or(self._decided, self._loss_finite)
         self._loss_finite.assign(tf.logical_and(earlier, tf.math.is_finite(loss)))
         self._decided.assign(False)
-        return loss * loss_scale
+        return mark(loss * loss_scale, SCALED)
 
     @as_written
     def unscale(self, grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
@@ -167,8 +203,20 @@ class LossScaler(tf.Module):
 
         Returns:
             The same structure in float32, with duplicate indices summed.
+
+        Raises:
+            InvalidArgument: For gradients that went through `unscale` already.
         """
-        return gradients.unscale(grads, self.scale_of_gradients)
+        if self._unscaled_already(grads):
+            raise InvalidArgument(
+                "unscale(grads): these gradients went through unscale already, and would be divided by a scale that "
+                "they do not carry: expected gradients of the scaled loss. Give those that are unscaled to "
+                "apply(..., unscaled=True)."
+            )
+        self._use.begins()
+        self._check_scale_is_known("unscale")
+        unscaled = gradients.unscale(grads, self.scale_of_gradients)
+        return [gradients.limit(grad, lambda values, _: mark(values, UNSCALED)) for grad in unscaled]
 
     @as_written
     def apply(
@@ -241,6 +289,9 @@ class LossScaler(tf.Module):
         check_pairs(grads, targets, allow_16bit_updates)
         self._names = [getattr(target, "path", target.name) for target in targets]
 
+        self._check_use(grads, unscaled)
+        if update:
+            self._use.ends()
         positions = [position for position, grad in enumerate(grads) if grad is not None]
         gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy))
         loss_scale, loss_finite = self.scale_of_gradients, tf.identity(self._loss_finite)
@@ -265,6 +316,42 @@ class LossScaler(tf.Module):
             index=skip.index,
             clipped_norm=decision.clipped_norm,
         )
+
+    def _check_use(self, grads: Sequence[gradients.Gradient], unscaled: bool | tf.Tensor) -> None:
+        """Refuses gradients that are unscaled already, and says if it seems that nobody scaled the loss."""
+        if unscaled is False:
+            if self._unscaled_already(grads):
+                raise InvalidArgument(
+                    "apply(grads): these gradients went through unscale already, and would be divided by the loss scale "
+                    "once more: expected gradients of the scaled loss, or apply(..., unscaled=True)."
+                )
+            self._check_scale_is_known("apply")
+            if not self._use.asked and not self._is_one:
+                self._use.say_once(
+                    "apply(grads): the gradients are divided by the loss scale, but neither scale(loss) (scale_loss of a "
+                    "LossScaleOptimizer) nor loss_scale was ever used, so that they seem to be those of an unscaled "
+                    "loss, and the steps that many times too small: differentiate scale(loss). Multiply by loss_scale "
+                    "where you scale by hand; without any scaling take scaler.NoScaling()."
+                )
+        self._use.begins()
+
+    @staticmethod
+    def _unscaled_already(grads: Sequence[gradients.Gradient]) -> bool:
+        """Whether gradients come from `unscale`, and not from a backward pass that was scaled after it."""
+        found = marks_upstream(gradients.values_of(grad) for grad in grads if tf.is_tensor(grad))
+        return found == {UNSCALED}
+
+    def _check_scale_is_known(self, method: str) -> None:
+        """Refuses gradients of which nobody can say which of two scales they carry; in eager mode, where it is seen."""
+        if not tf.executing_eagerly() or not self._use.read or not bool(self._decided):
+            return
+        used, now = float(self._scale_used), float(self._scale_now())
+        if used > 0.0 and used != now:
+            raise InvalidArgument(
+                f"{method}(grads): loss_scale was read outside of a tape, and nothing was scaled since the last step, so "
+                f"that the gradients may carry its scale of {used:g} or the present one of {now:g}. Scale the loss with "
+                "scale(loss), or read loss_scale while the tape records; for a log take outcome.loss_scale."
+            )
 
     @staticmethod
     def check_arguments(
@@ -294,13 +381,20 @@ class LossScaler(tf.Module):
         if not isinstance(event, Event):
             raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
         check_event(self.strategy, event)
+        if self._use.ended_here() and not (tf.executing_eagerly() and not bool(self._decided)):
+            self._use.say_once(
+                "update(event): the step before was counted already, by apply or by an update, and nothing was scaled "
+                "since, so that one step moves the scale twice. Leave this update out, or pass apply(..., update=False)."
+            )
+        self._use.ends()
+        self._decided.assign(True)
         if tf.distribute.in_cross_replica_context():
             self._update(event)
         else:
             replicas.merge(lambda strategy, event: self._update(_of_first(strategy, event)), event)
 
     def _update(self, event: Event, done: tf.Tensor | None = None) -> None:
-        state = as_called(self.strategy.update)(self.state, event)
+        state = as_called(self.strategy.update)(self._state_now(), event)
         counts, applied = self._counts, tf.cast(event.finite, tf.int64)
         skips = (counts["consecutive_skips"] + 1) * (1 - applied)
         # Nothing here depends on it by itself: a step that breaks off is not to be counted.
@@ -342,7 +436,7 @@ class LossScaler(tf.Module):
             attempted=counts["attempted"],
             skipped=counts["attempted"] - counts["applied"],
             consecutive_skips=counts["consecutive_skips"],
-            loss_scale=float(self.loss_scale),
+            loss_scale=float(self._scale_now()),
         )
         low, high = (float(bound) for bound in self._bounds())
         self._watch.look(reading, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
@@ -379,7 +473,7 @@ class LossScaler(tf.Module):
         It is what the last `scale` multiplied by, also after an `update`.
         """
         used = tf.identity(self._scale_used)
-        return tf.where(used > 0.0, used, self.loss_scale)
+        return tf.where(used > 0.0, used, self._scale_now())
 
     def _bounds(self) -> tuple[tf.Tensor, tf.Tensor]:
         low = getattr(self.strategy, "min_scale", SMALLEST_SCALE)
@@ -390,6 +484,10 @@ class LossScaler(tf.Module):
 _LOW_SCALE = 2.0**-14
 """Where float16's backward pass can hardly overflow any more, and is not flushed to zero yet."""
 _NEVER_SKIPPED = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
+
+
+def _equals_one(value: tf.Tensor) -> bool:
+    return bool(tf.get_static_value(tf.equal(value, 1.0)))
 
 
 def _of_first(strategy, event: Event) -> Event:

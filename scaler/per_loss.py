@@ -139,7 +139,7 @@ class PerLoss(tf.Module):
         for loss, own in self._scalers.items():
             with _named("apply", loss):
                 check_gradients(grads[loss], targets)
-            unscaled[loss] = own.unscale(grads[loss])
+            unscaled[loss] = gradients.unscale(grads[loss], own.scale_of_gradients)
         total = [_sum(parts) for parts in zip(*unscaled.values(), strict=True)]
         step = self._gate.apply(optimizer, total, variables, clip_norm=clip_norm, rollback=rollback)
         outcomes = []

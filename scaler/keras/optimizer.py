@@ -16,6 +16,7 @@ from scaler.graphs import in_steps_of_fit, in_xla
 from scaler.keras import accumulation, arguments, configs
 from scaler.keras.other_names import OtherNames
 from scaler.loss_scaler import LossScaler
+from scaler.marks import SCALED, mark
 from scaler.masters import MasterWeights
 from scaler.outcome import Outcome
 from scaler.strategies import Strategy
@@ -145,7 +146,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         if loss.shape.rank in (0, None):
             return self.loss_scaler.scale(loss)
         self.loss_scaler.scale(tf.reduce_sum(loss))
-        return tf.cast(loss, tf.float32) * self.loss_scale
+        return mark(tf.cast(loss, tf.float32) * self.loss_scale, SCALED)
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence | None = None) -> Outcome:
         """Applies the step if the unscaled gradients are finite, else skips it: see `LossScaler.apply`.
