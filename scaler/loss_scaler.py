@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scaler import gradients, replicas
+from scaler import gradients, moving_statistics, replicas
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, within
 from scaler.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.errors import InvalidArgument
 from scaler.gate import Gate
 from scaler.graphs import apart, as_called, as_written
-from scaler.marks import LOSS_SCALE, SCALED, UNSCALED, mark, marks_upstream
+from scaler.half_outputs import float16_loss, float16_probabilities
+from scaler.marks import LOSS_SCALE, SCALED, mark
 from scaler.masters import MasterWeights
+from scaler.once import marked_unscaled, refuse_scaled, refuse_unscaled
 from scaler.optimizers import Optimizer, check_optimizer
 from scaler.outcome import Cause, Outcome, Skip, explain
 from scaler.pairs import as_gradient, check_pairs
@@ -176,12 +178,8 @@ class LossScaler(tf.Module):
                 f"scale(loss): the loss has shape {loss.shape}: expected a scalar. Reduce it first, such as with "
                 "tf.reduce_mean(loss)."
             )
-        if SCALED in marks_upstream([loss]):
-            raise InvalidArgument(
-                "scale(loss): the loss was scaled already, by this loss scaler or by another one, so that its gradients "
-                "would carry the product of both scales and be divided by one: expected a loss that nothing scaled. "
-                "Call scale once, on the sum of what is to be differentiated."
-            )
+        refuse_scaled(loss)
+        self._say("scale(loss): ", float16_loss(loss))
         self._use.begins()
         self._use.read = False
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
@@ -207,16 +205,10 @@ class LossScaler(tf.Module):
         Raises:
             InvalidArgument: For gradients that went through `unscale` already.
         """
-        if self._unscaled_already(grads):
-            raise InvalidArgument(
-                "unscale(grads): these gradients went through unscale already, and would be divided by a scale that "
-                "they do not carry: expected gradients of the scaled loss. Give those that are unscaled to "
-                "apply(..., unscaled=True)."
-            )
+        refuse_unscaled("unscale", grads)
         self._use.begins()
-        self._check_scale_is_known("unscale")
-        unscaled = gradients.unscale(grads, self.scale_of_gradients)
-        return [gradients.limit(grad, lambda values, _: mark(values, UNSCALED)) for grad in unscaled]
+        self._use.check_one_scale("unscale", self._decided, self._scale_used, self._scale_now())
+        return marked_unscaled(gradients.unscale(grads, self.scale_of_gradients))
 
     @as_written
     def apply(
@@ -292,6 +284,9 @@ class LossScaler(tf.Module):
         self._check_use(grads, unscaled)
         if update:
             self._use.ends()
+        if rollback is None:
+            model = masters.model_variables if masters else targets
+            rollback = self._missing_rollback(model, tf.get_static_value(tf.convert_to_tensor(when)))
         positions = [position for position, grad in enumerate(grads) if grad is not None]
         gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy))
         loss_scale, loss_finite = self.scale_of_gradients, tf.identity(self._loss_finite)
@@ -306,6 +301,8 @@ class LossScaler(tf.Module):
         )
         attempted = tf.get_static_value(decision.attempted)
         self._decided.assign(True if attempted else tf.logical_or(self._decided, decision.attempted))
+        if not tf.executing_eagerly():
+            moving_statistics.decided()
         skip = decision.skip if diagnose is None else self._told_apart(decision.skip, loss_scale, diagnose)
         return Outcome(
             finite=decision.finite,
@@ -320,38 +317,38 @@ class LossScaler(tf.Module):
     def _check_use(self, grads: Sequence[gradients.Gradient], unscaled: bool | tf.Tensor) -> None:
         """Refuses gradients that are unscaled already, and says if it seems that nobody scaled the loss."""
         if unscaled is False:
-            if self._unscaled_already(grads):
-                raise InvalidArgument(
-                    "apply(grads): these gradients went through unscale already, and would be divided by the loss scale "
-                    "once more: expected gradients of the scaled loss, or apply(..., unscaled=True)."
-                )
-            self._check_scale_is_known("apply")
-            if not self._use.asked and not self._is_one:
-                self._use.say_once(
-                    "apply(grads): the gradients are divided by the loss scale, but neither scale(loss) (scale_loss of a "
-                    "LossScaleOptimizer) nor loss_scale was ever used, so that they seem to be those of an unscaled "
-                    "loss, and the steps that many times too small: differentiate scale(loss). Multiply by loss_scale "
-                    "where you scale by hand; without any scaling take scaler.NoScaling()."
-                )
+            refuse_unscaled("apply", grads)
+            self._use.check_one_scale("apply", self._decided, self._scale_used, self._scale_now())
+            if not self._is_one:
+                self._use.check_asked()
         self._use.begins()
 
-    @staticmethod
-    def _unscaled_already(grads: Sequence[gradients.Gradient]) -> bool:
-        """Whether gradients come from `unscale`, and not from a backward pass that was scaled after it."""
-        found = marks_upstream(gradients.values_of(grad) for grad in grads if tf.is_tensor(grad))
-        return found == {UNSCALED}
+    def _missing_rollback(self, variables: Sequence, when: Any) -> Snapshot | None:
+        """The snapshot that nobody took, of BatchNorm's statistics that moved in this graph; else says what is missing.
 
-    def _check_scale_is_known(self, method: str) -> None:
-        """Refuses gradients of which nobody can say which of two scales they carry; in eager mode, where it is seen."""
-        if not tf.executing_eagerly() or not self._use.read or not bool(self._decided):
-            return
-        used, now = float(self._scale_used), float(self._scale_now())
-        if used > 0.0 and used != now:
-            raise InvalidArgument(
-                f"{method}(grads): loss_scale was read outside of a tape, and nothing was scaled since the last step, so "
-                f"that the gradients may carry its scale of {used:g} or the present one of {now:g}. Scale the loss with "
-                "scale(loss), or read loss_scale while the tape records; for a log take outcome.loss_scale."
-            )
+        Of a window of accumulation it is not known where it began.
+        """
+        if not when:
+            return None
+        if tf.executing_eagerly() or replicas.replica_count() > 1:
+            missing = moving_statistics.likely(variables)
+        else:
+            moved = moving_statistics.moved_before(variables, self)
+            if moved and all(one.before is not None for one in moved):
+                return Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
+            missing = moved[0].variable.name if moved else moving_statistics.elsewhere(variables)
+        if missing and not self._use.statistics_are_kept:
+            self._use.say_once(moving_statistics.sentence(missing))
+        return None
+
+    def check_precision(self, prediction: Any, loss: Any) -> None:
+        """Warns, once, of probabilities or a loss in float16: for a step that casts the loss before `scale` sees it."""
+        self._say("", float16_probabilities(prediction))
+        self._say("", float16_loss(loss))
+
+    def _say(self, where: str, sentence: str | None) -> None:
+        if sentence is not None:
+            self._use.say_once(f"{where}{sentence}")
 
     @staticmethod
     def check_arguments(
@@ -381,11 +378,7 @@ class LossScaler(tf.Module):
         if not isinstance(event, Event):
             raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
         check_event(self.strategy, event)
-        if self._use.ended_here() and not (tf.executing_eagerly() and not bool(self._decided)):
-            self._use.say_once(
-                "update(event): the step before was counted already, by apply or by an update, and nothing was scaled "
-                "since, so that one step moves the scale twice. Leave this update out, or pass apply(..., update=False)."
-            )
+        self._use.check_open(self._decided)
         self._use.ends()
         self._decided.assign(True)
         if tf.distribute.in_cross_replica_context():

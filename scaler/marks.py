@@ -76,6 +76,14 @@ def _sources(tensor: tf.Tensor, calls: tuple) -> Iterator[_Node]:
             yield body.outputs[tensor.value_index], (*calls, (op, body))
 
 
+def parameters(op, index: int) -> Iterator[tuple[Any, tf.Tensor]]:
+    """The functions that an operation calls, and what its input of this number is called inside of each."""
+    first = 1 if op.type in _BRANCHES else 0
+    for body in _bodies(op) if op.type in (*_CALLS, *_BRANCHES, *_LOOPS) else ():
+        if 0 <= index - first < len(body.inputs):
+            yield body, body.inputs[index - first]
+
+
 def _arguments(placeholder: tf.Tensor, calls: tuple) -> Iterator[_Node]:
     """What a function was called with in the place of a placeholder."""
     if not calls:

@@ -15,7 +15,7 @@ from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer
 from scaler.outcome import Cause, Outcome
 from scaler.pairs import check_gradients
-from scaler.rollback import Snapshot
+from scaler.rollback import Snapshot, snapshot
 from scaler.strategies import NoScaling, Strategy
 from scaler.stuck import StuckPolicy
 
@@ -147,7 +147,7 @@ class PerLoss(tf.Module):
         with tf.control_dependencies([step.cause]):
             for loss, own in self._scalers.items():
                 with _named("apply", loss):
-                    outcomes.append(own.apply(_move_nothing, grads[loss], targets))
+                    outcomes.append(own.apply(_move_nothing, grads[loss], targets, rollback=snapshot([])))
         outcome = _blamed(step, outcomes)
         self._gate.remember_skip(outcome, tf.logical_not(outcome.finite))
         return outcome

@@ -143,11 +143,12 @@ def test_read_outside_of_the_tape_after_the_scale_moved(method):
     with tf.GradientTape() as tape:
         loss = run.weight[0] * 1.0
     grads = [tape.gradient(loss, run.weight) * run.loss_scaler.loss_scale]
+    called = {
+        "apply": lambda: run.loss_scaler.apply(plain_descent, grads, [run.weight]),
+        "unscale": lambda: run.loss_scaler.unscale(grads),
+    }[method]
     with pytest.raises(scaler.InvalidArgument, match=r"may carry its scale of 16 or the present one of 32"):
-        if method == "apply":
-            run.loss_scaler.apply(plain_descent, grads, [run.weight])
-        else:
-            run.loss_scaler.unscale(grads)
+        called()
     assert run.weight.numpy()[0] == -1.0
     # With one scale there is nothing to confuse.
     constant = Descent(scaler.Static(4.0))

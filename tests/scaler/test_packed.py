@@ -18,6 +18,7 @@ from packed_cases import (
     own_variables,
     same_bits,
 )
+from scaler_cases import by_hand
 
 import scaler
 from scaler import clusters, packed
@@ -276,7 +277,7 @@ def test_a_skip_names_the_gradient_among_packed_and_others(bad, monkeypatch):
     monkeypatch.setattr(packed, "_LARGEST", 6)
     sizes = (8, 4, 5, 9, 3)
     weights = [tf.Variable(tf.ones([size])) for size in sizes]
-    optimizer, loss_scaler = keras.optimizers.Adam(0.1), scaler.LossScaler(scaler.Static(8.0))
+    optimizer, loss_scaler = keras.optimizers.Adam(0.1), by_hand(scaler.Static(8.0))
     step = tf.function(lambda grads: loss_scaler.apply(optimizer, [*grads[:2], None, *grads[2:]], weights))
     weights.insert(2, tf.Variable([1.0]))
     step([tf.ones([size]) for size in sizes])

@@ -61,12 +61,14 @@ def test_scaled_inside_of_a_function_or_a_branch():
     inner = tf.function(lambda: (slope(variable), loss_scaler.scale(slope(variable))))
     with pytest.raises(scaler.InvalidArgument, match="scaled already"):
         tf.function(lambda: loss_scaler.scale(inner()[1]))()
+
+    @tf.function
+    def in_a_branch():
+        loss = inner()[1]
+        return tf.cond(loss > 0.0, lambda: loss_scaler.scale(loss), lambda: 0.0)
+
     with pytest.raises(scaler.InvalidArgument, match="scaled already"):
-        tf.function(lambda: tf.function(lambda loss: loss_scaler.scale(loss))(loss_scaler.scale(slope(variable))))
-        outer = tf.function(
-            lambda: (lambda loss: tf.cond(loss > 0.0, lambda: loss_scaler.scale(loss), lambda: 0.0))(inner()[1])
-        )
-        outer()
+        in_a_branch()
     # The other output of that function is not scaled.
     assert tf.function(lambda: loss_scaler.scale(inner()[0]))().numpy() == 8.0 * slope(variable).numpy()
 
