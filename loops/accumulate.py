@@ -10,6 +10,8 @@ import scaler
 class Window(tf.Module):
     """The sum of scaled gradients over `size` micro-batches, and the state from before the first of them.
 
+    The sum is at the scale of the micro-batch added last: where the scale moves inside of a window, it follows.
+
     One micro-batch whose gradients cannot be added spoils its window: nothing non-finite is ever stored, the
     window ends where it would have ended, and `gradients` then reports NaN so that the gate skips it. Each replica
     sums for itself; the gate sums over replicas, once a window.
@@ -28,6 +30,8 @@ class Window(tf.Module):
             self._count = _local(0, "micro_batches")
             self._whole = _local(True, "whole")
             self._sums = [_local(tf.zeros(weight.shape), "sum") for weight in weights]
+            # What the sums are scaled by; 0 where they are empty, or from a checkpoint that does not say it.
+            self._scale = _local(0.0, "sum_scale")
             self._before = [_local(tf.convert_to_tensor(variable), "before") for variable in state]
 
     def open(self) -> scaler.Snapshot:
@@ -35,8 +39,16 @@ class Window(tf.Module):
         tf.cond(tf.equal(self._count, 0), self._start, lambda: None)
         return scaler.Snapshot(tuple(self._state), tuple(tf.identity(variable) for variable in self._before))
 
-    def add(self, grads: list) -> None:
-        """Adds a micro-batch: one gradient, or None, for each weight."""
+    def add(self, grads: list, loss_scale: tf.Tensor) -> None:
+        """Adds a micro-batch.
+
+        Args:
+            grads: A gradient, or None, for each weight.
+            loss_scale: Scalar float32, what their loss was multiplied by.
+        """
+        moved = tf.logical_and(self._scale > 0.0, tf.not_equal(self._scale, loss_scale))
+        tf.cond(moved, lambda: self._follow(loss_scale), lambda: None)
+        self._scale.assign(loss_scale)
         sums = [_plus(total, grad) for total, grad in zip(self._sums, grads, strict=True)]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in sums])
         self._whole.assign(tf.logical_and(self._whole, finite))
@@ -62,12 +74,27 @@ class Window(tf.Module):
             sums[first] = tf.where(self._whole, sums[first], float("nan"))
         return sums
 
+    def _follow(self, loss_scale: tf.Tensor) -> None:
+        """Brings the sums to another scale, or spoils the window if that is beyond float32."""
+        factor = loss_scale / self._scale
+        sums = [total * factor for total in self._sums]
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in sums])
+        # Below the normal numbers the sums would become zeros.
+        finite = tf.logical_and(finite, factor >= _SMALLEST_NORMAL)
+        self._whole.assign(tf.logical_and(self._whole, finite))
+        for total, value in zip(self._sums, sums, strict=True):
+            total.assign(tf.where(finite, value, total))
+
     def _start(self) -> None:
         self._whole.assign(True)
+        self._scale.assign(0.0)
         for total in self._sums:
             total.assign(tf.zeros_like(total))
         for saved, variable in zip(self._before, self._state, strict=True):
             saved.assign(tf.convert_to_tensor(variable))
+
+
+_SMALLEST_NORMAL = 2.0**-126
 
 
 def _local(value, name: str) -> tf.Variable:

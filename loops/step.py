@@ -174,6 +174,8 @@ class TrainStep(tf.Module):
             prediction = self.model(x, training=True)
             arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
             loss, extra = _loss_and_extra(self.loss_fn(*arguments))
+            self.loss_scaler.check_precision(prediction, loss)
+            loss = tf.cast(loss, tf.float32)
             if isinstance(self.loss_fn, keras.losses.Loss):
                 loss *= replicas  # Keras's loss objects divide by it, functions do not.
             for penalty in self.model.losses:
@@ -194,7 +196,7 @@ class TrainStep(tf.Module):
         """Whether a step was attempted, and its outcome."""
         complete: bool | tf.Tensor = True
         if self.window:
-            self.window.add(grads)
+            self.window.add(grads, self.loss_scaler.scale_of_gradients)
             tf.cond(self.window.whole, before.restore_nonfinite, before.restore)
             grads, complete = self.window.gradients(grads), self.window.complete
         outcome = self.loss_scaler.apply(
@@ -219,7 +221,7 @@ def _zeros(spec) -> tf.Tensor | tf.RaggedTensor:
 
 
 def _loss_and_extra(result) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """The loss in float32, and the scalars that its function returned beside it."""
+    """The loss, and the scalars that its function returned beside it."""
     loss, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(extra, dict) or isinstance(loss, (tuple, list, dict)) or loss is None:
         raise BadOutputs(
@@ -230,4 +232,4 @@ def _loss_and_extra(result) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         raise BadOutputs(
             f"the loss function returned a scalar named {taken[0]!r}, which the step itself returns: rename it."
         )
-    return tf.cast(loss, tf.float32), extra
+    return loss, extra

@@ -14,6 +14,7 @@ from scaler.clipping import ClipByValue as ClipByValue
 from scaler.cut_points import insert_rescales as insert_rescales
 from scaler.errors import InvalidArgument as InvalidArgument
 from scaler.errors import ScalerError as ScalerError
+from scaler.errors import ScaleWarning as ScaleWarning
 from scaler.errors import StuckError as StuckError
 from scaler.errors import StuckWarning as StuckWarning
 from scaler.formats import FloatFormat as FloatFormat
@@ -96,6 +97,7 @@ __all__ = [
     "Outcome",
     "PerLoss",
     "RisingFloor",
+    "ScaleWarning",
     "ScalerError",
     "Scheduled",
     "Smooth",

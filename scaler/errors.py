@@ -23,3 +23,7 @@ class StuckError(ScalerError, RuntimeError):
 
 class StuckWarning(UserWarning):
     """The scaler makes no progress, and the policy is to warn."""
+
+
+class ScaleWarning(UserWarning):
+    """A step that is probably not what was meant: a loss that nobody scaled, a loss in float16, a missing snapshot."""

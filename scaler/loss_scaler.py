@@ -7,20 +7,25 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scaler import gradients, replicas
+from scaler import gradients, moving_statistics, replicas
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, within
 from scaler.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.errors import InvalidArgument
 from scaler.gate import Gate
 from scaler.graphs import apart, as_called, as_written
+from scaler.half_outputs import float16_loss, float16_probabilities
+from scaler.marks import LOSS_SCALE, SCALED, mark
 from scaler.masters import MasterWeights
+from scaler.once import marked_unscaled, refuse_scaled, refuse_unscaled
 from scaler.optimizers import Optimizer, check_optimizer, name_of
 from scaler.outcome import Cause, Outcome, Skip, explain
 from scaler.pairs import as_gradient, check_pairs
 from scaler.rollback import Snapshot
-from scaler.strategies import Dynamic, Event, Strategy
+from scaler.strategies import Dynamic, Event, NoScaling, Static, Strategy
 from scaler.strategies.base import check_event, check_state, check_strategy, needs_of
 from scaler.stuck import Reading, StuckPolicy, Watch
+from scaler.tapes import tape_records
+from scaler.use import Use
 from scaler.variables import explain_other_shapes, shared_variable
 
 
@@ -88,6 +93,8 @@ class LossScaler(tf.Module):
             self._decided = replicas.local_variable(False, "decided")
         self._names: list[str] = []
         self._optimizer_name = ""
+        self._use = Use()
+        self._is_one = isinstance(self.strategy, (NoScaling, Static)) and _equals_one(state.loss_scale)
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
         self.stuck = StuckPolicy() if stuck is None else stuck
@@ -104,6 +111,10 @@ class LossScaler(tf.Module):
     @property
     def state(self) -> Any:
         """The strategy's state now, a NamedTuple of scalar tensors."""
+        self._noticed_read()
+        return self._state_now()
+
+    def _state_now(self) -> Any:
         fields = {field: tf.identity(variable) for field, variable in self._state.items()}
         return self._state_type(**{**fields, "loss_scale": self._in_bounds(fields["loss_scale"])})
 
@@ -113,8 +124,27 @@ class LossScaler(tf.Module):
 
         A value outside the strategy's bounds, which only a damaged or foreign checkpoint can bring, counts as the
         nearest bound; a NaN counts as the strategy's initial scale.
+
+        A loss may be multiplied by it by hand, in the place of `scale`: read it while the tape records, once for each
+        step, and the gradients are unscaled by what was read. A read outside of a tape is for a log.
         """
+        self._noticed_read()
+        return mark(self._scale_now(), LOSS_SCALE)
+
+    def _scale_now(self) -> tf.Tensor:
         return self._in_bounds(tf.identity(self._state["loss_scale"]))
+
+    def _noticed_read(self) -> None:
+        """Opens a step whose loss is scaled by hand, if that is what a read of the scale is for."""
+        self._use.asked = True
+        if not tape_records():
+            self._use.read = True
+            return
+        used = tf.identity(self._scale_used)
+        opens = tf.logical_or(self._decided, used <= 0.0)
+        self._scale_used.assign(tf.where(opens, self._scale_now(), used))
+        self._loss_finite.assign(tf.logical_or(opens, self._loss_finite))
+        self._decided.assign(False)
 
     def _in_bounds(self, stored: tf.Tensor) -> tf.Tensor:
         known = tf.where(tf.math.is_nan(stored), self.strategy.init().loss_scale, stored)
@@ -149,13 +179,17 @@ class LossScaler(tf.Module):
                 f"scale(loss): the loss has shape {loss.shape}: expected a scalar. Reduce it first, such as with "
                 "tf.reduce_mean(loss)."
             )
+        refuse_scaled(loss)
+        self._say("scale(loss): ", float16_loss(loss))
+        self._use.begins()
+        self._use.read = False
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
-        loss_scale = self.loss_scale
+        loss_scale = mark(self._scale_now(), LOSS_SCALE)
         self._scale_used.assign(loss_scale)
         earlier = tf.logical_or(self._decided, self._loss_finite)
         self._loss_finite.assign(tf.logical_and(earlier, tf.math.is_finite(loss)))
         self._decided.assign(False)
-        return loss * loss_scale
+        return mark(loss * loss_scale, SCALED)
 
     @as_written
     def unscale(self, grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
@@ -168,8 +202,14 @@ class LossScaler(tf.Module):
 
         Returns:
             The same structure in float32, with duplicate indices summed.
+
+        Raises:
+            InvalidArgument: For gradients that went through `unscale` already.
         """
-        return gradients.unscale(grads, self._scale_of_gradients())
+        refuse_unscaled("unscale", grads)
+        self._use.begins()
+        self._use.check_one_scale("unscale", self._decided, self._scale_used, self._scale_now())
+        return marked_unscaled(gradients.unscale(grads, self.scale_of_gradients))
 
     @as_written
     def apply(
@@ -244,9 +284,15 @@ class LossScaler(tf.Module):
         grads = [grad if grad is None else as_gradient(grad) for grad in grads]
         targets = masters.weights if masters else list(variables)
         check_pairs(grads, targets, allow_16bit_updates)
+        self._check_use(grads, unscaled)
+        if update:
+            self._use.ends()
+        if rollback is None:
+            model = masters.model_variables if masters else targets
+            rollback = self._missing_rollback(model, tf.get_static_value(tf.convert_to_tensor(when)))
         positions = [position for position, grad in enumerate(grads) if grad is not None]
         gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy))
-        loss_scale, loss_finite = self._scale_of_gradients(), tf.identity(self._loss_finite)
+        loss_scale, loss_finite = self.scale_of_gradients, tf.identity(self._loss_finite)
         decision = gate.decide(
             [grads[i] for i in positions],
             loss_scale if unscaled is False else tf.where(unscaled, 1.0, loss_scale),
@@ -261,6 +307,8 @@ class LossScaler(tf.Module):
         self._optimizer_name = name_of(optimizer)
         attempted = tf.get_static_value(decision.attempted)
         self._decided.assign(True if attempted else tf.logical_or(self._decided, decision.attempted))
+        if not tf.executing_eagerly():
+            moving_statistics.decided()
         skip = decision.skip if diagnose is None else self._told_apart(decision.skip, loss_scale, diagnose)
         return Outcome(
             finite=decision.finite,
@@ -271,6 +319,42 @@ class LossScaler(tf.Module):
             index=skip.index,
             clipped_norm=decision.clipped_norm,
         )
+
+    def _check_use(self, grads: Sequence[gradients.Gradient], unscaled: bool | tf.Tensor) -> None:
+        """Refuses gradients that are unscaled already, and says if it seems that nobody scaled the loss."""
+        if unscaled is False:
+            refuse_unscaled("apply", grads)
+            self._use.check_one_scale("apply", self._decided, self._scale_used, self._scale_now())
+            if not self._is_one:
+                self._use.check_asked()
+        self._use.begins()
+
+    def _missing_rollback(self, variables: Sequence, when: Any) -> Snapshot | None:
+        """The snapshot that nobody took, of BatchNorm's statistics that moved in this graph; else says what is missing.
+
+        Of a window of accumulation it is not known where it began.
+        """
+        if not when:
+            return None
+        if tf.executing_eagerly() or replicas.replica_count() > 1:
+            missing = moving_statistics.likely(variables)
+        else:
+            moved = moving_statistics.moved_before(variables, self)
+            if moved and all(one.before is not None for one in moved):
+                return Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
+            missing = moved[0].variable.name if moved else moving_statistics.elsewhere(variables)
+        if missing and not self._use.statistics_are_kept:
+            self._use.say_once(moving_statistics.sentence(missing))
+        return None
+
+    def check_precision(self, prediction: Any, loss: Any) -> None:
+        """Warns, once, of probabilities or a loss in float16: for a step that casts the loss before `scale` sees it."""
+        self._say("", float16_probabilities(prediction))
+        self._say("", float16_loss(loss))
+
+    def _say(self, where: str, sentence: str | None) -> None:
+        if sentence is not None:
+            self._use.say_once(f"{where}{sentence}")
 
     @staticmethod
     def check_arguments(
@@ -300,13 +384,16 @@ class LossScaler(tf.Module):
         if not isinstance(event, Event):
             raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
         check_event(self.strategy, event)
+        self._use.check_open(self._decided)
+        self._use.ends()
+        self._decided.assign(True)
         if tf.distribute.in_cross_replica_context():
             self._update(event)
         else:
             replicas.merge(lambda strategy, event: self._update(_of_first(strategy, event)), event)
 
     def _update(self, event: Event, done: tf.Tensor | None = None) -> None:
-        state = as_called(self.strategy.update)(self.state, event)
+        state = as_called(self.strategy.update)(self._state_now(), event)
         counts, applied = self._counts, tf.cast(event.finite, tf.int64)
         skips = (counts["consecutive_skips"] + 1) * (1 - applied)
         # Nothing here depends on it by itself: a step that breaks off is not to be counted.
@@ -348,7 +435,7 @@ class LossScaler(tf.Module):
             attempted=counts["attempted"],
             skipped=counts["attempted"] - counts["applied"],
             consecutive_skips=counts["consecutive_skips"],
-            loss_scale=float(self.loss_scale),
+            loss_scale=float(self._scale_now()),
         )
         low, high = (float(bound) for bound in self._bounds())
         self._watch.look(reading, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
@@ -378,9 +465,14 @@ class LossScaler(tf.Module):
         for field, variable in self._last_skip.items():
             variable.assign(tf.where(skipped, getattr(outcome, field), variable))
 
-    def _scale_of_gradients(self) -> tf.Tensor:
+    @property
+    def scale_of_gradients(self) -> tf.Tensor:
+        """The scale that gradients carry now, and that `apply` will divide them by: scalar float32.
+
+        It is what the last `scale` multiplied by, also after an `update`.
+        """
         used = tf.identity(self._scale_used)
-        return tf.where(used > 0.0, used, self.loss_scale)
+        return tf.where(used > 0.0, used, self._scale_now())
 
     def _bounds(self) -> tuple[tf.Tensor, tf.Tensor]:
         low = getattr(self.strategy, "min_scale", SMALLEST_SCALE)
@@ -391,6 +483,10 @@ class LossScaler(tf.Module):
 _LOW_SCALE = 2.0**-14
 """Where float16's backward pass can hardly overflow any more, and is not flushed to zero yet."""
 _NEVER_SKIPPED = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
+
+
+def _equals_one(value: tf.Tensor) -> bool:
+    return bool(tf.get_static_value(tf.equal(value, 1.0)))
 
 
 def _of_first(strategy, event: Event) -> Event:

@@ -15,7 +15,7 @@ from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, move_nothing
 from scaler.outcome import Cause, Outcome
 from scaler.pairs import check_gradients
-from scaler.rollback import Snapshot
+from scaler.rollback import Snapshot, snapshot
 from scaler.strategies import NoScaling, Strategy
 from scaler.stuck import StuckPolicy
 
@@ -139,7 +139,7 @@ class PerLoss(tf.Module):
         for loss, own in self._scalers.items():
             with _named("apply", loss):
                 check_gradients(grads[loss], targets)
-            unscaled[loss] = own.unscale(grads[loss])
+            unscaled[loss] = gradients.unscale(grads[loss], own.scale_of_gradients)
         total = [_sum(parts) for parts in zip(*unscaled.values(), strict=True)]
         step = self._gate.apply(optimizer, total, variables, clip_norm=clip_norm, rollback=rollback)
         outcomes = []
@@ -147,7 +147,7 @@ class PerLoss(tf.Module):
         with tf.control_dependencies([step.cause]):
             for loss, own in self._scalers.items():
                 with _named("apply", loss):
-                    outcomes.append(own.apply(move_nothing, grads[loss], targets))
+                    outcomes.append(own.apply(move_nothing, grads[loss], targets, rollback=snapshot([])))
         outcome = _blamed(step, outcomes)
         self._gate.remember_skip(outcome, tf.logical_not(outcome.finite))
         return outcome

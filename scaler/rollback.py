@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from scaler.errors import InvalidArgument
 from scaler.graphs import as_written
+from scaler.moving_statistics import warn_if_late
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,7 @@ def snapshot(variables: Iterable) -> Snapshot:
     if isinstance(variables, keras.layers.Layer):
         raise InvalidArgument("snapshot(model): expected variables: model.non_trainable_variables.")
     variables = tuple(variables)
+    warn_if_late(variables)
     return Snapshot(variables, tuple(tf.identity(variable) for variable in variables))
 
 

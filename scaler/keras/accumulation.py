@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from scaler import replicas
+from scaler.checks import SMALLEST_SCALE
 from scaler.gradients import Gradient, overwrites
 
 _KERAS_COUNTS_ITSELF = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 10)
@@ -19,6 +20,8 @@ _KERAS_COUNTS_ITSELF = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 
 
 class Window(tf.Module):
     """Scaled gradients summed in float32 over the micro-batches of a window, by each replica for itself.
+
+    The sum is at the scale of the micro-batch added last: where the scale moves inside of a window, it follows.
 
     A micro-batch that cannot be added spoils its window: nothing that is not finite is kept, the window ends where it
     would have ended, and its gradients then hold a NaN, so that the gate skips it.
@@ -36,6 +39,8 @@ class Window(tf.Module):
         self._overwrites = [overwrites(target) for target in targets]
         with tf.init_scope():
             self._count = replicas.local_variable(0, "micro_batches")
+            # What the sums are scaled by; 0 if none was added yet, or a checkpoint does not say it.
+            self._scale = replicas.local_variable(0.0, "sum_scale")
             self._spoiled = _summed(0.0, "spoiled")
             self._rejected = _summed(0.0, "rejected")
             self._sums = [_summed(tf.zeros(target.shape), "sum") for target in targets]
@@ -50,20 +55,22 @@ class Window(tf.Module):
         """Micro-batches that could not be added so far, on this replica; scalar float32."""
         return tf.identity(self._rejected)
 
-    def add(self, grads: Sequence[Gradient]) -> tuple[list[Gradient], tf.Tensor]:
+    def add(self, grads: Sequence[Gradient], loss_scale: tf.Tensor) -> tuple[list[Gradient], tf.Tensor]:
         """Adds a micro-batch.
 
         Args:
             grads: A gradient or None for each target.
+            loss_scale: Scalar float32, what their loss was multiplied by.
 
         Returns:
             The mean over the window where there is a gradient, and whether this micro-batch completed it.
         """
         first = self.opens
         earlier = [tf.where(first, tf.zeros_like(own), own) for own in map(tf.identity, self._sums)]
-        added = list(map(_plus, earlier, grads, self._overwrites))
+        added = list(map(_plus, self._followed(earlier, first, loss_scale), grads, self._overwrites))
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in added])
         spoiled = tf.logical_or(tf.logical_not(finite), tf.logical_and(self._spoiled > 0.0, tf.logical_not(first)))
+        self._scale.assign(loss_scale)
         self._spoiled.assign(tf.cast(spoiled, tf.float32))
         self._rejected.assign_add(tf.cast(tf.logical_not(finite), tf.float32))
         for total, before, value in zip(self._sums, earlier, added, strict=True):
@@ -78,6 +85,16 @@ class Window(tf.Module):
         if position is not None:
             means[position] = tf.where(spoiled, float("nan"), means[position])
         return means, tf.equal(count, 0)
+
+    def _followed(self, sums: list, first: tf.Tensor, loss_scale: tf.Tensor) -> list:
+        """The sums at another scale; NaN where that is beyond float32."""
+        before = tf.identity(self._scale)
+        moved = tf.logical_not(tf.reduce_any([first, before <= 0.0, tf.equal(before, loss_scale)]))
+        factor = loss_scale / before
+        # Below the normal numbers the sums would become zeros.
+        factor = tf.where(factor >= SMALLEST_SCALE, factor, float("nan"))
+        pairs = list(zip(sums, self._overwrites, strict=True))
+        return tf.cond(moved, lambda: [own if kept else own * factor for own, kept in pairs], lambda: sums)
 
 
 def take_over(inner: Any, targets: Sequence) -> Window | None:

@@ -16,6 +16,7 @@ from scaler.graphs import in_steps_of_fit, in_xla
 from scaler.keras import accumulation, arguments, configs
 from scaler.keras.other_names import OtherNames
 from scaler.loss_scaler import LossScaler
+from scaler.marks import SCALED, mark
 from scaler.masters import MasterWeights
 from scaler.outcome import Outcome
 from scaler.strategies import Strategy
@@ -84,6 +85,8 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         self._strategy_given = given is not None
         self.dynamic_growth_steps = getattr(strategy, "growth_interval", None)
         self.loss_scaler = LossScaler(strategy)
+        # By `protect`, also in windows of accumulation.
+        self.loss_scaler._use.statistics_are_kept = True
         self.masters = None
         self._window: accumulation.Window | None = None
         self._unscaled = replicas.local_variable(False, "unscaled")
@@ -142,7 +145,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         if loss.shape.rank in (0, None):
             return self.loss_scaler.scale(loss)
         self.loss_scaler.scale(tf.reduce_sum(loss))
-        return tf.cast(loss, tf.float32) * self.loss_scale
+        return mark(tf.cast(loss, tf.float32) * self.loss_scale, SCALED)
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence | None = None) -> Outcome:
         """Applies the step if the unscaled gradients are finite, else skips it: see `LossScaler.apply`.
@@ -166,11 +169,12 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         if not self.built:
             replicas.merge(lambda strategy: self.build(variables))
         grads = self._in_order(list(grads), variables)
+        unscaled = tf.identity(self._unscaled) if self._by_hand else False
         complete: bool | tf.Tensor = True
         if self._window:
-            grads, complete = self._window.add(grads)
+            loss_scale = tf.where(unscaled, 1.0, self.loss_scaler.scale_of_gradients)
+            grads, complete = self._window.add(grads, loss_scale)
         targets = self.masters or self._trainable_variables
-        unscaled = tf.identity(self._unscaled) if self._by_hand else False
         return self.loss_scaler.apply(self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete)
 
     def apply_gradients(self, grads_and_vars):

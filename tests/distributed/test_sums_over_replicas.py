@@ -21,6 +21,7 @@ class Given:
             self.variable = tf.Variable([1.0, 1.0])
             self.optimizer = optimizer or keras.optimizers.SGD(1.0)
             self.loss_scaler = scaler.LossScaler(scaler.Static(loss_scale))
+        assert self.loss_scaler.loss_scale == loss_scale
         self.call = tf.function(lambda values: strategy.run(self._apply, args=(values,)))
 
     def _apply(self, value):

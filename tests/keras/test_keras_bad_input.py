@@ -69,7 +69,7 @@ def test_gradients_that_do_not_match():
     optimizer = ours()
     with pytest.raises(scaler.InvalidArgument, match="call build"):
         optimizer.apply([tf.constant([1.0, 2.0])])
-    optimizer.apply([tf.constant([1.0, 2.0])], [weight])
+    optimizer.apply([tf.constant([1.0, 2.0]) * optimizer.loss_scale], [weight])
     before = weight.numpy().tolist()
     for grads, variables, message in (
         ([tf.constant([1.0, 2.0])] * 2, [weight], "2 gradients for 1 variables"),

@@ -277,6 +277,6 @@ def test_weight_decay_leaves_out_what_is_excluded_masters_too():
     optimizer.exclude_from_weight_decay(var_list=[model.weights[0]])
     optimizer.build(model.trainable_variables)
     before = [np.asarray(weight) for weight in model.weights]
-    optimizer.apply([tf.zeros(weight.shape) for weight in model.weights])
+    optimizer.apply([tf.zeros(weight.shape) * optimizer.loss_scale for weight in model.weights])
     np.testing.assert_array_equal(before[0], np.asarray(model.weights[0]))
     assert (before[2] != np.asarray(model.weights[2])).all()

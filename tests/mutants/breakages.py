@@ -12,6 +12,7 @@ CLUSTERS = "tests/scaler/test_clusters.py"
 DYNAMIC = "tests/scaler/strategies/test_dynamic.py"
 INVARIANTS = "tests/scaler/strategies/test_dynamic_invariants.py"
 FACE = "tests/scaler/test_loss_scaler.py"
+FORGOTTEN = "tests/scaler/test_forgotten_rollback.py"
 FOREIGN = "tests/scaler/test_foreign_scales.py"
 GRADIENTS = "tests/scaler/test_gradients.py"
 MASTERS = "tests/scaler/test_masters.py"
@@ -25,9 +26,12 @@ SENTENCES = "tests/scaler/test_outcome_sentences.py"
 FIT = "tests/keras/test_keras_fit.py"
 OTHER_NAMES = "tests/keras/test_tf_keras_names.py"
 PROTECT = "tests/keras/test_protect.py"
+KERAS_WINDOW = "tests/keras/test_scale_moves_in_a_window.py"
+ONCE = "tests/scaler/test_scaled_once.py"
 SAVE = "tests/keras/test_keras_save.py"
 UPDATES = "tests/scaler/test_transaction.py"
 WINDOW = "tests/loops/test_accumulate.py"
+WINDOW_SCALE = "tests/loops/test_scale_moves_in_a_window.py"
 WINDOW_SUMS = "tests/loops/test_accumulate_gradients.py"
 
 BREAKAGES = {
@@ -60,6 +64,7 @@ BREAKAGES = {
     "masters_of_a_failed_update_stay": f"{UPDATES}::test_masters_and_the_model_are_put_back[graph-a function-float16]",
     "skip_advances_iterations": f"{ROLLBACK}::test_a_skipped_step_leaves_every_optimizer_alone[SGD]",
     "no_rollback": f"{ROLLBACK}::test_skipped_batches_leave_no_bit_changed_and_the_run_goes_on_as_without_them[graph]",
+    "missing_snapshot_stays_missing": f"{FORGOTTEN}::test_a_missing_snapshot_is_made_up_for[graph-float32]",
     "snapshot_is_the_variable_itself": f"{ROLLBACK}::test_restoring_puts_back_every_bit_of_any_dtype[graph]",
     "masters_are_rounded_before_the_update": f"{MASTERS}::test_any_mix_of_dtypes[graph]",
     "masters_are_never_refreshed": f"{MASTERS}::test_keras_set_weights_counts",
@@ -79,6 +84,9 @@ BREAKAGES = {
     "norms_are_unscaled_once": f"{MEASUREMENT}::test_a_power_of_two_changes_no_bit",
     "clusters_do_not_clip": f"{CLUSTERS}::test_masters_are_updated_and_rounded[0.5-float16]",
     "unscale_by_the_next_scale": f"{SCALES}::test_every_applied_step_moves_by_the_true_gradient[graph-float32]",
+    "window_mixes_scales": f"{WINDOW_SCALE}::test_a_bound_that_is_a_variable",
+    "keras_window_mixes_scales": f"{KERAS_WINDOW}::test_an_update_in_the_middle[graph-True]",
+    "a_scaled_loss_is_scaled_again": f"{ONCE}::test_a_loss_scaled_twice_is_refused[graph]",
     "scale_used_is_ignored": f"{SCALES}::test_an_apply_after_an_update_unscales_by_the_scale_before_it",
     "clip_before_unscale": f"{FACE}::test_clipping_comes_after_unscaling[graph]",
     "each_norm_is_the_global_one": f"{CLIPPING}::test_what_arrives_is_clipped_after_unscaling[graph-ClipByNorm-0.5]",

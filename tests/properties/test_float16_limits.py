@@ -68,7 +68,9 @@ def test_too_small_is_zero_too_large_is_infinite_and_skipped(scaled, sign, expon
     np.testing.assert_array_equal(np.isinf(back), half.overflows(scaled).numpy())
 
     weights = tf.Variable(tf.zeros([COUNT]))
-    outcome = scaler.LossScaler(scaler.Static(2.0**exponent)).apply(
+    loss_scaler = scaler.LossScaler(scaler.Static(2.0**exponent))
+    assert loss_scaler.loss_scale == 2.0**exponent
+    outcome = loss_scaler.apply(
         lambda grads, variables: variables[0].assign_sub(grads[0]), [tf.constant(held)], [weights]
     )
     with np.errstate(over="ignore"):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import OPTIMIZERS, plain_descent, raw, slots
+from scaler_cases import OPTIMIZERS, by_hand, plain_descent, raw, slots
 
 import scaler
 
@@ -24,7 +24,7 @@ def test_applied_steps_are_the_optimizers_and_skipped_ones_change_no_bit(execute
     ours, theirs = variables(kind), variables()
     masters = scaler.MasterWeights(ours)
     gated, alone = OPTIMIZERS[name](), OPTIMIZERS[name]()
-    loss_scaler = scaler.LossScaler(scaler.Static(64.0))
+    loss_scaler = by_hand(scaler.Static(64.0))
     step = execute(lambda *grads: loss_scaler.apply(gated, list(grads), masters).finite)
 
     @execute
@@ -58,7 +58,7 @@ def test_applied_steps_are_the_optimizers_and_skipped_ones_change_no_bit(execute
 
 def test_a_variable_without_a_gradient_at_first_may_have_one_later(execute):
     ours, optimizer = variables(), keras.optimizers.Adam(0.5)
-    loss_scaler = scaler.LossScaler(scaler.Static(2.0))
+    loss_scaler = by_hand(scaler.Static(2.0))
     first = execute(lambda grad: loss_scaler.apply(optimizer, [grad, None], ours).finite)
     both = execute(lambda *grads: loss_scaler.apply(optimizer, list(grads), ours).finite)
     assert first(GOOD[0][0])
@@ -73,7 +73,7 @@ def test_finite_gradients_that_an_optimizer_would_turn_into_nan_are_skipped(exec
     w = tf.Variable([1.0])
     optimizer = keras.optimizers.Adam()
     square = where == "overflowing square"
-    loss_scaler = scaler.LossScaler(scaler.Static(1.0 if square else 2.0**-20))
+    loss_scaler = by_hand(scaler.Static(1.0 if square else 2.0**-20))
     step = execute(lambda grad: loss_scaler.apply(optimizer, [grad], [w]).finite)
     assert not step(np.float32([1e20 if square else 1e37]))
     assert w.numpy()[0] == 1.0
@@ -84,7 +84,7 @@ def test_finite_gradients_that_an_optimizer_would_turn_into_nan_are_skipped(exec
 def test_embedding_gradients_with_duplicate_indices(execute, name):
     tables = [tf.Variable(np.arange(8, dtype=np.float32).reshape(4, 2)) for _ in range(2)]
     gated, alone = OPTIMIZERS[name](), OPTIMIZERS[name]()
-    loss_scaler = scaler.LossScaler(scaler.Static(16.0))
+    loss_scaler = by_hand(scaler.Static(16.0))
 
     def step(ids, weight):
         with tf.GradientTape() as tape:
@@ -109,7 +109,7 @@ def test_embedding_gradients_with_duplicate_indices(execute, name):
 
 def test_a_function_is_called_with_the_gradients_that_are_there_in_float32():
     seen = []
-    scaler.LossScaler(scaler.Static(2.0)).apply(
+    by_hand(scaler.Static(2.0)).apply(
         lambda grads, targets: seen.append((grads, targets)),
         [None, tf.constant([4.0], tf.float16)],
         scaler.MasterWeights(variables()[:1] + [tf.Variable(tf.zeros([1], tf.float16), name="last")]),
@@ -122,7 +122,7 @@ def test_a_function_is_called_with_the_gradients_that_are_there_in_float32():
 
 def test_variables_of_16_bits_may_be_updated_when_asked_for(execute):
     w = tf.Variable(tf.ones([2], tf.float16))
-    loss_scaler = scaler.LossScaler(scaler.Static(2.0))
+    loss_scaler = by_hand(scaler.Static(2.0))
 
     def descent(grads, targets):
         plain_descent([tf.cast(grad, tf.float16) for grad in grads], targets)
@@ -135,14 +135,14 @@ def test_variables_of_16_bits_may_be_updated_when_asked_for(execute):
 
 def test_a_generator_of_gradients_and_a_tuple_of_variables_will_do():
     w = tf.Variable([1.0])
-    loss_scaler = scaler.LossScaler(scaler.Static(2.0))
+    loss_scaler = by_hand(scaler.Static(2.0))
     assert loss_scaler.apply(plain_descent, (grad for grad in [tf.constant([1.0])]), (w,)).finite
     assert w.numpy()[0] == 0.5
 
 
 def test_a_norm_that_overflows_only_over_all_variables_is_skipped():
     ours = [tf.Variable([1.0]), tf.Variable([1.0])]
-    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    loss_scaler = by_hand(scaler.Static(1.0))
     grads = [tf.constant([1.5e19]), tf.constant([1.5e19])]
     assert loss_scaler.apply(plain_descent, [grads[0], None], ours).finite
     before = raw(ours)

@@ -43,7 +43,7 @@ class Made:
 def apply(grads=None, variables=None, optimizer=plain_descent, **options):
     variables = [tf.Variable([1.0, 2.0], name="w")] if variables is None else variables
     grads = [tf.constant([1.0, 2.0])] if grads is None else grads
-    return LossScaler(Static(2.0)).apply(optimizer, grads, variables, **options)
+    return LossScaler(Static(1.0)).apply(optimizer, grads, variables, **options)
 
 
 def variable(dtype, shape=(2,)):

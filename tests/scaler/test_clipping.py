@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from scaler_cases import by_hand
 
 import scaler
 from scaler import clusters, gradients
@@ -61,7 +62,7 @@ def norm_of(grads):
 def test_what_arrives_is_clipped_after_unscaling(execute, kind, limit):
     arguments, reference = KINDS[kind]
     weights = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
-    loss_scaler = scaler.LossScaler(scaler.Static(2.0**10))
+    loss_scaler = by_hand(scaler.Static(2.0**10))
     run = execute(lambda *grads: tuple(loss_scaler.apply(descent, grads, weights, **arguments(limit))))
     true = true_gradients()
     outcome = scaler.Outcome(*run(*(2.0**10 * grad for grad in true)))
@@ -92,7 +93,7 @@ def test_without_anything_to_clip_both_norms_are_the_same(execute, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_skipped_step_was_not_clipped(execute, kind):
     weights = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
-    loss_scaler = scaler.LossScaler(scaler.Static(8.0))
+    loss_scaler = by_hand(scaler.Static(8.0))
     run = execute(lambda *grads: tuple(loss_scaler.apply(descent, grads, weights, **KINDS[kind][0](1.0))))
     bad = true_gradients()
     bad[1][0, 0] = np.inf
@@ -107,7 +108,7 @@ def test_rows_of_an_embedding_are_clipped_with_their_sum(execute, kind):
     """Row 1 occurs twice: 3 + 1 are clipped, not 3 and 1."""
     arguments, reference = KINDS[kind]
     table, other = tf.Variable(tf.zeros([4, 2])), tf.Variable(tf.zeros([2]))
-    loss_scaler = scaler.LossScaler(scaler.Static(4.0))
+    loss_scaler = by_hand(scaler.Static(4.0))
 
     unused = tf.Variable(1.0)
 
@@ -158,7 +159,7 @@ def trained(kind, dtype="float32", scale=8.0, count=3, steps=3):
     model = [keras.Variable(random.normal(size=(4, 2 + number % 3)), dtype=dtype) for number in range(count)]
     masters = scaler.MasterWeights(model)
     optimizer = keras.optimizers.Adam(0.1)
-    loss_scaler = scaler.LossScaler(scaler.Static(scale))
+    loss_scaler = by_hand(scaler.Static(scale))
     step = tf.function(lambda grads: loss_scaler.apply(optimizer, grads, masters, **KINDS[kind][0](0.5)))
     norms = []
     for _ in range(steps):

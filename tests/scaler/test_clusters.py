@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scaler_cases import by_hand
 from versions import needs_keras, parameters
 
 import scaler
@@ -69,7 +70,7 @@ def train(optimizer, dtype="float32", clip_norm=None, loss_scale=8.0, constraint
         variable.constraint = constraint
     masters = scaler.MasterWeights(model)
     optimizer.build(masters.weights)
-    loss_scaler = scaler.LossScaler(scaler.Static(loss_scale))
+    loss_scaler = by_hand(scaler.Static(loss_scale))
 
     @tf.function
     def step(grads):
@@ -147,7 +148,7 @@ def test_a_constraint_comes_before_the_rounding(constraint, compiled):
 def test_weights_that_were_assigned_are_taken_over(compiled):
     model = weights("float16")
     masters, optimizer = scaler.MasterWeights(model), keras.optimizers.SGD(1.0)
-    loss_scaler = scaler.LossScaler(scaler.Static(2.0))
+    loss_scaler = by_hand(scaler.Static(2.0))
     step = tf.function(lambda grads: loss_scaler.apply(optimizer, grads, masters))
     ones = [tf.ones(variable.shape, "float16") for variable in model]
     step(ones)
@@ -173,7 +174,7 @@ def test_a_power_of_two_changes_no_bit(loss_scale, compiled):
 def test_embedding_gradients_go_beside_the_clusters(compiled):
     table, kernel = tf.Variable(tf.zeros([5, 2])), tf.Variable(tf.zeros([4, 4]))
     other = tf.Variable(tf.zeros([2]))
-    optimizer, loss_scaler = keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(4.0))
+    optimizer, loss_scaler = keras.optimizers.SGD(1.0), by_hand(scaler.Static(4.0))
 
     @tf.function
     def step():
@@ -194,7 +195,7 @@ def test_a_loop_in_the_graph_gives_the_bits_of_single_steps(compiled):
 
     def run(in_graph):
         model, optimizer = weights("float32"), keras.optimizers.Adam(0.01)
-        loss_scaler = scaler.LossScaler(scaler.Static(8.0))
+        loss_scaler = by_hand(scaler.Static(8.0))
 
         @tf.function
         def steps(count):

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scaler_cases import by_hand
 
 import scaler
 
@@ -21,7 +22,7 @@ def gated_step(shape, count, dtype="float32", clip_norm=None):
     """A traced step, its Python function, and how often that ran."""
     variables = [tf.Variable(tf.zeros(shape, dtype)) for _ in range(count)]
     targets = scaler.MasterWeights(variables) if dtype == "float16" else variables
-    optimizer, loss_scaler = keras.optimizers.SGD(0.1, momentum=0.9), scaler.LossScaler(scaler.Static(8.0))
+    optimizer, loss_scaler = keras.optimizers.SGD(0.1, momentum=0.9), by_hand(scaler.Static(8.0))
     optimizer.build(targets.weights if dtype == "float16" else targets)
     traced = []
     update_step = optimizer.update_step

@@ -5,6 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from scaler_cases import by_hand
 
 import scaler
 from scaler import MasterWeights
@@ -26,7 +27,7 @@ def test_updates_too_small_for_16_bits_add_up_in_the_master(execute, kind, updat
     variable = tf.Variable(tf.ones([], kind))
     alone = tf.Variable(tf.ones([], kind))
     masters = MasterWeights([variable])
-    loss_scaler = scaler.LossScaler(scaler.Static(1024.0))
+    loss_scaler = by_hand(scaler.Static(1024.0))
 
     def step():
         loss_scaler.apply(plain_descent, [tf.constant(-update * 1024, kind)], masters)
@@ -52,7 +53,7 @@ def test_any_mix_of_dtypes(execute):
     assert [weight.dtype for weight in masters.weights] == [tf.float32] * 3
     assert masters.weights[2] is variables[2]
     assert masters.weights[0] is not variables[0]
-    loss_scaler = scaler.LossScaler(scaler.Static(2.0))
+    loss_scaler = by_hand(scaler.Static(2.0))
 
     def step(*grads):
         return loss_scaler.apply(plain_descent, list(grads), masters).finite
@@ -66,7 +67,7 @@ def test_any_mix_of_dtypes(execute):
 def test_a_value_assigned_to_the_model_replaces_the_master(execute):
     variable = half(1.0, 2.0, 3.0)
     masters = MasterWeights([variable])
-    loss_scaler = scaler.LossScaler(scaler.Static(2.0))
+    loss_scaler = by_hand(scaler.Static(2.0))
     step = execute(lambda grad: loss_scaler.apply(plain_descent, [grad], masters).finite)
     small = np.full(3, 2 * 2.0**-13, np.float16)
     step(small)
@@ -83,7 +84,7 @@ def test_keras_set_weights_counts():
     masters = MasterWeights(layer.trainable_variables)
     new = [np.full((3, 2), 0.75, np.float16), np.full(2, -4.0, np.float16)]
     layer.set_weights(new)
-    scaler.LossScaler(scaler.Static(2.0)).apply(plain_descent, [tf.zeros([3, 2]), tf.ones([2])], masters)
+    by_hand(scaler.Static(2.0)).apply(plain_descent, [tf.zeros([3, 2]), tf.ones([2])], masters)
     np.testing.assert_array_equal(layer.get_weights()[0], new[0])
     np.testing.assert_array_equal(layer.get_weights()[1], new[1] - 0.5)
 
@@ -145,7 +146,7 @@ def test_the_constraint_of_the_model_binds_the_master():
     layer.build([None, 2])
     masters = MasterWeights(layer.trainable_variables)
     optimizer = keras.optimizers.SGD(1.0)
-    scaler.LossScaler(scaler.Static(2.0)).apply(optimizer, [tf.constant([[8.0], [1.0]])], masters)
+    by_hand(scaler.Static(2.0)).apply(optimizer, [tf.constant([[8.0], [1.0]])], masters)
     np.testing.assert_array_equal(masters.weights[0].numpy(), [[0.0], [0.5]])
     np.testing.assert_array_equal(layer.kernel.numpy(), [[0.0], [0.5]])
 

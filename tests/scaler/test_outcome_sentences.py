@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import tensorflow as tf
+from scaler_cases import by_hand
 
 import scaler
 from scaler import Cause, Outcome
@@ -69,7 +70,7 @@ def test_a_position_without_a_name_is_a_number(index, name):
 
 def test_the_scaler_knows_the_names_of_what_it_applied():
     weights = [tf.Variable([1.0], name=name) for name in NAMES]
-    loss_scaler = scaler.LossScaler(scaler.Static(4.0))
+    loss_scaler = by_hand(scaler.Static(4.0))
     got = loss_scaler.apply(lambda grads, variables: None, [None, tf.constant([float("inf")])], weights)
     said = "overflowed at loss scale 4; the gradient of 'bias:0' is the first with an infinity"
     assert said in loss_scaler.explain(got)
@@ -80,7 +81,7 @@ def test_the_scaler_knows_the_names_of_what_it_applied():
 
 def test_a_bad_loss_is_blamed_for_its_own_step_only():
     weight, bad = tf.Variable([1.0]), tf.constant([float("inf")])
-    loss_scaler = scaler.LossScaler(scaler.Static(4.0))
+    loss_scaler = by_hand(scaler.Static(4.0))
 
     def step(loss, grad):
         loss_scaler.scale(tf.constant(loss))

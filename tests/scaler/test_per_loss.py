@@ -7,7 +7,7 @@ import tensorflow as tf
 from scaler_cases import plain_descent, raw
 
 import scaler
-from scaler import Cause, Dynamic, InvalidArgument, PerLoss
+from scaler import Cause, Dynamic, InvalidArgument, NoScaling, PerLoss
 
 TRUE = {"large": np.float32([0.5, -2.0]), "small": np.float32([2.0**-20, 2.0**-22])}
 START = {"large": (2.0**4, 3), "small": (2.0**30, 2)}
@@ -261,4 +261,4 @@ def test_what_cannot_work_is_refused(make, says):
 
 
 def applied(grads):
-    return PerLoss({"a": Dynamic(), "b": Dynamic()}).apply(plain_descent, grads, [tf.Variable(1.0)])
+    return PerLoss({"a": NoScaling(), "b": NoScaling()}).apply(plain_descent, grads, [tf.Variable(1.0)])

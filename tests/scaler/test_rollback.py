@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import OPTIMIZERS, batch, raw, slots, small_model
+from scaler_cases import OPTIMIZERS, batch, by_hand, raw, slots, small_model
 
 import scaler
 
@@ -104,7 +104,7 @@ def test_an_applied_step_puts_back_only_what_is_no_longer_finite(execute):
     # A statistic kept in float16 can overflow although the loss and the gradients are finite.
     statistic = tf.Variable(tf.constant([1.0, 2.0, np.nan], tf.float16), trainable=False)
     seed, weight = tf.Variable([5], trainable=False), tf.Variable([1.0])
-    loss_scaler = scaler.LossScaler(scaler.Static(2.0))
+    loss_scaler = by_hand(scaler.Static(2.0))
 
     def step(grad):
         before = scaler.snapshot([statistic, seed])

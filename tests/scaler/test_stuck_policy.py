@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import tensorflow as tf
+from scaler_cases import by_hand
 
 import scaler
 from scaler import Event, LossScaler, StuckError, StuckPolicy, StuckWarning
@@ -146,7 +147,7 @@ def skip(loss_scaler, times=1):
 
 
 def test_check_raises_at_each_visit_while_stuck():
-    loss_scaler = LossScaler(scaler.Dynamic(8.0), stuck=StuckPolicy(consecutive_skips=3))
+    loss_scaler = by_hand(scaler.Dynamic(8.0), stuck=StuckPolicy(consecutive_skips=3))
     skip(loss_scaler, 2)
     loss_scaler.check()
     skip(loss_scaler)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scaler_cases import by_hand
 
 import scaler
 
@@ -37,7 +38,7 @@ def test_a_hundred_steps_run_the_python_code_once(jit):
 
 def test_an_optimizer_not_yet_built_is_built_by_the_first_call_and_never_again():
     variable = tf.Variable([1.0])
-    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(2.0)), keras.optimizers.Adam()
+    loss_scaler, optimizer = by_hand(scaler.Static(2.0)), keras.optimizers.Adam()
     step = tf.function(lambda grad: loss_scaler.apply(optimizer, [grad], [variable]).finite)
     step(np.float32([np.inf]))
     made, traced = optimizer.variables, step.experimental_get_tracing_count()
@@ -50,7 +51,7 @@ def test_an_optimizer_not_yet_built_is_built_by_the_first_call_and_never_again()
 
 def test_the_first_step_may_be_a_skipped_one(execute):
     variable = tf.Variable([1.0])
-    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(2.0)), keras.optimizers.Adam()
+    loss_scaler, optimizer = by_hand(scaler.Static(2.0)), keras.optimizers.Adam()
     step = execute(lambda grad: loss_scaler.apply(optimizer, [grad], [variable]).finite)
     assert not step(np.float32([np.nan]))
     assert variable.numpy()[0] == 1.0

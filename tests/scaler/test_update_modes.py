@@ -5,6 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from scaler_cases import by_hand
 
 import scaler
 from scaler.rounding import round_stochastically
@@ -117,7 +118,7 @@ def test_two_variables_and_two_steps_draw_different_numbers():
 def test_a_skipped_step_leaves_every_bit(mode):
     weight, kept = start("bfloat16"), tf.Variable([1.0, 2.0])
     weights, optimizer = MODES[mode]([weight, kept]), keras.optimizers.Adam(RATE)
-    loss_scaler = scaler.LossScaler(scaler.Static(8.0))
+    loss_scaler = by_hand(scaler.Static(8.0))
     loss_scaler.apply(optimizer, [gradient(0), tf.ones([2])], weights)
     before = everything(weights.variables, optimizer.variables, [weight])
     outcome = loss_scaler.apply(optimizer, [gradient(1) * np.inf, tf.ones([2])], weights)

@@ -1,0 +1,168 @@
+"""BatchNorm's statistics that a forward pass moved, found in the graph that is being traced.
+
+The rule: a variable that is named `moving_...`, as Keras names BatchNorm's, and is assigned in this graph, moved in the
+forward pass of the step that is applied next. Its first value read since the last `apply` is the one from before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from scaler import marks, replicas
+from scaler.errors import ScaleWarning
+
+_STEPS = "_halfstep_steps"
+
+
+@dataclasses.dataclass
+class Moved:
+    """A statistic that moved, its value from before, or None where that was not read, and who decided about it."""
+
+    variable: tf.Variable
+    before: tf.Tensor | None
+    users: set = dataclasses.field(default_factory=set)
+    fresh: bool = True
+
+
+@dataclasses.dataclass
+class _Steps:
+    """What is known of a graph up to `position`, and whether it holds an `apply`."""
+
+    position: int = 0
+    applied: bool = False
+    reads: dict = dataclasses.field(default_factory=dict)
+    moved: dict = dataclasses.field(default_factory=dict)
+
+
+def moved_before(targets: Iterable, user: object) -> list[Moved]:
+    """The statistics that moved before this `apply`, and that no earlier one of the same user has decided about.
+
+    Of several models in one step those statistics count whose layer is among the updated ones, if there are such.
+
+    Args:
+        targets: The model's variables that are to be updated.
+        user: Who decides.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    steps = _look(graph)
+    moved = [one for one in steps.moved.values() if id(user) not in one.users]
+    layers = {_layer(target) for target in targets}
+    own = [one for one in moved if _layer(one.variable) in layers] or moved
+    for one in own:
+        one.users.add(id(user))
+    return own
+
+
+def likely(variables: Iterable) -> str | None:
+    """The first of these variables that seems to be BatchNorm's, by its path: all that is known outside of a graph."""
+    paths = (getattr(variable, "path", "").split("/") for variable in variables)
+    return next(("/".join(path) for path in paths if any(map(_is_batch_norm, path[:-1]))), None)
+
+
+def elsewhere(variables: Iterable) -> str | None:
+    """As `likely`, where the forward pass is not in the graph that is being traced."""
+    here = _statistics(tf.compat.v1.get_default_graph())
+    return None if here else likely(variables)
+
+
+def decided() -> None:
+    """An `apply` is complete: what comes now belongs to the next step, in this graph and in those around it."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        steps = _look(graph)
+        steps.applied, steps.reads = True, {}
+        for one in steps.moved.values():
+            one.fresh = False
+        graph = getattr(graph, "outer_graph", None)
+
+
+def warn_if_late(variables: Sequence) -> None:
+    """Warns of a snapshot of statistics that moved already, since the last `apply` in this graph."""
+    if tf.executing_eagerly() or replicas.replica_count() > 1:
+        return
+    graph = tf.compat.v1.get_default_graph()
+    moved = {id(one.variable) for one in _look(graph).moved.values() if one.fresh}
+    late = [variable for variable in variables if id(replicas.native(variable)) in moved]
+    if late:
+        name = replicas.native(late[0]).name.split(":")[0]
+        warnings.warn(
+            f"snapshot(variables): {name!r} was moved already, by a forward pass before this snapshot, which then "
+            "holds what a skipped step is to undo: take it before the forward pass.",
+            ScaleWarning,
+            stacklevel=4,
+        )
+
+
+def sentence(name: str) -> str:
+    """What to say where these statistics moved and nobody can put them back."""
+    return (
+        f"apply(grads): without rollback, a skipped step leaves BatchNorm's statistics ({name.split(':')[0]!r}) as "
+        "the forward pass moved them, and one bad batch makes them NaN for good. Pass rollback=scaler.snapshot("
+        "model.non_trainable_variables), taken before the forward pass, or scaler.snapshot([]) where they do not move."
+    )
+
+
+def _look(graph) -> _Steps:
+    """Everything up to now, with what was assigned since the last look."""
+    steps = getattr(graph, _STEPS, None) or _Steps()
+    setattr(graph, _STEPS, steps)
+    statistics = _statistics(graph)
+    operations = graph.get_operations()
+    for op in operations[steps.position :]:
+        for index, source in enumerate(op.inputs):
+            variable = statistics.get(source.ref()) if source.dtype == tf.resource else None
+            if variable is None:
+                continue
+            if op.type == "ReadVariableOp":
+                steps.reads.setdefault(source.ref(), op.outputs[0])
+            elif _assigns(op, index):
+                known = steps.moved.get(source.ref())
+                if known is None or not known.fresh:
+                    steps.moved[source.ref()] = Moved(variable, steps.reads.get(source.ref()))
+    steps.position = len(operations)
+    return steps
+
+
+def _assigns(op, index: int) -> bool:
+    """Whether an operation moves the variable that is its input of this number, also inside of a function.
+
+    What a function that holds an `apply` has moved, that one decided about.
+    """
+    if op.type.startswith("Assign"):
+        return True
+    return any(
+        _assigns(inner, at)
+        for body, own in marks.parameters(op, index)
+        if not getattr(getattr(body, _STEPS, None), "applied", False)
+        for inner in body.get_operations()
+        for at, source in enumerate(inner.inputs)
+        if source is own
+    )
+
+
+def _statistics(graph) -> dict:
+    """The variables of this rule by the tensors that stand for them in the graph.
+
+    TensorFlow has no public name for the variables that a graph has read so far.
+    """
+    captured = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
+    read: Iterator[Any] = iter(getattr(graph, "_watched_variables", ()))
+    found = {}
+    for variable in read:
+        handle = getattr(variable, "handle", None)
+        if variable.name.rsplit("/", 1)[-1].startswith("moving_") and id(handle) in captured:
+            found[captured[id(handle)].ref()] = variable
+    return found
+
+
+def _is_batch_norm(part: str) -> bool:
+    return "batch_norm" in part or "batchnorm" in part.lower()
+
+
+def _layer(variable) -> str:
+    return replicas.native(variable).name.rpartition("/")[0]

@@ -1,0 +1,85 @@
+"""What is known, while steps are traced or run eagerly, of how a loss scaler is used: to say what was forgotten."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from scaler.errors import InvalidArgument, ScaleWarning
+from scaler.replicas import replica_count
+
+
+class Use:
+    """How one loss scaler was used so far in this process. It says each thing once.
+
+    Attributes:
+        asked: Whether anyone scaled, unscaled or read the scale.
+        read: Whether the scale was read outside of a tape since a loss was last scaled, so that gradients may carry it.
+        statistics_are_kept: Whether somebody else puts back what a model's forward pass has moved, as `protect` does.
+    """
+
+    def __init__(self) -> None:
+        self.asked = self.read = self.statistics_are_kept = False
+        self._stepped = False
+        self._said: set[str] = set()
+        self._ended_in: Any = None
+
+    def begins(self) -> None:
+        """Something was scaled, unscaled or left to `update`: a step is open."""
+        self.asked = self._stepped = True
+        self._ended_in = None
+
+    def ends(self) -> None:
+        """The step was counted and the scale moved."""
+        self._ended_in = _here()
+
+    def check_asked(self) -> None:
+        """Warns if gradients are to be unscaled, though nobody can have scaled their loss."""
+        if not self.asked:
+            self.say_once(
+                "apply(grads): the gradients are divided by the loss scale, but neither scale(loss) (scale_loss of a "
+                "LossScaleOptimizer) nor loss_scale was ever used: they seem to be those of an unscaled loss, and the "
+                "step that many times too small. Differentiate scale(loss); where a constant is multiplied in by hand, "
+                "read it from loss_scale; without any scaling take scaler.NoScaling()."
+            )
+
+    def check_open(self, decided: tf.Variable) -> None:
+        """Warns if the last thing done was to end a step, in the same graph, or in eager mode as now.
+
+        A scaler that is only driven by events is being studied. Replicas are traced in turns, which nobody can tell
+        from steps.
+
+        Args:
+            decided: Whether nothing was scaled since, also by functions that were traced before.
+        """
+        if not self._stepped or self._ended_in is None or self._ended_in != _here() or replica_count() > 1:
+            return
+        if not tf.executing_eagerly() or bool(decided):
+            self.say_once(
+                "update(event): the step before was counted already, by apply or by an update, and nothing was scaled "
+                "since, so that one step moves the scale twice. Leave this update out, or pass update=False to apply."
+            )
+
+    def check_one_scale(self, method: str, decided: tf.Variable, used: tf.Variable, now: tf.Tensor) -> None:
+        """Refuses gradients of which nobody can say which of two scales they carry; in eager mode, where it is seen."""
+        if not self.read or not tf.executing_eagerly() or not bool(decided):
+            return
+        if float(used) > 0.0 and float(used) != float(now):
+            raise InvalidArgument(
+                f"{method}(grads): loss_scale was read outside of a tape, and nothing was scaled since the last step: "
+                f"the gradients may carry its scale of {float(used):g} or the present one of {float(now):g}. Scale the "
+                "loss with scale(loss), or read loss_scale while the tape records; for a log take outcome.loss_scale."
+            )
+
+    def say_once(self, sentence: str) -> None:
+        """Warns, the first time this is said of this scaler."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            warnings.warn(sentence, ScaleWarning, stacklevel=4)
+
+
+def _here() -> Any:
+    return "eager" if tf.executing_eagerly() else weakref.ref(tf.compat.v1.get_default_graph())

@@ -1,0 +1,206 @@
+"""Guards BatchNorm's statistics where nobody took a snapshot, or too late: put back if it can be done, else said."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scaler_cases import batch, raw
+
+import loops
+import scaler
+
+BAD = np.full((8, 4), np.nan, np.float32)
+
+
+def network(kind="float32", name=None):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(3, dtype=kind), keras.layers.BatchNormalization(momentum=0.5, dtype=kind)]
+    return keras.Sequential([keras.Input([4], dtype=kind), *layers, keras.layers.Dense(1, dtype=kind)], name=name)
+
+
+class Step:
+    """A step written by hand, whose snapshot is early, late or missing."""
+
+    def __init__(self, snapshot=None, kind="float32", inner=False, training=True):
+        self.model, self.loss_scaler = network(kind), scaler.LossScaler(scaler.Dynamic(8.0))
+        self.masters = scaler.MasterWeights(self.model.trainable_variables)
+        self.snapshot, self.optimizer = snapshot, keras.optimizers.SGD(0.01)
+        self.forward = lambda x: self.model(x, training=training)
+        if inner:
+            self.forward = tf.function(self.forward)
+
+    def __call__(self, x, y):
+        state = self.model.non_trainable_variables
+        before = scaler.snapshot(state) if self.snapshot == "early" else None
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.cast(self.forward(x), tf.float32) - y) ** 2)
+            scaled = self.loss_scaler.scale(loss)
+        before = scaler.snapshot(state) if self.snapshot == "late" else before
+        grads = tape.gradient(scaled, self.model.trainable_variables)
+        return self.loss_scaler.apply(self.optimizer, grads, self.masters, rollback=before).finite
+
+    def statistics(self):
+        return raw([v for v in self.model.non_trainable_variables if "moving" in v.path])
+
+
+def in_a_loop(step):
+    @tf.function
+    def run(x, y):
+        finite = tf.constant(False)
+        for _ in tf.range(1):
+            finite = step(x, y)
+        return finite
+
+    return run
+
+
+GRAPHS = {"graph": tf.function, "xla": lambda step: tf.function(step, jit_compile=True), "loop": in_a_loop}
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize("mode", GRAPHS)
+def test_a_missing_snapshot_is_made_up_for(mode, kind):
+    step, with_snapshot = Step(kind=kind), Step("early", kind=kind)
+    run, other = GRAPHS[mode](step), GRAPHS[mode](with_snapshot)
+    x, y = batch()
+    for inputs in (x, BAD, 2 * x, BAD, 1e30 * x, x):
+        before = step.statistics()
+        applied = run(inputs, y)
+        fits = np.abs(inputs).max() < (1e4 if kind == "float16" else 1e38)
+        assert bool(applied) == bool(other(inputs, y)) == fits
+        if not applied:
+            assert step.statistics() == before
+        assert step.statistics() == with_snapshot.statistics()
+        assert all(np.isfinite(v.numpy()).all() for v in step.model.non_trainable_variables)
+
+
+def test_two_steps_in_one_function():
+    step = Step()
+    x, y = batch()
+    run = tf.function(lambda first, second: (step(first, y), step(second, y)))
+    assert [bool(finite) for finite in run(x, x)] == [True, True]
+    alone = Step()
+    one = tf.function(alone)
+    for _ in range(2):
+        one(x, y)
+    for inputs in ((x, BAD), (BAD, x)):
+        assert [bool(finite) for finite in run(*inputs)] == [inputs[0] is x, inputs[1] is x]
+        one(x, y)
+        assert step.statistics() == alone.statistics()
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_two_networks_of_one_step_are_put_back_by_themselves(bad):
+    models, optimizers = [network(name=name) for name in "ab"], [keras.optimizers.SGD(0.01) for _ in range(2)]
+    scalers = [scaler.LossScaler(scaler.Dynamic(8.0)) for _ in range(2)]
+
+    @tf.function
+    def step(*inputs):
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [tf.reduce_mean(m(x, training=True) ** 2) for m, x in zip(models, inputs, strict=True)]
+            scaled = [own.scale(loss) for own, loss in zip(scalers, losses, strict=True)]
+        outcomes = []
+        for own, loss, model, optimizer in zip(scalers, scaled, models, optimizers, strict=True):
+            weights = model.trainable_variables
+            outcomes.append(own.apply(optimizer, tape.gradient(loss, weights), weights).finite)
+        return outcomes
+
+    x, _ = batch()
+    assert all(step(x, x))
+    before = [raw(model.non_trainable_variables) for model in models]
+    step(*(BAD if number == bad else x for number in range(2)))
+    same = [raw(model.non_trainable_variables) == old for model, old in zip(models, before, strict=True)]
+    assert same == [bad == 0, bad == 1]
+
+
+def test_under_fit_without_protect():
+    model = network()
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.01), scaler.Dynamic(8.0)), loss="mse")
+    x, y = batch()
+    model.fit(x, y, batch_size=8, verbose=0)
+    before = raw(model.variables)
+    model.fit(BAD, y, batch_size=8, verbose=0)
+    assert raw(model.variables) == before
+
+
+def test_a_forward_pass_in_a_function_of_its_own_is_named():
+    with pytest.warns(scaler.ScaleWarning, match=r"without rollback.*moving_"):
+        tf.function(Step(inner=True))(*batch())
+
+
+def test_eager_steps_and_gradients_from_elsewhere_are_named():
+    x, y = batch()
+    step = Step()
+    with pytest.warns(scaler.ScaleWarning, match=r"without rollback.*batch_normalization"):
+        step(tf.constant(x), y)
+    step(tf.constant(x), y)
+    step = Step()
+    weights = step.model.trainable_variables
+    grads = [step.loss_scaler.loss_scale * tf.ones(weight.shape) for weight in weights]
+    with pytest.warns(scaler.ScaleWarning, match="without rollback"):
+        tf.function(lambda *given: step.loss_scaler.apply(step.optimizer, list(given), weights).finite)(*grads)
+
+
+def test_on_replicas_it_is_named():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        step = Step()
+    x, y = batch()
+    with pytest.warns(scaler.ScaleWarning, match="without rollback"):
+        tf.function(lambda: strategy.run(step, (tf.constant(x), y)))()
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla", "loop"])
+def test_a_late_snapshot_is_named(mode):
+    with pytest.warns(scaler.ScaleWarning, match="before the forward pass"):
+        GRAPHS[mode](Step("late"))(*batch())
+
+
+def test_a_late_snapshot_after_an_inner_function_is_named():
+    with pytest.warns(scaler.ScaleWarning, match="before the forward pass"):
+        tf.function(Step("late", inner=True))(*batch())
+
+
+def test_what_is_right_is_not_named():
+    """Evaluation, statistics that do not move, several steps with snapshots, models without BatchNorm."""
+    x, y = batch()
+    early, frozen = Step("early"), Step(training=False)
+    tf.function(frozen)(x, y)
+    tf.function(Step(inner=True, training=False))(x, y)
+
+    @tf.function
+    def several():
+        for _ in range(2):
+            early(x, y)
+            early.model(x, training=False)
+            tf.cond(tf.reduce_sum(x) > 0.0, lambda: early(x, y), lambda: False)
+        return early(x, y)
+
+    assert several()
+    early(tf.constant(x), y)
+    step = loops.TrainStep(network(), lambda y, p: tf.reduce_mean((y - p) ** 2), keras.optimizers.SGD(0.01))
+    tf.function(lambda: [step((x, y))["applied"] for _ in range(2)])()
+    eager = Step()
+    weights = eager.model.trainable_variables
+    grads = [eager.loss_scaler.loss_scale * tf.ones(weight.shape) for weight in weights]
+    eager.loss_scaler.apply(eager.optimizer, grads, weights, rollback=scaler.snapshot([]))
+
+
+def test_several_losses_with_a_snapshot():
+    model, losses = network(), scaler.PerLoss({"a": scaler.Dynamic(8.0), "b": scaler.Dynamic(8.0)})
+    optimizer, (x, y) = keras.optimizers.SGD(0.01), batch()
+
+    def step(x):
+        before = scaler.snapshot(model.non_trainable_variables)
+        with tf.GradientTape(persistent=True) as tape:
+            prediction = model(x, training=True)
+            scaled = losses.scale({"a": tf.reduce_mean((prediction - y) ** 2), "b": tf.reduce_mean(prediction)})
+        grads = {name: tape.gradient(loss, model.trainable_variables) for name, loss in scaled.items()}
+        return losses.apply(optimizer, grads, model.trainable_variables, rollback=before).finite
+
+    assert step(x)
+    run = tf.function(step)
+    assert run(x)
+    before = raw(model.variables)
+    assert not run(BAD)
+    assert raw(model.variables) == before

@@ -1,0 +1,97 @@
+"""Guards that a loss or probabilities in float16 are spoken of, once, and nothing else is."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+
+X, Y = np.ones((4, 3), np.float32), np.zeros((4,), np.int32)
+PROBABILITIES = keras.losses.SparseCategoricalCrossentropy()
+LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@pytest.mark.parametrize("face", ["scaler", "optimizer", "losses"])
+def test_a_float16_loss_is_named_once(execute, face):
+    scale = {
+        "scaler": lambda: scaler.LossScaler().scale,
+        "optimizer": lambda: scaler.LossScaleOptimizer(keras.optimizers.SGD()).scale_loss,
+        "losses": lambda: (lambda of: lambda loss: of.scale({"a": loss})["a"])(scaler.PerLoss({"a": scaler.Dynamic()})),
+    }[face]()
+    run = execute(lambda loss: scale(tf.cast(loss, tf.float16)))
+    with pytest.warns(scaler.ScaleWarning, match="the loss is float16.*dtype='float32'"):
+        assert run(np.float32(2.0)).dtype == tf.float32
+    run(np.float32(2.0))
+    tf.function(lambda: scale(tf.constant(2.0, tf.float16)))()
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", "float64"])
+def test_other_losses_are_not(execute, kind):
+    execute(scaler.LossScaler().scale)(tf.constant(2.0, kind))
+
+
+def network(*last, kind="float16"):
+    return keras.Sequential([keras.Input([3], dtype=kind), keras.layers.Dense(5, dtype=kind), *last])
+
+
+def take(model, loss_fn, execute=tf.function):
+    step = loops.TrainStep(model, loss_fn, keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler())
+    run = execute(lambda x, y: step((x, y))["applied"])
+    return [run(tf.constant(X), tf.constant(Y)) for _ in range(2)]
+
+
+class Written(keras.Model):
+    """Its softmax is in its own call."""
+
+    def __init__(self, kind="float16"):
+        super().__init__(dtype=kind)
+        self.dense = keras.layers.Dense(5, dtype=kind)
+
+    def call(self, x):
+        return tf.nn.softmax(self.dense(x))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: network(keras.layers.Softmax(dtype="float16")),
+        lambda: network(keras.layers.Dense(2, activation="softmax", dtype="float16")),
+        lambda: network(keras.layers.Dense(2, dtype="float16"), keras.layers.Activation("sigmoid", dtype="float16")),
+        Written,
+    ],
+)
+def test_probabilities_in_float16_are_named(make):
+    with pytest.warns(scaler.ScaleWarning, match="softmax or sigmoid in float16.*dtype='float32'"):
+        assert all(take(make(), PROBABILITIES))
+
+
+def test_a_train_steps_loss_in_float16_is_named(execute):
+    def loss(y, prediction):
+        return tf.reduce_mean(prediction)
+
+    with pytest.warns(scaler.ScaleWarning, match="the loss is float16"):
+        assert all(take(network(), loss, execute))
+
+
+def test_in_eager_mode_too():
+    with pytest.warns(scaler.ScaleWarning, match="softmax or sigmoid in float16"):
+        take(network(keras.layers.Dense(2, activation="softmax", dtype="float16")), PROBABILITIES, lambda step: step)
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [
+        (lambda: network(keras.layers.Dense(2, activation="softmax", dtype="float32")), PROBABILITIES),
+        (lambda: network(keras.layers.Dense(2, dtype="float16"), keras.layers.Softmax(dtype="float32")), PROBABILITIES),
+        (lambda: network(keras.layers.Dense(2, dtype="float16")), LOGITS),
+        (
+            lambda: network(keras.layers.Dense(2, activation="softmax", dtype="bfloat16"), kind="bfloat16"),
+            PROBABILITIES,
+        ),
+        (lambda: network(keras.layers.Dense(2, activation="sigmoid", dtype="float16"), keras.layers.Dense(2)), LOGITS),
+    ],
+)
+def test_what_is_right_is_not(make, loss):
+    take(make(), loss)

@@ -1,0 +1,158 @@
+"""Guards that a loss multiplied by the public `loss_scale` is unscaled by it, or that the doubt is noticed."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scaler_cases import plain_descent
+
+import scaler
+
+
+class Descent:
+    """A weight whose true gradient is 1, and steps that scale its loss in either way."""
+
+    def __init__(self, strategy=None):
+        self.weight = tf.Variable([0.0])
+        self.loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic(16.0, growth_interval=1))
+
+    def scaled(self):
+        with tf.GradientTape() as tape:
+            loss = self.loss_scaler.scale(self.weight[0])
+        return self._apply(tape, loss)
+
+    def by_hand(self, factor=1.0):
+        with tf.GradientTape() as tape:
+            loss = self.weight[0] * factor * self.loss_scaler.loss_scale
+        return self._apply(tape, loss)
+
+    def by_hand_of_state(self):
+        with tf.GradientTape() as tape:
+            loss = self.weight[0] * self.loss_scaler.state.loss_scale
+        return self._apply(tape, loss)
+
+    def in_long_form(self):
+        with tf.GradientTape() as tape:
+            loss = self.weight[0] * self.loss_scaler.loss_scale
+        (grad,) = self.loss_scaler.unscale([tape.gradient(loss, self.weight)])
+        self.loss_scaler.update(scaler.Event(scaler.all_finite([grad])))
+        self.weight.assign_sub(grad)
+        return grad
+
+    def _apply(self, tape, loss):
+        return self.loss_scaler.apply(plain_descent, [tape.gradient(loss, self.weight)], [self.weight]).loss_scale
+
+
+@pytest.mark.parametrize("second", ["by_hand", "by_hand_of_state", "in_long_form"])
+def test_after_a_step_with_scale(execute, second):
+    run = Descent()
+    scaled, by_hand = execute(run.scaled), execute(getattr(run, second))
+    for number in range(1, 4):
+        scaled()
+        by_hand()
+        assert run.weight.numpy()[0] == -2.0 * number
+    assert run.loss_scaler.loss_scale.numpy() == 16.0 * 2**6
+
+
+@pytest.mark.parametrize("kind", ["by_hand", "in_long_form"])
+def test_always_by_hand(execute, kind):
+    run = Descent()
+    step = execute(getattr(run, kind))
+    for _ in range(4):
+        step()
+    assert run.weight.numpy()[0] == -4.0
+
+
+def test_in_a_function_around_which_a_loop_runs():
+    run = Descent()
+
+    @tf.function
+    def train():
+        run.scaled()
+        for _ in tf.range(3):
+            run.by_hand()
+
+    train()
+    assert run.weight.numpy()[0] == -4.0
+
+
+def test_the_loss_in_a_function_of_its_own():
+    run = Descent()
+    loss = tf.function(lambda: run.weight[0] * run.loss_scaler.loss_scale)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss()
+        return run._apply(tape, scaled)
+
+    for _ in range(2):
+        run.scaled()
+        step()
+    assert run.weight.numpy()[0] == -4.0
+
+
+def test_on_two_replicas():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        run = Descent()
+
+    @tf.function
+    def both(step):
+        return strategy.run(step)
+
+    for number in range(1, 3):
+        both(run.scaled)
+        both(run.by_hand)
+        assert run.weight.numpy()[0] == -4.0 * number
+
+
+def test_an_earlier_bad_loss_is_not_blamed_for_it(execute):
+    run = Descent()
+
+    def bad():
+        with tf.GradientTape() as tape:
+            loss = run.loss_scaler.scale(run.weight[0] * np.float32(np.inf))
+        return run._apply(tape, loss)
+
+    execute(bad)()
+    assert run.loss_scaler.last_skip.cause == scaler.Cause.LOSS
+    execute(lambda: run.by_hand(np.float32(np.inf)))()
+    assert run.loss_scaler.last_skip.cause == scaler.Cause.OVERFLOW
+
+
+def test_a_read_for_a_log_changes_nothing(execute):
+    """One `scale`, two decisions, and the scale read after the first has moved it."""
+    run = Descent()
+
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            loss = run.loss_scaler.scale(run.weight[0])
+            inside = run.loss_scaler.loss_scale
+        first = run._apply(tape, loss)
+        return inside, first, run._apply(tape, loss)
+
+    inside, first, second = execute(step)()
+    assert (inside.numpy(), first.numpy(), second.numpy()) == (16.0, 16.0, 16.0)
+    assert run.weight.numpy()[0] == -2.0
+
+
+@pytest.mark.parametrize("method", ["apply", "unscale"])
+def test_read_outside_of_the_tape_after_the_scale_moved(method):
+    run = Descent()
+    run.scaled()
+    with tf.GradientTape() as tape:
+        loss = run.weight[0] * 1.0
+    grads = [tape.gradient(loss, run.weight) * run.loss_scaler.loss_scale]
+    called = {
+        "apply": lambda: run.loss_scaler.apply(plain_descent, grads, [run.weight]),
+        "unscale": lambda: run.loss_scaler.unscale(grads),
+    }[method]
+    with pytest.raises(scaler.InvalidArgument, match=r"may carry its scale of 16 or the present one of 32"):
+        called()
+    assert run.weight.numpy()[0] == -1.0
+    # With one scale there is nothing to confuse.
+    constant = Descent(scaler.Static(4.0))
+    constant.scaled()
+    grads = [tf.constant([1.0]) * constant.loss_scaler.loss_scale]
+    assert constant.loss_scaler.apply(plain_descent, grads, [constant.weight]).finite
+    assert constant.weight.numpy()[0] == -2.0

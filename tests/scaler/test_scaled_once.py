@@ -1,0 +1,210 @@
+"""Guards that a loss is scaled once and a gradient unscaled once, whichever of our faces does it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scaler_cases import plain_descent
+
+import loops
+import scaler
+
+STATIC = scaler.Static(8.0)
+
+
+def weight():
+    return tf.Variable([0.5, -1.0])
+
+
+def slope(variable):
+    return tf.reduce_sum(variable * [2.0, 3.0])
+
+
+def test_a_loss_scaled_twice_is_refused(execute):
+    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
+    with pytest.raises(scaler.InvalidArgument, match="scaled already"):
+        execute(lambda: loss_scaler.scale(loss_scaler.scale(slope(variable))))()
+
+
+@pytest.mark.parametrize("between", ["half", "sum", "function", "branch", "loop", "16 bits", "reduced"])
+@pytest.mark.parametrize("jit", [False, True])
+def test_whatever_comes_between(between, jit):
+    loss_scaler, other, variable = scaler.LossScaler(STATIC), scaler.LossScaler(STATIC), weight()
+
+    def looped(value):
+        for _ in tf.range(2):
+            value = value * 0.5
+        return value
+
+    changed = {
+        "half": lambda loss: loss / 2.0,
+        "sum": lambda loss: loss + tf.reduce_sum(variable**2),
+        "function": tf.function(lambda loss: loss * 2.0),
+        "branch": lambda loss: tf.cond(variable[0] > 0.0, lambda: loss * 2.0, lambda: 1.0),
+        "loop": tf.function(looped),
+        "16 bits": lambda loss: tf.cast(loss, tf.bfloat16),
+        "reduced": lambda loss: tf.reduce_mean(tf.stack([loss, 1.0])),
+    }[between]
+
+    @tf.function(jit_compile=jit)
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = other.scale(changed(loss_scaler.scale(slope(variable))))
+        return tape.gradient(scaled, variable)
+
+    with pytest.raises(scaler.InvalidArgument, match="scaled already"):
+        step()
+
+
+def test_scaled_inside_of_a_function_or_a_branch():
+    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
+    inner = tf.function(lambda: (slope(variable), loss_scaler.scale(slope(variable))))
+    with pytest.raises(scaler.InvalidArgument, match="scaled already"):
+        tf.function(lambda: loss_scaler.scale(inner()[1]))()
+
+    @tf.function
+    def in_a_branch():
+        loss = inner()[1]
+        return tf.cond(loss > 0.0, lambda: loss_scaler.scale(loss), lambda: 0.0)
+
+    with pytest.raises(scaler.InvalidArgument, match="scaled already"):
+        in_a_branch()
+    # The other output of that function is not scaled.
+    assert tf.function(lambda: loss_scaler.scale(inner()[0]))().numpy() == 8.0 * slope(variable).numpy()
+
+
+def test_between_all_of_our_faces():
+    variable = weight()
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0), STATIC)
+    losses, alone = scaler.PerLoss({"a": STATIC, "b": STATIC}), scaler.LossScaler(STATIC)
+    scale = {
+        "optimizer": optimizer.scale_loss,
+        "several": lambda loss: tf.reduce_sum(optimizer.scale_loss(tf.stack([loss, loss]))),
+        "losses": lambda loss: losses.scale({"a": loss, "b": slope(variable)})["a"],
+        "alone": alone.scale,
+    }
+    for first in scale.values():
+        for second in scale.values():
+            with pytest.raises(scaler.InvalidArgument, match="scaled already"):
+                tf.function(lambda one=first, two=second: two(one(slope(variable))))()
+
+
+def test_a_loss_function_that_scales_in_a_train_step_or_under_fit():
+    loss_scaler = scaler.LossScaler(STATIC)
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+
+    def loss(y, prediction):
+        return loss_scaler.scale(tf.reduce_mean((y - prediction) ** 2))
+
+    step = loops.TrainStep(model, loss, keras.optimizers.SGD(0.1), loss_scaler=loss_scaler)
+    with pytest.raises(scaler.InvalidArgument, match="scaled already"):
+        tf.function(step)((tf.ones([4, 2]), tf.ones([4, 1])))
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1), STATIC), loss=loss)
+    with pytest.raises(scaler.InvalidArgument, match="scaled already"):
+        model.fit(np.ones([4, 2], np.float32), np.ones([4, 1], np.float32), verbose=0)
+
+
+def test_gradients_unscaled_twice_are_refused(execute):
+    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
+
+    def grads():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(slope(variable))
+        return loss_scaler.unscale([tape.gradient(scaled, variable)])
+
+    with pytest.raises(scaler.InvalidArgument, match="unscaled=True"):
+        execute(lambda: loss_scaler.unscale(grads()))()
+    with pytest.raises(scaler.InvalidArgument, match="unscaled=True"):
+        execute(lambda: loss_scaler.apply(plain_descent, grads(), [variable]).finite)()
+    assert execute(lambda: loss_scaler.apply(plain_descent, grads(), [variable], unscaled=True).finite)()
+
+
+@pytest.mark.parametrize("between", ["clip", "add", "slices"])
+def test_gradients_changed_between_the_two(between):
+    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(variable, [0, 0])) if between == "slices" else slope(variable)
+            scaled = loss_scaler.scale(loss)
+        grads = loss_scaler.unscale([tape.gradient(scaled, variable)])
+        if between == "clip":
+            grads, _ = tf.clip_by_global_norm(grads, 1.0)
+        if between == "add":
+            grads = [grads[0] + 0.01 * variable]
+        return loss_scaler.apply(plain_descent, grads, [variable]).finite
+
+    with pytest.raises(scaler.InvalidArgument, match="unscaled=True"):
+        step()
+
+
+def test_tf_keras_names_unscale_once():
+    optimizer, variable = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0), STATIC), keras.Variable([0.5, -1.0])
+
+    def step(times):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(slope(variable.value))
+        grads = tape.gradient(scaled, [variable.value])
+        for _ in range(times):
+            grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients([(grads[0], variable)])
+
+    tf.function(lambda: step(1))()
+    np.testing.assert_array_equal(variable.numpy(), [-1.5, -4.0])
+    with pytest.raises(scaler.InvalidArgument, match="went through unscale"):
+        tf.function(lambda: step(2))()
+
+
+def test_sums_of_losses_penalties_and_inner_steps_are_no_mistake(execute):
+    """Several scaled losses, a penalty on unscaled gradients, an inner step whose weights the outer loss depends on."""
+    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
+
+    def step():
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner_scaled = loss_scaler.scale(tf.reduce_sum(variable**3))
+            (grad,) = loss_scaler.unscale([inner.gradient(inner_scaled, variable)])
+            faster = variable - 0.1 * grad
+            first, second = loss_scaler.scale(slope(faster)), loss_scaler.scale(tf.reduce_sum(grad**2))
+            total = first + second
+        grads = loss_scaler.unscale([tape.gradient(total, variable)])
+        outcome = loss_scaler.apply(plain_descent, grads, [variable], unscaled=True)
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(
+                slope(variable) + tf.stop_gradient(first) + 0.0 * tf.reduce_sum(tf.ones_like(total))
+            )
+        again = loss_scaler.apply(plain_descent, [tape.gradient(scaled, variable)], [variable])
+        return outcome.finite, again.finite
+
+    assert all(execute(step)())
+
+
+def test_a_penalty_divided_by_hand_is_no_mistake():
+    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner_scaled = loss_scaler.scale(tf.reduce_sum(variable**2))
+            grad = inner.gradient(inner_scaled, variable) / loss_scaler.loss_scale
+            scaled = loss_scaler.scale(tf.reduce_sum(grad**2))
+        (grad,) = loss_scaler.unscale([tape.gradient(scaled, variable)])
+        return grad
+
+    np.testing.assert_array_equal(step().numpy(), [4.0, -8.0])
+
+
+def test_the_marks_change_no_value_and_no_gradient(execute):
+    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
+
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(slope(variable))
+        (grad,) = loss_scaler.unscale([tape.gradient(scaled, variable)])
+        return scaled, grad
+
+    scaled, grad = execute(step)()
+    assert scaled.numpy() == 8.0 * slope(variable).numpy()
+    np.testing.assert_array_equal(grad.numpy(), [2.0, 3.0])
