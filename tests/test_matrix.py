@@ -50,7 +50,7 @@ def test_the_newest_version_claimed_is_one_that_is_tested(package):
 
 
 def test_the_core_names_tests_that_exist():
-    assert len(CORE) > 20
+    assert len(CORE) > 15
     for line in CORE:
         path, _, name = line.partition("::")
         assert f"def {name or 'test_'}" in (ROOT / path).read_text(encoding="utf-8"), line
