@@ -16,7 +16,7 @@ from scaler.graphs import apart, as_called, as_written
 from scaler.half_outputs import float16_loss, float16_probabilities
 from scaler.marks import LOSS_SCALE, SCALED, mark
 from scaler.masters import MasterWeights
-from scaler.once import marked_unscaled, refuse_scaled, refuse_unscaled
+from scaler.once import marked_read, marked_unscaled, refuse_scaled, refuse_unscaled, scale_read
 from scaler.optimizers import Optimizer, check_optimizer, name_of
 from scaler.outcome import Cause, Outcome, Skip, explain
 from scaler.pairs import as_gradient, check_pairs
@@ -110,9 +110,8 @@ class LossScaler(tf.Module):
 
     @property
     def state(self) -> Any:
-        """The strategy's state now, a NamedTuple of scalar tensors."""
-        self._noticed_read()
-        return self._state_now()
+        """The strategy's state now, a NamedTuple of scalar tensors; its `loss_scale` is the property of this name."""
+        return self._state_now()._replace(loss_scale=self.loss_scale)
 
     def _state_now(self) -> Any:
         fields = {field: tf.identity(variable) for field, variable in self._state.items()}
@@ -126,20 +125,21 @@ class LossScaler(tf.Module):
         nearest bound; a NaN counts as the strategy's initial scale.
 
         A loss may be multiplied by it by hand, in the place of `scale`: read it while the tape records, once for each
-        step, and the gradients are unscaled by what was read. A read outside of a tape is for a log.
+        step, and the gradients are unscaled by what was read. A read outside of a tape is for a log; gradients that
+        carry it are recognised in a graph, and in eager mode refused once the scale has moved.
         """
-        self._noticed_read()
-        return mark(self._scale_now(), LOSS_SCALE)
+        if tape_records():
+            self._open_by_hand()
+            return mark(self._scale_now(), LOSS_SCALE)
+        self._use.asked = self._use.read = True
+        return marked_read(self._scale_now(), self)
 
     def _scale_now(self) -> tf.Tensor:
         return self._in_bounds(tf.identity(self._state["loss_scale"]))
 
-    def _noticed_read(self) -> None:
-        """Opens a step whose loss is scaled by hand, if that is what a read of the scale is for."""
+    def _open_by_hand(self) -> None:
+        """Opens a step whose loss is scaled by hand, if the last one was decided about."""
         self._use.asked = True
-        if not tape_records():
-            self._use.read = True
-            return
         used = tf.identity(self._scale_used)
         opens = tf.logical_or(self._decided, used <= 0.0)
         self._scale_used.assign(tf.where(opens, self._scale_now(), used))
@@ -208,8 +208,8 @@ class LossScaler(tf.Module):
         """
         refuse_unscaled("unscale", grads)
         self._use.begins()
-        self._use.check_one_scale("unscale", self._decided, self._scale_used, self._scale_now())
-        return marked_unscaled(gradients.unscale(grads, self.scale_of_gradients))
+        self._use.check_one_scale("unscale", self._decided, self._scale_used, self._scale_now)
+        return marked_unscaled(gradients.unscale(grads, self._scale_of(grads)[0]))
 
     @as_written
     def apply(
@@ -292,7 +292,7 @@ class LossScaler(tf.Module):
             rollback = self._missing_rollback(model, tf.get_static_value(tf.convert_to_tensor(when)))
         positions = [position for position, grad in enumerate(grads) if grad is not None]
         gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy))
-        loss_scale, loss_finite = self.scale_of_gradients, tf.identity(self._loss_finite)
+        loss_scale, loss_finite = self._scale_of(grads)
         decision = gate.decide(
             [grads[i] for i in positions],
             loss_scale if unscaled is False else tf.where(unscaled, 1.0, loss_scale),
@@ -324,7 +324,7 @@ class LossScaler(tf.Module):
         """Refuses gradients that are unscaled already, and says if it seems that nobody scaled the loss."""
         if unscaled is False:
             refuse_unscaled("apply", grads)
-            self._use.check_one_scale("apply", self._decided, self._scale_used, self._scale_now())
+            self._use.check_one_scale("apply", self._decided, self._scale_used, self._scale_now)
             if not self._is_one:
                 self._use.check_asked()
         self._use.begins()
@@ -473,6 +473,13 @@ class LossScaler(tf.Module):
         """
         used = tf.identity(self._scale_used)
         return tf.where(used > 0.0, used, self._scale_now())
+
+    def _scale_of(self, grads: Sequence[gradients.Gradient]) -> tuple[tf.Tensor, tf.Tensor]:
+        """What gradients are scaled by, and whether their loss was finite."""
+        read, loss_finite = scale_read(grads, self), tf.identity(self._loss_finite)
+        if read is None:
+            return self.scale_of_gradients, loss_finite
+        return read, tf.logical_or(self._decided, loss_finite)
 
     def _bounds(self) -> tuple[tf.Tensor, tf.Tensor]:
         low = getattr(self.strategy, "min_scale", SMALLEST_SCALE)

@@ -14,7 +14,8 @@ import tensorflow as tf
 SCALED = "halfstep_scaled"
 UNSCALED = "halfstep_unscaled"
 LOSS_SCALE = "halfstep_loss_scale"
-_KINDS = (SCALED, UNSCALED, LOSS_SCALE)
+READ = "halfstep_scale_read"
+_KINDS = (SCALED, UNSCALED, LOSS_SCALE, READ)
 
 # Nothing of the value, or of its derivative, goes through these.
 _OPAQUE = ("OnesLike", "ZerosLike", "Fill", "StopGradient", "Shape", "Sign")
@@ -34,9 +35,9 @@ def mark(tensor: tf.Tensor, kind: str) -> tf.Tensor:
     return marked
 
 
-def marks_upstream(tensors: Iterable[tf.Tensor]) -> set[str]:
-    """The kinds of marks that the values of `tensors` come from, without those that lie behind another mark."""
-    found: set[str] = set()
+def marks_upstream(tensors: Iterable[tf.Tensor]) -> dict[str, list[tf.Tensor]]:
+    """The marked tensors, by kind, that the values of `tensors` come from, without those behind another mark."""
+    found: dict[str, list[tf.Tensor]] = {}
     waiting: list[_Node] = [(tensor, ()) for tensor in tensors]
     seen: set[tuple] = set()
     while waiting:
@@ -47,7 +48,7 @@ def marks_upstream(tensors: Iterable[tf.Tensor]) -> set[str]:
         seen.add((tensor.ref(), calls))
         kind = _kind(tensor)
         if kind:
-            found.add(kind)
+            found.setdefault(kind, []).append(tensor)
         else:
             waiting += _sources(tensor, calls)
     return found

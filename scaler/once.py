@@ -1,14 +1,17 @@
-"""A loss is scaled once, and a gradient unscaled once: what goes through twice is refused where it can be seen."""
+"""A loss is scaled once, and a gradient unscaled once, by the same scale: seen by the marks on what they come from."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from scaler import gradients
 from scaler.errors import InvalidArgument
-from scaler.marks import SCALED, UNSCALED, mark, marks_upstream
+from scaler.marks import READ, SCALED, UNSCALED, mark, marks_upstream
+
+_OWNER = "_halfstep_owner"
 
 
 def refuse_scaled(loss: tf.Tensor) -> None:
@@ -26,11 +29,40 @@ def refuse_unscaled(method: str, grads: Sequence[gradients.Gradient]) -> None:
 
     Those of a penalty on unscaled gradients do too, but through a backward pass of its own, which carries a scale.
     """
-    if marks_upstream(gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)) == {UNSCALED}:
+    if set(_upstream(grads)) == {UNSCALED}:
         raise InvalidArgument(
             f"{method}(grads): these gradients went through unscale already, and would be divided by the loss scale "
             "once more: expected gradients of the scaled loss. Those that are unscaled go to apply(..., unscaled=True)."
         )
+
+
+def scale_read(grads: Sequence[gradients.Gradient], owner: object) -> tf.Tensor | None:
+    """What gradients were multiplied by, where it is seen to be a scale of `owner` that was read outside of a tape."""
+    if tf.executing_eagerly():
+        return None
+    found = _upstream(grads)
+    reads = {tensor.ref(): tensor for tensor in found.get(READ, ())}
+    known = [tensor for tensor in reads.values() if getattr(tensor, _OWNER, lambda: None)() is owner]
+    return known[0] if set(found) == {READ} and len(reads) == len(known) == 1 and _reachable(known[0]) else None
+
+
+def marked_read(loss_scale: tf.Tensor, owner: object) -> tf.Tensor:
+    """The same scale, which `scale_read` recognises."""
+    marked = mark(loss_scale, READ)
+    setattr(marked, _OWNER, weakref.ref(owner))
+    return marked
+
+
+def _upstream(grads: Sequence[gradients.Gradient]) -> dict[str, list[tf.Tensor]]:
+    return marks_upstream(gradients.values_of(grad) for grad in grads if tf.is_tensor(grad))
+
+
+def _reachable(tensor: tf.Tensor) -> bool:
+    """Whether a tensor may be used in the present graph: it is of this one, or of one around it."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not tensor.graph:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
 
 
 def marked_unscaled(grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -63,14 +64,15 @@ class Use:
                 "since, so that one step moves the scale twice. Leave this update out, or pass update=False to apply."
             )
 
-    def check_one_scale(self, method: str, decided: tf.Variable, used: tf.Variable, now: tf.Tensor) -> None:
+    def check_one_scale(self, method: str, decided: tf.Variable, used: tf.Variable, scale: Callable) -> None:
         """Refuses gradients of which nobody can say which of two scales they carry; in eager mode, where it is seen."""
         if not self.read or not tf.executing_eagerly() or not bool(decided):
             return
-        if float(used) > 0.0 and float(used) != float(now):
+        now = float(scale())
+        if float(used) > 0.0 and float(used) != now:
             raise InvalidArgument(
                 f"{method}(grads): loss_scale was read outside of a tape, and nothing was scaled since the last step: "
-                f"the gradients may carry its scale of {float(used):g} or the present one of {float(now):g}. Scale the "
+                f"the gradients may carry its scale of {float(used):g} or the present one of {now:g}. Scale the "
                 "loss with scale(loss), or read loss_scale while the tape records; for a log take outcome.loss_scale."
             )
 

@@ -27,7 +27,7 @@ def test_apply_without_scale_warns_once(execute):
 
 @pytest.mark.parametrize("strategy", [scaler.Dynamic(1.0), scaler.Static(2.0), scaler.presets.pytorch()])
 def test_any_strategy_that_scales(strategy):
-    with pytest.warns(scaler.ScaleWarning, match=r"differentiate scale\(loss\)"):
+    with pytest.warns(scaler.ScaleWarning, match=r"Differentiate scale\(loss\)"):
         scaler.LossScaler(strategy).apply(plain_descent, GRADS, variables())
 
 

@@ -30,6 +30,21 @@ class Descent:
             loss = self.weight[0] * self.loss_scaler.state.loss_scale
         return self._apply(tape, loss)
 
+    def by_hand_before_the_tape(self):
+        loss_scale = self.loss_scaler.loss_scale
+        with tf.GradientTape() as tape:
+            loss = self.weight[0] * loss_scale
+        return self._apply(tape, loss)
+
+    def by_the_seed(self):
+        with tf.GradientTape() as tape:
+            loss = self.weight[0] * 1.0
+        seed = self.loss_scaler.loss_scale
+        (grad,) = self.loss_scaler.unscale([tape.gradient(loss, self.weight, output_gradients=seed)])
+        self.loss_scaler.update(scaler.Event(scaler.all_finite([grad])))
+        self.weight.assign_sub(grad)
+        return grad
+
     def in_long_form(self):
         with tf.GradientTape() as tape:
             loss = self.weight[0] * self.loss_scaler.loss_scale
@@ -53,7 +68,40 @@ def test_after_a_step_with_scale(execute, second):
     assert run.loss_scaler.loss_scale.numpy() == 16.0 * 2**6
 
 
-@pytest.mark.parametrize("kind", ["by_hand", "in_long_form"])
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("second", ["by_hand_before_the_tape", "by_the_seed"])
+def test_read_outside_of_the_tape_in_a_graph(second, jit):
+    run = Descent()
+    scaled, by_hand = tf.function(run.scaled), tf.function(getattr(run, second), jit_compile=jit)
+
+    @tf.function
+    def loop():
+        for _ in tf.range(2):
+            by_hand()
+
+    for number in range(1, 3):
+        scaled()
+        by_hand()
+        loop()
+        assert run.weight.numpy()[0] == -4.0 * number
+
+
+def test_one_read_for_two_decisions():
+    run = Descent()
+    run.scaled()
+
+    @tf.function
+    def step():
+        loss_scale = run.loss_scaler.loss_scale
+        with tf.GradientTape(persistent=True) as tape:
+            loss = run.weight[0] * loss_scale
+        return run._apply(tape, loss), run._apply(tape, loss)
+
+    assert [float(scale) for scale in step()] == [32.0, 32.0]
+    assert run.weight.numpy()[0] == -3.0
+
+
+@pytest.mark.parametrize("kind", ["by_hand", "in_long_form", "by_hand_before_the_tape"])
 def test_always_by_hand(execute, kind):
     run = Descent()
     step = execute(getattr(run, kind))

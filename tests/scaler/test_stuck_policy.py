@@ -160,7 +160,7 @@ def test_check_raises_at_each_visit_while_stuck():
 
 def test_check_raises_with_the_reason_of_the_last_skip():
     weight = tf.Variable([1.0], name="head")
-    loss_scaler = LossScaler(scaler.Dynamic(8.0), stuck=StuckPolicy(consecutive_skips=1))
+    loss_scaler = by_hand(scaler.Dynamic(8.0), stuck=StuckPolicy(consecutive_skips=1))
     loss_scaler.apply(lambda grads, variables: None, [tf.constant([float("nan")])], [weight])
     with pytest.raises(StuckError, match="the gradient of 'head:0' is the first with a NaN"):
         loss_scaler.check()

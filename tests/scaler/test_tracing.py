@@ -14,7 +14,7 @@ def test_a_hundred_steps_run_the_python_code_once(jit):
     variable = tf.Variable(tf.ones([3], tf.float16))
     masters = scaler.MasterWeights([variable])
     interval = tf.Variable(4)
-    loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**15, growth_interval=interval))
+    loss_scaler = by_hand(scaler.Dynamic(2.0**15, growth_interval=interval))
     optimizer = keras.optimizers.Adam()
     optimizer.build(masters.weights)
     traced = []
