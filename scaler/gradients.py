@@ -56,6 +56,24 @@ def to_float32(grads: Sequence[Gradient]) -> list[Gradient]:
     return _map(lambda values: tf.cast(values, tf.float32), grads)
 
 
+def add(one: Gradient, other: Gradient) -> Gradient:
+    """The sum of two gradients of one variable, in float32; None counts as nothing.
+
+    Two `tf.IndexedSlices` stay one, with the indices of both.
+    """
+    if one is None or other is None:
+        return other if one is None else one
+    one, other = to_float32([one, other])
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        indices = tf.concat([tf.cast(grad.indices, tf.int64) for grad in (one, other)], 0)
+        shape = one.dense_shape if other.dense_shape is None else other.dense_shape
+        return tf.IndexedSlices(tf.concat([one.values, other.values], 0), indices, shape)
+    dense, sparse = (other, one) if isinstance(one, tf.IndexedSlices) else (one, other)
+    if isinstance(sparse, tf.IndexedSlices):
+        return tf.tensor_scatter_nd_add(dense, sparse.indices[:, tf.newaxis], sparse.values)
+    return one + other
+
+
 def sum_duplicates(grads: Sequence[Gradient]) -> list[Gradient]:
     """The gradients with every index of a `tf.IndexedSlices` carrying all of its sum, in float32.
 

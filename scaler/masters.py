@@ -101,12 +101,13 @@ def _round(variable: tf.Variable, master: tf.Variable) -> tf.Tensor:
 def _master(variable) -> tf.Variable:
     native = replicas.native(variable)
     distributed = isinstance(native, tf.distribute.DistributedValues)
-    with native.distribute_strategy.scope() if distributed else contextlib.nullcontext():
+    with native.distribute_strategy.scope() if distributed else contextlib.nullcontext(), tf.name_scope(""):
         master = tf.Variable(
             tf.cast(variable, tf.float32),
-            name=variable.name.split(":")[0],
+            name=native.name.split(":")[0],
             constraint=getattr(variable, "constraint", None),
         )
+    master.copy_of = variable
     # Optimizers tell variables apart by these (Muon by path, float8 layers by the mark).
     for attribute in ("path", "overwrite_with_gradient"):
         if hasattr(variable, attribute):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -38,22 +39,24 @@ def check_optimizer(optimizer: Optimizer) -> None:
 def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
     """Creates a Keras optimizer's slots, for all variables and outside of any branch of the graph.
 
+    Whatever it knows of a 16-bit variable, such as to exclude it from weight decay, it then knows of its master.
+
     Raises:
         InvalidArgument: If it was built for other variables before.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return
     if not optimizer.built:
-        with tf.init_scope():
+        with tf.init_scope(), _knows_masters(optimizer, variables):
             optimizer.build(list(variables))
         return
-    try:
-        optimizer._check_variables_are_known(list(variables))
-    except ValueError as error:
+    own_key: Any = functools.partial(type(optimizer)._var_key, optimizer)
+    known = {own_key(variable) for variable in optimizer._trainable_variables}
+    if not known.issuperset(map(own_key, variables)):
         raise InvalidArgument(
             f"apply: the optimizer {optimizer.name!r} was built for other variables than {variables[0].name!r} and "
             "those beside it. One optimizer goes with one MasterWeights, or with one list of variables: make a new one."
-        ) from error
+        )
 
 
 def variables_of(optimizer: Optimizer) -> list:
@@ -71,6 +74,47 @@ def name_of(optimizer: Optimizer) -> str:
 def move_nothing(grads: Sequence, variables: Sequence) -> None:
     """An optimizer for those who only want to know whether gradients are finite."""
     del grads, variables
+
+
+@contextlib.contextmanager
+def _knows_masters(optimizer: keras.optimizers.Optimizer, variables: Sequence):
+    """From here on an optimizer, and those inside of a MultiOptimizer, take a master for the variable it copies.
+
+    Keras keeps what it is told of single variables by a key of each. Who chooses among the optimizers inside is asked
+    while they are built, about the variable itself.
+    """
+    copies = [variable for variable in variables if hasattr(variable, "copy_of")]
+    if not copies:
+        yield
+        return
+    attributes: Any = vars(optimizer)
+    choose = attributes.get("_optimizer_map")
+
+    def chosen_for(variable) -> Any:
+        chosen = choose(getattr(variable, "copy_of", variable))
+        if "_var_key" not in vars(chosen):
+            _share_keys(chosen, copies)
+        return chosen
+
+    _share_keys(optimizer, copies)
+    if choose is not None:
+        attributes["_optimizer_map"] = chosen_for
+    try:
+        yield
+    finally:
+        if choose is not None:
+            attributes["_optimizer_map"] = choose
+
+
+def _share_keys(optimizer: Any, copies: Sequence) -> None:
+    own_key = functools.partial(type(optimizer)._var_key, optimizer)
+    of = {own_key(master): own_key(master.copy_of) for master in copies}
+    vars(optimizer)["_var_key"] = functools.partial(_key, own_key, of)
+
+
+def _key(own_key: Callable, of: dict, variable) -> Any:
+    key = own_key(variable)
+    return of.get(key, key)
 
 
 def update_variables(optimizer: Optimizer, grads: Sequence, variables: Sequence) -> None:

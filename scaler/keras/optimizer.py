@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaler import replicas
+from scaler import gradients, replicas
 from scaler.errors import InvalidArgument
 from scaler.gradients import Gradient
 from scaler.graphs import in_steps_of_fit, in_xla
@@ -18,6 +18,7 @@ from scaler.keras.other_names import OtherNames
 from scaler.loss_scaler import LossScaler
 from scaler.marks import SCALED, mark
 from scaler.masters import MasterWeights
+from scaler.optimizers import build_optimizer
 from scaler.outcome import Outcome
 from scaler.strategies import Strategy
 
@@ -91,6 +92,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         self._window: accumulation.Window | None = None
         self._unscaled = replicas.local_variable(False, "unscaled")
         self._by_hand = False
+        self._updated: set = set()
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Keras's class sets it on what it is put around.
@@ -119,9 +121,8 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             targets = self.masters.weights if self.masters else variables
             self._window = accumulation.take_over(inner, targets)
             if not inner.built:
-                self._exclude_masters(inner)
                 with accumulation.without(inner):
-                    inner.build(targets)
+                    build_optimizer(inner, targets)
             # Not Keras's scale and counter of steps: the loss scaler has its own.
             keras.optimizers.Optimizer.build(self, variables)
 
@@ -151,7 +152,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         """Applies the step if the unscaled gradients are finite, else skips it: see `LossScaler.apply`.
 
         Args:
-            grads: Gradients of the scaled loss: tensors, `tf.IndexedSlices` or None.
+            grads: Gradients of the scaled loss: tensors, `tf.IndexedSlices` or None. Those of one variable are added.
             trainable_variables: A variable for each; those this was built for if not given.
 
         Returns:
@@ -167,7 +168,8 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             raise InvalidArgument("apply(grads): pass the variables too, or call build(variables) first.")
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if not self.built:
-            replicas.merge(lambda strategy: self.build(variables))
+            unique = {self._var_key(variable): variable for variable in variables}
+            replicas.merge(lambda strategy: self.build(list(unique.values())))
         grads = self._in_order(list(grads), variables)
         unscaled = tf.identity(self._unscaled) if self._by_hand else False
         complete: bool | tf.Tensor = True
@@ -205,6 +207,10 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
     def rejected(self) -> tf.Tensor:
         """How many batches, or micro-batches of a window, were not finite, as this replica knows; scalar float32."""
         return self._window.rejected if self._window else tf.cast(self.loss_scaler.counters.skipped, tf.float32)
+
+    def updates(self, variable) -> bool:
+        """Whether a step so far, as far as it was traced, had a gradient for the variable."""
+        return self._var_key(variable) in self._updated
 
     def finalize_variable_values(self, var_list: Sequence) -> None:
         """At the end of `fit`: with EMA in the inner optimizer the variables take its averages, masters with them."""
@@ -256,15 +262,21 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
                     f"apply: variable {variable.name!r} is not among those that the optimizer was built for. One "
                     "optimizer goes with one list of variables: make a new one, or compile again."
                 )
+            if index in given:
+                grad = self._added(given[index], grad, variable)
             given[index] = grad
+            if grad is not None:
+                self._updated.add(self._var_key(variable))
         return [given.get(index) for index in range(len(self._trainable_variables))]
 
-    def _exclude_masters(self, inner: Any) -> None:
-        """Has those masters excluded from weight decay whose variables are."""
-        excluded: set = getattr(inner, "_exclude_from_weight_decay", set())
-        if self.masters and excluded:
-            pairs = zip(self.masters.weights, self.masters.model_variables, strict=True)
-            excluded |= {inner._var_key(master) for master, variable in pairs if inner._var_key(variable) in excluded}
+    @staticmethod
+    def _added(one: Gradient, other: Gradient, variable) -> Gradient:
+        if one is not None and other is not None and gradients.overwrites(variable):
+            raise InvalidArgument(
+                f"apply: 2 new values for variable {variable.name!r}, which takes its gradient as its value: expected "
+                "one. Pass the variable once."
+            )
+        return gradients.add(one, other)
 
     def _check_context(self) -> None:
         if tf.distribute.in_cross_replica_context():

@@ -1,0 +1,139 @@
+"""What `fit` shows where steps are put back: metrics as they are without them, a step's own numbers as they are."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaler import replicas
+
+
+class Shown:
+    """Remembers, since a model's metrics were reset, whether any step was kept, and which numbers are a step's own.
+
+    Args:
+        model: The Keras model whose metrics these are.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+        self._results = model.get_metrics_result
+        self._own: dict[str, tf.Variable] = {}
+        with self._scope():
+            self._kept = replicas.local_variable(0.0, "steps_kept")
+            self._put_back = replicas.local_variable(0.0, "steps_put_back")
+
+    def begin(self) -> None:
+        """A step begins: while it runs it counts as kept."""
+        self._kept.assign_add(1.0)
+        for flag in self._own.values():
+            flag.assign(False)
+
+    def results(self) -> dict[str, Any]:
+        """The model's metrics as they are now, in a step; none if some were never used, which have no result."""
+        if not all(getattr(metric, "built", True) for metric in self._model.metrics):
+            return {}
+        return self._results()
+
+    def end(self, logs: Any, counted: dict[str, Any], bad: tf.Tensor) -> Any:
+        """What a step that has ended shows.
+
+        Args:
+            logs: What it returned.
+            counted: `results()` before anything was put back.
+            bad: Scalar bool, whether it was put back.
+
+        Returns:
+            `logs`, where a number that is the metric of its name is that metric anew. Without any step to speak of
+            since the last reset, that is what this step counted if all of that is finite, else the worst there is.
+        """
+        self._kept.assign_sub(tf.cast(bad, tf.float32))
+        self._put_back.assign_add(tf.cast(bad, tf.float32))
+        if not isinstance(logs, dict):
+            return logs
+        nothing, believable = self._nothing(), _all_finite(counted)
+        anew = {}
+        for name, value in self.results().items():
+            instead = tf.where(believable, counted[name], self._worst(name, value)) if _is_float(value) else value
+            anew[name] = tf.where(nothing, instead, value)
+        return {name: self._told(name, value, counted, anew) for name, value in logs.items()}
+
+    def reset(self) -> None:
+        """The model's metrics were reset."""
+        for variable in (self._kept, self._put_back):
+            variable.assign(0.0)
+        for flag in self._own.values():
+            flag.assign(False)
+
+    def at_rest(self) -> dict[str, Any]:
+        """The model's metrics, as asked for between steps: at the end of an epoch.
+
+        Those that the last step had numbers of its own for are left out, so that Keras shows these. If all steps since
+        the reset were put back, a metric is the worst there is: not 0.0, which may be the best, and not NaN, which
+        Keras's callbacks take for the best if it comes first.
+        """
+        results, nothing = self.results(), bool(self._nothing())
+        shown = {name: value for name, value in results.items() if name not in self._own or not bool(self._own[name])}
+        return {name: self._worst(name, value) if nothing else value for name, value in shown.items()}
+
+    def _told(self, name: str, value: Any, counted: dict[str, Any], anew: dict[str, Any]) -> Any:
+        if name not in counted:
+            return value
+        same = _same(value, counted[name])
+        self._flag(name).assign(tf.logical_not(same))
+        return value if tf.get_static_value(same) is False else tf.where(same, anew[name], value)
+
+    def _nothing(self) -> tf.Tensor:
+        return tf.logical_and(self._put_back > 0.0, self._kept <= 0.0)
+
+    def _flag(self, name: str) -> tf.Variable:
+        if name not in self._own:
+            with tf.init_scope():
+                self._own[name] = replicas.local_variable(False, "own")
+        return self._own[name]
+
+    def _worst(self, name: str, value: Any) -> Any:
+        if not _is_float(value):
+            return value
+        return tf.fill(tf.shape(value), tf.constant(_worst_of(self._model, name), tf.as_dtype(value.dtype)))
+
+    def _scope(self):
+        strategy = self._model.distribute_strategy
+        return contextlib.nullcontext() if strategy is tf.distribute.get_strategy() else strategy.scope()
+
+
+def _worst_of(model: keras.Model, name: str) -> float:
+    """Infinity for what is to be small, minus infinity for what is to be large, NaN where Keras does not know either.
+
+    Keras has no public name for the direction of a metric.
+    """
+    metrics = [inner for metric in model.metrics for inner in (metric, *getattr(metric, "metrics", ()))]
+    for metric in metrics:
+        direction = getattr(metric, "_direction", None)
+        if direction in ("up", "down") and (name == metric.name or name.endswith(f"_{metric.name}")):
+            return float("-inf" if direction == "up" else "inf")
+    return float("inf" if name.endswith("loss") else "nan")
+
+
+def _is_float(value: Any) -> bool:
+    return tf.is_tensor(value) and value.dtype.is_floating
+
+
+def _all_finite(values: dict[str, Any]) -> tf.Tensor:
+    return tf.reduce_all([True, *(tf.reduce_all(tf.math.is_finite(v)) for v in values.values() if _is_float(v))])
+
+
+def _same(value: Any, metric: Any) -> tf.Tensor:
+    """Whether what a step returned is this result of a metric, bit for bit; scalar bool."""
+    if not (tf.is_tensor(metric) and (tf.is_tensor(value) or isinstance(value, float))):
+        return tf.constant(value is metric)
+    value = tf.convert_to_tensor(value)
+    if value.dtype != metric.dtype or not value.shape.is_compatible_with(metric.shape):
+        return tf.constant(False)
+    equal = tf.equal(value, metric)
+    if _is_float(metric):
+        equal = tf.logical_or(equal, tf.logical_and(tf.math.is_nan(value), tf.math.is_nan(metric)))
+    return tf.reduce_all(equal)

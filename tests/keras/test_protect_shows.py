@@ -1,0 +1,191 @@
+"""What `fit` shows under `protect`: a step's own numbers, metrics without skipped batches, and never a false best."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_cases import compiled, data, make_model, overflowing
+
+import scaler
+
+MODES = [{}, {"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 2}]
+
+
+class Own(keras.Sequential):
+    """Returns its loss, and does not touch Keras's tracker of it."""
+
+    def train_step(self, batch):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            scaled = self.optimizer.scale_loss(loss)
+        grads = tape.gradient(scaled, self.trainable_variables)
+        self.optimizer.apply(grads, self.trainable_variables)
+        return {"loss": loss}
+
+
+def own_model(kind=Own, **arguments):
+    model = kind(make_model(stateful=False).layers)
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0), scaler.Static(64.0)), loss="mse", **arguments)
+    return scaler.protect(model)
+
+
+def true_loss(model, batch):
+    x, y = batch
+    return float(np.mean((model.predict(x, verbose=0) - y) ** 2))
+
+
+class Batches(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append({name: float(value) for name, value in logs.items()})
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_loss_that_no_tracker_saw_is_what_is_shown(mode):
+    model, batches = own_model(**mode), Batches()
+    x, y = data(32)
+    history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, epochs=2, callbacks=[batches]).history
+    size = 2 if "steps_per_execution" in mode else 1
+    losses = [true_loss(model, (x[i : i + 8], y[i : i + 8])) for i in range(0, 32, 8)]
+    np.testing.assert_allclose([logs["loss"] for logs in batches.seen], losses[size - 1 :: size] * 2, rtol=2e-3)
+    np.testing.assert_allclose(history["loss"], [losses[-1]] * 2, rtol=2e-3)
+    logs = model.train_on_batch(x[:8], y[:8], return_dict=True)
+    np.testing.assert_allclose(logs["loss"], losses[0], rtol=2e-3)
+
+
+@pytest.mark.parametrize("mode", MODES[:3], ids=str)
+def test_a_skipped_step_shows_its_own_number_as_it_was(mode):
+    model = own_model(**mode)
+    assert np.isnan(model.train_on_batch(*overflowing(), return_dict=True)["loss"])
+    large = scaler.protect(own_model(**mode))
+    large.optimizer.loss_scaler._state["loss_scale"].assign(64.0)
+    x, y = data(8)
+    y[0] = 1e18  # Its square is finite, its gradient's is not.
+    logs = large.train_on_batch(x, y, return_dict=True)
+    assert large.optimizer.loss_scaler.counters.skipped == 1
+    np.testing.assert_allclose(logs["loss"], 1e36 / 8, rtol=1e-3)
+
+
+def test_validation_is_shown_beside_a_step_of_its_own():
+    model = own_model(metrics=["mae"])
+    x, y = data(16)
+    history = model.fit(x, y, batch_size=8, verbose=0, validation_data=(x, y)).history
+    np.testing.assert_allclose(history["val_loss"], [true_loss(model, (x, y))], rtol=2e-3)
+    assert set(history) == {"loss", "val_loss", "val_mae"}
+
+
+@pytest.mark.parametrize("decorate", [tf.function, lambda step: step], ids=["graph", "plain"])
+def test_results_of_metrics_are_computed_anew_however_they_are_returned(decorate):
+    class Tracking(keras.Sequential):
+        def __init__(self, layers):
+            super().__init__(layers)
+            self.tracker = keras.metrics.Mean(name="tracked")
+
+        @decorate
+        def train_step(self, batch):
+            loss = Own.train_step(self, batch)["loss"]
+            self.tracker.update_state(loss)
+            return {"tracked": self.tracker.result(), "twice": 2.0 * self.tracker.result()}
+
+    model = own_model(Tracking)
+    x, y = data(8)
+    first = model.train_on_batch(x, y, return_dict=True)
+    bad = overflowing()
+    joined = np.concatenate([x, bad[0]]), np.concatenate([y, bad[1]])
+    batches = Batches()
+    model.fit(*joined, batch_size=8, shuffle=False, verbose=0, callbacks=[batches])
+    assert [logs["tracked"] for logs in batches.seen] == [first["tracked"]] * 2
+    assert np.isnan(batches.seen[1]["twice"])  # A number of its own.
+
+
+def test_numbers_of_other_types_are_left():
+    class Odd(Own):
+        def train_step(self, batch):
+            logs = super().train_step(batch)
+            return {**logs, "mae": tf.constant(3), "list": [1.0], "half": tf.constant(0.5, tf.float16), "one": 1.0}
+
+    model = own_model(Odd, metrics=["mae"])
+    logs = model.train_on_batch(*data(8), return_dict=True)
+    assert (logs["mae"], logs["half"], logs["one"]) == (3, 0.5, 1.0)
+
+
+def fit_all_skipped_then_good(callbacks, epochs=3, metrics=("accuracy",), first_bad=1, **mode):
+    """Epochs of which the first are skipped whole; labels that a NaN prediction would pass for right."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(2, dtype="mixed_float16"), keras.layers.Activation("softmax", dtype="float32")]
+    model = keras.Sequential([keras.Input([4]), *layers])
+    model.compile(
+        scaler.LossScaleOptimizer(keras.optimizers.SGD(0.05), scaler.Static(64.0)),
+        loss="sparse_categorical_crossentropy",
+        metrics=list(metrics),
+        **mode,
+    )
+    scaler.protect(model)
+    x = data(16)[0]
+    bad = np.full([16, 4], np.nan, np.float32)
+    good = tf.data.Dataset.from_tensor_slices((x, np.r_[np.zeros(12), np.ones(4)].astype(np.int32))).batch(8)
+    broken = tf.data.Dataset.from_tensor_slices((bad, np.zeros(16, np.int32))).batch(8)
+    stream = broken.repeat(first_bad).concatenate(good.repeat(epochs - first_bad))
+    history = model.fit(stream, steps_per_epoch=2, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
+    return model, history.history
+
+
+@pytest.mark.parametrize(
+    "mode", [{}, {"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 2}], ids=str
+)
+def test_an_epoch_of_skipped_steps_is_the_worst_there_is(mode):
+    batches = Batches()
+    model, history = fit_all_skipped_then_good([batches], **mode)
+    assert model.optimizer.loss_scaler.counters.skipped == 2
+    assert history["loss"][0] == np.inf
+    assert history["accuracy"][0] == -np.inf
+    assert all(np.isfinite(history[name][1:]).all() for name in ("loss", "accuracy"))
+    assert batches.seen[0] == {"loss": np.inf, "accuracy": -np.inf}
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode"), [("loss", "min"), ("accuracy", "max"), ("loss", "auto"), ("accuracy", "auto")]
+)
+@pytest.mark.parametrize("first_bad", [1, 2])
+def test_keras_keeps_a_later_epoch_as_the_best(monitor, mode, first_bad, tmp_path):
+    best = keras.callbacks.ModelCheckpoint(
+        tmp_path / "best.weights.h5", monitor=monitor, mode=mode, save_best_only=True, save_weights_only=True
+    )
+    stop = keras.callbacks.EarlyStopping(monitor=monitor, mode=mode, patience=2, restore_best_weights=True)
+    reduce = keras.callbacks.ReduceLROnPlateau(monitor=monitor, mode=mode, patience=9)
+    _, history = fit_all_skipped_then_good([best, stop, reduce], epochs=5, first_bad=first_bad)
+    value = (min if monitor == "loss" else max)(history[monitor])
+    assert np.isfinite(value)
+    assert best.best == stop.best == reduce.best == value
+    assert stop.best_epoch >= first_bad
+
+
+def test_a_skip_of_an_overflow_alone_does_not_end_a_run_that_stops_at_nan():
+    """Only the scaled gradients overflow: the loss of this batch is a number, and shown."""
+    model = compiled(strategy=scaler.Dynamic(2.0**40, growth_interval=10**6))
+    x, y = data(48)
+    history = model.fit(x, y, batch_size=8, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()]).history
+    assert model.optimizer.loss_scaler.counters.attempted == 6
+    assert model.optimizer.loss_scaler.counters.skipped >= 1
+    assert not np.isnan(history["loss"]).any()
+
+
+def test_what_keras_does_not_know_is_nan():
+    class Score(keras.metrics.Mean):
+        def update_state(self, y, prediction, sample_weight=None):
+            return super().update_state(y)
+
+    _, history = fit_all_skipped_then_good([], epochs=2, metrics=[Score(name="score"), "accuracy"])
+    assert np.isnan(history["score"][0])
+    assert history["accuracy"][0] == -np.inf
+
+
+def test_evaluation_after_skipped_steps_counts_for_itself():
+    model, _ = fit_all_skipped_then_good([], epochs=1)
+    x = data(16)[0]
+    results = model.evaluate(x, np.zeros(16, np.int32), verbose=0, return_dict=True)
+    assert all(np.isfinite(value) for value in results.values())
