@@ -45,6 +45,7 @@ def ours(grads: list[tf.Tensor], weights: list[np.ndarray], make_optimizer, clip
     own = [tf.Variable(value, dtype=grad.dtype) for value, grad in zip(weights, grads, strict=True)]
     targets = scaler.MasterWeights(own) if grads[0].dtype == tf.float16 else own
     optimizer, loss_scaler = make_optimizer(), scaler.LossScaler()
+    assert loss_scaler.loss_scale == 2.0**15  # The gradients are as if their loss was scaled by it.
     return tf.function(
         lambda: loss_scaler.apply(optimizer, grads, targets, clip_norm=clip).finite, jit_compile=jit or None
     )

@@ -86,7 +86,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         self._strategy_given = given is not None
         self.dynamic_growth_steps = getattr(strategy, "growth_interval", None)
         self.loss_scaler = LossScaler(strategy)
-        # By `protect`, also in windows of accumulation.
+        # By `protect`: what it does not know of is put back without a word where that can be done.
         self.loss_scaler._use.statistics_are_kept = True
         self.masters = None
         self._window: accumulation.Window | None = None

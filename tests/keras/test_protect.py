@@ -33,13 +33,25 @@ def test_a_skipped_batch_never_happened(mode):
     assert raw(skipped.weights) == raw(clean.weights)
 
 
-def test_without_it_weights_are_safe_and_statistics_are_not():
-    model = compiled(protect=False)
+def test_without_it_weights_are_safe_and_statistics_in_eager_mode_are_not():
+    model = compiled(protect=False, run_eagerly=True)
     fit(model)
     before = raw(model.trainable_variables)
     model.train_on_batch(*overflowing())
     assert raw(model.trainable_variables) == before
     assert not finite(model)
+
+
+def test_without_it_batch_norm_in_a_graph_is_safe_and_seeds_and_metrics_are_not():
+    model = compiled(protect=False)
+    fit(model)
+    moving = [variable for variable in model.non_trainable_variables if "moving" in variable.path]
+    seeds = [variable for variable in model.non_trainable_variables if "seed" in variable.path]
+    before = raw([*model.trainable_variables, *moving]), raw(seeds)
+    model.train_on_batch(*overflowing())
+    assert raw([*model.trainable_variables, *moving]) == before[0]
+    assert raw(seeds) != before[1]
+    assert not all(np.isfinite(np.asarray(variable)).all() for variable in model.metrics_variables)
 
 
 def test_what_a_step_returns_is_computed_anew_and_the_rest_is_left():

@@ -98,7 +98,8 @@ def test_attributes():
 
 def test_losses_of_examples_are_scaled_too():
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=64.0)
-    scaled = optimizer.scale_loss(tf.constant([1.0, 2.0], tf.float16))
+    with pytest.warns(scaler.ScaleWarning, match="the loss is float16"):
+        scaled = optimizer.scale_loss(tf.constant([1.0, 2.0], tf.float16))
     assert scaled.dtype == tf.float32
     np.testing.assert_array_equal(scaled, [64.0, 128.0])
 
