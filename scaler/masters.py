@@ -46,8 +46,12 @@ class MasterWeights(tf.Module):
         variables = list(variables)
         _check(variables)
         self._model_variables = variables
+        self.in_update = False
         with tf.init_scope():
             self._weights = [_master(v) if tf.as_dtype(v.dtype) in _COPIED else v for v in variables]
+
+    in_update: bool
+    """Whether this is between a `refresh` and the `write` after it, where masters and variables need not agree."""
 
     @property
     def model_variables(self) -> list:
@@ -68,6 +72,7 @@ class MasterWeights(tf.Module):
         Args:
             weights: Those of `weights` to look at; all if not given.
         """
+        self.in_update = True
         for variable, master in self._copies(weights):
             replicas.assign_each(tf.distribute.get_strategy(), master, refreshed, variable)
 
@@ -81,6 +86,7 @@ class MasterWeights(tf.Module):
         """
         for variable, master in self._copies(weights):
             replicas.assign_each(tf.distribute.get_strategy(), variable, _round, master)
+        self.in_update = False
 
     def variables_of(self, weights: Sequence) -> list[tf.Variable]:
         """The model's variables that these of `weights` are copies of, if each is one and all have one dtype; or []."""

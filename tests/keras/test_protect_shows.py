@@ -134,7 +134,9 @@ def fit_all_skipped_then_good(callbacks, epochs=3, metrics=("accuracy",), first_
     return model, history.history
 
 
-@pytest.mark.parametrize("mode", [{}, {"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 2}], ids=str)
+@pytest.mark.parametrize(
+    "mode", [{}, {"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 2}], ids=str
+)
 def test_an_epoch_of_skipped_steps_is_the_worst_there_is(mode):
     batches = Batches()
     model, history = fit_all_skipped_then_good([batches], **mode)

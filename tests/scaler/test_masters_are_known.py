@@ -170,7 +170,6 @@ def test_constraints(way):
     np.testing.assert_allclose(weights[3], 1.0 - 2 * 12.0 / 16.0, atol=2e-3)
 
 
-
 @pytest.mark.parametrize("way", WAYS)
 def test_averages_are_of_masters(way):
     averages = []
