@@ -45,8 +45,12 @@ class MasterWeights(tf.Module):
         variables = list(variables)
         _check(variables)
         self._model_variables = variables
+        self.in_update = False
         with tf.init_scope():
             self._weights = [_master(v) if tf.as_dtype(v.dtype) in _COPIED else v for v in variables]
+
+    in_update: bool
+    """Whether this is between a `refresh` and the `write` after it, where masters and variables need not agree."""
 
     @property
     def model_variables(self) -> list:
@@ -67,6 +71,7 @@ class MasterWeights(tf.Module):
         Args:
             weights: Those of `weights` to look at; all if not given.
         """
+        self.in_update = True
         for variable, master in self._copies(weights):
             replicas.assign_each(tf.distribute.get_strategy(), master, _refreshed, variable)
 
@@ -80,6 +85,7 @@ class MasterWeights(tf.Module):
         """
         for variable, master in self._copies(weights):
             replicas.assign_each(tf.distribute.get_strategy(), variable, _round, master)
+        self.in_update = False
 
     def _copies(self, weights: Sequence | None):
         wanted = None if weights is None else {id(weight) for weight in weights}

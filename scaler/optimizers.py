@@ -51,7 +51,7 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
             optimizer.build(list(variables))
         return
     own_key: Any = functools.partial(type(optimizer)._var_key, optimizer)
-    known = {own_key(variable) for variable in optimizer._trainable_variables}
+    known = {own_key(variable) for variable in optimizer._trainable_variables[:]}
     if not known.issuperset(map(own_key, variables)):
         raise InvalidArgument(
             f"apply: the optimizer {optimizer.name!r} was built for other variables than {variables[0].name!r} and "

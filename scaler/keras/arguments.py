@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 
 import keras
+import numpy as np
 
 from scaler.errors import InvalidArgument
 from scaler.strategies import Dynamic, Strategy
@@ -56,6 +57,48 @@ def check_keras_arguments(given: dict) -> None:
                 f"LossScaleOptimizer({name}={value!r}): it has no `{name}` of its own. Set it on the "
                 "`inner_optimizer`, where it works on unscaled gradients."
             )
+
+
+def only_inner(inner: object, by_keras_name: object) -> object:
+    """The optimizer to wrap, which Keras calls `inner_optimizer`.
+
+    Raises:
+        InvalidArgument: For two.
+    """
+    if inner is not None and by_keras_name is not None:
+        raise InvalidArgument(
+            f"LossScaleOptimizer({inner!r}, inner_optimizer={by_keras_name!r}): expected one optimizer; the first "
+            "argument is the inner one."
+        )
+    return by_keras_name if inner is None else inner
+
+
+def check_dynamic(dynamic: object) -> None:
+    """Refuses anything but True.
+
+    Raises:
+        InvalidArgument: With what to pass for a scale that does not move.
+    """
+    if not isinstance(dynamic, (bool, np.bool_)):
+        raise InvalidArgument(
+            f"LossScaleOptimizer(dynamic={dynamic!r}): expected True. How the scale moves is said by a strategy, such "
+            "as scaler.Dynamic(initial_scale) or scaler.Static(1024.0), as the second argument."
+        )
+    if not dynamic:
+        raise InvalidArgument(
+            "LossScaleOptimizer(dynamic=False): for a constant scale pass the strategy scaler.Static(1024.0). "
+            "Without any check of the gradients, set `loss_scale_factor` on the optimizer and do not wrap it."
+        )
+
+
+def check_name(name: object) -> None:
+    """Refuses a name that is none.
+
+    Raises:
+        InvalidArgument: With what was passed.
+    """
+    if name is not None and not isinstance(name, str):
+        raise InvalidArgument(f"LossScaleOptimizer(name={name!r}): expected a string, or None.")
 
 
 def chosen_strategy(

@@ -13,7 +13,7 @@ from scaler import gradients, replicas
 from scaler.errors import InvalidArgument
 from scaler.gradients import Gradient
 from scaler.graphs import in_steps_of_fit, in_xla
-from scaler.keras import accumulation, arguments, configs
+from scaler.keras import accumulation, arguments, configs, followed
 from scaler.keras.other_names import OtherNames
 from scaler.loss_scaler import LossScaler
 from scaler.marks import SCALED, mark
@@ -21,6 +21,9 @@ from scaler.masters import MasterWeights
 from scaler.optimizers import build_optimizer
 from scaler.outcome import Outcome
 from scaler.strategies import Strategy
+
+_SAVED_AT_TIMES = ("masters", "_window", "step_counter", "dynamic_scale")
+"""Parts that not every checkpoint of a loss scale optimizer has, ours or Keras's."""
 
 
 @keras.saving.register_keras_serializable(package="scaler")
@@ -71,13 +74,10 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         name: str | None = None,
         **keras_arguments: Any,
     ):
-        inner = keras_arguments.pop("inner_optimizer", None) if inner is None else inner
+        inner = arguments.only_inner(inner, keras_arguments.pop("inner_optimizer", None))
         arguments.check_inner(inner)
-        if not keras_arguments.pop("dynamic", True):
-            raise InvalidArgument(
-                "LossScaleOptimizer(dynamic=False): for a constant scale pass the strategy scaler.Static(1024.0). "
-                "Without any check of the gradients, set `loss_scale_factor` on the optimizer and do not wrap it."
-            )
+        arguments.check_dynamic(keras_arguments.pop("dynamic", True))
+        arguments.check_name(name)
         arguments.check_keras_arguments(keras_arguments)
         given = strategy
         strategy = arguments.chosen_strategy(strategy, initial_scale, dynamic_growth_steps)
@@ -123,6 +123,8 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             if not inner.built:
                 with accumulation.without(inner):
                     build_optimizer(inner, targets)
+                if self.masters:
+                    followed.follow(inner, self.masters, strategy)
             # Not Keras's scale and counter of steps: the loss scaler has its own.
             keras.optimizers.Optimizer.build(self, variables)
 
@@ -133,6 +135,21 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         masters = [master for master in (self.masters.weights if self.masters else ()) if id(master) not in model]
         window = self._window.variables if self._window else ()
         return [*super().variables, *self.loss_scaler.variables, *masters, *window]
+
+    def set_weights(self, weights: Sequence) -> None:
+        """Assigns all of `variables`.
+
+        Raises:
+            InvalidArgument: For another number of arrays.
+        """
+        variables = self.variables
+        if len(weights) != len(variables):
+            raise InvalidArgument(
+                f"set_weights: {len(weights)} arrays for {len(variables)} variables: expected one for each of "
+                "optimizer.variables, of an optimizer that was built for the same model."
+            )
+        for variable, weight in zip(variables, weights, strict=True):
+            variable.assign(weight)
 
     def scale_loss(self, loss):
         """The loss times the loss scale, in float32: what to differentiate.
@@ -208,13 +225,24 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         """How many batches, or micro-batches of a window, were not finite, as this replica knows; scalar float32."""
         return self._window.rejected if self._window else tf.cast(self.loss_scaler.counters.skipped, tf.float32)
 
+    def _lookup_dependency(self, name: str, cached_dependencies: dict | None = None):
+        # TensorFlow asks for each part of a checkpoint; without this it would find iterations and no slots.
+        if cached_dependencies is not None and name not in cached_dependencies and name not in _SAVED_AT_TIMES:
+            raise InvalidArgument(
+                f"LossScaleOptimizer: the checkpoint holds an optimizer that was not wrapped (with {name!r}). Restore it "
+                "into the one inside, as tf.train.Checkpoint(optimizer=optimizer.inner_optimizer) does, or into a model "
+                "compiled with that one, and wrap it afterwards: steps and slots are then taken over."
+            )
+        return super()._lookup_dependency(name, cached_dependencies)
+
     def updates(self, variable) -> bool:
         """Whether a step so far, as far as it was traced, had a gradient for the variable."""
         return self._var_key(variable) in self._updated
 
     def finalize_variable_values(self, var_list: Sequence) -> None:
         """At the end of `fit`: with EMA in the inner optimizer the variables take its averages, masters with them."""
-        if not getattr(self.inner_optimizer, "use_ema", False):
+        inside = (self.inner_optimizer, *getattr(self.inner_optimizer, "optimizers", ()))
+        if not any(getattr(each, "use_ema", False) for each in inside):
             self.inner_optimizer.finalize_variable_values(var_list)
         elif self.inner_optimizer._iterations.numpy():  # Before the first step all averages are zeros.
             targets = self.masters.weights if self.masters else self._trainable_variables

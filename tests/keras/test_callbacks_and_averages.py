@@ -1,0 +1,150 @@
+"""Keras's callbacks and methods that read or swap variables of an optimizer or a model, where there are masters."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_cases import compiled, data, make_model
+
+import scaler
+
+VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
+SWAPS_MASTERS = pytest.mark.skipif(
+    VERSION < (3, 15), reason="There the callback adds float32 averages to float16 weights."
+)
+
+
+def averaging(policy, **arguments):
+    inner = keras.optimizers.SGD(0.2, use_ema=True, ema_momentum=0.7)
+    return compiled(policy, inner, scaler.Static(64.0), dropout=0.0, **arguments)
+
+
+class Peek(keras.callbacks.Callback):
+    """What the model holds while it is evaluated, and at the end of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.tested, self.ended = [], []
+
+    def on_test_begin(self, logs=None):
+        self.tested.append(self.weights())
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.ended.append(self.weights())
+
+    def weights(self):
+        return [np.asarray(weight, np.float32) for weight in self.model.trainable_variables]
+
+
+def values(variables):
+    return [np.asarray(variable, np.float32) for variable in variables]
+
+
+def assert_all_close(ones, others, tolerance):
+    for one, other in zip(ones, others, strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+@SWAPS_MASTERS
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16", "bfloat16"])
+def test_averages_are_swapped_in_for_evaluation_and_out_again(policy):
+    model, peek = averaging(policy), Peek()
+    x, y = data()
+    tolerance = {"float16": 1e-3, "bfloat16": 1e-2}.get(policy, 1e-6)
+    for _ in range(4):
+        model.train_on_batch(x, y)
+    inner = model.optimizer.inner_optimizer
+    raw, averages = values(model.trainable_variables), values(inner._model_variables_moving_average)
+    model.evaluate(x, y, verbose=0, callbacks=[keras.callbacks.SwapEMAWeights(), peek])
+    assert_all_close(peek.tested[0], averages, tolerance)
+    assert np.abs(averages[0] - raw[0]).max() > 3 * tolerance
+    assert_all_close(values(model.trainable_variables), raw, tolerance)
+    model.train_on_batch(x, y)
+    assert_all_close(values(model.trainable_variables), raw, 0.5)
+    assert int(inner.iterations) == 5
+
+
+@SWAPS_MASTERS
+def test_fit_with_swaps_is_fit_without_as_far_as_float32_can_tell():
+    runs = []
+    for callbacks in ([], [keras.callbacks.SwapEMAWeights()], [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]):
+        model, peek = averaging("float16"), Peek()
+        x, y = data()
+        model.fit(
+            x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[*callbacks, peek], validation_data=(x, y)
+        )
+        runs.append((values(model.trainable_variables), peek))
+    for weights, _ in runs[1:]:
+        assert_all_close(weights, runs[0][0], 2e-3)
+    assert_all_close(runs[2][1].ended[-1], runs[0][0], 2e-3)  # What a ModelCheckpoint after it saves.
+
+
+@SWAPS_MASTERS
+def test_weights_that_were_set_before_a_swap_are_there_after_it():
+    model = averaging("float16")
+    x, y = data()
+    model.train_on_batch(x, y)
+    model.set_weights([np.full(weight.shape, 0.25) for weight in model.weights])
+    model.evaluate(x, y, verbose=0, callbacks=[keras.callbacks.SwapEMAWeights()])
+    assert_all_close(
+        values(model.trainable_variables), [np.full(v.shape, 0.25) for v in model.trainable_variables], 1e-3
+    )
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_steps_that_run_eagerly_are_not_taken_for_a_swap(policy):
+    runs = []
+    for eager in (False, True):
+        model = averaging(policy, run_eagerly=eager)
+        for _ in range(3):
+            model.train_on_batch(*data(8))
+        runs.append(
+            values([*model.trainable_variables, *model.optimizer.inner_optimizer._model_variables_moving_average])
+        )
+    assert_all_close(*runs, 1e-3)
+
+
+@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="This Keras has no MultiOptimizer.")
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_averages_of_optimizers_inside_are_swapped_and_taken_over(policy):
+    slow, fast = keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.7)
+    inner = keras.optimizers.MultiOptimizer(lambda variable: fast if len(variable.shape) == 2 else slow)
+    model, peek = compiled(policy, inner, scaler.Static(64.0), stateful=False), Peek()
+    x, y = data()
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    averages = values(fast._model_variables_moving_average)
+    model.evaluate(x, y, verbose=0, callbacks=[keras.callbacks.SwapEMAWeights(), peek])
+    assert_all_close([w for w in peek.tested[0] if w.ndim == 2], averages, 1e-3)
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+    assert_all_close([w for w in values(model.trainable_variables) if w.ndim == 2], averages, 1e-3)
+
+
+def test_the_state_of_a_model_as_a_tree_goes_there_and_back():
+    models = [compiled("float16", keras.optimizers.Adam(1e-2), stateful=False) for _ in range(2)]
+    models[0].train_on_batch(*data(8))
+    models[1].optimizer.build(models[1].trainable_variables)
+    weights = [variable.numpy() for variable in models[0].weights]
+    models[1].set_weights(weights)
+    models[1].optimizer.set_weights([np.asarray(variable) for variable in models[0].optimizer.variables])
+    for model in models:
+        model.train_on_batch(*data(8, seed=3))
+    assert_all_close(values(models[0].weights), values(models[1].weights), 0.0)
+
+
+def test_schedules_and_stops_reach_the_optimizer_inside():
+    model = compiled("float16", keras.optimizers.SGD(0.1), stateful=False)
+    rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    x, y = data()
+    history = model.fit(x, y, epochs=2, verbose=0, callbacks=[rates]).history
+    np.testing.assert_allclose(history["learning_rate"], [0.05, 0.025])
+    np.testing.assert_allclose(float(model.optimizer.inner_optimizer.learning_rate), 0.025)
+
+
+def test_a_clone_of_a_model_has_masters_of_its_own():
+    model = make_model("float16", stateful=False)
+    clone = keras.models.clone_model(model)
+    optimizers = [scaler.LossScaleOptimizer(keras.optimizers.SGD(0.5), scaler.Static(1.0)) for _ in range(2)]
+    before = values(clone.trainable_variables)
+    optimizers[0].apply([tf.ones(v.shape) for v in model.trainable_variables], model.trainable_variables)
+    assert_all_close(values(clone.trainable_variables), before, 0.0)
