@@ -10,6 +10,7 @@ import tensorflow as tf
 from scaler import gradients, replicas
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, within
 from scaler.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
+from scaler.described import described
 from scaler.errors import InvalidArgument
 from scaler.gate import Gate
 from scaler.graphs import apart, as_called, as_written
@@ -21,7 +22,7 @@ from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, Strategy
 from scaler.strategies.base import check_event, check_state, check_strategy, needs_of
 from scaler.stuck import Reading, StuckPolicy, Watch
-from scaler.variables import explain_other_shapes, shared_variable
+from scaler.variables import explain_other_shapes, shared_variable, when_restored
 
 
 class Counters(NamedTuple):
@@ -90,6 +91,8 @@ class LossScaler(tf.Module):
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
         self.stuck = StuckPolicy() if stuck is None else stuck
+        self._called = "The loss scaler" if name == "loss_scaler" else f"The loss scaler {name!r}"
+        when_restored(self._counts["attempted"], lambda: self._watch.history.forget())
 
     @property
     def stuck(self) -> StuckPolicy:
@@ -337,15 +340,22 @@ class LossScaler(tf.Module):
         """
         if not tf.executing_eagerly():
             raise InvalidArgument("check() reads numbers on the host: call it outside of the tf.function.")
+        low, high = (float(bound) for bound in self._bounds())
+        who = f"{self._called} with {described(self.strategy)}"
+        self._watch.look(who, self._reading(), low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
+
+    def watch_from_here(self) -> None:
+        """Has `check` judge the steps from now on, if nothing was checked yet: for one that was loaded from a file."""
+        self._watch.history.begin(self._reading())
+
+    def _reading(self) -> Reading:
         counts = {name: int(variable.numpy()) for name, variable in self._counts.items()}
-        reading = Reading(
+        return Reading(
             attempted=counts["attempted"],
             skipped=counts["attempted"] - counts["applied"],
             consecutive_skips=counts["consecutive_skips"],
             loss_scale=float(self.loss_scale),
         )
-        low, high = (float(bound) for bound in self._bounds())
-        self._watch.look(reading, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
 
     def _told_apart(self, skip: Skip, loss_scale: tf.Tensor, diagnose: Callable) -> Skip:
         """The reason of a skip, after a look at the gradients at a low scale where an overflow is presumed."""

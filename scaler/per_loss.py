@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.errors import InvalidArgument, StuckError
+from scaler.errors import InvalidArgument
 from scaler.graphs import as_written
 from scaler.loss_scaler import Counters, LossScaler
 from scaler.masters import MasterWeights
@@ -66,7 +66,8 @@ class PerLoss(tf.Module):
         self._scalers: dict[str, LossScaler] = {}
         for loss, strategy in strategies.items():
             with _named("PerLoss", loss):
-                self._scalers[loss] = LossScaler(strategy, stuck=stuck)
+                own = self._scalers[loss] = LossScaler(strategy, stuck=stuck)
+            own._called = f"Loss {loss!r}: The loss scaler"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -168,11 +169,8 @@ class PerLoss(tf.Module):
             StuckError: With the name of the loss.
             InvalidArgument: Inside a `tf.function`.
         """
-        for loss, own in self._scalers.items():
-            try:
-                own.check()
-            except StuckError as error:
-                raise StuckError(f"Loss {loss!r}: {error}") from error
+        for own in self._scalers.values():
+            own.check()
         self._gate.check()
 
     def _check_names(self, method: str, found: object) -> None:
