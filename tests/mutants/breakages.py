@@ -15,6 +15,7 @@ FACE = "tests/scaler/test_loss_scaler.py"
 FOREIGN = "tests/scaler/test_foreign_scales.py"
 GRADIENTS = "tests/scaler/test_gradients.py"
 MASTERS = "tests/scaler/test_masters.py"
+MOSTLY_SKIPPED = "tests/faults/test_mostly_skipped.py"
 MEASUREMENT = "tests/scaler/test_measurement.py"
 PACKED = "tests/scaler/test_packed.py"
 REPLICAS = "tests/mutants/test_replica_guards.py"
@@ -25,6 +26,7 @@ FIT = "tests/keras/test_keras_fit.py"
 OTHER_NAMES = "tests/keras/test_tf_keras_names.py"
 PROTECT = "tests/keras/test_protect.py"
 SAVE = "tests/keras/test_keras_save.py"
+WHERE = "tests/faults/test_where_it_began.py"
 WINDOW = "tests/loops/test_accumulate.py"
 WINDOW_SUMS = "tests/loops/test_accumulate_gradients.py"
 
@@ -102,6 +104,15 @@ BREAKAGES = {
     "last_skip_is_not_recorded": f"{SENTENCES}::test_the_scaler_knows_the_names_of_what_it_applied",
     "a_bad_loss_is_blamed_for_ever": f"{SENTENCES}::test_a_bad_loss_is_blamed_for_its_own_step_only",
     "backward_is_not_told_from_overflow": f"{CAUSES}::test_a_step_says_why_it_was_skipped[graph-square root at 0]",
+    "skips_between_clean_steps_are_never_too_many": (
+        f"{MOSTLY_SKIPPED}::test_most_steps_skipped_is_found_however_rare_the_visits[1000-100-200]"
+    ),
+    "a_restored_scaler_is_blamed_for_the_past": f"{MOSTLY_SKIPPED}::test_a_restored_scaler_is_judged_from_there_on",
+    "what_float16_flushes_is_an_overflow": (
+        f"{WHERE}::test_a_singular_derivative_is_not_called_an_overflow_though_float16_flushes_it"
+        "[mixed_float16-32768.0-2048]"
+    ),
+    "a_bad_weight_is_not_looked_at": f"{WHERE}::test_a_weight_that_is_not_finite_already_is_named[float32-nan]",
     "the_last_skip_stays_presumed": f"{CAUSES}::test_a_step_says_why_it_was_skipped[graph-square root at 0]",
     "joined_gradients_forget_their_order": f"{PACKED}::test_a_skip_names_the_gradient_among_packed_and_others[3]",
     # In Keras
