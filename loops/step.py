@@ -14,7 +14,17 @@ from loops.errors import BadOutputs
 from loops.step_arguments import check_masters, check_parts, check_scaling
 from scaler.graphs import in_xla
 
-OUTPUTS = ("loss", "attempted", "applied", "loss_scale", "grad_norm", "clipped_norm", "swallowed")
+OUTPUTS = (
+    "loss",
+    "attempted",
+    "applied",
+    "loss_scale",
+    "grad_norm",
+    "clipped_norm",
+    "cause",
+    "variable",
+    "swallowed",
+)
 """What every `TrainStep` returns, beside what its loss function adds."""
 
 
@@ -107,9 +117,13 @@ class TrainStep(tf.Module):
             Scalars. `loss`: float32, unscaled. `attempted`: bool, whether a decision was taken, which only the last
             micro-batch of a window does. `applied`: bool, whether the weights moved. `loss_scale`: float32, the scale
             of this call. `grad_norm` and `clipped_norm`: float32, the global norm of the unscaled gradients before and
-            after clipping; both NaN where no step was attempted, the second also where it was skipped. `swallowed`,
-            where the masters tell it: float32, the share of the last applied step's updates that rounding to 16 bits
-            lost. And those that the loss function added.
+            after clipping; both NaN where no step was attempted, the second also where it was skipped. `cause`: int32,
+            why the step was skipped, a `scaler.Cause`; NONE, 0, where it was applied or not attempted. `variable`:
+            int32, the position in `model.trainable_variables` of the variable to look at first, as
+            `scaler.Outcome.variable` says; -1 where the step was applied or not attempted, and where a micro-batch
+            spoiled its window, since which gradient it was is not kept, or where a slot of the optimizer's was not finite. `swallowed`, where the masters tell it:
+            float32, the share of the last applied step's updates that rounding to 16 bits lost. And those that the
+            loss function added.
 
         Raises:
             BadOutputs: If the loss function returned something else than a scalar, or a scalar and a dict.
@@ -134,9 +148,15 @@ class TrainStep(tf.Module):
             "loss_scale": loss_scale,
             "grad_norm": outcome.grad_norm,
             "clipped_norm": outcome.clipped_norm,
+            "cause": outcome.cause,
+            "variable": self._among_weights(outcome.variable),
             **({} if swallowed is None else {"swallowed": swallowed}),
             **extra,
         }
+
+    def _among_weights(self, position: tf.Tensor) -> tf.Tensor:
+        """The position, but -1 for one of the optimizer's own variables, which come after the weights."""
+        return tf.where(position < len(self.model.trainable_variables), position, -1)
 
     def _build(self, x) -> None:
         if self._ready:
@@ -210,7 +230,27 @@ class TrainStep(tf.Module):
             diagnose=diagnose,
             when=complete,
         )
+        if self.window:
+            outcome = self._without_position(outcome, self.window)
         return tf.convert_to_tensor(complete), outcome
+
+    def _without_position(self, outcome: scaler.Outcome, window: Window) -> scaler.Outcome:
+        """The outcome without what is known of the last micro-batch alone, where any of them spoiled its window."""
+        skipped = tf.not_equal(outcome.cause, int(scaler.Cause.NONE))
+        spoiled = tf.logical_and(skipped, _on_any_replica(tf.logical_not(window.whole)))
+        unknown = {"index": -1, "count": 0, "nearest": -1, "lower_helps": False}
+        outcome = outcome._replace(
+            **{field: tf.where(spoiled, value, getattr(outcome, field)) for field, value in unknown.items()}
+        )
+        self.loss_scaler.remember_skip(outcome, spoiled)
+        return outcome
+
+
+def _on_any_replica(flag: tf.Tensor) -> tf.Tensor:
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return flag
+    count = tf.cast(flag, tf.float32)
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, count) > 0
 
 
 def _zeros(spec) -> tf.Tensor | tf.RaggedTensor:

@@ -193,18 +193,34 @@ class Gate:
 
     def _reason(self, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> Callable[[list], Skip]:
         """A function of the scaled gradients."""
+        weights = self._model_weights()
 
         def look(scaled: list) -> Skip:
             squares = self._squared_norms(scaled, loss_scale)
-            bad = tf.logical_not(tf.math.is_finite(squares))
-            worst = tf.argmax(tf.where(tf.reduce_any(bad), tf.cast(bad, tf.float32), squares))
+            broken = _not_finite(list(map(gradients.values_of, scaled)))
+            # Where every value is finite, a squared norm need not be.
+            bad = tf.where(tf.reduce_any(broken), broken, tf.logical_not(tf.math.is_finite(squares)))
+            some, positions = tf.reduce_any(bad), tf.constant(self.positions)
+            first = tf.where(some, _first(bad), tf.argmax(squares, output_type=tf.int32))
+            last = tf.shape(bad)[0] - 1 - _first(tf.reverse(bad, [0]))
+            spoiled = _not_finite(weights)
             return Skip(
-                cause=presumed_cause(loss_finite, _all_values_finite(list(map(gradients.values_of, scaled)))),
+                cause=presumed_cause(loss_finite, tf.logical_not(tf.reduce_any(broken))),
                 has_nan=tf.reduce_any(tf.math.is_nan(squares)),
-                index=tf.gather(tf.constant(self.positions), worst),
+                index=tf.gather(positions, first),
+                count=tf.math.count_nonzero(bad, dtype=tf.int32),
+                nearest=tf.where(some, tf.gather(positions, last), -1),
+                weight=tf.where(tf.reduce_any(spoiled), _first(spoiled), -1),
+                lower_helps=tf.constant(False),
             )
 
         return look
+
+    def _model_weights(self) -> list:
+        """What the forward pass read, on the first replica: not the masters of it."""
+        variables = self.masters.model_variables if self.masters else self.all_targets
+        strategy = tf.distribute.get_strategy()
+        return [replicas.of_each(strategy, replicas.native(variable))[0] for variable in variables]
 
     @property
     def _plain(self) -> list[bool]:
@@ -265,8 +281,12 @@ def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:
 
 
 def _zero_if_finite(grad) -> tf.Tensor:
-    return tf.where(_all_values_finite([gradients.values_of(grad)]), 0.0, float("inf"))
+    return tf.where(tf.reduce_all(tf.math.is_finite(gradients.values_of(grad))), 0.0, float("inf"))
 
 
-def _all_values_finite(tensors: list) -> tf.Tensor:
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(values)) for values in tensors])
+def _not_finite(tensors: list) -> tf.Tensor:
+    return tf.stack([tf.logical_not(tf.reduce_all(tf.math.is_finite(values))) for values in tensors])
+
+
+def _first(flags: tf.Tensor) -> tf.Tensor:
+    return tf.argmax(tf.cast(flags, tf.int32), output_type=tf.int32)

@@ -46,6 +46,16 @@ def limit(grad: Gradient, limiter: Callable[..., tf.Tensor], position: int | Non
     return _map_one(lambda values: limiter(values, position), grad)
 
 
+def any_cured(broken: Sequence[Gradient], others: Sequence[Gradient]) -> tf.Tensor:
+    """Whether any value that is not finite in the first gradients is other than 0 in the second, scalar bool."""
+    pairs = [(a, b) for a, b in zip(broken, others, strict=True) if a is not None and b is not None]
+    cured = [
+        tf.reduce_any(tf.logical_and(tf.logical_not(tf.math.is_finite(a)), tf.not_equal(b, tf.zeros_like(b))))
+        for a, b in ((values_of(a), values_of(b)) for a, b in pairs)
+    ]
+    return tf.reduce_any(tf.stack(cured))
+
+
 def opaque(grads: Sequence[Gradient]) -> list[Gradient]:
     """The same gradients, which TensorFlow's optimizer does not look through: see `graphs.opaque`."""
     return _map(graphs.opaque, grads)

@@ -10,15 +10,18 @@ import tensorflow as tf
 from scaler import gradients, moving_statistics, replicas
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, within
 from scaler.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
+from scaler.described import described
 from scaler.errors import InvalidArgument
+from scaler.explain import explain
 from scaler.gate import Gate
 from scaler.graphs import apart, as_called, as_written
 from scaler.half_outputs import float16_loss, float16_probabilities
+from scaler.last_skip import correction, packed, unpacked
 from scaler.marks import LOSS_SCALE, SCALED, mark
 from scaler.masters import MasterWeights
 from scaler.once import marked_read, marked_unscaled, refuse_scaled, refuse_unscaled, scale_read
 from scaler.optimizers import Optimizer, check_optimizer, name_of
-from scaler.outcome import Cause, Outcome, Skip, explain
+from scaler.outcome import Cause, Outcome, Skip
 from scaler.pairs import as_gradient, check_pairs
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, NoScaling, Static, Strategy
@@ -26,7 +29,7 @@ from scaler.strategies.base import check_event, check_state, check_strategy, nee
 from scaler.stuck import Reading, StuckPolicy, Watch
 from scaler.tapes import tape_records
 from scaler.use import Use
-from scaler.variables import explain_other_shapes, shared_variable
+from scaler.variables import explain_other_shapes, shared_variable, when_restored
 
 
 class Counters(NamedTuple):
@@ -98,6 +101,8 @@ class LossScaler(tf.Module):
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
         self.stuck = StuckPolicy() if stuck is None else stuck
+        self._called = "The loss scaler" if name == "loss_scaler" else f"The loss scaler {name!r}"
+        when_restored(self._counts["attempted"], lambda: self._watch.history.forget())
 
     @property
     def stuck(self) -> StuckPolicy:
@@ -256,10 +261,11 @@ class LossScaler(tf.Module):
             allow_16bit_updates: Let the optimizer work on 16-bit variables. It makes infinities by itself (Adam's
                 epsilon and second moments underflow in float16), so the promise does not cover it.
             diagnose: Called on a skip alone, with a scalar, it gives the gradients for that output gradient, as
-                `lambda small: tape.gradient(scaled, weights, output_gradients=small)` does with a persistent tape. If
-                they are not finite even at a loss scale of 2^-14, `outcome.cause` is BACKWARD and not OVERFLOW. Each
-                replica calls it by itself, so that replicas cannot meet in it, as in the gradient of a BatchNorm that
-                synchronises its statistics.
+                `lambda small: tape.gradient(scaled, weights, output_gradients=small)` does with a persistent tape. It
+                is called twice. If they are finite at a loss scale of 1, `outcome.lower_helps`. If not, and not even
+                at 2^-14, or if what is not finite at 1 is flushed to zero there, `outcome.cause` is BACKWARD and not
+                OVERFLOW. Each replica calls it by itself, so that replicas cannot meet in it, as in the gradient of a
+                BatchNorm that synchronises its statistics.
             update: False leaves the scale and the counters to one `update` for several `apply`: with several
                 optimizers, `update(Event(a.finite & b.finite))`.
             when: Scalar bool, the same on all replicas. False does nothing, and leaves an outcome that was not applied
@@ -314,10 +320,8 @@ class LossScaler(tf.Module):
             finite=decision.finite,
             loss_scale=loss_scale,
             grad_norm=decision.norm,
-            cause=skip.cause,
-            has_nan=skip.has_nan,
-            index=skip.index,
             clipped_norm=decision.clipped_norm,
+            **skip._asdict(),
         )
 
     def _check_use(self, grads: Sequence[gradients.Gradient], unscaled: bool | tf.Tensor) -> None:
@@ -407,17 +411,47 @@ class LossScaler(tf.Module):
     @property
     def last_skip(self) -> Outcome:
         """The outcome of the last skipped step, without norms; its cause is `Cause.NONE` if none was skipped yet."""
-        fields = {field: tf.identity(variable) for field, variable in self._last_skip.items()}
-        nan = tf.constant(float("nan"))
-        return Outcome(finite=tf.equal(fields["cause"], Cause.NONE), grad_norm=nan, clipped_norm=nan, **fields)
+        kept = {field: tf.identity(variable) for field, variable in self._last_skip.items()}
+        loss_scale, nan = kept.pop("loss_scale"), tf.constant(float("nan"))
+        skip = unpacked(**kept)
+        return Outcome(
+            finite=tf.equal(skip.cause, int(Cause.NONE)),
+            loss_scale=loss_scale,
+            grad_norm=nan,
+            clipped_norm=nan,
+            **skip._asdict(),
+        )
 
     def explain(self, outcome: Outcome | None = None) -> str:
         """One sentence on what a step did, with the name of the variable. It reads the outcome: call it on the host.
 
         Args:
-            outcome: From the `apply` that was traced last, whose variables' names are used; the last skip if not given.
+            outcome: From the `apply` that was traced last, whose variables' names are used, and no other: one of
+                another step function would be told with wrong names. The last skip if not given.
         """
-        return explain(self.last_skip if outcome is None else outcome, self._names, self._optimizer_name)
+        known = self.last_skip if outcome is None else outcome
+        if outcome is None and int(known.cause) == Cause.NONE:
+            return self._explain_none()
+        return explain(known, self._names, self._pinned(float(known.loss_scale)), self._optimizer_name)
+
+    def _explain_none(self) -> str:
+        counters = self.counters
+        attempted, skipped = int(counters.attempted), int(counters.skipped)
+        if not attempted:
+            return "No step was attempted yet."
+        if not skipped:
+            return f"No step was skipped yet: {attempted} of {attempted} attempted ones were applied."
+        return f"{skipped} of {attempted} steps were skipped, but through `update`, which is not told why."
+
+    def _pinned(self, loss_scale: float) -> str:
+        """Why the scale cannot go below this one, and what to change; nothing if it can."""
+        low, high = (float(bound) for bound in self._bounds())
+        if loss_scale > low:
+            return ""
+        strategy = type(self.strategy).__name__
+        if low == high:
+            return f"{strategy} keeps it at {low:g}: choose a lower one, or a strategy that lowers it"
+        return f"{low:g} is the floor of {strategy}: set a lower min_scale"
 
     def check(self) -> None:
         """Raises, warns or does nothing, as the `stuck` policy says, if the scaler makes no progress.
@@ -430,40 +464,55 @@ class LossScaler(tf.Module):
         """
         if not tf.executing_eagerly():
             raise InvalidArgument("check() reads numbers on the host: call it outside of the tf.function.")
+        low, high = (float(bound) for bound in self._bounds())
+        who = f"{self._called} with {described(self.strategy)}"
+        self._watch.look(who, self._reading(), low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
+
+    def watch_from_here(self) -> None:
+        """Has `check` judge the steps from now on, if nothing was checked yet: for one that was loaded from a file."""
+        self._watch.history.begin(self._reading())
+
+    def _reading(self) -> Reading:
         counts = {name: int(variable.numpy()) for name, variable in self._counts.items()}
-        reading = Reading(
+        return Reading(
             attempted=counts["attempted"],
             skipped=counts["attempted"] - counts["applied"],
             consecutive_skips=counts["consecutive_skips"],
             loss_scale=float(self._scale_now()),
         )
-        low, high = (float(bound) for bound in self._bounds())
-        self._watch.look(reading, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
 
     def _told_apart(self, skip: Skip, loss_scale: tf.Tensor, diagnose: Callable) -> Skip:
-        """The reason of a skip, after a look at the gradients at a low scale where an overflow is presumed."""
-        presumed = tf.equal(skip.cause, Cause.OVERFLOW)
+        """The reason of a skip, after a look at the gradients at lower scales where an overflow is presumed."""
+        presumed = tf.equal(skip.cause, int(Cause.OVERFLOW))
 
-        def broken() -> tf.Tensor:
-            small = tf.minimum(self._bounds()[0], _LOW_SCALE) / loss_scale
-            return tf.logical_not(gradients.all_finite(as_called(diagnose)(small)))
+        def looked() -> tuple[tf.Tensor, tf.Tensor]:
+            # 1 is far above what float16 flushes to zero, and 2^-14 far below what overflows in it.
+            scales = tf.minimum(1.0, loss_scale), tf.minimum(self._bounds()[0], _LOW_SCALE)
+            at_one, at_low = (as_called(diagnose)(tf.maximum(s / loss_scale, SMALLEST_SCALE)) for s in scales)
+            broken = tf.logical_not(gradients.all_finite(at_one))
+            cured = tf.logical_and(gradients.all_finite(at_low), gradients.any_cured(at_one, at_low))
+            return broken, tf.logical_and(broken, tf.logical_not(cured))
 
-        def correct(strategy, broken) -> tf.Tensor:
-            backward = replicas.any_of(strategy, broken)
-            last = self._last_skip["cause"]
-            last.assign(tf.where(backward, Cause.BACKWARD, last))
-            return tf.where(backward, Cause.BACKWARD, skip.cause)
+        def correct(strategy, broken, backward) -> tuple[tf.Tensor, tf.Tensor]:
+            broken, backward = replicas.any_of(strategy, broken), replicas.any_of(strategy, backward)
+            cause = tf.where(backward, int(Cause.BACKWARD), skip.cause)
+            helps = tf.logical_and(tf.logical_and(presumed, loss_scale > 1.0), tf.logical_not(broken))
+            self._last_skip["cause"].assign_add(correction(backward, helps))
+            return cause, helps
 
-        return skip._replace(cause=replicas.merge(correct, tf.cond(presumed, lambda: apart(broken), lambda: False)))
+        no = tf.constant(False)
+        cause, helps = replicas.merge(correct, *tf.cond(presumed, lambda: apart(looked), lambda: (no, no)))
+        return skip._replace(cause=cause, lower_helps=helps)
 
     def _keep(self, loss_scale: tf.Tensor, skip: Skip) -> None:
-        for field, value in {"loss_scale": loss_scale, **skip._asdict()}.items():
+        for field, value in {"loss_scale": loss_scale, **packed(skip)}.items():
             self._last_skip[field].assign(value)
 
     def remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
         """Keeps what `last_skip` and `explain` tell, where `skipped`; `apply` does it by itself."""
-        for field, variable in self._last_skip.items():
-            variable.assign(tf.where(skipped, getattr(outcome, field), variable))
+        skip = Skip(*(getattr(outcome, field) for field in Skip._fields))
+        for field, value in {"loss_scale": outcome.loss_scale, **packed(skip)}.items():
+            self._last_skip[field].assign(tf.where(skipped, value, self._last_skip[field]))
 
     @property
     def scale_of_gradients(self) -> tf.Tensor:
@@ -488,7 +537,7 @@ class LossScaler(tf.Module):
 
 
 _LOW_SCALE = 2.0**-14
-"""Where float16's backward pass can hardly overflow any more, and is not flushed to zero yet."""
+"""Where float16's backward pass can hardly overflow any more."""
 _NEVER_SKIPPED = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
 
 

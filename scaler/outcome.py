@@ -1,9 +1,8 @@
-"""What one attempted step did, and one sentence that says so."""
+"""What one attempted step did, as tensors."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -16,9 +15,10 @@ class Cause(enum.IntEnum):
         NONE: It was applied.
         LOSS: The loss was not finite already. No scale can help: look at the data and the forward pass.
         BACKWARD: The loss was finite, but its derivatives are not, even at a loss scale of 2^-14 or the strategy's
-            floor, whichever is less: a square root at 0, for example.
-        OVERFLOW: The scaled backward pass overflowed; a lower scale helps. Presumed where `apply` was given no
-            `diagnose` that tells it from BACKWARD.
+            floor, whichever is less: a square root at 0, for example. Or what is not finite at a scale of 1 is all
+            zero there, since float16 flushes what comes before it.
+        OVERFLOW: The scaled backward pass overflowed. A lower scale helps if `Outcome.lower_helps`, and may help if
+            not. Presumed where `apply` was given no `diagnose` that tells it from BACKWARD.
         TOO_LARGE: Every scaled gradient was finite, but not the unscaled ones or their squared global norm in float32.
         UPDATE: The gradients were finite, but the optimizer made a value of them that is not, in a weight or in a slot
             of its own. Or its learning rate is NaN, or so large that it would.
@@ -41,16 +41,26 @@ class Skip(NamedTuple):
         index: Int32, the position in the list of gradients of the first one that was not finite, or else the largest.
             For UPDATE, the position of the first variable that was not finite, among those with a gradient and then the
             optimizer's own; -1 for its learning rate.
+        count: Int32, how many gradients were not finite; of finite ones, how many have a squared norm beyond float32.
+        nearest: Int32, the position of the last of these, which is nearest to the loss if the list is in the order of
+            the forward pass; -1 if there are none.
+        weight: Int32, the position of the first variable that was not finite already; -1 if all were.
+        lower_helps: Bool, whether the gradients were found finite at a lower loss scale.
     """
 
     cause: tf.Tensor
     has_nan: tf.Tensor
     index: tf.Tensor
+    count: tf.Tensor
+    nearest: tf.Tensor
+    weight: tf.Tensor
+    lower_helps: tf.Tensor
 
 
 def not_skipped() -> Skip:
     """What a step that was applied, or not attempted, has in the place of a reason."""
-    return Skip(tf.constant(int(Cause.NONE)), tf.constant(False), tf.constant(-1))
+    none, no = tf.constant(-1), tf.constant(False)
+    return Skip(tf.constant(int(Cause.NONE)), no, none, tf.constant(0), none, none, no)
 
 
 class Outcome(NamedTuple):
@@ -65,6 +75,10 @@ class Outcome(NamedTuple):
         index: Int32, the position in the list of gradients of the first one that was not finite; -1 if applied.
         clipped_norm: Float32, the global norm of the unscaled gradients after clipping, as the optimizer saw them; NaN
             on a skipped step.
+        count: Int32, how many gradients were not finite; 0 if applied, or not known.
+        nearest: Int32, the position of the last one that was not finite; -1 if applied, or not known.
+        weight: Int32, the position of the first variable that was not finite before the step already; -1 if none.
+        lower_helps: Bool, whether the gradients were found finite at a lower loss scale.
     """
 
     finite: tf.Tensor
@@ -74,6 +88,22 @@ class Outcome(NamedTuple):
     has_nan: tf.Tensor
     index: tf.Tensor
     clipped_norm: tf.Tensor
+    count: tf.Tensor = 0
+    nearest: tf.Tensor = -1
+    weight: tf.Tensor = -1
+    lower_helps: tf.Tensor = False
+
+    @property
+    def variable(self) -> tf.Tensor:
+        """The position of the variable to look at first, scalar int32; -1 if the step was applied or not attempted.
+
+        The first one that was not finite already, if no lower scale was seen to help; or else the last one whose
+        gradient was not finite, which the backward pass met first if the list is in the order of the forward pass; or
+        else the one of `index`.
+        """
+        last = tf.where(tf.greater_equal(self.nearest, 0), self.nearest, self.index)
+        spoiled = tf.logical_and(tf.greater_equal(self.weight, 0), tf.logical_not(self.lower_helps))
+        return tf.where(spoiled, self.weight, last)
 
 
 def presumed_cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor) -> tf.Tensor:
@@ -84,55 +114,3 @@ def presumed_cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor) -> tf.Tenso
         scaled_finite: Scalar bool, whether every gradient was finite before unscaling.
     """
     return tf.where(loss_finite, tf.where(scaled_finite, Cause.TOO_LARGE, Cause.OVERFLOW), Cause.LOSS)
-
-
-def explain(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
-    """One sentence on what happened and what would help. Reads the outcome: call it on the host.
-
-    Args:
-        outcome: From `LossScaler.apply`.
-        names: The variables' names, in the order of the gradients, and those of the optimizer's own.
-        optimizer: What the optimizer is called.
-    """
-    scale = f"{float(outcome.loss_scale):g}"
-    why, index = Cause(int(outcome.cause)), int(outcome.index)
-    if why is Cause.NONE:
-        return f"The step was applied at loss scale {scale}."
-    if why is Cause.UPDATE:
-        return _explain_update(names[index] if 0 <= index < len(names) else None, bool(outcome.has_nan), optimizer)
-    name = names[index] if 0 <= index < len(names) else f"number {index}"
-    kind = "NaN" if bool(outcome.has_nan) else "infinity"
-    where = f"the gradient of {name!r} is the first with {'a NaN' if kind == 'NaN' else 'an infinity'}"
-    return {
-        Cause.LOSS: (
-            f"The step was skipped because the loss itself was not finite; {where}. No loss scale can help: look for "
-            "non-finite data, or a forward pass that overflows."
-        ),
-        Cause.BACKWARD: (
-            f"The step was skipped because the derivatives are not finite at any loss scale, though the loss is; "
-            f"{where}. Look for a square root, logarithm, division or norm at 0."
-        ),
-        Cause.OVERFLOW: (
-            f"The step was skipped because the backward pass overflowed at loss scale {scale}; {where}. A lower scale "
-            "helps."
-        ),
-        Cause.TOO_LARGE: (
-            f"The step was skipped because the gradients are finite at loss scale {scale}, but unscaled they or their "
-            f"squared norm exceed float32; the gradient of {name!r} is the largest. No loss scale can help: lower the "
-            "learning rate, or look for a loss that explodes."
-        ),
-    }[why]
-
-
-def _explain_update(name: str | None, has_nan: bool, optimizer: str) -> str:
-    if name is None:
-        return (
-            f"The step was skipped because the learning rate of {optimizer} is NaN, infinite or so large that it can "
-            "make weights infinite, although the gradients are finite. Look at the learning rate or its schedule."
-        )
-    value = "a NaN" if has_nan else "an infinity"
-    return (
-        f"The step was skipped because {optimizer} made {value} of finite gradients, first in {name!r}; everything was "
-        "put back. No loss scale can help: look at its epsilon and its slots, clip the gradients, or use another "
-        "optimizer."
-    )

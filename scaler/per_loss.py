@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.errors import InvalidArgument, StuckError
+from scaler.errors import InvalidArgument
 from scaler.graphs import as_written
 from scaler.loss_scaler import Counters, LossScaler
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, move_nothing
-from scaler.outcome import Cause, Outcome
+from scaler.outcome import Cause, Outcome, Skip
 from scaler.pairs import check_gradients
 from scaler.rollback import Snapshot, snapshot
 from scaler.strategies import NoScaling, Strategy
@@ -62,11 +62,12 @@ class PerLoss(tf.Module):
                 f"PerLoss({strategies!r}): expected a dict of strategies by the names of their losses, such as "
                 '{"task": scaler.Dynamic(), "penalty": scaler.Dynamic()}.'
             )
-        self._gate = LossScaler(NoScaling(), stuck=stuck, name="step")
+        self._gate = _StepScaler(NoScaling(), stuck=stuck, name="step")
         self._scalers: dict[str, LossScaler] = {}
         for loss, strategy in strategies.items():
             with _named("PerLoss", loss):
-                self._scalers[loss] = LossScaler(strategy, stuck=stuck)
+                own = self._scalers[loss] = LossScaler(strategy, stuck=stuck)
+            own._called = f"Loss {loss!r}: The loss scaler"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,8 +127,8 @@ class PerLoss(tf.Module):
             rollback: As for `LossScaler.apply`.
 
         Returns:
-            What happened to the step. Of a skipped one `cause`, `has_nan`, `index` and `loss_scale` are those of the
-            first loss whose gradients were not finite; if only their sum was not, the scale is 1.
+            What happened to the step. Of a skipped one `loss_scale`, `cause` and all that belongs to it are those of
+            the first loss whose gradients were not finite; if only their sum was not, the scale is 1.
 
         Raises:
             InvalidArgument: For other names, and whatever `LossScaler.apply` refuses.
@@ -168,11 +169,8 @@ class PerLoss(tf.Module):
             StuckError: With the name of the loss.
             InvalidArgument: Inside a `tf.function`.
         """
-        for loss, own in self._scalers.items():
-            try:
-                own.check()
-            except StuckError as error:
-                raise StuckError(f"Loss {loss!r}: {error}") from error
+        for own in self._scalers.values():
+            own.check()
         self._gate.check()
 
     def _check_names(self, method: str, found: object) -> None:
@@ -183,6 +181,14 @@ class PerLoss(tf.Module):
             )
 
 
+class _StepScaler(LossScaler):
+    """Decides for all losses together. The scale that it tells of a skip is that of the loss to blame."""
+
+    def _pinned(self, loss_scale: float) -> str:
+        del loss_scale
+        return ""
+
+
 def _blamed(step: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     """The step's outcome with what the first loss says whose own gradients were not finite."""
     # What the gate calls an overflow at scale 1 without any loss's is an overflow of the sum.
@@ -191,7 +197,7 @@ def _blamed(step: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     result = step._replace(cause=tf.where(of_sum, int(Cause.TOO_LARGE), step.cause))
     for own in reversed(outcomes):
         guilty = tf.logical_and(skipped, tf.logical_not(own.finite))
-        fields = ("loss_scale", "cause", "has_nan", "index")
+        fields = ("loss_scale", *Skip._fields)
         result = result._replace(**{f: tf.where(guilty, getattr(own, f), getattr(result, f)) for f in fields})
     return result
 

@@ -33,7 +33,15 @@ class StuckPolicy:
         at_floor: Also stuck when a step was skipped at the strategy's `min_scale`, where nothing lower can be tried.
         at_ceiling: Also stuck when the scale is at the strategy's `max_scale`, where underflow can no longer be cured.
         skip_rate: Also stuck when more than this share of the last `over` attempted steps was skipped; None for never.
-        over: Steps that `skip_rate` is about; the visits of the host decide how exactly they are met.
+        over: Steps that `skip_rate` is about; the visits of the host decide how exactly they are met. Fewer steps say
+            nothing.
+
+    The default share is above what a sound run skips. `Dynamic(growth_interval=1)` skips half of all steps for ever,
+    and 0.635 of 200 when it comes down from 2^40 to 2^-14 first; with `hysteresis=2`, from 2^15, it is 0.685. A preset
+    with its defaults skips at most 0.17 of any 200 while it looks for its level, and 0.02 from then on; `dalle` alone
+    takes a hundred skips in a row for that. One bad batch in ten is far below, three in four are above.
+
+    After a checkpoint was restored the steps are counted anew, so that a run that was mended can go on.
 
     Raises:
         InvalidArgument: For a value that cannot work.
@@ -44,8 +52,8 @@ class StuckPolicy:
     consecutive_skips: int | None = 100
     at_floor: bool = False
     at_ceiling: bool = False
-    skip_rate: float | None = None
-    over: int = 1000
+    skip_rate: float | None = 0.7
+    over: int = 200
 
     def __post_init__(self) -> None:
         if self.action not in _ACTIONS:
@@ -54,7 +62,7 @@ class StuckPolicy:
             check_count("consecutive_skips", self.consecutive_skips, 100)
         if self.skip_rate is not None:
             check_number("skip_rate", self.skip_rate, "a share in (0, 1)", lambda v: 0 < v < 1)
-        check_count("over", self.over, 1000)
+        check_count("over", self.over, 200)
         check_flag("at_floor", self.at_floor)
         check_flag("at_ceiling", self.at_ceiling)
 
@@ -94,11 +102,20 @@ class History:
 
     def add(self, reading: Reading) -> None:
         """Adds one, and forgets those that no later question can be about."""
-        if reading.attempted < self.readings[-1].attempted:
-            self.readings.clear()  # A checkpoint was restored.
+        if self.readings and reading.attempted < self.readings[-1].attempted:
+            self.readings.clear()  # An earlier state was assigned.
         self.readings.append(reading)
         while len(self.readings) > 1 and reading.attempted - self.readings[1].attempted >= self._over:
             self.readings.pop(0)
+
+    def begin(self, reading: Reading) -> None:
+        """Has the steps before this reading count for nothing, if nobody has looked yet."""
+        if len(self.readings) == 1 and not self.readings[0].attempted:
+            self.readings = [reading]
+
+    def forget(self) -> None:
+        """Has the steps before the next reading count for nothing."""
+        self.readings.clear()
 
 
 class Watch:
@@ -106,13 +123,14 @@ class Watch:
 
     def __init__(self, policy: StuckPolicy):
         self.policy = policy
-        self._history = History(policy.over)
+        self.history = History(policy.over)
         self._was_stuck = False
 
-    def look(self, reading: Reading, min_scale: float, max_scale: float, reason: Callable[[], str]) -> None:
+    def look(self, who: str, reading: Reading, min_scale: float, max_scale: float, reason: Callable[[], str]) -> None:
         """Raises, warns or does nothing.
 
         Args:
+            who: The beginning of the sentence, such as "The loss scaler with Dynamic()".
             reading: Of now.
             min_scale: The strategy's floor.
             max_scale: Its ceiling.
@@ -121,10 +139,10 @@ class Watch:
         Raises:
             StuckError: If the scaler is stuck and the policy is to raise.
         """
-        self._history.add(reading)
-        problem = self.policy.problem(self._history.readings, min_scale, max_scale)
+        self.history.add(reading)
+        problem = self.policy.problem(self.history.readings, min_scale, max_scale)
         if problem and self.policy.action != "continue":
-            message = f"The loss scaler is stuck: {problem}. {reason()}".strip()
+            message = f"{who} is stuck: {problem}. {reason()}".strip()
             if self.policy.action == "raise":
                 raise StuckError(message)
             if not self._was_stuck:

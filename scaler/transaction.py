@@ -9,7 +9,7 @@ import tensorflow as tf
 from scaler import replicas
 from scaler.graphs import apart, in_xla
 from scaler.optimizers import Optimizer
-from scaler.outcome import Cause, Skip
+from scaler.outcome import Cause, Skip, not_skipped
 
 
 class Proven:
@@ -47,7 +47,7 @@ class Proven:
 
     def undo(self) -> Skip:
         """The reason why it does not count. An `index` of -1 stands for the learning rate."""
-        return Skip(tf.constant(int(Cause.UPDATE)), tf.constant(False), tf.constant(-1))
+        return _because(has_nan=tf.constant(False), index=tf.constant(-1))
 
 
 class Transaction:
@@ -103,13 +103,15 @@ class Transaction:
         bad = tf.cast(tf.stack([_not_finite(variable) for variable in own]), tf.int32)
         nan = tf.stack([tf.reduce_any(tf.math.is_nan(variable)) for variable in own])
         worst = tf.argmax(bad, output_type=tf.int32)
-        reason = Skip(
-            tf.constant(int(Cause.UPDATE)), tf.gather(nan, worst), tf.gather(tf.constant(self._indices), worst)
-        )
+        reason = _because(has_nan=tf.gather(nan, worst), index=tf.gather(tf.constant(self._indices), worst))
         # Reads of a variable that is assigned later come first: TensorFlow keeps their order.
         for variable, value in zip(self._kept, self._before, strict=True):
             replicas.assign_each(self._strategy, variable, lambda own, value: value, value)
         return reason
+
+
+def _because(*, has_nan: tf.Tensor, index: tf.Tensor) -> Skip:
+    return not_skipped()._replace(cause=tf.constant(int(Cause.UPDATE)), has_nan=has_nan, index=index)
 
 
 def _values(*variables) -> list[tf.Tensor]:

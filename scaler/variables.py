@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -30,3 +31,37 @@ def explain_other_shapes(variable: tf.Variable, what: str) -> None:
         return restore(tensors)
 
     object.__setattr__(variable, "_restore_from_tensors", checked)
+
+
+def when_restored(variable: tf.Variable, call: Callable[[], None]) -> None:
+    """Has `call` called whenever a checkpoint gives the variable a value, on whichever replica.
+
+    TensorFlow has no public name for it; where the private ones are missing, nothing is called.
+    """
+    for part in (variable, *getattr(variable, "values", ())):
+        restore = getattr(part, "_restore_from_tensors", None)
+        if restore is not None:
+            object.__setattr__(part, "_restore_from_tensors", _then(restore, call))
+    gather = getattr(variable, "_gather_saveables_for_checkpoint", None)
+    if gather is not None and isinstance(variable, tf.distribute.DistributedValues):
+        object.__setattr__(variable, "_gather_saveables_for_checkpoint", lambda: _telling(gather(), call))
+
+
+def _telling(saveables: dict, call: Callable[[], None]) -> dict:
+    def told(make: Callable) -> Callable:
+        def made(*arguments, **named) -> Any:
+            saveable = make(*arguments, **named)
+            saveable.restore = _then(saveable.restore, call)
+            return saveable
+
+        return made
+
+    return {key: told(make) for key, make in saveables.items()}
+
+
+def _then(restore: Callable, call: Callable[[], None]) -> Callable:
+    def restored(*arguments, **named) -> Any:
+        call()
+        return restore(*arguments, **named)
+
+    return restored

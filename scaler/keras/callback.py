@@ -22,7 +22,7 @@ class LossScaleLogger(keras.callbacks.Callback):
 
     Args:
         stuck: When the scaler counts as stuck and what happens then; without one, what its `LossScaler` has:
-            `StuckPolicy()`, an error after a hundred skipped steps in a row.
+            `StuckPolicy()`, an error after a hundred skipped steps in a row, or more than seven in ten of the last 200.
 
     Raises:
         InvalidArgument: For no `StuckPolicy`; when training starts, for a model without a `LossScaleOptimizer`.
@@ -44,6 +44,7 @@ class LossScaleLogger(keras.callbacks.Callback):
             )
         if self._stuck is not None:
             self.model.optimizer.loss_scaler.stuck = self._stuck
+        self.model.optimizer.loss_scaler.watch_from_here()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Adds to the logs of the batch, then asks the stuck policy."""

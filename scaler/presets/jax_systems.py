@@ -77,4 +77,4 @@ def optax_apply_if_finite_stuck(max_consecutive_errors: int) -> StuckPolicy:
         InvalidArgument: If that is no integer of at least 1; at 0 optax applies every step.
     """
     check_count("max_consecutive_errors", max_consecutive_errors, 5)
-    return StuckPolicy("raise", consecutive_skips=max_consecutive_errors + 1)
+    return StuckPolicy("raise", consecutive_skips=max_consecutive_errors + 1, skip_rate=None)

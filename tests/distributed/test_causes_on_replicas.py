@@ -82,3 +82,13 @@ def test_a_loss_that_is_nan_on_one_replica_in_a_train_step():
         assert int(rig.loss_scaler.last_skip.cause) == scaler.Cause.LOSS
         assert not rig.run([cases.spoil(cases.batch(0), "gradients", replica, 2)])["applied"].any()
         assert int(rig.loss_scaler.last_skip.cause) == scaler.Cause.OVERFLOW
+
+
+def test_a_weight_that_is_not_finite_already_is_named_on_replicas():
+    rig = cases.Rig(cases.mirrored(2), cases.dense_model, lambda: keras.optimizers.SGD(0.1))
+    bad = rig.model.trainable_variables[2]
+    bad.assign(tf.fill(bad.shape, np.nan))
+    outputs = rig.run([cases.batch(0)])
+    assert (outputs["cause"].tolist(), outputs["variable"].tolist()) == ([scaler.Cause.LOSS], [2])
+    assert f"the weight {bad.path!r} is not finite already, and so the loss is not" in rig.loss_scaler.explain()
+    assert cases.agree([*rig.loss_scaler._last_skip.values()])

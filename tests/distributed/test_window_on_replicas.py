@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import replica_cases as cases
 
+import scaler
+
 
 def rig_of(kind, **arguments):
     model = functools.partial(cases.stateful_model if kind == "float16" else cases.dense_model, kind)
@@ -21,6 +23,14 @@ def rig_of(kind, **arguments):
 @pytest.fixture(scope="module")
 def half():
     return rig_of("float16", accumulate=2)
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_a_window_that_was_spoiled_on_one_replica_names_no_gradient(half, replica):
+    half.reset()
+    outputs = half.run([cases.spoil(cases.batch(1), "gradients", replica, 2), cases.batch(0)])
+    assert (outputs["cause"].tolist(), outputs["variable"].tolist()) == ([0, scaler.Cause.OVERFLOW], [-1, -1])
+    assert "which gradient was not finite is not kept" in half.loss_scaler.explain()
 
 
 @pytest.mark.parametrize("where", ["gradients", "forward"])

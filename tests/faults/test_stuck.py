@@ -35,7 +35,7 @@ def skipping(stuck=None, **strategy):
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
 def test_it_raises_after_so_many_consecutive_skips_and_not_before(limit):
-    loss_scaler, take = skipping(scaler.StuckPolicy(consecutive_skips=limit))
+    loss_scaler, take = skipping(scaler.StuckPolicy(consecutive_skips=limit, skip_rate=None))
     take("1" + "0" * (limit - 1) + "1" + "0" * (limit - 1))
     loss_scaler.check()
     take("0")

@@ -3,6 +3,7 @@
 import csv
 
 import keras
+import numpy as np
 import pytest
 from keras_cases import SCALE, compiled, data, fit, make_model, overflowing
 
@@ -48,3 +49,32 @@ def test_it_says_what_it_needs():
     model.compile("adam", loss="mse", auto_scale_loss=False)
     with pytest.raises(scaler.InvalidArgument, match="optimizer is a Adam: expected"):
         fit(model, callbacks=[scaler.LossScaleLogger()])
+
+
+def mostly_nan(model, batches):
+    """Fits batches of which the first of every eight alone is sound."""
+    x, y = data(8 * batches)
+    bad = (range(len(x)) // np.int64(8)) % 8 > 0
+    x[bad] = np.nan
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[scaler.LossScaleLogger()])
+
+
+def test_a_run_that_skips_most_steps_is_stopped_and_a_loaded_one_is_judged_anew(tmp_path):
+    model = compiled()
+    with pytest.raises(scaler.StuckError, match=r"with Dynamic\(.*\) is stuck: 175 of the last 200 steps"):
+        mostly_nan(model, 240)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.loss_scaler.counters.attempted == 200
+    fit(loaded, callbacks=[scaler.LossScaleLogger()])
+    with pytest.raises(scaler.StuckError, match="steps were skipped"):
+        mostly_nan(loaded, 240)
+
+
+def test_short_fits_are_judged_together():
+    model = compiled()
+    for _ in range(4):
+        mostly_nan(model, 40)
+    with pytest.raises(scaler.StuckError, match="175 of the last 200 steps"):
+        mostly_nan(model, 40)
+    assert model.optimizer.loss_scaler.counters.attempted == 200

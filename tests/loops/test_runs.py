@@ -21,7 +21,18 @@ def test_a_run_leaves_a_line_for_every_step_and_a_summary(run):
     assert [line["step"] for line in lines] == list(range(1, 21))
     scale, good = 2.0**15, 0
     for line in lines:
-        assert set(line) == {"step", "loss", "attempted", "applied", "loss_scale", "grad_norm", "clipped_norm"}
+        assert set(line) == {
+            "step",
+            "loss",
+            "attempted",
+            "applied",
+            "loss_scale",
+            "grad_norm",
+            "clipped_norm",
+            "cause",
+            "variable",
+        }
+        assert (line["cause"] is None) == (line["variable"] is None) == line["applied"]
         assert line["attempted"] is True
         assert line["loss_scale"] == scale
         good = good + 1 if line["applied"] else 0

@@ -13,6 +13,7 @@ import tensorflow as tf
 from crash_cases import start
 
 import loops
+import scaler
 
 VALUES = [1.0, math.nan, -math.inf, 4.0, 5.0, 6.0, 7.0]
 
@@ -110,7 +111,8 @@ def events(folder):
 
 def real_run(folder, *actions, **arguments):
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    # Keras would count the models of this process in their names.
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, name="dense")], name="model")
     optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5, staircase=True))
     step = loops.TrainStep(model, lambda y, prediction: tf.reduce_mean(tf.square(prediction - y)), optimizer)
     x = np.float32([[1, 2], [3, 1], [np.inf, 1], [1, 1], [2, 2], [1, 0]])
@@ -137,7 +139,11 @@ def test_curves_are_those_of_the_run(no_hint, tmp_path):
         "optimizer/learning_rate",
         "time/steps_per_second",
         "validation/mse",
+        "cause",
+        "variable",
     }
+    assert curves["cause"] == [(step, scaler.Cause.LOSS if step == 3 else scaler.Cause.NONE) for step in range(1, 7)]
+    assert curves["variable"] == [(step, 1 if step == 3 else -1) for step in range(1, 7)]
     for tag, name in (("loss", "loss"), ("gradient/global_norm", "grad_norm")):
         finite = [line[name] if line[name] is not None else math.inf for line in written]
         got = [value if math.isfinite(value) else math.inf for _, value in curves[tag]]

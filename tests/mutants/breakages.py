@@ -16,6 +16,7 @@ FORGOTTEN = "tests/scaler/test_forgotten_rollback.py"
 FOREIGN = "tests/scaler/test_foreign_scales.py"
 GRADIENTS = "tests/scaler/test_gradients.py"
 MASTERS = "tests/scaler/test_masters.py"
+MOSTLY_SKIPPED = "tests/faults/test_mostly_skipped.py"
 MEASUREMENT = "tests/scaler/test_measurement.py"
 PROOFS = "tests/scaler/test_proofs.py"
 REPLICAS = "tests/mutants/test_replica_guards.py"
@@ -30,6 +31,7 @@ KERAS_WINDOW = "tests/keras/test_scale_moves_in_a_window.py"
 ONCE = "tests/scaler/test_scaled_once.py"
 SAVE = "tests/keras/test_keras_save.py"
 UPDATES = "tests/scaler/test_transaction.py"
+WHERE = "tests/faults/test_where_it_began.py"
 WINDOW = "tests/loops/test_accumulate.py"
 WINDOW_SCALE = "tests/loops/test_scale_moves_in_a_window.py"
 WINDOW_SUMS = "tests/loops/test_accumulate_gradients.py"
@@ -115,6 +117,15 @@ BREAKAGES = {
     "last_skip_is_not_recorded": f"{SENTENCES}::test_the_scaler_knows_the_names_of_what_it_applied",
     "a_bad_loss_is_blamed_for_ever": f"{SENTENCES}::test_a_bad_loss_is_blamed_for_its_own_step_only",
     "backward_is_not_told_from_overflow": f"{CAUSES}::test_a_step_says_why_it_was_skipped[graph-square root at 0]",
+    "skips_between_clean_steps_are_never_too_many": (
+        f"{MOSTLY_SKIPPED}::test_most_steps_skipped_is_found_however_rare_the_visits[1000-100-200]"
+    ),
+    "a_restored_scaler_is_blamed_for_the_past": f"{MOSTLY_SKIPPED}::test_a_restored_scaler_is_judged_from_there_on",
+    "what_float16_flushes_is_an_overflow": (
+        f"{WHERE}::test_a_singular_derivative_is_not_called_an_overflow_though_float16_flushes_it"
+        "[mixed_float16-32768.0-2048]"
+    ),
+    "a_bad_weight_is_not_looked_at": f"{WHERE}::test_a_weight_that_is_not_finite_already_is_named[float32-nan]",
     "the_last_skip_stays_presumed": f"{CAUSES}::test_a_step_says_why_it_was_skipped[graph-square root at 0]",
     # In Keras
     "keras_window_takes_infinities": f"{FIT}::test_a_window_that_overflows_ends_where_it_would_have_ended",

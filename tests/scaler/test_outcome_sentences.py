@@ -8,12 +8,14 @@ from scaler_cases import by_hand
 
 import scaler
 from scaler import Cause, Outcome
-from scaler.outcome import explain, presumed_cause
+from scaler.explain import explain
+from scaler.last_skip import MOST_COUNTED, packed, unpacked
+from scaler.outcome import Skip, not_skipped, presumed_cause
 
 NAMES = ["kernel", "bias"]
 
 
-def outcome(why, index=1, has_nan=False):
+def outcome(why, index=1, has_nan=False, **more):
     return Outcome(
         finite=tf.constant(why is Cause.NONE),
         loss_scale=tf.constant(2.0**15),
@@ -22,6 +24,7 @@ def outcome(why, index=1, has_nan=False):
         has_nan=tf.constant(has_nan),
         index=tf.constant(index),
         clipped_norm=tf.constant(float("nan")),
+        **more,
     )
 
 
@@ -39,7 +42,7 @@ def test_the_presumed_cause_of_every_combination(loss_finite, scaled_finite):
 SENTENCES = {
     Cause.LOSS: ["the loss itself was not finite", "'bias' is the first with", "No loss scale can help"],
     Cause.BACKWARD: ["at any loss scale", "'bias' is the first with", "square root"],
-    Cause.OVERFLOW: ["overflowed at loss scale 32768;", "'bias' is the first with", "A lower scale helps"],
+    Cause.OVERFLOW: ["overflowed at loss scale 32768;", "'bias' is the first with", "A lower scale may help; if"],
     Cause.TOO_LARGE: ["finite at loss scale 32768,", "'bias' is the largest", "No loss scale can help"],
 }
 
@@ -61,9 +64,7 @@ def test_an_applied_step_is_told_with_its_scale():
     assert explain(outcome(Cause.NONE, index=-1), NAMES) == "The step was applied at loss scale 32768."
 
 
-@pytest.mark.parametrize(
-    ("index", "name"), [(0, "'kernel'"), (1, "'bias'"), (2, "'number 2'"), (3, "'number 3'"), (-1, "'number -1'")]
-)
+@pytest.mark.parametrize(("index", "name"), [(0, "'kernel'"), (1, "'bias'"), (2, "'number 2'"), (3, "'number 3'")])
 def test_a_position_without_a_name_is_a_number(index, name):
     assert f"the gradient of {name} is" in explain(outcome(Cause.OVERFLOW, index=index), NAMES)
 
@@ -91,3 +92,168 @@ def test_a_bad_loss_is_blamed_for_its_own_step_only():
     assert step(1.0, bad) == Cause.OVERFLOW
     assert step(1.0, tf.constant([1.0])) == Cause.NONE
     assert step(float("inf"), bad) == Cause.LOSS
+
+
+LAYERS = ["a", "b", "c", "d"]
+WORDS = {
+    "one": (dict(index=1, count=1, nearest=1), "the gradient of 'b' is the first with a NaN, and the only one."),
+    "three": (
+        dict(index=1, count=3, nearest=3),
+        "the gradient of 'b' is the first of 3 that are not finite, with a NaN among them, and that of 'd' the last, "
+        "as a rule the nearest to the loss.",
+    ),
+    "from an old checkpoint": (dict(index=1), "the gradient of 'b' is the first with a NaN."),
+}
+
+
+@pytest.mark.parametrize(("more", "said"), WORDS.values(), ids=WORDS)
+def test_the_gradients_are_counted_and_the_nearest_to_the_loss_is_named(more, said):
+    assert said in explain(outcome(Cause.BACKWARD, has_nan=True, **more), LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (dict(index=2), "the gradient of 'c' is the largest."),
+        (dict(index=2, count=1, nearest=2), "the gradient of 'c' is the largest."),
+        (dict(index=1, count=2, nearest=2), "the gradient of 'b' is the first of 2 too large ones."),
+    ],
+)
+def test_the_largest_is_called_so_only_if_it_is_known(more, said):
+    assert said in explain(outcome(Cause.TOO_LARGE, **more), LAYERS)
+
+
+def test_a_weight_is_not_blamed_where_a_lower_scale_was_seen_to_help():
+    got = outcome(Cause.OVERFLOW, index=0, count=1, nearest=0, weight=1, lower_helps=True)
+    said = explain(got, LAYERS)
+    assert "overflowed at loss scale 32768; " in said
+    assert said.endswith("; the weight 'b' is not finite already, but that is not why. A lower scale helps.")
+    assert int(got.variable) == 0
+
+
+@pytest.mark.parametrize(("why", "loss"), [(Cause.LOSS, ", and so the loss is not"), (Cause.OVERFLOW, "")])
+def test_a_weight_that_is_not_finite_is_blamed_first(why, loss):
+    said = explain(outcome(why, index=0, has_nan=True, count=4, nearest=3, weight=2), LAYERS)
+    assert said.startswith(
+        f"The step was skipped because the weight 'c' is not finite already{loss}; the gradient of 'a'"
+    )
+    assert said.endswith("No loss scale can help: load weights from before, and look for what assigned it.")
+
+
+def test_a_loss_is_told_from_weights_only_if_they_were_looked_at():
+    known = explain(outcome(Cause.LOSS, count=1, nearest=1), NAMES)
+    assert "the loss itself was not finite, though all trained weights are; " in known
+    assert "the loss itself was not finite; " in explain(outcome(Cause.LOSS), NAMES)
+
+
+@pytest.mark.parametrize(
+    ("helps", "pinned", "said"),
+    [
+        (True, "", "A lower scale helps."),
+        (
+            False,
+            "",
+            "A lower scale may help; if it does not, look for a square root, logarithm, division or norm at 0.",
+        ),
+        (True, "8 is the floor", "A lower scale helps, but 8 is the floor."),
+        (False, "8 is the floor", "A lower scale may help, but 8 is the floor."),
+    ],
+)
+def test_a_lower_scale_helps_only_if_that_was_seen_and_is_allowed(helps, pinned, said):
+    assert explain(outcome(Cause.OVERFLOW, lower_helps=helps), NAMES, pinned).endswith(f". {said}")
+
+
+def test_a_gradient_that_is_not_known_is_not_named():
+    said = explain(outcome(Cause.OVERFLOW, index=-1), NAMES)
+    assert "overflowed at loss scale 32768; which gradient was not finite is not kept. A lower scale may help" in said
+
+
+def test_a_step_that_was_not_due_is_not_called_applied():
+    not_due = outcome(Cause.NONE, index=-1)._replace(finite=tf.constant(False))
+    assert explain(not_due, NAMES) == "No step was attempted: it was not due."
+
+
+def test_the_variable_to_look_at_first():
+    assert int(outcome(Cause.OVERFLOW, index=1).variable) == 1
+    assert int(outcome(Cause.OVERFLOW, index=1, nearest=3).variable) == 3
+    assert int(outcome(Cause.OVERFLOW, index=1, nearest=3, weight=0).variable) == 0
+    assert int(outcome(Cause.NONE, index=-1).variable) == -1
+
+
+def skip_of(**fields):
+    return not_skipped()._replace(**{name: tf.constant(value) for name, value in fields.items()})
+
+
+def numbers(skip):
+    return tuple(value.numpy().item() for value in skip)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, {}),
+        (dict(cause=3, has_nan=True, index=2, count=5, nearest=9, lower_helps=True), {}),
+        (dict(cause=15, index=2**20 - 1, count=1, nearest=2**20 - 1), {}),
+        (dict(cause=1, index=0, count=9, nearest=8, weight=0), dict(nearest=-1)),
+        (dict(cause=2, index=3, count=10**6, nearest=4), dict(count=MOST_COUNTED)),
+    ],
+)
+def test_the_last_skip_is_kept_in_the_numbers_of_old_checkpoints(given, kept):
+    skip = skip_of(**given)
+    stored = packed(skip)
+    assert {name: value.dtype for name, value in stored.items()} == {
+        "cause": tf.int32,
+        "has_nan": tf.bool,
+        "index": tf.int32,
+    }
+    assert numbers(unpacked(**stored)) == numbers(skip._replace(**{k: tf.constant(v) for k, v in kept.items()}))
+
+
+@pytest.mark.parametrize(("cause", "index"), [(0, -1), (1, 0), (3, 7), (4, 2)])
+def test_a_skip_of_an_old_checkpoint_is_read(cause, index):
+    read = unpacked(tf.constant(cause), tf.constant(True), tf.constant(index))
+    assert numbers(read) == (cause, True, index, 0, -1, -1, False)
+    assert isinstance(read, Skip)
+
+
+def test_a_count_beyond_what_is_kept_is_told_so():
+    said = explain(outcome(Cause.BACKWARD, index=0, count=MOST_COUNTED + 5, nearest=1), NAMES)
+    assert "is the first of 2047 or more that are not finite" in said
+
+
+def test_before_any_step_and_any_skip():
+    weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler()
+    assert loss_scaler.explain() == "No step was attempted yet."
+    loss_scaler.apply(lambda grads, variables: None, [tf.constant([1.0])], [weight])
+    assert loss_scaler.explain() == "No step was skipped yet: 1 of 1 attempted ones were applied."
+    loss_scaler.update(scaler.Event(tf.constant(False)))
+    assert loss_scaler.explain() == "1 of 2 steps were skipped, but through `update`, which is not told why."
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (scaler.Dynamic(8.0), "may help; if"),
+        (scaler.Dynamic(8.0, min_scale=8.0), "may help, but 8 is the floor of Dynamic: set a lower min_scale."),
+        (scaler.Static(8.0), "may help, but Static keeps it at 8: choose a lower one, or a strategy that lowers it."),
+        (scaler.NoScaling(), "may help, but NoScaling keeps it at 1: choose a lower one"),
+    ],
+    ids=str,
+)
+def test_a_scale_that_cannot_go_lower_is_told_with_what_forbids_it(strategy, said):
+    loss_scaler = scaler.LossScaler(strategy)
+    loss_scaler.scale(tf.constant(1.0))
+    loss_scaler.apply(lambda grads, variables: None, [tf.constant([float("inf")])], [tf.Variable([1.0])])
+    assert said in loss_scaler.explain()
+
+
+def test_the_step_of_several_losses_is_not_told_of_its_own_scale():
+    weight = tf.Variable([1.0])
+    losses = scaler.PerLoss({"task": scaler.Dynamic(0.5)})
+    losses.scale({"task": tf.constant(1.0)})
+    losses.apply(lambda grads, variables: None, {"task": [tf.constant([float("inf")])]}, [weight])
+    assert losses.explain().endswith(
+        "and the only one. A lower scale may help; if it does not, look for a square "
+        "root, logarithm, division or norm at 0."
+    )
+    assert "overflowed at loss scale 0.5" in losses.explain()

@@ -29,14 +29,17 @@ def test_one_skip_in_a_row_may_be_the_limit():
     assert not problem(StuckPolicy(consecutive_skips=1), Reading(10, 5, 0, 8.0))
 
 
-def test_the_default_is_a_hundred_in_a_row_and_nothing_else():
+def test_the_default_is_a_hundred_in_a_row_or_seven_in_ten_of_two_hundred_and_nothing_else():
     assert StuckPolicy() == StuckPolicy(
-        "raise", consecutive_skips=100, at_floor=False, at_ceiling=False, skip_rate=None, over=1000
+        "raise", consecutive_skips=100, at_floor=False, at_ceiling=False, skip_rate=0.7, over=200
     )
-    assert problem(StuckPolicy(), Reading(2000, 1999, 99, LOW)) is None
+    assert problem(StuckPolicy(), Reading(2000, 1400, 99, LOW)) is None
+    assert problem(StuckPolicy(), Reading(2000, 1401, 0, LOW)) == "1401 of the last 2000 steps were skipped"
+    assert problem(StuckPolicy(), Reading(199, 199, 99, LOW)) is None
     assert problem(StuckPolicy(), Reading(2000, 0, 0, HIGH)) is None
     assert problem(StuckPolicy(), Reading(2000, 100, 100, LOW))
-    assert problem(StuckPolicy(consecutive_skips=None), Reading(2000, 2000, 2000, LOW)) is None
+    never = StuckPolicy(consecutive_skips=None, skip_rate=None)
+    assert problem(never, Reading(2000, 2000, 2000, LOW)) is None
 
 
 @pytest.mark.parametrize(
@@ -83,8 +86,9 @@ def test_a_share_is_of_the_shortest_time_that_is_long_enough():
 
 
 def test_too_many_needs_a_rate():
-    assert StuckPolicy(over=10).problem([Reading(0, 0, 0, 0.0), Reading(10, 10, 0, 8.0)], LOW, HIGH) is None
-    assert StuckPolicy(over=10)._too_many([Reading(0, 0, 0, 0.0), Reading(10, 10, 0, 8.0)]) is None
+    never = StuckPolicy(skip_rate=None, over=10)
+    assert never.problem([Reading(0, 0, 0, 0.0), Reading(10, 10, 0, 8.0)], LOW, HIGH) is None
+    assert never._too_many([Reading(0, 0, 0, 0.0), Reading(10, 10, 0, 8.0)]) is None
 
 
 def test_history_keeps_one_reading_from_long_enough_ago_and_all_since():
@@ -105,6 +109,17 @@ def test_history_forgets_when_an_earlier_step_was_restored():
     assert [reading.attempted for reading in history.readings] == [7, 7]
 
 
+def test_history_begins_where_nobody_has_looked():
+    history = History(10)
+    history.begin(Reading(50, 40, 0, 8.0))
+    assert [reading.attempted for reading in history.readings] == [50]
+    history.begin(Reading(60, 40, 0, 8.0))
+    assert [reading.attempted for reading in history.readings] == [50]
+    history.forget()
+    history.add(Reading(70, 40, 0, 8.0))
+    assert [reading.attempted for reading in history.readings] == [70]
+
+
 def test_history_of_one_step():
     history = History(1)
     for attempted in (1, 2, 3):
@@ -122,8 +137,8 @@ def test_history_of_one_step():
         ({"skip_rate": 1.0}, ["skip_rate=1.0", "(0, 1)"]),
         ({"skip_rate": 1.5}, ["skip_rate=1.5", "(0, 1)"]),
         ({"skip_rate": -0.5}, ["skip_rate=-0.5", "(0, 1)"]),
-        ({"over": 0}, ["over=0", "such as 1000"]),
-        ({"over": None}, ["over=None", "such as 1000"]),
+        ({"over": 0}, ["over=0", "such as 200"]),
+        ({"over": None}, ["over=None", "such as 200"]),
     ],
 )
 def test_refused_with_the_value_and_what_is_allowed(options, parts):

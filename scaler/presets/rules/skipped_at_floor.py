@@ -22,6 +22,7 @@ class SkippedAtFloor(StuckPolicy):
     """
 
     consecutive_skips: int | None = None
+    skip_rate: float | None = None
     in_a_row: int = 1
 
     def __post_init__(self) -> None:

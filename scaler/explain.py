@@ -1,0 +1,102 @@
+"""One sentence on what a step did, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scaler.last_skip import MOST_COUNTED
+from scaler.outcome import Cause, Outcome
+
+
+def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer: str = "the optimizer") -> str:
+    """One sentence on what happened and what would help. Reads the outcome: call it on the host.
+
+    Args:
+        outcome: From `LossScaler.apply`.
+        names: The variables' names, in the order of the gradients, and then those of the optimizer's own.
+        pinned: Why the scale cannot go lower and what to change, or nothing if it can.
+        optimizer: What the optimizer is called.
+    """
+    scale = f"{float(outcome.loss_scale):g}"
+    why = Cause(int(outcome.cause))
+    if why is Cause.NONE:
+        applied = bool(outcome.finite)
+        return f"The step was applied at loss scale {scale}." if applied else "No step was attempted: it was not due."
+    if why is Cause.UPDATE:
+        return _of_update(outcome, names, optimizer)
+    where, weight = _where(outcome, names), int(outcome.weight)
+    if weight >= 0 and bool(outcome.lower_helps):
+        where += f"; the weight {_name(names, weight)!r} is not finite already, but that is not why"
+    elif weight >= 0:
+        loss = ", and so the loss is not" if why is Cause.LOSS else ""
+        return (
+            f"The step was skipped because the weight {_name(names, weight)!r} is not finite already"
+            f"{loss}; {where}. No loss scale can help: load weights from before, and look for what assigned it."
+        )
+    return _SENTENCES[why].format(
+        scale=scale,
+        where=where,
+        weights=", though all trained weights are" if int(outcome.count) else "",
+        helps=_helps(outcome, pinned),
+    )
+
+
+_SENTENCES = {
+    Cause.LOSS: (
+        "The step was skipped because the loss itself was not finite{weights}; {where}. No loss scale can help: look "
+        "for non-finite data, or a forward pass that overflows."
+    ),
+    Cause.BACKWARD: (
+        "The step was skipped because the derivatives are not finite at any loss scale, though the loss is; {where}. "
+        "Look for a square root, logarithm, division or norm at 0."
+    ),
+    Cause.OVERFLOW: "The step was skipped because the backward pass overflowed at loss scale {scale}; {where}. {helps}",
+    Cause.TOO_LARGE: (
+        "The step was skipped because the gradients are finite at loss scale {scale}, but unscaled they or their "
+        "squared norm exceed float32; {where}. No loss scale can help: lower the learning rate, or look for a loss "
+        "that explodes."
+    ),
+}
+
+
+def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
+    if int(outcome.index) < 0:
+        return (
+            f"The step was skipped because the learning rate of {optimizer} is NaN, infinite or so large that it can "
+            "make weights infinite, although the gradients are finite. Look at the learning rate or its schedule."
+        )
+    value = "a NaN" if bool(outcome.has_nan) else "an infinity"
+    return (
+        f"The step was skipped because {optimizer} made {value} of finite gradients, first in {_name(names, int(outcome.index))!r}; everything was "
+        "put back. No loss scale can help: look at its epsilon and its slots, clip the gradients, or use another "
+        "optimizer."
+    )
+
+
+def _helps(outcome: Outcome, pinned: str) -> str:
+    if bool(outcome.lower_helps):
+        return f"A lower scale helps, but {pinned}." if pinned else "A lower scale helps."
+    if pinned:
+        return f"A lower scale may help, but {pinned}."
+    return "A lower scale may help; if it does not, look for a square root, logarithm, division or norm at 0."
+
+
+def _where(outcome: Outcome, names: Sequence[str]) -> str:
+    first, count, nearest = int(outcome.index), int(outcome.count), int(outcome.nearest)
+    if first < 0:
+        return "which gradient was not finite is not kept"
+    number = f"{MOST_COUNTED} or more" if count >= MOST_COUNTED else str(count)
+    gradient = f"the gradient of {_name(names, first)!r}"
+    if int(outcome.cause) == Cause.TOO_LARGE:
+        return f"{gradient} is the first of {number} too large ones" if count > 1 else f"{gradient} is the largest"
+    kind = "a NaN" if bool(outcome.has_nan) else "an infinity"
+    if count <= 1:
+        return f"{gradient} is the first with {kind}" + (", and the only one" if count else "")
+    several = f"{gradient} is the first of {number} that are not finite, with {kind} among them"
+    if nearest < 0:
+        return several
+    return f"{several}, and that of {_name(names, nearest)!r} the last, as a rule the nearest to the loss"
+
+
+def _name(names: Sequence[str], position: int) -> str:
+    return names[position] if 0 <= position < len(names) else f"number {position}"

@@ -1,0 +1,277 @@
+"""A run that skips most of its steps is told by default, though clean ones come between; calibration is not.
+
+Guards line 6 of the promise: it never sticks silently.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+from scaler import Dynamic, Event, LossScaler, StuckError, StuckPolicy, presets
+from scaler.stuck import Reading, Watch
+
+BOUNDS = (2.0**-126, 2.0**126)
+
+
+def looked(word, every=1, start=(0, 0, 0), watch=None):
+    """The step at which a scaler that is looked at every so many steps is found stuck, or None; "0" is a skip."""
+    watch = watch or Watch(StuckPolicy())
+    attempted, skipped, row = start
+    for letter in word:
+        attempted, skipped, row = attempted + 1, skipped + (letter == "0"), row + 1 if letter == "0" else 0
+        if attempted % every == 0:
+            try:
+                watch.look("The scaler", Reading(attempted, skipped, row, 1.0), *BOUNDS, lambda: "")
+            except StuckError:
+                return attempted
+    return None
+
+
+@pytest.mark.parametrize(
+    ("every", "found"), [(1, 200), (7, 203), (50, 200), (100, 200), (150, 300), (400, 400), (800, 800)]
+)
+@pytest.mark.parametrize("word", ["1" + "0" * 15, "0" * 15 + "1", "1000", "0111" + "0" * 12])
+def test_most_steps_skipped_is_found_however_rare_the_visits(word, every, found):
+    assert looked((word * 800)[:800], every) == found
+
+
+HARMLESS = {
+    "54 skips at the start": "0" * 54 + "1" * 500,
+    "99 skips at the start": "0" * 99 + "1" * 500,
+    "54 skips, then half for ever": "0" * 54 + "10" * 500,
+    "half for ever": "10" * 700,
+    "two of three for ever": "100" * 400,
+    "one skip an interval": ("1" * 50 + "0") * 30,
+    "one bad batch in ten": ("1" * 9 + "0") * 100,
+    "a short run": "0" * 90 + "1" + "0" * 90,
+    "none": "1" * 1000,
+}
+
+
+@pytest.mark.parametrize("every", [1, 7, 50, 100, 400])
+@pytest.mark.parametrize("word", HARMLESS.values(), ids=HARMLESS)
+def test_calibration_is_not(word, every):
+    assert looked(word, every) is None
+
+
+def calibrating(strategy, level, steps=1200):
+    """What `strategy` applies of a run whose backward pass overflows above `level`."""
+
+    @tf.function
+    def run():
+        state, applied = strategy.init(), tf.TensorArray(tf.bool, steps)
+        for step in tf.range(steps):
+            finite = state.loss_scale <= level
+            event = Event(finite, amax=tf.where(finite, 65504.0 / level, float("inf")))
+            applied, state = applied.write(step, finite), strategy.update(state, event)
+        return applied.stack()
+
+    return "".join("1" if one else "0" for one in run().numpy())
+
+
+NEEDED = {"tf_contrib": {"initial_scale": 2.0**15, "growth_interval": 200}, "jmp": {"initial_scale": 2.0**15}}
+CALIBRATING = {
+    "Dynamic": (Dynamic(), (1.0, 2.0**20)),
+    "Dynamic from the top": (Dynamic(2.0**40), (2.0**-14, 1.0)),
+    "every step grows": (Dynamic(growth_interval=1), (2.0**-14, 1.0, 2.0**20)),
+    "every step grows, from the top": (Dynamic(2.0**40, growth_interval=1), (2.0**-14, 1.0)),
+    "hysteresis": (Dynamic(growth_interval=1, hysteresis=2), (1.0, 2.0**10)),
+    "Headroom": (scaler.Headroom(), (1.0, 2.0**10)),
+    "DelayedAmax": (scaler.DelayedAmax(), (1.0, 2.0**10)),
+    "LogNormal": (scaler.LogNormal(), (1.0, 2.0**10)),
+    "Smooth": (scaler.Smooth(), (1.0, 2.0**10)),
+    "Warmup": (scaler.Warmup(Dynamic(), 100), (1.0, 2.0**10)),
+} | {
+    f"presets.{name}": (getattr(presets, name)(**NEEDED.get(name, {})), (2.0**4, 2.0**10))
+    for name in presets.__all__
+    # The scale of these never moves; a hundred skips in a row are the others'.
+    if not name.endswith("_stuck") and name not in ("paddle_static", "optax_apply_if_finite", "dalle")
+}
+
+
+@pytest.mark.parametrize(("strategy", "levels"), CALIBRATING.values(), ids=CALIBRATING)
+def test_no_strategy_is_stuck_while_it_looks_for_its_level(strategy, levels):
+    for level in levels:
+        word = calibrating(strategy, level)
+        assert "1" in word[-10:]
+        for every in (1, 100):
+            assert looked(word, every) is None, level
+
+
+@pytest.mark.parametrize("every", [1, 20, 100])
+def test_what_was_skipped_before_a_checkpoint_counts_no_more(every):
+    watch = Watch(StuckPolicy())
+    watch.history.forget()
+    assert looked("1" * 100 + "10" * 300, every, start=(5000, 4800, 3), watch=watch) is None
+    assert looked("1000" * 100, every, start=(5700, 5100, 0), watch=watch) is not None
+
+
+def mostly_nan(bad=480, rows=512):
+    """Batches of 32 rows of which the first `bad` are NaN."""
+    x = np.random.default_rng(0).normal(size=(rows, 4)).astype(np.float32)
+    y = x[:, :1].copy()
+    x[:bad] = np.nan
+    return tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(32)
+
+
+def train_step(stuck=None):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    loss_scaler = LossScaler(Dynamic(), stuck=stuck)
+    loss_fn = keras.losses.MeanSquaredError()
+    return loops.TrainStep(model, loss_fn, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler)
+
+
+@pytest.mark.parametrize("steps_per_call", [50, 100])
+def test_a_loop_with_480_of_512_rows_nan_is_stopped(steps_per_call):
+    loop = loops.Loop(train_step(), mostly_nan(), steps_per_call=steps_per_call)
+    with pytest.raises(StuckError) as raised:
+        loop.run(800)
+    said = str(raised.value)
+    assert said.startswith("The loss scaler with Dynamic() is stuck: 188 of the last 200 steps were skipped.")
+    assert "the loss itself was not finite" in said
+    assert loop.counters.data == 200
+
+
+def test_a_loop_with_half_of_the_rows_nan_goes_on():
+    loop = loops.Loop(train_step(), mostly_nan(256), steps_per_call=100)
+    assert loop.run(800).skipped == 400
+
+
+def test_a_mended_run_goes_on_from_the_checkpoint_of_a_stuck_one(tmp_path):
+    def run(data, resume, until):
+        actions = [loops.Checkpoint(tmp_path, every=50, resume=resume)]
+        loop = loops.Loop(train_step(), data, steps_per_call=50, actions=actions)
+        return loop.run(until)
+
+    with pytest.raises(StuckError):
+        run(mostly_nan(), False, 800)
+    # Batches that were read ahead are bad still.
+    done = run(mostly_nan(0), True, 600)
+    assert (done.data, done.attempted) == (600, 600)
+    assert 188 <= done.skipped < 188 + 32
+
+
+def test_the_watch_of_a_step_of_ones_own_finds_it():
+    step = train_step()
+    loss_scaler = step.loss_scaler
+    loop = loops.Loop(
+        lambda batch: step(batch), mostly_nan(), steps_per_call=100, actions=[lambda visit: loss_scaler.check()]
+    )
+    with pytest.raises(StuckError, match="188 of the last 200 steps"):
+        loop.run(800)
+
+
+def test_each_loss_is_watched_by_itself():
+    weight = tf.Variable([1.0])
+    losses = scaler.PerLoss({"good": Dynamic(), "bad": Dynamic(growth_interval=7)})
+
+    @tf.function
+    def step(factor):
+        with tf.GradientTape(persistent=True) as tape:
+            scaled = losses.scale({"good": weight[0], "bad": weight[0] * factor})
+        grads = {name: tape.gradient(loss, [weight]) for name, loss in scaled.items()}
+        losses.apply(lambda grads, variables: None, grads, [weight])
+
+    for number in range(200):
+        step(np.float32(np.nan if number % 5 else 1.0))
+    with pytest.raises(
+        StuckError,
+        match=r"^Loss 'bad': The loss scaler with Dynamic\(growth_interval=7\) is stuck: 160 of the last 200",
+    ):
+        losses.check()
+    losses["good"].check()
+
+
+def test_a_warning_about_a_loss_names_it():
+    losses = scaler.PerLoss({"task": Dynamic()}, stuck=StuckPolicy("warn", consecutive_skips=1))
+    losses["task"].update(Event(tf.constant(False)))
+    with pytest.warns(scaler.StuckWarning, match=r"^Loss 'task': The loss scaler with Dynamic\(\) is stuck: 1 steps"):
+        losses.check()
+
+
+def test_a_restored_scaler_is_judged_from_there_on(tmp_path):
+    def bad(loss_scaler, steps, clean_every=4):
+        for number in range(steps):
+            loss_scaler.update(Event(tf.constant(number % clean_every == 0)))
+
+    stuck = LossScaler()
+    bad(stuck, 220)
+    path = tf.train.Checkpoint(loss_scaler=stuck).save(str(tmp_path / "ckpt"))
+    with pytest.raises(StuckError, match="165 of the last 220 steps"):
+        stuck.check()
+    resumed = LossScaler()
+    tf.train.Checkpoint(loss_scaler=resumed).restore(path).assert_consumed()
+    resumed.check()
+    bad(resumed, 199)
+    resumed.check()
+    bad(resumed, 1, clean_every=1000)
+    with pytest.raises(StuckError, match=r"149 of the last 200 steps"):
+        resumed.check()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_restored_scaler_on_replicas(tmp_path, number):
+    devices = [f"CPU:{i}" for i in range(number)]
+    if len(tf.config.list_logical_devices("CPU")) < number:
+        pytest.skip("made in one process with several devices")
+    strategy = tf.distribute.MirroredStrategy(devices)
+    with strategy.scope():
+        loss_scaler = LossScaler()
+    counts = loss_scaler._counts
+    counts["attempted"].assign(300)
+    path = tf.train.Checkpoint(loss_scaler=loss_scaler).save(str(tmp_path / "ckpt"))
+    counts["attempted"].assign(0)
+    loss_scaler.check()
+    tf.train.Checkpoint(loss_scaler=loss_scaler).restore(path)
+    loss_scaler.check()
+    counts["applied"].assign(300)
+    counts["attempted"].assign(0)
+    with strategy.scope():
+        fresh = LossScaler()
+    tf.train.Checkpoint(loss_scaler=fresh).restore(path)
+    fresh.check()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (Dynamic(), "Dynamic()"),
+        (Dynamic(2.0**10, growth_interval=5), "Dynamic(initial_scale=1024.0, growth_interval=5)"),
+        (scaler.Static(8.0), "Static(loss_scale=8.0)"),
+        (scaler.NoScaling(), "NoScaling()"),
+        (scaler.Warmup(Dynamic(hysteresis=2), 50), "Warmup(strategy=Dynamic(hysteresis=2), steps=50)"),
+        (
+            scaler.Scheduled({0: Dynamic(), 9: scaler.NoScaling()}),
+            "Scheduled(strategies=((0, Dynamic()), (9, NoScaling())))",
+        ),
+        (Dynamic(growth_interval=tf.Variable(7)), "Dynamic(growth_interval=7)"),
+    ],
+    ids=str,
+)
+def test_the_error_names_the_strategy(strategy, said):
+    loss_scaler = LossScaler(strategy, stuck=StuckPolicy(consecutive_skips=1))
+    loss_scaler.update(Event(tf.constant(False)))
+    with pytest.raises(StuckError) as raised:
+        loss_scaler.check()
+    assert str(raised.value).startswith(f"The loss scaler with {said} is stuck: 1 steps in a row")
+
+
+def test_the_error_names_a_strategy_of_ones_own():
+    class Mine:
+        init, update = Dynamic().init, Dynamic().update
+
+    loss_scaler = LossScaler(Mine(), stuck=StuckPolicy(consecutive_skips=1))
+    loss_scaler.update(Event(tf.constant(False)))
+    with pytest.raises(StuckError, match=r"^The loss scaler with Mine\(\) is stuck"):
+        loss_scaler.check()
+
+
+def test_the_error_names_the_scaler_where_it_was_given_a_name():
+    loss_scaler = LossScaler(name="critic", stuck=StuckPolicy(consecutive_skips=1))
+    loss_scaler.update(Event(tf.constant(False)))
+    with pytest.raises(StuckError, match=r"^The loss scaler 'critic' with Dynamic\(\) is stuck"):
+        loss_scaler.check()

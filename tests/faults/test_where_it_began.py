@@ -1,0 +1,239 @@
+"""Of a skip it is told where it began, as far as that can be known: which weight, which gradient, which derivative.
+
+Guards line 6 of the promise: a skip names its tensor and what would help, and claims nothing that was not seen.
+"""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+from scaler import Cause
+
+
+def model_of(policy, outputs=2):
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input([3]), *(keras.layers.Dense(outputs, dtype=policy, name=name) for name in "abc")]
+    )
+
+
+def mse(y, prediction):
+    return tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
+
+
+def stepped(model, loss_fn=mse, strategy=None, **options):
+    loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic())
+    step = loops.TrainStep(model, loss_fn, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler, **options)
+    return step, tf.function(step)
+
+
+def inputs(rows=4, value=1.0):
+    return tf.fill([rows, 3], value), tf.zeros([rows, 2])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16"])
+def test_a_weight_that_is_not_finite_already_is_named(policy, bad):
+    model = model_of(policy)
+    step, call = stepped(model, strategy=scaler.Dynamic(8.0))
+    assert call(inputs())["applied"]
+    layer = model.layers[-1]
+    layer.kernel.assign(tf.fill(layer.kernel.shape, bad))
+    outputs = call(inputs())
+    assert not outputs["applied"]
+    assert outputs["cause"] == Cause.LOSS
+    assert model.trainable_variables[int(outputs["variable"])].path == layer.kernel.path
+    said = step.loss_scaler.explain()
+    assert f"because the weight {layer.kernel.path!r} is not finite already, and so the loss is not; " in said
+    assert "No loss scale can help" in said
+
+
+def test_bad_data_is_told_from_bad_weights():
+    model = model_of("float32")
+    step, call = stepped(model)
+    outputs = call(inputs(value=np.nan))
+    assert outputs["cause"] == Cause.LOSS
+    assert "the loss itself was not finite, though all trained weights are; " in step.loss_scaler.explain()
+    assert "is the first of 6 that are not finite, with a NaN among them" in step.loss_scaler.explain()
+    assert int(outputs["variable"]) == 5
+
+
+@tf.custom_gradient
+def spoiled(value):
+    return tf.identity(value), lambda grad: grad * float("nan")
+
+
+class Spoiled(keras.layers.Layer):
+    def call(self, value):
+        return spoiled(value)
+
+
+def test_the_gradient_nearest_to_the_loss_is_named_where_it_began_in_the_middle():
+    keras.utils.set_random_seed(0)
+    dense = [keras.layers.Dense(2, name=name) for name in "abc"]
+    model = keras.Sequential([keras.Input([3]), dense[0], dense[1], Spoiled(), dense[2]])
+    step, call = stepped(model)
+    outputs = call(inputs())
+    assert int(outputs["variable"]) == 3
+    path = dense[1].bias.path
+    assert f"is the first of 4 that are not finite, with a NaN among them, and that of {path!r} the last" in (
+        step.loss_scaler.explain()
+    )
+
+
+def norm(y, prediction):
+    """A square root of a sum of squares in the model's dtype: at 0 its derivative is not finite at any scale."""
+    del y
+    return tf.reduce_mean(tf.cast(tf.sqrt(tf.reduce_sum(tf.square(prediction), axis=-1)), tf.float32))
+
+
+def zero_model(policy):
+    return keras.Sequential([keras.Input([3]), keras.layers.Dense(2, dtype=policy, kernel_initializer="zeros")])
+
+
+@pytest.mark.parametrize("rows", [8, 2048, 16384])
+@pytest.mark.parametrize(
+    ("policy", "scale"),
+    [
+        ("mixed_float16", 2.0**15),
+        ("mixed_float16", 2.0**2),
+        ("mixed_float16", 2.0**100),
+        ("mixed_float16", 2.0**126),
+        ("float16", 2.0**15),
+        ("mixed_bfloat16", 2.0**15),
+        ("float32", 2.0**15),
+    ],
+)
+def test_a_singular_derivative_is_not_called_an_overflow_though_float16_flushes_it(policy, scale, rows):
+    step, call = stepped(zero_model(policy), norm, scaler.Static(scale))
+    outputs = call(inputs(rows))
+    assert Cause(int(outputs["cause"])) is Cause.BACKWARD
+    assert Cause(int(step.loss_scaler.last_skip.cause)) is Cause.BACKWARD
+    assert "not finite at any loss scale" in step.loss_scaler.explain()
+
+
+def test_a_singular_derivative_beside_a_sound_one_is_not_said_to_be_cured_by_a_lower_scale():
+    def both(y, prediction):
+        return norm(y, prediction) + tf.reduce_sum(tf.cast(prediction, tf.float32))
+
+    step, call = stepped(zero_model("mixed_float16"), both)
+    call(inputs(16384))
+    said = step.loss_scaler.explain()
+    assert "at any loss scale" in said or "A lower scale may help; if it does not, look for a square root" in said
+
+
+def steep(factor):
+    return lambda y, prediction: factor * tf.reduce_mean(tf.cast(prediction, tf.float32) - y)
+
+
+@pytest.mark.parametrize("rows", [4, 2048])
+@pytest.mark.parametrize(
+    ("strategy", "factor", "helps"),
+    [
+        (scaler.Dynamic(2.0**30), 1.0, "A lower scale helps."),
+        (scaler.Static(2.0**126), 1.0, "A lower scale helps, but Static keeps it at 8.50706e+37: "),
+        (
+            scaler.Dynamic(2.0**30, min_scale=2.0**30),
+            1.0,
+            "A lower scale helps, but 1.07374e+09 is the floor of Dynamic",
+        ),
+        (scaler.Dynamic(), 2.0**24, "A lower scale may help; if it does not, "),
+    ],
+    ids=["Dynamic", "Static", "floor", "huge"],
+)
+def test_an_overflow_is_still_an_overflow(strategy, factor, helps, rows):
+    step, call = stepped(model_of("mixed_float16"), steep(factor), strategy)
+    outputs = call(inputs(rows))
+    assert not outputs["applied"]
+    assert Cause(int(outputs["cause"])) is Cause.OVERFLOW
+    assert helps in step.loss_scaler.explain()
+    assert bool(step.loss_scaler.last_skip.lower_helps) == helps.startswith("A lower scale helps")
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 5])
+def test_writers_have_the_cause_and_the_variable(tmp_path, steps_per_call):
+    x = np.ones([5, 4, 3], np.float32)
+    x[2] = np.nan
+    data = tf.data.Dataset.from_tensor_slices((x, np.zeros([5, 4, 2], np.float32)))
+    model = model_of("float32")
+    step, _ = stepped(model)
+    actions = [loops.JsonLines(tmp_path / "steps.jsonl"), loops.Csv(tmp_path / "steps.csv")]
+    loops.Loop(step, data, steps_per_call=steps_per_call, actions=actions).run(5)
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    path = model.trainable_variables[5].path
+    assert [(line["cause"], line["variable"]) for line in lines] == [
+        (None, None),
+        (None, None),
+        ("LOSS", path),
+        (None, None),
+        (None, None),
+    ]
+    header, *rows = [line.split(",") for line in (tmp_path / "steps.csv").read_text().splitlines()]
+    columns = header.index("cause"), header.index("variable")
+    assert [tuple(row[i] for i in columns) for row in rows][1:4] == [("0", "-1"), ("1", "5"), ("0", "-1")]
+
+
+def test_numbers_of_ones_own_step_are_written_as_they_are(tmp_path):
+    data = tf.data.Dataset.range(2)
+    loop = loops.Loop(
+        lambda batch: {"cause": tf.cast(batch, tf.int32), "variable": tf.constant(7)},
+        data,
+        actions=[loops.JsonLines(tmp_path / "steps.jsonl")],
+    )
+    loop.run(2)
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [(line["cause"], line["variable"]) for line in lines] == [(0, 7), (1, 7)]
+
+
+def test_a_micro_batch_that_does_not_end_a_window_has_no_cause():
+    _, call = stepped(model_of("float32"), accumulate=2)
+    first, second = call(inputs(value=np.nan)), call(inputs())
+    assert (int(first["cause"]), int(first["variable"])) == (Cause.NONE, -1)
+    assert not second["applied"]
+    assert int(second["cause"]) == Cause.LOSS
+    third, fourth = call(inputs()), call(inputs())
+    assert not third["attempted"]
+    assert (int(fourth["cause"]), int(fourth["variable"])) == (Cause.NONE, -1)
+
+
+def test_a_window_names_no_gradient_but_a_weight():
+    """One micro-batch is enough to spoil it, and only the last could be looked at again."""
+    model = model_of("mixed_float16")
+    step, call = stepped(model, steep(1.0), scaler.Dynamic(2.0**30), accumulate=2)
+    call(inputs())
+    outputs = call(inputs())
+    assert (int(outputs["cause"]), int(outputs["variable"])) == (Cause.OVERFLOW, -1)
+    said = "overflowed at loss scale 1.07374e+09; which gradient was not finite is not kept. A lower scale may help"
+    assert said in step.loss_scaler.explain()
+    kernel = model.layers[1].kernel
+    kernel.assign(tf.fill(kernel.shape, np.nan))
+    call(inputs())
+    outputs = call(inputs())
+    assert model.trainable_variables[int(outputs["variable"])].path == kernel.path
+    assert f"the weight {kernel.path!r} is not finite already, and so the loss is not; which gradient" in (
+        step.loss_scaler.explain()
+    )
+
+
+def test_a_checkpoint_from_before_is_restored_with_its_last_skip(tmp_path):
+    """As `LossScaler` saved itself when the numbers of a skip were its cause and its index alone."""
+    now = scaler.LossScaler()
+    values = {"loss_scale": tf.Variable(8.0), "cause": tf.Variable(3), "has_nan": tf.Variable(True)}
+    old = tf.Module()
+    old._state = {name: tf.Variable(variable) for name, variable in now._state.items()}
+    old._counts = {name: tf.Variable(tf.constant(n, tf.int64)) for n, name in enumerate(now._counts, 5)}
+    old._last_skip = {**values, "index": tf.Variable(1)}
+    old._scale_used, old._loss_finite, old._decided = tf.Variable(8.0), tf.Variable(True), tf.Variable(True)
+    path = tf.train.Checkpoint(loss_scaler=old).save(str(tmp_path / "ckpt"))
+    tf.train.Checkpoint(loss_scaler=now).restore(path).assert_consumed()
+    last = now.last_skip
+    assert (int(last.cause), int(last.index), bool(last.has_nan), float(last.loss_scale)) == (3, 1, True, 8.0)
+    assert (int(last.count), int(last.nearest), int(last.weight), bool(last.lower_helps)) == (0, -1, -1, False)
+    now._names = ["a", "b"]
+    assert "the gradient of 'b' is the first with a NaN. A lower scale may help" in now.explain()
+    assert len(old.variables) == len(now.variables)
