@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -64,8 +65,8 @@ class Loop:
     `load_state(value)`, see `Checkpoint`. An action whose attribute `stopped` is a sentence ends the run, as if its
     goal were reached.
 
-    A train step with a `loss_scaler`, as a `TrainStep` has, is watched: after the actions of each visit the loop calls
-    `loss_scaler.check()`, which raises `scaler.StuckError` after too many skips.
+    Loss scalers are watched, those in the graph of the train step and its attribute `loss_scaler`: after the actions of
+    each visit the loop calls their `check()`, which raises `scaler.StuckError` after too many skips.
 
     SIGINT (Ctrl-C) and SIGTERM wait for the end of the call, also while the step is traced, an action acts or a
     checkpoint is written: the actions see its steps, a `Checkpoint` saves, then `run` raises KeyboardInterrupt for
@@ -81,7 +82,7 @@ class Loop:
 
     Args:
         train_step: Any callable from a batch to a dict of scalar tensors, such as a `TrainStep`. `attempted` and
-            `applied` in the dict are counted.
+            `applied` in the dict are counted; without them what the loss scalers in its graph did, see `Counters`.
         dataset: A `tf.data.Dataset`. Make it repeat to run for more than an epoch.
         steps_per_call: Steps between visits of the host. 1 runs a Python loop, more a loop inside the graph.
         strategy: A `tf.distribute` strategy, in whose scope model, optimizer and loss scaler were made. Each replica
@@ -106,6 +107,7 @@ class Loop:
         self.actions = list(actions)
         _check(train_step, dataset, steps_per_call, self.actions)
         self._stopped_elsewhere: str | None = None
+        self._contradicted = False
         loss_scaler = getattr(train_step, "loss_scaler", None)
         self.train_step = train_step
         if strategy is not None:
@@ -218,8 +220,8 @@ class Loop:
                     )
                     whole = True
                     self._meet(signals, error)
-                    if taken and self._loss_scaler is not None:
-                        self._loss_scaler.check()
+                    if taken:
+                        self._check_scalers()
                     signals.act()
                     if taken < limit:
                         raise OutOfData(_why_out_of_data(done + taken, steps))
@@ -230,6 +232,16 @@ class Loop:
                             action.end()
             signals.act()
         return self.counters
+
+    def _check_scalers(self) -> None:
+        """Has the loss scalers say that they are stuck, and the user hear of a step that says what they did not do."""
+        contradiction = None if self._contradicted else self._counters.contradiction()
+        if contradiction:
+            self._contradicted = True
+            warnings.warn(contradiction, UserWarning, stacklevel=3)
+        own = [] if self._loss_scaler is None else [self._loss_scaler]
+        for loss_scaler in [*own, *(one for one in self._call.scalers if one is not self._loss_scaler)]:
+            loss_scaler.check()
 
     def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
         """Raises the error, if there is one; else learns what happened to other workers, as if it had happened here."""

@@ -21,7 +21,7 @@ from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, Strategy
 from scaler.strategies.base import check_event, check_state, check_strategy, needs_of
 from scaler.stuck import Reading, StuckPolicy, Watch
-from scaler.variables import explain_other_shapes, shared_variable
+from scaler.variables import explain_other_shapes, mark_owner, owner_of, shared_variable
 
 
 class Counters(NamedTuple):
@@ -80,6 +80,8 @@ class LossScaler(tf.Module):
                 explain_other_shapes(variable, f"{type(self.strategy).__name__}'s {field}")
             counts = ("attempted", "applied", "consecutive_skips")
             self._counts = {field: shared_variable(tf.constant(0, tf.int64), field) for field in counts}
+            for variable in (*self._state.values(), *self._counts.values()):
+                mark_owner(variable, self)
             self._last_skip = {field: shared_variable(value, field) for field, value in _NEVER_SKIPPED.items()}
             # The scale that the gradients of now carry, until the next `scale`: an `apply` may come after an `update`.
             self._scale_used = replicas.local_variable(0.0, "scale_used")
@@ -118,6 +120,17 @@ class LossScaler(tf.Module):
     def _in_bounds(self, stored: tf.Tensor) -> tf.Tensor:
         known = tf.where(tf.math.is_nan(stored), self.strategy.init().loss_scale, stored)
         return within(known, *self._bounds())
+
+    @staticmethod
+    def owner_of(variable: object) -> LossScaler | None:
+        """The loss scaler that keeps its state or its counts in a variable, or None for any other variable.
+
+        A graph that assigns one of them takes the scaler's decisions, one that only reads them does not.
+
+        Args:
+            variable: Such as one of `tf.function(step).get_concrete_function(batch).variables`.
+        """
+        return owner_of(variable)
 
     @property
     def counters(self) -> Counters:

@@ -79,7 +79,8 @@ class Progress:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _status(self, visit: Visit) -> str:
-        parts = [f"applied {visit.counters.applied}  skipped {visit.counters.skipped}"]
+        counters = visit.counters
+        parts = [f"applied {counters.applied}  skipped {counters.skipped}" if counters.known else "applied ?  skipped ?"]
         if "loss_scale" in visit.outputs:
             parts.append(f"scale {visit.outputs['loss_scale'][-1]:g}")
         if "loss" in visit.outputs:

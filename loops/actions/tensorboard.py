@@ -119,7 +119,8 @@ class TensorBoard:
         }
         if "loss_scale" in last:
             curves["scaler/log2_scale"] = float(np.log2(last["loss_scale"]))
-        curves["scaler/skipped"] = visit.counters.skipped
+        if visit.counters.known:
+            curves["scaler/skipped"] = visit.counters.skipped
         rate = getattr(self._optimizer, "learning_rate", None)
         if rate is not None:
             curves["optimizer/learning_rate"] = float(rate)
