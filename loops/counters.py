@@ -73,8 +73,9 @@ class CounterVariables(tf.Module):
             self.attempted.assign_add(attempted)
             self.applied.assign_add(applied)
             if "applied" in outputs and found.any:
-                self.claimed.assign_add(tf.cast((applied > 0) & (decided > 0) & tf.equal(moved, 0), tf.int64))
-                self.denied.assign_add(tf.cast((applied < attempted) & (moved > 0) & tf.equal(moved, decided), tf.int64))
+                all_skipped, all_applied = (decided > 0) & tf.equal(moved, 0), (moved > 0) & tf.equal(moved, decided)
+                self.claimed.assign_add(tf.cast((applied > 0) & all_skipped, tf.int64))
+                self.denied.assign_add(tf.cast((applied < attempted) & all_applied, tf.int64))
 
     def read(self) -> Counters:
         """The counts, on the host."""
@@ -90,9 +91,9 @@ class CounterVariables(tf.Module):
 
 
 _CONTRADICTS = (
-    "a train step returned 'applied' that says that it {says}, and the loss scaler in it {did}: the loop's counts follow "
-    "what the step returns. Return outcome.finite of the step's own apply as 'applied', or leave 'applied' out, and the "
-    "loop counts what its loss scalers do."
+    "a train step returned an 'applied' that says that it {says}, and the loss scaler in it {did}: the loop counts "
+    "what the step returns. Return outcome.finite of the step's own apply as 'applied', or leave it out, and the loop "
+    "counts what the loss scalers do."
 )
 
 

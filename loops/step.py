@@ -11,7 +11,14 @@ import tensorflow as tf
 import scaler
 from loops.accumulate import Window
 from loops.errors import BadOutputs
-from loops.step_arguments import check_masters, check_parts, check_scaling
+from loops.step_arguments import (
+    check_late_layers,
+    check_masters,
+    check_parts,
+    check_scaling,
+    computes_in_float16,
+    default_scaler,
+)
 from scaler.graphs import in_xla
 
 OUTPUTS = ("loss", "attempted", "applied", "loss_scale", "grad_norm", "clipped_norm", "swallowed")
@@ -39,7 +46,8 @@ class TrainStep(tf.Module):
             the mean over the examples it is given, which on several replicas are one replica's. A `keras.losses.Loss`
             is such a function if passed as it is; called inside another function it divides by the number of replicas.
         optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
-        loss_scaler: Scales the loss; without one, `scaler.LossScaler(scaler.NoScaling())`.
+        loss_scaler: Scales the loss. Without one it is `scaler.LossScaler(scaler.Dynamic())` for a model with a layer
+            that computes in float16, and `scaler.LossScaler(scaler.NoScaling())` for any other, and with `layerwise`.
         accumulate: Micro-batches to a step.
         clip_norm: Largest global norm of the unscaled gradients, or None.
         clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` in its place, or None.
@@ -78,7 +86,8 @@ class TrainStep(tf.Module):
         self.model = model
         self.loss_fn = loss_fn
         self.optimizer = optimizer
-        self.loss_scaler = loss_scaler or scaler.LossScaler(scaler.NoScaling())
+        self.loss_scaler = loss_scaler or default_scaler(model, layerwise)
+        self._unscaled_by_default = loss_scaler is None and layerwise is None and not computes_in_float16(model)
         self.accumulate = accumulate
         self.clip_norm = clip_norm
         self.clip = clip
@@ -158,6 +167,8 @@ class TrainStep(tf.Module):
         variables = self.model.trainable_variables
         if not variables:
             raise scaler.InvalidArgument(f"TrainStep: model {self.model.name!r} has no trainable variables.")
+        if self._unscaled_by_default:
+            check_late_layers(self.model)
         if self._make_masters:
             self.masters = self._make_masters(variables)
         elif not self.allow_16bit_updates and any(v.dtype in ("float16", "bfloat16") for v in variables):

@@ -79,8 +79,9 @@ class Progress:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _status(self, visit: Visit) -> str:
-        counters = visit.counters
-        parts = [f"applied {counters.applied}  skipped {counters.skipped}" if counters.known else "applied ?  skipped ?"]
+        counts = visit.counters
+        applied, skipped = (counts.applied, counts.skipped) if counts.known else ("?", "?")
+        parts = [f"applied {applied}  skipped {skipped}"]
         if "loss_scale" in visit.outputs:
             parts.append(f"scale {visit.outputs['loss_scale'][-1]:g}")
         if "loss" in visit.outputs:

@@ -261,7 +261,10 @@ def test_a_step_that_says_what_its_scalers_did_is_not_warned(steps_per_call):
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
     for accumulate in (1, 3):
         step = loops.TrainStep(
-            model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(), loss_scaler=scaler.LossScaler(),
+            model,
+            keras.losses.MeanSquaredError(),
+            keras.optimizers.SGD(),
+            loss_scaler=scaler.LossScaler(),
             accumulate=accumulate,
         )
         pairs = data(bad=[1, 2]).map(lambda n: (tf.reshape(n, [1, 1]), tf.reshape(n, [1, 1])))
