@@ -125,6 +125,10 @@ class TrainStep(tf.Module):
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         self._build(x)
+        self._trainable.keep(
+            f"TrainStep of model {self.model.name!r}",
+            "Make the TrainStep and its optimizer anew after setting `trainable`: its masters go with it.",
+        )
         loss_scale = self.loss_scaler.loss_scale
         before = self.window.open() if self.window else scaler.snapshot(self.model.non_trainable_variables)
         if self._compiled:
@@ -164,6 +168,7 @@ class TrainStep(tf.Module):
         self._ready = True
 
     def _create_state(self) -> None:
+        self._trainable = scaler.TrainableSet.of(self.model.weights)
         variables = self.model.trainable_variables
         if not variables:
             raise scaler.InvalidArgument(f"TrainStep: model {self.model.name!r} has no trainable variables.")

@@ -21,6 +21,7 @@ from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, Strategy
 from scaler.strategies.base import check_event, check_state, check_strategy, needs_of
 from scaler.stuck import Reading, StuckPolicy, Watch
+from scaler.trainable import TrainableSet
 from scaler.variables import explain_other_shapes, mark_owner, owner_of, shared_variable
 
 
@@ -254,6 +255,8 @@ class LossScaler(tf.Module):
         check_pairs(grads, targets, allow_16bit_updates)
         self._names = [getattr(target, "path", target.name) for target in targets]
 
+        trained = masters.trained(grads) if masters else TrainableSet.of(_with_gradient(targets, grads))
+        trained.keep("apply", _MAKE_ANEW)
         positions = [position for position, grad in enumerate(grads) if grad is not None]
         gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy))
         loss_scale, loss_finite = self._scale_of_gradients(), tf.identity(self._loss_finite)
@@ -398,6 +401,13 @@ class LossScaler(tf.Module):
 _LOW_SCALE = 2.0**-14
 """Where float16's backward pass can hardly overflow any more, and is not flushed to zero yet."""
 _NEVER_SKIPPED = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
+
+
+_MAKE_ANEW = "Make the optimizer, the step and, where there are, the MasterWeights anew, or compile the model again."
+
+
+def _with_gradient(variables: Sequence, grads: Sequence) -> list:
+    return [variable for variable, grad in zip(variables, grads, strict=True) if grad is not None]
 
 
 def _of_first(strategy, event: Event) -> Event:

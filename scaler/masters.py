@@ -15,6 +15,7 @@ import tensorflow as tf
 from scaler import replicas
 from scaler.errors import InvalidArgument
 from scaler.movable import make_movable
+from scaler.trainable import TrainableSet
 
 _COPIED = (tf.float16, tf.bfloat16)
 
@@ -47,12 +48,20 @@ class MasterWeights(tf.Module):
         _check(variables)
         self._model_variables = variables
         with tf.init_scope():
+            self._trainable = TrainableSet.of(variables)
             self._weights = [_master(v) if tf.as_dtype(v.dtype) in _COPIED else v for v in variables]
 
     @property
     def model_variables(self) -> list:
         """The variables given, in their order."""
         return list(self._model_variables)
+
+    def trained(self, grads: Sequence) -> TrainableSet:
+        """Those of the variables that have a gradient, as they were to be trained when this was made."""
+        pairs = zip(self._trainable.variables, self._trainable.flags, grads, strict=True)
+        return TrainableSet(
+            *zip(*((variable, flag) for variable, flag, grad in pairs if grad is not None), strict=True)
+        )
 
     @property
     def weights(self) -> list:

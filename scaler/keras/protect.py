@@ -11,6 +11,7 @@ from scaler import replicas
 from scaler.errors import InvalidArgument
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.rollback import keep_finite
+from scaler.trainable import TrainableSet
 
 _MARK = "_scaler_protected"
 
@@ -51,6 +52,8 @@ def protect(model: keras.Model) -> keras.Model:
     def train_step(data):
         optimizers = _optimizers(model)
         state = _state(model, data)
+        # Of layers that were unfrozen the optimizer alone knows nothing.
+        TrainableSet.of(model.weights).keep(f"fit of model {model.name!r}", "Compile the model again.")
         before, rejected = [tf.identity(variable) for variable in state], _rejected(optimizers)
         logs = step(data)
         bad = _rejected(optimizers) > rejected
