@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import scaler
 from loops.accumulate import Window
+from loops.batches import explaining, parts
 from loops.errors import BadOutputs
 from loops.step_arguments import (
     check_late_layers,
@@ -121,9 +122,15 @@ class TrainStep(tf.Module):
             lost. And those that the loss function added.
 
         Raises:
+            BadBatch: If the batch holds what the model or the loss cannot take.
+            scaler.InvalidArgument: For a batch of other parts, and after layers were frozen or unfrozen.
             BadOutputs: If the loss function returned something else than a scalar, or a scalar and a dict.
         """
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x, y, sample_weight = parts(batch)
+        with explaining("TrainStep", self.model, x, y):
+            return self._take(x, y, sample_weight)
+
+    def _take(self, x, y, sample_weight) -> dict[str, tf.Tensor]:
         self._build(x)
         self._trainable.keep(
             f"TrainStep of model {self.model.name!r}",
