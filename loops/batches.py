@@ -45,20 +45,19 @@ def why_not(model: Any, x: Any, y: Any) -> str | None:
         x: Inputs.
         y: Targets, or None.
     """
-    inputs, given = _expected(model), tf.nest.flatten(x)
-    ranks = [one.shape.rank for one in given if hasattr(one, "shape")]
-    pairs = list(zip(given, inputs, strict=True)) if len(given) == len(inputs) else []
-    flat = pairs and all(a.shape.rank is not None and a.shape.rank + 1 == len(b.shape) for a, b in pairs)
-    labels = [one.shape.rank for one in tf.nest.flatten(y) if hasattr(one, "shape")]
-    if flat or 0 in ranks or (labels and all(rank == 0 for rank in labels)):
+    inputs, given, targets = _expected(model), _shaped(x), _shaped(y)
+    texts = [one for one in (*given, *targets) if one.dtype in (tf.string, "object", "str")]
+    if texts and not any(str(one.dtype) == "string" for one in inputs):
+        return _TEXT
+    pairs = zip(given, inputs, strict=True) if len(given) == len(inputs) else ()
+    shapes = [(tf.TensorShape(one.shape), tf.TensorShape(other.shape)) for one, other in pairs]
+    flat = bool(shapes) and all(one.rank is not None and one.rank + 1 == other.rank for one, other in shapes)
+    if flat or 0 in _ranks(given) or (targets and set(_ranks(targets)) == {0}):
         return (
             f"the batch holds a single example: x has shape {_shapes(given)}, without a dimension of the batch. Batch "
             "the dataset, such as with dataset.batch(32)."
         )
-    text = next((one for one in (*given, *tf.nest.flatten(y)) if getattr(one, "dtype", None) == tf.string), None)
-    if text is not None and not any(str(one.dtype) == "string" for one in inputs):
-        return "the batch holds text, in which nothing can be computed: turn it into numbers in the dataset's map."
-    if pairs and not all(a.shape.is_compatible_with(b.shape) for a, b in pairs):
+    if not all(one.is_compatible_with(other) for one, other in shapes):
         return f"x has shape {_shapes(given)}, and the model takes {', '.join(str(tuple(b.shape)) for b in inputs)}."
     if y is None:
         return "the batch has no y: expected batches of (x, y), or a loss function that does without y."
@@ -82,17 +81,12 @@ def explaining(who: str, model: Any, x: Any, y: Any) -> Iterator[None]:
         yield
     except scaler.ScalerError:
         raise
-    except tf.errors.OpError as error:
-        known = explained(error, (x, y))
+    except (ValueError, TypeError, AttributeError, IndexError, tf.errors.OpError) as error:
+        known = explained(error, (x, y)) if isinstance(error, tf.errors.OpError) else None
         reason = why_not(model, x, y)
-        if known or reason:
-            raise known or BadBatch(f"{who}: {reason}") from error
-        raise
-    except Exception as error:
-        reason = why_not(model, x, y)
-        if reason:
-            raise BadBatch(f"{who}: {reason}") from error
-        raise
+        if known is None and reason is None:
+            raise
+        raise known or BadBatch(f"{who}: {reason}") from None
 
 
 def explained(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
@@ -119,6 +113,9 @@ def explained(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
     return None
 
 
+_TEXT = "the batch holds text, in which nothing can be computed: turn it into numbers in the dataset's map."
+
+
 def _expected(model: Any) -> list:
     """The inputs that a model was built for, where it says so."""
     try:
@@ -127,5 +124,14 @@ def _expected(model: Any) -> list:
         return []
 
 
+def _shaped(structure: Any) -> list:
+    """The tensors and arrays of a part of a batch."""
+    return [one for one in tf.nest.flatten(structure) if hasattr(one, "shape") and hasattr(one, "dtype")]
+
+
+def _ranks(tensors: list) -> list[int | None]:
+    return [tf.TensorShape(one.shape).rank for one in tensors]
+
+
 def _shapes(tensors: list) -> str:
-    return ", ".join(str(one.shape) for one in tensors if hasattr(one, "shape"))
+    return ", ".join(str(tf.TensorShape(one.shape)) for one in tensors)

@@ -41,6 +41,6 @@ def taking_batches(train_step: TrainStepFunction, element_spec: Any) -> TrainSte
         return step
     raise scaler.InvalidArgument(
         f"Loop(train_step): it needs the arguments ({', '.join([*needed, *by_name])}), and a batch of the dataset has "
-        f"{parts} part{'s' * (parts != 1)}: expected a function of the batch, or one of as many arguments as a batch has "
-        "parts, such as step(x, y) for pairs."
+        f"{parts} part{'s' * (parts != 1)}: expected a function of the batch, or one of as many arguments as a batch "
+        "has parts, such as step(x, y) for pairs."
     )

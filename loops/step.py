@@ -14,6 +14,7 @@ from loops.batches import explaining, parts
 from loops.errors import BadOutputs
 from loops.step_arguments import (
     check_late_layers,
+    check_made_masters,
     check_masters,
     check_parts,
     check_scaling,
@@ -183,6 +184,7 @@ class TrainStep(tf.Module):
             check_late_layers(self.model)
         if self._make_masters:
             self.masters = self._make_masters(variables)
+            check_made_masters(self.masters, variables)
         elif not self.allow_16bit_updates and any(v.dtype in ("float16", "bfloat16") for v in variables):
             self.masters = scaler.MasterWeights(variables)
         if self.accumulate > 1:

@@ -44,6 +44,21 @@ def check_masters(masters: object, allow_16bit_updates: bool, layerwise: object)
         )
 
 
+def check_made_masters(masters: object, variables: list) -> None:
+    """Refuses what `masters=` returned, unless it is of the model's own variables."""
+    if not isinstance(masters, scaler.MasterWeights):
+        raise scaler.InvalidArgument(
+            f"TrainStep(masters=...): the function returned {masters!r}: expected a scaler.MasterWeights, "
+            "scaler.KahanWeights or scaler.StochasticRounding of the variables it is given."
+        )
+    own = masters.model_variables
+    if len(own) != len(variables) or any(one is not other for one, other in zip(own, variables, strict=True)):
+        raise scaler.InvalidArgument(
+            "TrainStep(masters=...): the function returned masters of other variables than those it was given, the "
+            "trainable ones of this model: pass on its argument, as lambda variables: scaler.KahanWeights(variables)."
+        )
+
+
 def check_scaling(model: keras.Model, optimizer: Any, loss_scaler: scaler.LossScaler, layerwise: object) -> None:
     """Refuses a model, an optimizer and a scaler that would count or scale one thing twice, or not at all."""
     if layerwise is None and any(getattr(layer, "scales_gradients", False) for layer in model._flatten_layers()):

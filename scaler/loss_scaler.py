@@ -189,7 +189,7 @@ class LossScaler(tf.Module):
         self,
         optimizer: Optimizer,
         grads: Sequence[gradients.Gradient],
-        variables: Sequence | MasterWeights,
+        variables: Sequence | MasterWeights | None = None,
         *,
         clip_norm: float | tf.Tensor | None = None,
         clip: ClipByNorm | ClipByValue | None = None,
@@ -248,6 +248,11 @@ class LossScaler(tf.Module):
             raise InvalidArgument(
                 f"apply(rollback={type(rollback).__name__}): expected scaler.snapshot(model.non_trainable_variables), "
                 "taken before the forward pass, or None."
+            )
+        if variables is None:
+            raise InvalidArgument(
+                "apply(optimizer, grads): expected two lists, apply(optimizer, grads, variables), and no pairs of a "
+                "gradient and a variable, as optimizer.apply_gradients takes."
             )
         masters = variables if isinstance(variables, MasterWeights) else None
         grads = [grad if grad is None else as_gradient(grad) for grad in grads]

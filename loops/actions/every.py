@@ -1,9 +1,9 @@
 """How often an action acts: one meaning of `every=` for all of them.
 
 `every=10` means the steps 10, 20, 30, ..., counted in batches as `Loop.run` counts, whatever `steps_per_call` is. What
-the train step returned is known for each step: the writers `JsonLines`, `Csv` and `TensorBoard` write exactly these. All
-else is known at a visit alone: the other actions act at the first visit at or after such a step, once, however many of
-them lie in the call.
+the train step returned is known for each step: the writers `JsonLines`, `Csv` and `TensorBoard` write exactly these.
+All else is known at a visit alone: the other actions act at the first visit at or after such a step, once, however many
+of them lie in the call.
 """
 
 from __future__ import annotations
