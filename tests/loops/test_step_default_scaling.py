@@ -111,7 +111,7 @@ def test_layers_made_late_are_not_overlooked():
     pair = tf.ones([2, 4]), tf.ones([2, 1])
     assert "loss" in loops.TrainStep(Late("float32"), squared, SGD())(pair)
     step = loops.TrainStep(Late("mixed_float16"), squared, SGD())
-    with pytest.raises(scaler.InvalidArgument, match="computes in float16.*pass loss_scaler="):
+    with pytest.raises(scaler.InvalidArgument, match=r"computes in float16.*pass loss_scaler="):
         step(pair)
     built = Late("mixed_float16")
     built(pair[0])

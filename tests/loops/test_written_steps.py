@@ -1,4 +1,4 @@
-"""Guards what a loop counts of a step that says nothing itself: the truth, found at the scalers of its graph, or "?"."""
+"""Guards what a loop counts of a step that says nothing itself: what the scalers in its graph did, or "?"."""
 
 import functools
 import io
