@@ -20,9 +20,11 @@ from loops.actions import StopWhen as StopWhen
 from loops.actions import TensorBoard as TensorBoard
 from loops.averaged import Averaged as Averaged
 from loops.counters import Counters as Counters
+from loops.errors import BadBatch as BadBatch
 from loops.errors import BadOutputs as BadOutputs
 from loops.errors import CheckpointError as CheckpointError
 from loops.errors import LoopError as LoopError
+from loops.errors import NotWritable as NotWritable
 from loops.errors import OutOfData as OutOfData
 from loops.errors import ResumeWarning as ResumeWarning
 from loops.errors import WorkerLost as WorkerLost
@@ -34,6 +36,7 @@ from loops.step import TrainStep as TrainStep
 
 __all__ = [
     "Averaged",
+    "BadBatch",
     "BadOutputs",
     "Best",
     "ByAttempts",
@@ -47,6 +50,7 @@ __all__ = [
     "JsonLines",
     "Loop",
     "LoopError",
+    "NotWritable",
     "OutOfData",
     "Profile",
     "Progress",

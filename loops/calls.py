@@ -8,7 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+import scaler
 from loops.counters import CounterVariables
+from loops.decisions import find
 from loops.errors import BadOutputs
 
 Outputs = dict[str, np.ndarray]
@@ -27,6 +29,9 @@ class StepCalls:
         counters: Where to count.
         in_graph: Which loop.
         jit_compile: Whether XLA compiles the step.
+
+    Attributes:
+        scalers: The loss scalers that the step moves; none before it was traced.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class StepCalls:
         self._counters = counters
         self._in_graph = in_graph
         self._worked = False
+        self.scalers: list[scaler.LossScaler] = []
         self._compile()
 
     def __call__(self, iterator, limit: int) -> tuple[int, Outputs]:
@@ -86,10 +92,13 @@ class StepCalls:
         return 1, {name: value.numpy()[np.newaxis] for name, value in self._one(batch).items()}
 
     def _counted(self, batch) -> dict[str, tf.Tensor]:
+        found = find(self._step.get_concrete_function(batch))
+        self.scalers += [one for one in found.scalers if one not in self.scalers]
+        before = found.read()
         outputs = self._step(batch)
         _check_outputs(outputs)
         outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
-        self._counters.add(outputs)
+        self._counters.add(outputs, found, before)
         return outputs
 
     def _loop(self, iterator, limit):

@@ -4,6 +4,8 @@ scaler.ScalerError
 └── LoopError
     ├── OutOfData           the dataset ended before the run did
     ├── BadOutputs          a train step returned something a loop cannot report
+    ├── BadBatch            the data holds what the model or the loss cannot take
+    ├── NotWritable         a file or folder of an action cannot be written (also an OSError)
     ├── CheckpointError     a checkpoint cannot be written or read, or belongs to another run
     └── WorkerLost          another process of a run on several cannot be reached, or has stopped
 """
@@ -21,6 +23,14 @@ class OutOfData(LoopError):
 
 class BadOutputs(LoopError):
     """A train step returned something other than a dict of scalar tensors."""
+
+
+class BadBatch(LoopError):
+    """The data holds what the model or the loss cannot take, such as a label that is no class."""
+
+
+class NotWritable(LoopError, OSError):
+    """A file or folder that an action is to write cannot be written. No step was taken."""
 
 
 class CheckpointError(LoopError):

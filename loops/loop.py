@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.calls import StepCalls, TrainStepFunction
+from loops.batches import explained
+from loops.calls import Outputs, StepCalls, TrainStepFunction
 from loops.counters import Counters, CounterVariables
 from loops.errors import OutOfData, WorkerLost
 from loops.interrupts import Deferred, deferred_signals
@@ -22,6 +25,7 @@ from loops.resume.position import Position
 from loops.resume.randomness import unsaved_random_operations
 from loops.resume.state import RunState
 from loops.resume.variables import variable_groups
+from loops.signature import taking_batches
 from loops.workers import Workers
 
 
@@ -64,8 +68,8 @@ class Loop:
     `load_state(value)`, see `Checkpoint`. An action whose attribute `stopped` is a sentence ends the run, as if its
     goal were reached.
 
-    A train step with a `loss_scaler`, as a `TrainStep` has, is watched: after the actions of each visit the loop calls
-    `loss_scaler.check()`, which raises `scaler.StuckError` after too many skips.
+    Loss scalers are watched, those in the graph of the train step and its attribute `loss_scaler`: after the actions of
+    each visit the loop calls their `check()`, which raises `scaler.StuckError` after too many skips.
 
     SIGINT (Ctrl-C) and SIGTERM wait for the end of the call, also while the step is traced, an action acts or a
     checkpoint is written: the actions see its steps, a `Checkpoint` saves, then `run` raises KeyboardInterrupt for
@@ -80,8 +84,9 @@ class Loop:
     files and `Progress` have it, act on worker 0 alone.
 
     Args:
-        train_step: Any callable from a batch to a dict of scalar tensors, such as a `TrainStep`. `attempted` and
-            `applied` in the dict are counted.
+        train_step: Any callable from a batch to a dict of scalar tensors, such as a `TrainStep`. One of several
+            arguments, such as `step(x, y)`, is given the parts of a batch that is a tuple. `attempted` and
+            `applied` in the dict are counted; without them what the loss scalers in its graph did, see `Counters`.
         dataset: A `tf.data.Dataset`. Make it repeat to run for more than an epoch.
         steps_per_call: Steps between visits of the host. 1 runs a Python loop, more a loop inside the graph.
         strategy: A `tf.distribute` strategy, in whose scope model, optimizer and loss scaler were made. Each replica
@@ -106,8 +111,10 @@ class Loop:
         self.actions = list(actions)
         _check(train_step, dataset, steps_per_call, self.actions)
         self._stopped_elsewhere: str | None = None
+        self._contradicted = False
         loss_scaler = getattr(train_step, "loss_scaler", None)
         self.train_step = train_step
+        train_step = taking_batches(train_step, dataset.element_spec)
         if strategy is not None:
             _check_strategy(strategy, jit_compile)
             check_batches(dataset.element_spec, strategy)
@@ -191,6 +198,13 @@ class Loop:
             KeyboardInterrupt: After SIGINT.
             SystemExit: After SIGTERM, with status 143.
         """
+        try:
+            return self._run(steps)
+        except scaler.ScalerError as error:
+            # Its sentence is all that a user needs to see; how it came about is its context.
+            raise _alone(error) from None
+
+    def _run(self, steps: int) -> Counters:
         _check_count("run(steps)", steps)
         self._check_ahead(steps)
         self._stopped_elsewhere = None
@@ -212,14 +226,14 @@ class Loop:
                     limit = min(self._steps_per_call, steps - done)
                     whole = False
                     with self.workers.lost_is_an_error():
-                        taken, outputs = self._call(self.position.iterator, limit)
+                        taken, outputs = self._take(limit)
                     error = (
                         self._act(Visit(self.counters, outputs, time.perf_counter() - start, steps)) if taken else None
                     )
                     whole = True
                     self._meet(signals, error)
-                    if taken and self._loss_scaler is not None:
-                        self._loss_scaler.check()
+                    if taken:
+                        self._check_scalers()
                     signals.act()
                     if taken < limit:
                         raise OutOfData(_why_out_of_data(done + taken, steps))
@@ -230,6 +244,25 @@ class Loop:
                             action.end()
             signals.act()
         return self.counters
+
+    def _take(self, limit: int) -> tuple[int, Outputs]:
+        try:
+            return self._call(self.position.iterator, limit)
+        except tf.errors.OpError as error:
+            known = explained(error, self._element_spec)
+            if known is None:
+                raise
+            raise known from error
+
+    def _check_scalers(self) -> None:
+        """Has the loss scalers say that they are stuck, and the user hear of a step that says what they did not do."""
+        contradiction = None if self._contradicted else self._counters.contradiction()
+        if contradiction:
+            self._contradicted = True
+            warnings.warn(contradiction, UserWarning, stacklevel=3)
+        own = [] if self._loss_scaler is None else [self._loss_scaler]
+        for loss_scaler in [*own, *(one for one in self._call.scalers if one is not self._loss_scaler)]:
+            loss_scaler.check()
 
     def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
         """Raises the error, if there is one; else learns what happened to other workers, as if it had happened here."""
@@ -269,6 +302,13 @@ class Loop:
             raise scaler.InvalidArgument(
                 f"run({steps}): this loop has taken {done} steps already, and counts all of them."
             )
+
+
+def _alone(error: scaler.ScalerError) -> scaler.ScalerError:
+    """The same error without the frames it came through."""
+    alone = copy.copy(error)
+    alone.__traceback__ = None
+    return alone
 
 
 def _why_out_of_data(done: int, steps: int) -> str:

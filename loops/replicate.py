@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 import scaler
+from loops.batches import UNEVEN
 from loops.calls import TrainStepFunction
 
 
@@ -51,8 +52,7 @@ def _shares(strategy: tf.distribute.Strategy, batch):
     def share(context):
         def part(tensor: tf.Tensor) -> tf.Tensor:
             size = tf.shape(tensor)[0]
-            message = f"a batch that is no multiple of {replicas} replicas: batch with drop_remainder=True"
-            tf.debugging.assert_equal(size % replicas, 0, message=message)
+            tf.debugging.assert_equal(size % replicas, 0, message=UNEVEN.format(replicas=replicas))
             own = size // replicas
             start = context.replica_id_in_sync_group * own
             return tensor[start : start + own]

@@ -10,8 +10,17 @@ import tensorflow as tf
 
 import scaler
 from loops.accumulate import Window
+from loops.batches import explaining, parts
 from loops.errors import BadOutputs
-from loops.step_arguments import check_masters, check_parts, check_scaling
+from loops.step_arguments import (
+    check_late_layers,
+    check_made_masters,
+    check_masters,
+    check_parts,
+    check_scaling,
+    computes_in_float16,
+    default_scaler,
+)
 from scaler.graphs import in_xla
 
 OUTPUTS = (
@@ -49,7 +58,8 @@ class TrainStep(tf.Module):
             the mean over the examples it is given, which on several replicas are one replica's. A `keras.losses.Loss`
             is such a function if passed as it is; called inside another function it divides by the number of replicas.
         optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
-        loss_scaler: Scales the loss; without one, `scaler.LossScaler(scaler.NoScaling())`.
+        loss_scaler: Scales the loss. Without one it is `scaler.LossScaler(scaler.Dynamic())` for a model with a layer
+            that computes in float16, and `scaler.LossScaler(scaler.NoScaling())` for any other, and with `layerwise`.
         accumulate: Micro-batches to a step.
         clip_norm: Largest global norm of the unscaled gradients, or None.
         clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` in its place, or None.
@@ -88,7 +98,8 @@ class TrainStep(tf.Module):
         self.model = model
         self.loss_fn = loss_fn
         self.optimizer = optimizer
-        self.loss_scaler = loss_scaler or scaler.LossScaler(scaler.NoScaling())
+        self.loss_scaler = loss_scaler or default_scaler(model, layerwise)
+        self._unscaled_by_default = loss_scaler is None and layerwise is None and not computes_in_float16(model)
         self.accumulate = accumulate
         self.clip_norm = clip_norm
         self.clip = clip
@@ -126,10 +137,20 @@ class TrainStep(tf.Module):
             loss function added.
 
         Raises:
+            BadBatch: If the batch holds what the model or the loss cannot take.
+            scaler.InvalidArgument: For a batch of other parts, and after layers were frozen or unfrozen.
             BadOutputs: If the loss function returned something else than a scalar, or a scalar and a dict.
         """
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x, y, sample_weight = parts(batch)
+        with explaining("TrainStep", self.model, x, y):
+            return self._take(x, y, sample_weight)
+
+    def _take(self, x, y, sample_weight) -> dict[str, tf.Tensor]:
         self._build(x)
+        self._trainable.keep(
+            f"TrainStep of model {self.model.name!r}",
+            "Make the TrainStep and its optimizer anew after setting `trainable`: its masters go with it.",
+        )
         loss_scale = self.loss_scaler.loss_scale
         before = self.window.open() if self.window else scaler.snapshot(self.model.non_trainable_variables)
         if self._compiled:
@@ -175,11 +196,15 @@ class TrainStep(tf.Module):
         self._ready = True
 
     def _create_state(self) -> None:
+        self._trainable = scaler.TrainableSet.of(self.model.weights)
         variables = self.model.trainable_variables
         if not variables:
             raise scaler.InvalidArgument(f"TrainStep: model {self.model.name!r} has no trainable variables.")
+        if self._unscaled_by_default:
+            check_late_layers(self.model)
         if self._make_masters:
             self.masters = self._make_masters(variables)
+            check_made_masters(self.masters, variables)
         elif not self.allow_16bit_updates and any(v.dtype in ("float16", "bfloat16") for v in variables):
             self.masters = scaler.MasterWeights(variables)
         if self.accumulate > 1:

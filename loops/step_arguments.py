@@ -10,6 +10,27 @@ import scaler
 from loops.schedules import ByAttempts
 
 
+def computes_in_float16(model: keras.Model) -> bool:
+    """Whether any of the model's layers does, of those that it has by now."""
+    return any(getattr(layer, "compute_dtype", None) == "float16" for layer in model._flatten_layers())
+
+
+def default_scaler(model: keras.Model, layerwise: object) -> scaler.LossScaler:
+    """What a step without `loss_scaler=` scales by: float16 flushes small gradients to zero, other dtypes do not."""
+    scales = layerwise is None and computes_in_float16(model)
+    return scaler.LossScaler(scaler.Dynamic() if scales else scaler.NoScaling())
+
+
+def check_late_layers(model: keras.Model) -> None:
+    """Refuses float16 in layers that the model made when it was built, after no scaling was chosen for it."""
+    if computes_in_float16(model):
+        raise scaler.InvalidArgument(
+            f"TrainStep: model {model.name!r} computes in float16 in layers that it made when it was built, after the "
+            "step took it for a model that needs no loss scale. Build the model first, or pass loss_scaler=, such as "
+            "scaler.LossScaler(scaler.Dynamic())."
+        )
+
+
 def check_masters(masters: object, allow_16bit_updates: bool, layerwise: object) -> None:
     """Refuses two ways of treating 16-bit variables at once, and what is no `Layerwise`."""
     if masters is not None and (allow_16bit_updates or not callable(masters)):
@@ -20,6 +41,21 @@ def check_masters(masters: object, allow_16bit_updates: bool, layerwise: object)
     if layerwise is not None and not isinstance(layerwise, scaler.Layerwise):
         raise scaler.InvalidArgument(
             f"TrainStep(layerwise={layerwise!r}): expected the scaler.Layerwise that scaler.insert_rescales returned."
+        )
+
+
+def check_made_masters(masters: object, variables: list) -> None:
+    """Refuses what `masters=` returned, unless it is of the model's own variables."""
+    if not isinstance(masters, scaler.MasterWeights):
+        raise scaler.InvalidArgument(
+            f"TrainStep(masters=...): the function returned {masters!r}: expected a scaler.MasterWeights, "
+            "scaler.KahanWeights or scaler.StochasticRounding of the variables it is given."
+        )
+    own = masters.model_variables
+    if len(own) != len(variables) or any(one is not other for one, other in zip(own, variables, strict=True)):
+        raise scaler.InvalidArgument(
+            "TrainStep(masters=...): the function returned masters of other variables than those it was given, the "
+            "trainable ones of this model: pass on its argument, as lambda variables: scaler.KahanWeights(variables)."
         )
 
 

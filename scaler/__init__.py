@@ -61,6 +61,7 @@ from scaler.strategies import StaticState as StaticState
 from scaler.strategies import Strategy as Strategy
 from scaler.strategies import Warmup as Warmup
 from scaler.stuck import StuckPolicy as StuckPolicy
+from scaler.trainable import TrainableSet as TrainableSet
 from scaler.update_modes import KahanWeights as KahanWeights
 from scaler.update_modes import StochasticRounding as StochasticRounding
 
@@ -110,6 +111,7 @@ __all__ = [
     "StuckError",
     "StuckPolicy",
     "StuckWarning",
+    "TrainableSet",
     "Warmup",
     "all_finite",
     "amax",

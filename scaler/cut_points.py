@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -76,6 +76,8 @@ def insert_rescales(
             and for layers that add losses of their own, which would come by no rescale.
     """
     _check_model(model)
+    if not isinstance(after, Iterable) or not all(isinstance(name, str) for name in after):
+        raise InvalidArgument(f"insert_rescales(after={after!r}): expected a list of names of layers.")
     names = [after] if isinstance(after, str) else list(after)
     _check_names(model, names)
     calls: list[_Call] = []

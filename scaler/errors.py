@@ -4,6 +4,9 @@ ScalerError
 └── InvalidArgument (also a ValueError)     a value that cannot work, found before anything ran
 """
 
+import pathlib
+import re
+
 
 class ScalerError(Exception):
     """Base of every exception raised by `scaler`."""
@@ -11,6 +14,28 @@ class ScalerError(Exception):
     # AutoGraph keeps the type of an exception raised while a tf.function is traced only if this is its constructor;
     # any other class reaches the caller as a StagingError that no `except ScalerError` catches.
     __init__ = Exception.__init__
+
+    def __str__(self) -> str:
+        return sentence(super().__str__())
+
+
+def sentence(text: str) -> str:
+    """The end of a message that AutoGraph has put the places of a trace in front of, then the user's own place.
+
+    AutoGraph writes "in user code:", the lines of the trace, with a star at those of rewritten functions, and at the
+    end, after the name of its class, what the error said.
+    """
+    if not text.lstrip().startswith(_IN_USER_CODE):
+        return text
+    said = _CLASS.split(text)[-1].strip()
+    places = [(file, line) for file, line in _PLACE.findall(text) if not file.startswith(_OWN_FILES)]
+    return f"{said}\n(at {places[-1][0]}, line {places[-1][1]})" if places else said
+
+
+_IN_USER_CODE = "in user code:"
+_CLASS = re.compile(r"^[ ]+[A-Za-z_][\w.]*: ", re.MULTILINE)
+_PLACE = re.compile(r'^\s*File "([^"]+)", line (\d+), in .*\*\s*$', re.MULTILINE)
+_OWN_FILES = str(pathlib.Path(__file__).parents[1] / "scaler"), str(pathlib.Path(__file__).parents[1] / "loops")
 
 
 class InvalidArgument(ScalerError, ValueError):

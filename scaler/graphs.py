@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -46,6 +46,32 @@ def in_steps_of_fit() -> bool:
         graph = getattr(graph, "outer_graph", None)
     loops = [name for name in names if name.startswith(("while_body", "multi_step_on_iterator"))]
     return any(second.startswith("multi_step") and first.startswith("while_body") for first, second in pairwise(loops))
+
+
+def at_each_call(check: Callable[[], None], key: Hashable) -> None:
+    """Calls `check` now, and on the host before each later call of the functions that are being traced.
+
+    What it raises, the call raises. It adds no operation to the graph. TensorFlow has no public name for it: where this
+    one is missing, `check` is called now alone.
+
+    Args:
+        check: A function of nothing.
+        key: One check of equal keys is kept in a graph.
+    """
+    check()
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    with tf.init_scope():
+        nothing = tf.constant(False)
+
+    def called() -> tf.Tensor:
+        check()
+        return nothing
+
+    while graph is not None:
+        # The bodies of loops and branches are graphs as well, and not called by themselves.
+        if type(graph).__name__ == "FuncGraph" and hasattr(graph, "capture_call_time_value"):
+            graph.capture_call_time_value(called, tf.TensorSpec([], tf.bool), key=key, default_value=nothing)
+        graph = getattr(graph, "outer_graph", None)
 
 
 def opaque(tensor: tf.Tensor) -> tf.Tensor:

@@ -91,7 +91,7 @@ class Layerwise(tf.Module):
         name: str = "layerwise",
     ):
         super().__init__(name=name)
-        self._groups = _groups(groups, parents or {})
+        self._groups = _groups(groups, {} if parents is None else parents)
         own: Any = AdaptiveScale() if strategy is None else strategy
         self.strategy = own
         check_strategy(self.strategy, "Layerwise")
@@ -191,6 +191,10 @@ class Layerwise(tf.Module):
         On several replicas each calls it with what it saw, and all scales move by what they saw together: the largest
         magnitude, the smallest deviation of those that saw one, and an overflow on any.
         """
+        if not isinstance(event, LayerEvent):
+            raise InvalidArgument(
+                f"Layerwise.update({_shown(event)}): expected what Layerwise.gradient returned beside the gradients."
+            )
         if replicas.replica_count() > 1:
             event = _of_all(event)
         replicas.merge(self._update, *event)
@@ -270,11 +274,23 @@ def _of_all(event: LayerEvent) -> LayerEvent:
 
 
 def _groups(groups: Mapping[str, Sequence], parents: Mapping[str, str]) -> _Groups:
+    if not isinstance(groups, Mapping) or not all(isinstance(name, str) for name in groups):
+        raise InvalidArgument(
+            f"Layerwise({_shown(groups)}): expected a dict of lists of variables by the names of their groups, the one "
+            'next to the loss first, such as {"head": head.variables, "body": body.variables}.'
+        )
     names, kept = tuple(groups), []
     group_of: dict[int, int] = {}
     if not names:
         raise InvalidArgument("Layerwise({}): expected at least one group of variables.")
+    if not isinstance(parents, Mapping) or not set(parents) <= set(names[1:]):
+        raise InvalidArgument(
+            f"Layerwise(parents={_shown(parents)}): expected a dict of names by the names of groups, of any but the "
+            f"first: {', '.join(names[1:]) or 'there is no other'}."
+        )
     for index, (name, variables) in enumerate(groups.items()):
+        if not isinstance(variables, Sequence) or not all(hasattr(one, "assign") for one in variables):
+            raise InvalidArgument(f"Layerwise: group {name!r} is {_shown(variables)}: expected a list of variables.")
         for variable in map(replicas.native, variables):
             if group_of.setdefault(id(variable), index) != index:
                 raise InvalidArgument(
@@ -289,3 +305,7 @@ def _groups(groups: Mapping[str, Sequence], parents: Mapping[str, str]) -> _Grou
             raise InvalidArgument(f"the parent of group {name!r} is {parent!r}: expected one of {names[:index]}.")
         found.append(names.index(parent))
     return _Groups(names, tuple(found), tuple(kept), group_of)
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} {value!r}"[:80]

@@ -28,8 +28,9 @@ from scaler.strategies import Dynamic, Event, NoScaling, Static, Strategy
 from scaler.strategies.base import check_event, check_state, check_strategy, needs_of
 from scaler.stuck import Reading, StuckPolicy, Watch
 from scaler.tapes import tape_records
+from scaler.trainable import TrainableSet
 from scaler.use import Use
-from scaler.variables import explain_other_shapes, shared_variable, when_restored
+from scaler.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
 
 
 class Counters(NamedTuple):
@@ -88,6 +89,8 @@ class LossScaler(tf.Module):
                 explain_other_shapes(variable, f"{type(self.strategy).__name__}'s {field}")
             counts = ("attempted", "applied", "consecutive_skips")
             self._counts = {field: shared_variable(tf.constant(0, tf.int64), field) for field in counts}
+            for variable in (*self._state.values(), *self._counts.values()):
+                mark_owner(variable, self)
             self._last_skip = {field: shared_variable(value, field) for field, value in _NEVER_SKIPPED.items()}
             # The scale that the gradients of now carry, until the next `scale`: an `apply` may come after an `update`.
             self._scale_used = replicas.local_variable(0.0, "scale_used")
@@ -155,6 +158,17 @@ class LossScaler(tf.Module):
         known = tf.where(tf.math.is_nan(stored), self.strategy.init().loss_scale, stored)
         return within(known, *self._bounds())
 
+    @staticmethod
+    def owner_of(variable: object) -> LossScaler | None:
+        """The loss scaler that keeps its state or its counts in a variable, or None for any other variable.
+
+        A graph that assigns one of them takes the scaler's decisions, one that only reads them does not.
+
+        Args:
+            variable: Such as one of `tf.function(step).get_concrete_function(batch).variables`.
+        """
+        return owner_of(variable)
+
     @property
     def counters(self) -> Counters:
         """What was attempted, applied and skipped so far."""
@@ -221,7 +235,7 @@ class LossScaler(tf.Module):
         self,
         optimizer: Optimizer,
         grads: Sequence[gradients.Gradient],
-        variables: Sequence | MasterWeights,
+        variables: Sequence | MasterWeights | None = None,
         *,
         clip_norm: float | tf.Tensor | None = None,
         clip: ClipByNorm | ClipByValue | None = None,
@@ -286,10 +300,17 @@ class LossScaler(tf.Module):
                 f"apply(rollback={type(rollback).__name__}): expected scaler.snapshot(model.non_trainable_variables), "
                 "taken before the forward pass, or None."
             )
+        if variables is None:
+            raise InvalidArgument(
+                "apply(optimizer, grads): expected two lists, apply(optimizer, grads, variables), and no pairs of a "
+                "gradient and a variable, as optimizer.apply_gradients takes."
+            )
         masters = variables if isinstance(variables, MasterWeights) else None
         grads = [grad if grad is None else as_gradient(grad) for grad in grads]
         targets = masters.weights if masters else list(variables)
         check_pairs(grads, targets, allow_16bit_updates)
+        trained = masters.trained(grads) if masters else TrainableSet.of(_with_gradient(targets, grads))
+        trained.keep("apply", _MAKE_ANEW)
         self._check_use(grads, unscaled)
         if update:
             self._use.ends()
@@ -539,6 +560,13 @@ class LossScaler(tf.Module):
 _LOW_SCALE = 2.0**-14
 """Where float16's backward pass can hardly overflow any more."""
 _NEVER_SKIPPED = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
+
+
+_MAKE_ANEW = "Make the optimizer, the step and, where there are, the MasterWeights anew, or compile the model again."
+
+
+def _with_gradient(variables: Sequence, grads: Sequence) -> list:
+    return [variable for variable, grad in zip(variables, grads, strict=True) if grad is not None]
 
 
 def _equals_one(value: tf.Tensor) -> bool:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from scaler import replicas
 from scaler.errors import InvalidArgument
+from scaler.trainable import TrainableSet
 
 _COPIED = (tf.float16, tf.bfloat16)
 
@@ -47,6 +48,7 @@ class MasterWeights(tf.Module):
         self._model_variables = variables
         self.in_update = False
         with tf.init_scope():
+            self._trainable = TrainableSet.of(variables)
             self._weights = [_master(v) if tf.as_dtype(v.dtype) in _COPIED else v for v in variables]
 
     in_update: bool
@@ -56,6 +58,13 @@ class MasterWeights(tf.Module):
     def model_variables(self) -> list:
         """The variables given, in their order."""
         return list(self._model_variables)
+
+    def trained(self, grads: Sequence) -> TrainableSet:
+        """Those of the variables that have a gradient, as they were to be trained when this was made."""
+        pairs = zip(self._trainable.variables, self._trainable.flags, grads, strict=True)
+        return TrainableSet(
+            *zip(*((variable, flag) for variable, flag, grad in pairs if grad is not None), strict=True)
+        )
 
     @property
     def weights(self) -> list:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -65,3 +66,18 @@ def _then(restore: Callable, call: Callable[[], None]) -> Callable:
         return restore(*arguments, **named)
 
     return restored
+
+
+def mark_owner(variable: tf.Variable, owner: object) -> None:
+    """Has `owner_of` lead from the variable, and from its component on each replica, to the owner."""
+    for part in (variable, *getattr(variable, "values", ())):
+        object.__setattr__(part, _OWNER, weakref.ref(owner))
+
+
+def owner_of(variable: object) -> Any:
+    """What `mark_owner` was called with; None for another variable, and where the owner is gone."""
+    reference = getattr(variable, _OWNER, None)
+    return None if reference is None else reference()
+
+
+_OWNER = "_halfstep_owner"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import tensorflow as tf
 import scaler
 from loops.actions.best import Best
 from loops.actions.every import Cadence, Seconds
+from loops.actions.places import as_path
 from loops.errors import CheckpointError, ResumeWarning
 from loops.resume import folder
 from loops.resume.common import Found, newest_common, place
@@ -87,7 +87,11 @@ class Checkpoint:
             raise scaler.InvalidArgument(
                 f"Checkpoint(best={best!r}): expected a loops.Best, such as loops.Best(evaluate, 'loss')."
             )
-        self.directory = self.place = pathlib.Path(directory)
+        self.directory = self.place = as_path("Checkpoint", "directory", directory)
+        if run is not None and not isinstance(run, Mapping):
+            raise scaler.InvalidArgument(
+                f"Checkpoint(run={run!r}): expected a dict of names and values, such as {{'seed': 0}}."
+            )
         self._keep, self._resume, self._run, self._best = int(keep), bool(resume), dict(run or {}), best
         if best:  # Its state is saved with that of the actions.
             self.save_state, self.load_state = best.save_state, best.load_state

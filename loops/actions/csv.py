@@ -21,7 +21,7 @@ class Csv(StepLines):
         every: Write the steps that are multiples of this; or, in `Seconds`, the last step of a visit so often.
 
     Raises:
-        OSError: When the run begins, if the file cannot be written.
+        NotWritable: When the run begins, if the file cannot be written.
         scaler.InvalidArgument: For an argument that cannot work.
     """
 

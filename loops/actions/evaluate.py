@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import scaler
 from loops.actions.every import Cadence, Seconds
+from loops.batches import explaining, parts
 from loops.errors import LoopError
 from loops.loop import Visit
 
@@ -113,7 +114,11 @@ class Evaluate:
         self.results = {name: float(result) for name, result in value["results"].items()}
 
     def _update_metrics(self, batch) -> None:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x, y, sample_weight = parts(batch, "Evaluate")
+        with explaining(f"Evaluate({self.name!r})", self._model, x, y):
+            self._measure(x, y, sample_weight)
+
+    def _measure(self, x, y, sample_weight) -> None:
         prediction = self._model(x, training=False)
         prediction = tf.nest.map_structure(lambda one: tf.cast(one, tf.float32), prediction)
         for metric in self._metrics:

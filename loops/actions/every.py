@@ -1,4 +1,10 @@
-"""How often an action acts."""
+"""How often an action acts: one meaning of `every=` for all of them.
+
+`every=10` means the steps 10, 20, 30, ..., counted in batches as `Loop.run` counts, whatever `steps_per_call` is. What
+the train step returned is known for each step: the writers `JsonLines`, `Csv` and `TensorBoard` write exactly these.
+All else is known at a visit alone: the other actions act at the first visit at or after such a step, once, however many
+of them lie in the call.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +39,8 @@ class Seconds:
 class Cadence:
     """Tells the visits on which an action is due.
 
-    In steps, those that reach a multiple of `every`, counted in batches as `Loop.run` counts, so that a resumed run
-    acts where an uninterrupted one would. In seconds, the first visit after so much time has passed.
+    In steps, those that reach a multiple of `every`, so that a resumed run acts where an uninterrupted one would. In
+    seconds, the first visit after so much time has passed.
 
     Args:
         action: Named in errors.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import IO
 
 from loops.actions.every import Cadence, Seconds
+from loops.actions.places import as_path, writing
 from loops.errors import BadOutputs
 from loops.loop import Visit
 
@@ -20,14 +20,14 @@ class StepLines:
         every: Write the steps that are multiples of this; or, in `Seconds`, the last step of a visit so often.
 
     Raises:
-        OSError: When the run begins, if the file cannot be written.
+        NotWritable: When the run begins, if the file cannot be written.
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
     chief_only = True
 
     def __init__(self, path, *, every: int | Seconds = 1):
-        self._path = pathlib.Path(path)
+        self._path = as_path(type(self).__name__, "path", path)
         self._cadence = Cadence(type(self).__name__, every)
         self._step = 0
         self._mode = "wb"
@@ -45,8 +45,9 @@ class StepLines:
                 file.truncate(self._end_of(file))
 
     def __enter__(self) -> StepLines:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open(self._mode, buffering=0)
+        with writing(type(self).__name__, self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open(self._mode, buffering=0)
         self._mode = "ab"
         return self
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.actions.places import as_path, check_folder
 from loops.errors import LoopError
 from loops.loop import Visit
 
@@ -37,12 +37,18 @@ class Profile:
         for name, value in (("first", first), ("steps", steps)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise scaler.InvalidArgument(f"Profile({name}={value!r}): expected an integer of at least 1.")
-        self._directory, self._first, self._steps = pathlib.Path(directory), int(first), int(steps)
+        self._directory = as_path("Profile", "directory", directory)
+        self._first, self._steps = int(first), int(steps)
         self._since: int | None = None
         self._done = False
 
     def begin(self, loop: Loop) -> None:
-        """Before the first step."""
+        """Before the first step.
+
+        Raises:
+            NotWritable: If the folder cannot be written.
+        """
+        check_folder("Profile", self._directory)
         self._since = None
 
     def __enter__(self) -> Profile:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import rich.console
 import rich.progress
 
+import scaler
 from loops.actions.evaluate import Evaluate
 from loops.actions.every import Cadence, Seconds
 from loops.loop import Visit
@@ -26,6 +27,9 @@ class Progress:
         label: Stands at the start of the line.
         every: Steps or `Seconds` between two plain lines.
         console: A `rich.console.Console`; standard error if not given.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
     """
 
     chief_only = True
@@ -37,7 +41,9 @@ class Progress:
         every: int | Seconds = Seconds(10.0),  # noqa: B008 -- frozen
         console: rich.console.Console | None = None,
     ):
-        self._label = label
+        if console is not None and not isinstance(console, rich.console.Console):
+            raise scaler.InvalidArgument(f"Progress(console={console!r}): expected a rich.console.Console, or None.")
+        self._label = str(label)
         self._console = console or rich.console.Console(stderr=True)
         self._cadence = Cadence("Progress", every)
         self._evaluations: list[Evaluate] = []
@@ -79,7 +85,9 @@ class Progress:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _status(self, visit: Visit) -> str:
-        parts = [f"applied {visit.counters.applied}  skipped {visit.counters.skipped}"]
+        counts = visit.counters
+        applied, skipped = (counts.applied, counts.skipped) if counts.known else ("?", "?")
+        parts = [f"applied {applied}  skipped {skipped}"]
         if "loss_scale" in visit.outputs:
             parts.append(f"scale {visit.outputs['loss_scale'][-1]:g}")
         if "loss" in visit.outputs:

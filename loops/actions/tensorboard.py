@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from loops.actions.evaluate import Evaluate
 from loops.actions.every import Cadence, Seconds
+from loops.actions.places import as_path, check_folder
 from loops.loop import Visit
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ class TensorBoard:
 
     Args:
         directory: A folder of the run's own. It is made if missing.
-        every: Steps or `Seconds` between points; each point shows the last step of a visit.
+        every: Points at the steps that are multiples of this; or, in `Seconds`, at the last step of a visit so often.
+            Curves of what only the host knows, the learning rate, skipped steps and speed, have theirs at the visit
+            that such a step lies in.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -50,7 +53,7 @@ class TensorBoard:
     chief_only = True
 
     def __init__(self, directory, *, every: int | Seconds = 10):
-        self._directory = pathlib.Path(directory)
+        self._directory = as_path("TensorBoard", "directory", directory)
         self._cadence = Cadence("TensorBoard", every)
         self._writer: Any = None
         self._optimizer: Any = None
@@ -60,7 +63,12 @@ class TensorBoard:
         self._before: tuple[int, float] | None = None
 
     def begin(self, loop: Loop) -> None:
-        """Before the first step: learns of the loop's optimizer and evaluations."""
+        """Before the first step: learns of the loop's optimizer and evaluations.
+
+        Raises:
+            NotWritable: If the folder cannot be written.
+        """
+        check_folder("TensorBoard", self._directory)
         self._optimizer = getattr(loop.train_step, "optimizer", None)
         self._evaluations = [action for action in loop.actions if isinstance(action, Evaluate)]
         if importlib.util.find_spec("tensorboard") is None:
@@ -97,10 +105,9 @@ class TensorBoard:
         if self._writer is None:
             raise RuntimeError("TensorBoard is written by Loop.run; outside of it, use it in a with statement.")
         self._step = visit.counters.data
-        points = (
-            [(self._step, name, value) for name, value in self._curves(visit).items()]
-            if self._cadence.due(visit)
-            else []
+        rows = self._cadence.rows(visit)
+        points = [(visit.first + row, *curve) for row in rows for curve in _outputs(visit, row).items()] + (
+            [(self._step, *curve) for curve in self._of_the_host(visit).items()] if rows else []
         )
         for one in self._evaluations:
             if one.step != self._shown[id(one)]:
@@ -112,14 +119,10 @@ class TensorBoard:
                     tf.summary.write(name, np.float32(value), step=step, metadata=_SCALAR)
             self._writer.flush()
 
-    def _curves(self, visit: Visit) -> dict[str, float]:
-        last = {name: float(values[-1]) for name, values in visit.outputs.items()}
-        curves = {
-            _TAGS.get(name, name): value for name, value in last.items() if name not in ("loss_scale", "attempted")
-        }
-        if "loss_scale" in last:
-            curves["scaler/log2_scale"] = float(np.log2(last["loss_scale"]))
-        curves["scaler/skipped"] = visit.counters.skipped
+    def _of_the_host(self, visit: Visit) -> dict[str, float]:
+        curves: dict[str, float] = {}
+        if visit.counters.known:
+            curves["scaler/skipped"] = visit.counters.skipped
         rate = getattr(self._optimizer, "learning_rate", None)
         if rate is not None:
             curves["optimizer/learning_rate"] = float(rate)
@@ -128,6 +131,15 @@ class TensorBoard:
             curves["time/steps_per_second"] = (visit.counters.data - steps) / (visit.seconds - seconds)
         self._before = visit.counters.data, visit.seconds
         return curves
+
+
+def _outputs(visit: Visit, row: int) -> dict[str, float]:
+    """What the train step returned at one step, by the curves' names."""
+    values = {name: float(column[row]) for name, column in visit.outputs.items()}
+    curves = {_TAGS.get(name, name): value for name, value in values.items() if name not in ("loss_scale", "attempted")}
+    if "loss_scale" in values:
+        curves["scaler/log2_scale"] = float(np.log2(values["loss_scale"]))
+    return curves
 
 
 def _keep_to(path: pathlib.Path, step: int) -> None:

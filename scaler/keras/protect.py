@@ -14,6 +14,7 @@ from scaler.errors import InvalidArgument
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.keras.shown import Shown
 from scaler.rollback import keep_finite
+from scaler.trainable import TrainableSet
 
 _MARK = "_scaler_protected"
 
@@ -61,6 +62,8 @@ def protect(model: keras.Model) -> keras.Model:
     @functools.wraps(own_step)
     def train_step(data):
         optimizers = _optimizers(model)
+        # Of layers that were unfrozen the optimizer alone knows nothing.
+        TrainableSet.of(model.weights).keep(f"fit of model {model.name!r}", "Compile the model again.")
         step = _with_its_variables(own_step, data, made)
         before = [(variable, tf.identity(variable)) for variable in _state(model)]
         rejected = _rejected(optimizers)

@@ -1,0 +1,113 @@
+"""What a train step decided, read from the loss scalers that its graph moves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+import scaler
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasScaler:
+    """The variables of a `keras.optimizers.LossScaleOptimizer`, which counts neither attempts nor skips.
+
+    An applied step adds 1 to the counter, or sets it to 0 and doubles the scale. A skipped one sets it to 0 and halves
+    the scale.
+    """
+
+    step_counter: tf.Variable
+    dynamic_scale: tf.Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The loss scalers of a step's graph.
+
+    Attributes:
+        scalers: Those that it moves.
+        keras: Keras's own that it moves.
+        known: False if it reads the loss scale of some and moves none: then nobody knows what it applies.
+    """
+
+    scalers: tuple[scaler.LossScaler, ...] = ()
+    keras: tuple[KerasScaler, ...] = ()
+    known: bool = True
+
+    @property
+    def any(self) -> bool:
+        """Whether it moves any."""
+        return bool(self.scalers or self.keras)
+
+    def read(self) -> list[tuple[tf.Tensor, ...]]:
+        """Where they stand, to be read before and after a step."""
+        ours = [one.counters[:2] for one in self.scalers]
+        return [*ours, *((tf.identity(one.step_counter), tf.identity(one.dynamic_scale)) for one in self.keras)]
+
+    def decided(self, before: list[tuple[tf.Tensor, ...]]) -> tuple[tf.Tensor, tf.Tensor]:
+        """How many decisions were taken since `before`, and how many of them applied, as scalar int64 tensors."""
+        attempted, applied = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+        after = self.read()
+        for (first, second), (then, also) in list(zip(after, before, strict=True))[: len(self.scalers)]:
+            attempted, applied = attempted + first - then, applied + second - also
+        for (count, scale), (then, also) in list(zip(after, before, strict=True))[len(self.scalers) :]:
+            attempted += 1
+            applied += tf.cast(tf.logical_or(count > then, scale > also), tf.int64)
+        return attempted, applied
+
+
+def find(concrete) -> Found:
+    """The loss scalers of a step.
+
+    Args:
+        concrete: Its concrete function.
+    """
+    moved: dict[int, scaler.LossScaler] = {}
+    seen = False
+    keras: dict[tuple[str, str], tf.Variable] = {}
+    for variable, assigned in _captured(concrete):
+        owner = scaler.LossScaler.owner_of(variable)
+        place, _, name = variable.name.partition(":")[0].rpartition("/")
+        if owner is not None:
+            seen = True
+            if assigned:
+                moved[id(owner)] = owner
+        elif name in ("step_counter", "dynamic_scale"):
+            keras[place, name] = variable
+    pairs = [
+        KerasScaler(variable, keras[place, "dynamic_scale"])
+        for (place, name), variable in keras.items()
+        if name == "step_counter" and (place, "dynamic_scale") in keras
+    ]
+    # A graph without the counter only reads the scale.
+    seen = seen or any(name == "dynamic_scale" for _, name in keras)
+    return Found(tuple(moved.values()), tuple(pairs), known=bool(moved or pairs) or not seen)
+
+
+def _captured(concrete) -> Iterator[tuple[tf.Variable, bool]]:
+    """Each variable of a graph, in the order of the trace, and whether the graph assigns it."""
+    variables = {id(variable.handle): variable for one in concrete.variables for variable in _parts(one)}
+    handles = concrete.captured_inputs
+    inner = concrete.inputs[len(concrete.inputs) - len(handles) :]
+    for handle, placeholder in zip(handles, inner, strict=True):
+        if id(handle) in variables:
+            yield variables[id(handle)], _assigns(placeholder)
+
+
+def _parts(variable) -> list:
+    return list(getattr(variable, "values", (variable,)))
+
+
+def _assigns(placeholder: tf.Tensor) -> bool:
+    """Whether something in the graph may assign the variable whose handle this is."""
+    for operation in placeholder.consumers():
+        if operation.type == "ReadVariableOp":
+            continue
+        # Calls, branches and loops name those of their inputs that they only read.
+        listed = operation.node_def.attr.get("_read_only_resource_inputs")
+        places = {place for place, value in enumerate(operation.inputs) if value is placeholder}
+        if listed is None or not places <= set(listed.list.i):
+            return True
+    return False

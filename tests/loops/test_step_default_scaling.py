@@ -1,0 +1,119 @@
+"""Guards the loss scaler that a `TrainStep` takes when it is given none: one that scales where float16 needs it."""
+
+import warnings
+
+import keras
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+
+SGD = keras.optimizers.SGD
+
+
+def sequential(*kinds):
+    dense = [keras.layers.Dense(4, dtype=kind, name=f"dense_{place}") for place, kind in enumerate(kinds)]
+    return keras.Sequential([keras.Input([4]), *dense])
+
+
+class Late(keras.Model):
+    """Makes its layer when it is built, and not before."""
+
+    def __init__(self, kind):
+        super().__init__(dtype="float32")
+        self.kind = kind
+
+    def build(self, shape):
+        self.dense = keras.layers.Dense(1, dtype=self.kind)
+        self.dense.build(shape)
+
+    def call(self, x):
+        return tf.cast(self.dense(x), tf.float32)
+
+
+class Early(keras.Model):
+    """Has its layer from the start, not built."""
+
+    def __init__(self, kind):
+        super().__init__(dtype="float32")
+        self.dense = keras.layers.Dense(4, dtype=kind)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def nested():
+    return keras.Sequential([keras.Input([4]), sequential("float32", "mixed_float16"), keras.layers.Dense(4)])
+
+
+def squared(y, prediction):
+    return tf.reduce_mean(tf.square(y - tf.cast(prediction, tf.float32)))
+
+
+def of(model, **arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return loops.TrainStep(model, squared, SGD(0.1), **arguments).loss_scaler.strategy
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sequential("mixed_float16"),
+        lambda: sequential("float16"),
+        lambda: sequential("float32", "float16", "float32"),
+        lambda: sequential("bfloat16", "mixed_float16"),
+        nested,
+        lambda: Early("mixed_float16"),
+    ],
+)
+def test_a_model_that_computes_in_float16_is_scaled(make):
+    assert of(make()) == scaler.Dynamic()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sequential("float32", "mixed_bfloat16"),
+        lambda: sequential("bfloat16"),
+        lambda: sequential("float64"),
+        lambda: Early("float32"),
+    ],
+)
+def test_any_other_is_not(make):
+    assert of(make()) == scaler.NoScaling()
+
+
+def test_what_was_asked_for_is_taken():
+    assert of(sequential("float16"), loss_scaler=scaler.LossScaler(scaler.NoScaling())) == scaler.NoScaling()
+    assert of(sequential("float32"), loss_scaler=scaler.LossScaler(scaler.Static(8.0))) == scaler.Static(8.0)
+
+
+def test_a_layerwise_scales_by_itself():
+    model, layerwise = scaler.insert_rescales(sequential("float16", "float16"), after=["dense_0"])
+    assert of(model, layerwise=layerwise) == scaler.NoScaling()
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_small_losses_train(policy):
+    model = sequential(policy)
+    step = loops.TrainStep(model, lambda y, prediction: 1e-6 * squared(y, prediction), SGD(1e4))
+    before = model.trainable_variables[0].numpy().copy()
+    pair = tf.eye(4), tf.zeros([4, 4])
+    data = tf.data.Dataset.from_tensors(pair).repeat()
+    counters = loops.Loop(step, data, steps_per_call=20).run(40)
+    assert counters == loops.Counters(40, 40, 40)
+    assert abs(model.trainable_variables[0].numpy() - before).max() > 0.02
+
+
+def test_layers_made_late_are_not_overlooked():
+    pair = tf.ones([2, 4]), tf.ones([2, 1])
+    assert "loss" in loops.TrainStep(Late("float32"), squared, SGD())(pair)
+    step = loops.TrainStep(Late("mixed_float16"), squared, SGD())
+    with pytest.raises(scaler.InvalidArgument, match=r"computes in float16.*pass loss_scaler="):
+        step(pair)
+    built = Late("mixed_float16")
+    built(pair[0])
+    assert of(built) == scaler.Dynamic()
+    assert "loss" in loops.TrainStep(Late("mixed_float16"), squared, SGD(), loss_scaler=scaler.LossScaler())(pair)

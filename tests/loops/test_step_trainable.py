@@ -1,0 +1,96 @@
+"""Guards that a `TrainStep`, alone or in a `Loop`, notices layers that were frozen or unfrozen after it was made."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+
+X = tf.ones([2, 4])
+PAIR = X, tf.ones([2, 4])
+
+
+def model(kind, frozen=()):
+    keras.utils.set_random_seed(3)
+    dense = [keras.layers.Dense(4, dtype=kind, name=f"dense_{place}") for place in range(2)]
+    made = keras.Sequential([keras.Input([4]), *dense])
+    for place in frozen:
+        made.layers[place].trainable = False
+    return made
+
+
+def squared(y, prediction):
+    return tf.reduce_mean(tf.square(y - tf.cast(prediction, tf.float32)))
+
+
+def kernels(made):
+    return [layer.kernel.numpy().tobytes() for layer in made.layers]
+
+
+CHANGES = {
+    "frozen": ((), {0: False}, "frozen since it was made: .*dense_0/kernel"),
+    "unfrozen": ((1,), {1: True}, "made trainable since it was made: .*dense_1/kernel"),
+    "another": (
+        (1,),
+        {0: False, 1: True},
+        "frozen since it was made: .*dense_0/kernel.*; made trainable since it was made: .*dense_1/kernel",
+    ),
+}
+RUNS = {
+    "eager": lambda step: step,
+    "compiled": tf.function,
+    "xla": lambda step: tf.function(step, jit_compile=True),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_change_is_refused_in_one_sentence(kind, change, run, accumulate):
+    frozen, after, says = CHANGES[change]
+    made = model(kind, frozen)
+    step = loops.TrainStep(made, squared, keras.optimizers.SGD(0.1), accumulate=accumulate)
+    call = RUNS[run](step)
+    call(PAIR)
+    call(PAIR)
+    for place, flag in after.items():
+        made.layers[place].trainable = flag
+    before = kernels(made)
+    with pytest.raises(scaler.InvalidArgument, match=says) as caught:
+        call(PAIR)
+    assert "Make the TrainStep and its optimizer anew" in str(caught.value)
+    assert "in user code" not in str(caught.value)
+    assert kernels(made) == before
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_loop_that_goes_on_notices(change, steps_per_call):
+    frozen, after, says = CHANGES[change]
+    made = model("float32", frozen)
+    step = loops.TrainStep(made, squared, keras.optimizers.SGD(0.1))
+    loop = loops.Loop(step, tf.data.Dataset.from_tensors(PAIR).repeat(), steps_per_call=steps_per_call)
+    loop.run(6)
+    loop.run(9)
+    for place, flag in after.items():
+        made.layers[place].trainable = flag
+    before = kernels(made)
+    with pytest.raises(scaler.InvalidArgument, match=says):
+        loop.run(12)
+    assert kernels(made) == before
+    assert loop.counters == loops.Counters(9, 9, 9)
+    for place, flag in after.items():
+        made.layers[place].trainable = not flag
+    assert loop.run(12) == loops.Counters(12, 12, 12)
+
+
+def test_made_anew_it_trains_what_is_trainable():
+    made = model("float16", [1])
+    loops.TrainStep(made, squared, keras.optimizers.SGD(0.1))(PAIR)
+    made.layers[0].trainable, made.layers[1].trainable = False, True
+    before = kernels(made)
+    assert loops.TrainStep(made, squared, keras.optimizers.SGD(0.1))(PAIR)["applied"]
+    assert kernels(made)[0] == before[0]
+    assert kernels(made)[1] != before[1]

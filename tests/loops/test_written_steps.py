@@ -1,0 +1,320 @@
+"""Guards what a loop counts of a step that says nothing itself: what the scalers in its graph did, or "?"."""
+
+import functools
+import io
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import rich.console
+import tensorflow as tf
+
+import loops
+import scaler
+
+both_loops = pytest.mark.parametrize("steps_per_call", [1, 4])
+
+
+def data(count=12, bad=()):
+    """Scalars of 1, those whose number (from 0) is in `bad` infinite."""
+    values = np.ones(count, np.float32)
+    values[list(bad)] = np.inf
+    return tf.data.Dataset.from_tensor_slices(values)
+
+
+def weight():
+    return tf.Variable([1.0, 2.0])
+
+
+def differentiated(loss_scaler, variable, number):
+    with tf.GradientTape() as tape:
+        scaled = loss_scaler.scale(tf.reduce_sum(variable) * number)
+    return tape.gradient(scaled, [variable])
+
+
+def with_scaler(loss_scaler=None, **outputs):
+    loss_scaler, variable = loss_scaler or scaler.LossScaler(), weight()
+    optimizer = keras.optimizers.SGD(0.01)
+
+    def step(number):
+        loss_scaler.apply(optimizer, differentiated(loss_scaler, variable, number), [variable])
+        return {"loss": number, **{name: tf.constant(value) for name, value in outputs.items()}}
+
+    return step
+
+
+def compiled():
+    return tf.function(with_scaler())
+
+
+def inside_of_another_function():
+    inner = tf.function(with_scaler())
+    return lambda number: inner(number)
+
+
+def under_a_condition():
+    inner = with_scaler()
+    return lambda number: tf.cond(number > -1.0, lambda: inner(number), lambda: {"loss": number})
+
+
+def long_form():
+    loss_scaler, variable, optimizer = scaler.LossScaler(), weight(), keras.optimizers.SGD(0.01)
+    optimizer.build([variable])
+
+    def step(number):
+        grads = loss_scaler.unscale(differentiated(loss_scaler, variable, number))
+        finite = scaler.all_finite(grads)
+        tf.cond(finite, lambda: optimizer.apply(grads, [variable]), lambda: None)
+        loss_scaler.update(scaler.Event(finite))
+        return {"loss": number}
+
+    return step
+
+
+def per_loss():
+    losses, variable, optimizer = scaler.PerLoss({"a": scaler.Dynamic(), "b": scaler.Dynamic()}), weight(), None
+    optimizer = keras.optimizers.SGD(0.01)
+
+    def step(number):
+        with tf.GradientTape(persistent=True) as tape:
+            scaled = losses.scale({"a": tf.reduce_sum(variable), "b": variable[0] * number})
+        losses.apply(optimizer, {name: tape.gradient(loss, [variable]) for name, loss in scaled.items()}, [variable])
+        return {"loss": number}
+
+    return step
+
+
+def two_scalers():
+    """As in a GAN: the bad numbers reach one of the two."""
+    one, other = with_scaler(), with_scaler()
+
+    def step(number):
+        one(number)
+        other(tf.ones([]))
+        return {"loss": number}
+
+    return step
+
+
+def ours_in_keras():
+    optimizer, variable = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.01)), keras.Variable([1.0, 2.0])
+
+    def step(number):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.scale_loss(tf.reduce_sum(variable.value) * number)
+        optimizer.apply(tape.gradient(scaled, [variable.value]), [variable])
+        return {"loss": number}
+
+    return step
+
+
+def kerass_own():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), dynamic_growth_steps=2)
+    variable = keras.Variable([1.0, 2.0])
+    optimizer.build([variable])
+
+    def step(number):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.scale_loss(tf.reduce_sum(variable.value) * number)
+        optimizer.apply(tape.gradient(scaled, [variable.value]), [variable])
+        return {"loss": number}
+
+    return step
+
+
+KINDS = {
+    "apply": with_scaler,
+    "static": lambda: with_scaler(scaler.LossScaler(scaler.Static(8.0))),
+    "a tf.function": compiled,
+    "in another function": inside_of_another_function,
+    "in a branch": under_a_condition,
+    "unscale and update": long_form,
+    "a scale for each loss": per_loss,
+    "two scalers": two_scalers,
+    "LossScaleOptimizer": ours_in_keras,
+    "Keras's LossScaleOptimizer": kerass_own,
+}
+
+
+@both_loops
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_returns_its_loss_alone_is_counted_right(kind, steps_per_call):
+    loop = loops.Loop(KINDS[kind](), data(bad=[0, 1, 5, 11]), steps_per_call=steps_per_call)
+    assert loop.run(12) == loops.Counters(data=12, attempted=12, applied=8)
+
+
+@pytest.mark.parametrize("kind", ["apply", "two scalers"])
+def test_so_it_is_under_xla(kind):
+    loop = loops.Loop(KINDS[kind](), data(bad=[2, 3]), steps_per_call=4, jit_compile=True)
+    assert loop.run(12) == loops.Counters(data=12, attempted=12, applied=10)
+
+
+@both_loops
+def test_so_it_is_on_replicas(steps_per_call):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        loss_scaler, variable, optimizer = scaler.LossScaler(), tf.Variable([1.0, 2.0]), keras.optimizers.SGD(0.01)
+
+    def step(numbers):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(variable) * tf.reduce_sum(numbers))
+        loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable])
+        return {"loss": tf.reduce_sum(numbers)}
+
+    batches = data(24, bad=[3, 8]).batch(2, drop_remainder=True)
+    loop = loops.Loop(step, batches, steps_per_call=steps_per_call, strategy=strategy)
+    assert loop.run(12) == loops.Counters(data=12, attempted=12, applied=10)
+
+
+@both_loops
+def test_windows_of_a_step_of_ones_own_count_once(steps_per_call):
+    loss_scaler, variable, optimizer = scaler.LossScaler(), weight(), keras.optimizers.SGD(0.01)
+    total, count = tf.Variable([0.0, 0.0]), tf.Variable(0)
+
+    def step(number):
+        (grad,) = differentiated(loss_scaler, variable, number)
+        count.assign_add(1)
+        last = tf.equal(count % 3, 0)
+        total.assign_add(grad)
+        loss_scaler.apply(optimizer, [tf.identity(total)], [variable], when=last)
+        tf.cond(last, lambda: total.assign([0.0, 0.0]), lambda: total.value())
+        return {"loss": number}
+
+    loop = loops.Loop(step, data(12, bad=[4]), steps_per_call=steps_per_call)
+    assert loop.run(12) == loops.Counters(data=12, attempted=4, applied=3)
+
+
+@both_loops
+def test_a_step_without_any_scaler_is_applied(steps_per_call):
+    optimizer, variable = keras.optimizers.SGD(0.01), weight()
+
+    def step(number):
+        optimizer.apply([variable * number], [variable])
+        return {"loss": number}
+
+    assert loops.Loop(step, data(), steps_per_call=steps_per_call).run(12) == loops.Counters(12, 12, 12)
+
+
+def shown(step, **arguments):
+    text = io.StringIO()
+    progress = loops.Progress(every=1, console=rich.console.Console(file=text, width=120))
+    loop = loops.Loop(step, data(4, **arguments), steps_per_call=4, actions=[progress])
+    return loop.run(4), text.getvalue()
+
+
+def unscale_alone():
+    loss_scaler, variable = scaler.LossScaler(scaler.Static(8.0)), weight()
+
+    def step(number):
+        (grad,) = loss_scaler.unscale(differentiated(loss_scaler, variable, number))
+        variable.assign_sub(0.01 * grad)
+        return {"loss": number}
+
+    return step
+
+
+def scaled_by_hand():
+    loss_scaler = scaler.LossScaler()
+    return lambda number: {"loss": number * loss_scaler.loss_scale}
+
+
+@pytest.mark.parametrize("make", [unscale_alone, scaled_by_hand])
+def test_what_cannot_be_known_is_not_claimed(make):
+    counters, text = shown(make())
+    assert counters == loops.Counters(data=4, attempted=0, applied=0, known=False)
+    assert "applied ?  skipped ?" in text
+
+
+def test_what_is_known_is_shown():
+    counters, text = shown(with_scaler(), bad=[1, 2, 3])
+    assert counters == loops.Counters(data=4, attempted=4, applied=1)
+    assert "applied 1  skipped 3" in text
+
+
+def test_a_reader_of_another_steps_scaler_is_counted_by_its_own():
+    others = scaler.LossScaler()
+    own = with_scaler()
+
+    def step(number):
+        return {**own(number), "theirs": others.loss_scale, "attempts": others.counters.attempted}
+
+    assert loops.Loop(step, data(bad=[0])).run(12) == loops.Counters(12, 12, 11)
+
+
+@both_loops
+@pytest.mark.parametrize("says", [{"applied": True}, {"applied": True, "attempted": True}])
+def test_a_step_that_contradicts_its_scaler_keeps_its_word_and_is_told_once(says, steps_per_call):
+    loop = loops.Loop(with_scaler(**says), data(bad=[1, 2]), steps_per_call=steps_per_call)
+    with pytest.warns(UserWarning, match="says that it was applied.*the loss scaler") as caught:
+        assert loop.run(12) == loops.Counters(12, 12, 12)
+    assert len(caught) == 1
+
+
+def test_a_step_that_denies_what_its_scaler_did_is_told_too():
+    with pytest.warns(UserWarning, match="says that it was not applied"):
+        assert loops.Loop(with_scaler(applied=False), data()).run(12) == loops.Counters(12, 12, 0)
+
+
+@both_loops
+def test_a_step_that_says_what_its_scalers_did_is_not_warned(steps_per_call):
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    for accumulate in (1, 3):
+        step = loops.TrainStep(
+            model,
+            keras.losses.MeanSquaredError(),
+            keras.optimizers.SGD(),
+            loss_scaler=scaler.LossScaler(),
+            accumulate=accumulate,
+        )
+        pairs = data(bad=[1, 2]).map(lambda n: (tf.reshape(n, [1, 1]), tf.reshape(n, [1, 1])))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            counters = loops.Loop(step, pairs, steps_per_call=steps_per_call).run(12)
+        assert counters == loops.Counters(12, 12 // accumulate, 10 if accumulate == 1 else 3)
+
+
+@both_loops
+@pytest.mark.parametrize("kind", ["apply", "in another function", "unscale and update", "LossScaleOptimizer"])
+def test_a_hand_written_step_cannot_stick_in_silence(kind, steps_per_call):
+    loop = loops.Loop(KINDS[kind](), data(400, bad=range(400)), steps_per_call=steps_per_call)
+    with pytest.raises(scaler.StuckError, match="100 steps in a row were skipped"):
+        loop.run(400)
+    assert loop.counters == loops.Counters(100, 100, 0)
+
+
+def test_batches_of_another_size_find_the_same_scalers():
+    loss_scaler, variable, optimizer = scaler.LossScaler(), weight(), keras.optimizers.SGD(0.01)
+
+    def step(numbers):
+        grads = differentiated(loss_scaler, variable, tf.reduce_sum(numbers))
+        loss_scaler.apply(optimizer, grads, [variable])
+        return {"loss": tf.reduce_sum(numbers)}
+
+    assert loops.Loop(step, data(7, bad=[0, 6]).batch(2)).run(4) == loops.Counters(4, 4, 2)
+
+
+def test_a_loop_traces_such_a_step_once():
+    traces, step = [], with_scaler()
+
+    def counted(number):
+        traces.append(number)
+        return step(number)
+
+    for steps_per_call in (1, 4):
+        traces.clear()
+        loops.Loop(counted, data(), steps_per_call=steps_per_call).run(12)
+        assert len(traces) <= 1 + (steps_per_call == 1)  # Slots made in the first trace.
+
+
+def test_the_owner_of_a_variable_is_found():
+    loss_scaler = scaler.LossScaler()
+    owned = [scaler.LossScaler.owner_of(variable) for variable in loss_scaler.variables]
+    assert owned.count(loss_scaler) >= 4
+    assert scaler.LossScaler.owner_of(tf.Variable(0.0)) is None
+
+
+def test_partials_and_objects_are_steps_as_well():
+    step = with_scaler()
+    loop = loops.Loop(functools.partial(lambda extra, number: step(number), 1), data(bad=[0]))
+    assert loop.run(12) == loops.Counters(12, 12, 11)

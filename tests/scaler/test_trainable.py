@@ -1,0 +1,189 @@
+"""Guards that no layer is trained which was frozen since the step was traced, nor another one's master in its place."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import scaler
+
+SGD = keras.optimizers.SGD
+
+
+def model(kind="float32", frozen=()):
+    keras.utils.set_random_seed(3)
+    dense = [keras.layers.Dense(4, dtype=kind, name=f"dense_{place}") for place in range(2)]
+    made = keras.Sequential([keras.Input([4]), *dense])
+    for place in frozen:
+        made.layers[place].trainable = False
+    return made
+
+
+def kernels(made):
+    return [layer.kernel.numpy().tobytes() for layer in made.layers]
+
+
+def written(made, optimizer, masters=None, given=None, loss_scaler=None):
+    """A step as a user writes it; `given` are the variables, those that are trainable now if None."""
+    loss_scaler = loss_scaler or scaler.LossScaler(scaler.Static(16.0))
+
+    def step(x):
+        variables = given or made.trainable_variables
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(tf.cast(made(x), tf.float32)))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, variables), masters or variables).finite
+
+    return step
+
+
+X = tf.ones([2, 4])
+JIT = pytest.mark.parametrize(
+    "compiled",
+    [
+        lambda step: tf.function(step),
+        lambda step: tf.function(step, jit_compile=True),
+        lambda step: tf.function(lambda x: tf.function(step)(x)),
+        lambda step: tf.function(
+            lambda x: tf.while_loop(lambda n, f: n < 2, lambda n, f: (n + 1, step(x)), (0, True))[1]
+        ),
+        lambda step: tf.function(lambda x: tf.cond(x[0, 0] > 0.0, lambda: step(x), lambda: False)),
+    ],
+    ids=["graph", "xla", "nested", "in a loop", "in a branch"],
+)
+
+
+@JIT
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_a_traced_function_does_not_train_a_layer_that_was_frozen(kind, compiled):
+    made = model(kind)
+    masters = scaler.MasterWeights(made.trainable_variables) if kind == "float16" else None
+    run = compiled(written(made, SGD(0.1), masters))
+    assert run(X)
+    assert run(X)
+    made.layers[0].trainable = False
+    before = kernels(made)
+    with pytest.raises(
+        scaler.InvalidArgument, match=r"frozen since it was made: '.*dense_0/kernel', '.*dense_0/bias'\."
+    ) as caught:
+        run(X)
+    assert "the optimizer, the step and" in str(caught.value)
+    assert kernels(made) == before
+    made.layers[0].trainable = True
+    assert run(X)
+    assert kernels(made) != before
+
+
+def test_masters_of_a_layer_do_not_take_the_gradients_of_another():
+    """The two lists have the same lengths and shapes."""
+    made = model("float16", frozen=[1])
+    masters = scaler.MasterWeights(made.trainable_variables)
+    made.layers[0].trainable, made.layers[1].trainable = False, True
+    before = kernels(made)
+    for step in (written(made, SGD(0.1), masters), tf.function(written(made, SGD(0.1), masters))):
+        with pytest.raises(scaler.InvalidArgument, match=r"frozen since it was made: .*dense_0/kernel"):
+            step(X)
+    assert kernels(made) == before
+
+
+def test_what_has_no_gradient_may_be_frozen():
+    made = model("float16")
+    masters = scaler.MasterWeights(made.trainable_variables)
+    made.layers[0].trainable = False
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    grads = [None, None, tf.ones([4, 4]), tf.ones([4])]
+    before = kernels(made)
+    assert loss_scaler.apply(SGD(0.1), grads, masters).finite
+    assert kernels(made)[0] == before[0]
+    assert kernels(made)[1] != before[1]
+
+
+def test_variables_that_were_never_trainable_may_be_trained_by_name():
+    made = model(frozen=[0, 1])
+    run = tf.function(written(made, SGD(0.1), given=made.layers[1].weights))
+    for _ in range(3):
+        assert run(X)
+
+
+def test_a_new_trace_follows():
+    made = model()
+    optimizer = SGD(0.1)
+    optimizer.build(made.trainable_variables)
+    assert tf.function(written(made, optimizer))(X)
+    made.layers[0].trainable = False
+    before = kernels(made)
+    assert tf.function(written(made, optimizer))(X)
+    assert kernels(made)[0] == before[0]
+    assert kernels(made)[1] != before[1]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}, {"steps_per_execution": 2}], ids=str)
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_compiled_fit_does_not_train_a_layer_that_was_frozen(kind, arguments):
+    made = model(kind)
+    made.compile(scaler.LossScaleOptimizer(SGD(0.1)), loss="mse", **arguments)
+    x, y = tf.ones([8, 4]), tf.ones([8, 4])
+    made.fit(x, y, batch_size=2, verbose=0)
+    made.layers[0].trainable = False
+    before = kernels(made)
+    with pytest.raises(
+        scaler.InvalidArgument, match=r"frozen since it was made: .*dense_0/kernel.*compile the model again"
+    ):
+        made.fit(x, y, batch_size=2, verbose=0)
+    assert kernels(made) == before
+    made.compile(made.optimizer, loss="mse", **arguments)
+    made.fit(x, y, batch_size=2, verbose=0)
+    assert kernels(made)[0] == before[0]
+    assert kernels(made)[1] != before[1]
+
+
+def test_protected_fit_does_not_leave_a_layer_untrained():
+    made = scaler.protect(model(frozen=[0]))
+    made.compile(scaler.LossScaleOptimizer(SGD(0.1)), loss="mse")
+    x, y = tf.ones([8, 4]), tf.ones([8, 4])
+    made.fit(x, y, batch_size=2, verbose=0)
+    made.layers[0].trainable = True
+    with pytest.raises(scaler.InvalidArgument, match=r"made trainable since it was made: .*dense_0/kernel.*Compile"):
+        made.fit(x, y, batch_size=2, verbose=0)
+    made.compile(scaler.LossScaleOptimizer(SGD(0.1)), loss="mse")
+    before = kernels(made)
+    made.fit(x, y, batch_size=2, verbose=0)
+    assert kernels(made)[0] != before[0]
+
+
+def test_on_replicas():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        made, optimizer = model("float16"), SGD(0.1)
+        masters = scaler.MasterWeights(made.trainable_variables)
+        step = written(made, optimizer, masters)
+    run = tf.function(lambda x: strategy.run(step, args=(x,)))
+    run(X)
+    run(X)
+    made.layers[1].trainable = False
+    with pytest.raises(scaler.InvalidArgument, match=r"frozen since it was made: .*dense_1/kernel"):
+        run(X)
+
+
+def test_a_step_can_still_be_exported(tmp_path):
+    made, module = model(), tf.Module()
+    module.model, optimizer = made, SGD(0.1)
+    optimizer.build(made.trainable_variables)
+    module.optimizer, module.loss_scaler = optimizer, scaler.LossScaler()
+    step = written(made, optimizer, loss_scaler=module.loss_scaler)
+    module.step = tf.function(lambda x: step(x), input_signature=[tf.TensorSpec([2, 4], name="x")])
+    # Keras's optimizers have gradients that cannot be saved.
+    tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=False))
+    assert tf.saved_model.load(str(tmp_path)).step(X)
+
+
+def test_the_names_of_many_are_not_all_listed():
+    variables = [keras.Variable(0.0, name=f"v{place}") for place in range(9)]
+    trainable = scaler.TrainableSet.of(variables)
+    trainable.keep("a step", "Do it.")
+    for variable in variables:
+        variable.trainable = False
+    with pytest.raises(scaler.InvalidArgument) as caught:
+        trainable.keep("a step", "Do it.")
+    assert str(caught.value) == (
+        "a step: frozen since it was made: 'v0', 'v1', 'v2' and 6 more. It would go on with the old list of variables. "
+        "Do it."
+    )
