@@ -49,6 +49,7 @@ class Gate:
         masters: Rounded into the model after an update, or None.
         clip: How unscaled gradients are limited, or None.
         needs: Statistics that the strategy wants.
+        sum_duplicates: Whether the optimizer is given the sum of an index's duplicates, or each by itself.
     """
 
     optimizer: Optimizer
@@ -57,6 +58,7 @@ class Gate:
     masters: MasterWeights | None
     clip: Clipping | None
     needs: Needs
+    sum_duplicates: bool = True
 
     @property
     def targets(self) -> list:
@@ -119,10 +121,15 @@ class Gate:
         loss_finite = replicas.all_of(strategy, loss_finite)
         squares = replicas.of_each(strategy, squared_norms)[0]
         norm = tf.sqrt(tf.reduce_sum(squares))
+        given = summed
+        if not self.sum_duplicates:
+            given = replicas.total(strategy, grads)
+            one_by_one = replicas.each(strategy, _finite_one_by_one, given, loss_scale)
+            finite = tf.logical_and(finite, replicas.all_of(strategy, one_by_one))
 
         def apply() -> tuple[tf.Tensor, Skip]:
             limit = None if self.clip is None else self.clip.limiter(squares)
-            self._update(strategy, summed, joined.whole, loss_scale, limit)
+            self._update(strategy, given, joined.whole, loss_scale, limit)
             for variable, value in state:
                 replicas.assign_each(strategy, variable, keep_finite, value)
             if self.clip is None:
@@ -130,7 +137,7 @@ class Gate:
             after = self.clip.squares_after(squares)
             if after is not None:
                 return tf.sqrt(tf.reduce_sum(after)), not_skipped()
-            return self._norm_of_finished(strategy, summed, loss_scale, limit), not_skipped()
+            return self._norm_of_finished(strategy, given, loss_scale, limit), not_skipped()
 
         def skip() -> tuple[tf.Tensor, Skip]:
             for variable, value in state:
@@ -160,7 +167,8 @@ class Gate:
     def _norm_of_finished(self, strategy, grads: list, loss_scale, limit: Limiter | None) -> tf.Tensor:
         def measure(own: list) -> tf.Tensor:
             finished = self._finished(own, loss_scale, limit)
-            return tf.sqrt(gradients.squared_norm(self._derivatives(finished)))
+            summed = finished if self.sum_duplicates else gradients.sum_duplicates(finished)
+            return tf.sqrt(gradients.squared_norm(self._derivatives(summed)))
 
         return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
 
@@ -255,3 +263,9 @@ def _all_values_finite(tensors: list) -> tf.Tensor:
 
 def _all_finite(squared_norms: tf.Tensor) -> tf.Tensor:
     return tf.math.is_finite(tf.reduce_sum(squared_norms))
+
+
+def _finite_one_by_one(grads: list, loss_scale: tf.Tensor) -> tf.Tensor:
+    """Whether duplicates can be squared each by itself: large ones may cancel each other in their sum."""
+    slices = [grad for grad in grads if isinstance(grad, tf.IndexedSlices)]
+    return tf.math.is_finite(gradients.squared_norm(gradients.divide(slices, loss_scale)))
