@@ -132,9 +132,9 @@ class TrainStep(tf.Module):
             why the step was skipped, a `scaler.Cause`; NONE, 0, where it was applied or not attempted. `variable`:
             int32, the position in `model.trainable_variables` of the variable to look at first, as
             `scaler.Outcome.variable` says; -1 where the step was applied or not attempted, and where a micro-batch
-            spoiled its window, since which gradient it was is not kept, or where a slot of the optimizer's was not finite. `swallowed`, where the masters tell it:
-            float32, the share of the last applied step's updates that rounding to 16 bits lost. And those that the
-            loss function added.
+            spoiled its window, since which gradient it was is not kept, or where it was a slot of the optimizer's that
+            was not finite. `swallowed`, where the masters tell it: float32, the share of the last applied step's
+            updates that rounding to 16 bits lost. And those that the loss function added.
 
         Raises:
             BadBatch: If the batch holds what the model or the loss cannot take.

@@ -66,8 +66,9 @@ def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
             "make weights infinite, although the gradients are finite. Look at the learning rate or its schedule."
         )
     value = "a NaN" if bool(outcome.has_nan) else "an infinity"
+    name = _name(names, int(outcome.index))
     return (
-        f"The step was skipped because {optimizer} made {value} of finite gradients, first in {_name(names, int(outcome.index))!r}; everything was "
+        f"The step was skipped because {optimizer} made {value} of finite gradients, first in {name!r}; everything was "
         "put back. No loss scale can help: look at its epsilon and its slots, clip the gradients, or use another "
         "optimizer."
     )

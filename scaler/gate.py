@@ -51,6 +51,7 @@ class Gate:
         masters: Rounded into the model after an update, or None.
         clip: How unscaled gradients are limited, or None.
         needs: Statistics that the strategy wants.
+        sum_duplicates: Whether the optimizer is given the sum of an index's duplicates, or each by itself.
     """
 
     optimizer: Optimizer
@@ -59,6 +60,7 @@ class Gate:
     masters: MasterWeights | None
     clip: Clipping | None
     needs: Needs
+    sum_duplicates: bool = True
 
     @property
     def targets(self) -> list:
@@ -121,9 +123,14 @@ class Gate:
         loss_finite = replicas.all_of(strategy, loss_finite)
         squares = replicas.of_each(strategy, squared_norms)[0]
         norm = tf.sqrt(replicas.of_each(strategy, totals)[0])
+        given = summed
+        if not self.sum_duplicates:
+            given = replicas.total(strategy, grads)
+            one_by_one = replicas.each(strategy, _finite_one_by_one, given, loss_scale)
+            finite = tf.logical_and(finite, replicas.all_of(strategy, one_by_one))
 
         def update() -> None:
-            self._update(strategy, summed, loss_scale, self._limit(squares))
+            self._update(strategy, given, loss_scale, self._limit(squares))
 
         applied = attempt.holds(finite, update)
 
@@ -131,7 +138,7 @@ class Gate:
             attempt.complete(update)
             for variable, value in state:
                 replicas.assign_each(strategy, variable, keep_finite, value)
-            clipped_norm = norm if self.clip is None else self._clipped_norm(strategy, summed, loss_scale, squares)
+            clipped_norm = norm if self.clip is None else self._clipped_norm(strategy, given, loss_scale, squares)
             return clipped_norm, not_skipped()
 
         def skip() -> tuple[tf.Tensor, Skip]:
@@ -163,7 +170,8 @@ class Gate:
         # An optimizer that works in 16 bits was asked for by name, with all it does.
         unsafe = any(replicas.native(target).dtype.size < 4 for target in self.targets)
         rate = float("inf") if unsafe else largest_learning_rate(self.optimizer, self.targets)
-        if rate is not None:
+        # Of the same index several times the proofs say nothing.
+        if rate is not None and (self.sum_duplicates or unsafe):
             return Proven(self.optimizer, rate)
         masters = (*self.masters.model_variables, *self.masters.variables) if self.masters else ()
         kept = [*self.all_targets, *variables_of(self.optimizer), *masters]
@@ -187,7 +195,8 @@ class Gate:
 
         def measure(own: list) -> tf.Tensor:
             finished = self._finished(own, loss_scale, self._limit(squares))
-            return tf.sqrt(gradients.squared_norm(self._derivatives(finished)))
+            summed = finished if self.sum_duplicates else gradients.sum_duplicates(finished)
+            return tf.sqrt(gradients.squared_norm(self._derivatives(summed)))
 
         return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
 
@@ -290,3 +299,9 @@ def _not_finite(tensors: list) -> tf.Tensor:
 
 def _first(flags: tf.Tensor) -> tf.Tensor:
     return tf.argmax(tf.cast(flags, tf.int32), output_type=tf.int32)
+
+
+def _finite_one_by_one(grads: list, loss_scale: tf.Tensor) -> tf.Tensor:
+    """Whether duplicates can be squared each by itself: large ones may cancel each other in their sum."""
+    slices = [grad for grad in grads if isinstance(grad, tf.IndexedSlices)]
+    return tf.math.is_finite(gradients.squared_norm(gradients.divide(slices, loss_scale)))

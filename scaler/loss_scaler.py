@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler import gradients, moving_statistics, replicas
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, within
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_flag, within
 from scaler.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.described import described
 from scaler.errors import InvalidArgument
@@ -69,15 +69,26 @@ class LossScaler(tf.Module):
     Args:
         strategy: How the scale moves; `Dynamic()` if not given.
         stuck: What `check` finds wrong, and what it does then; `StuckPolicy()` if not given.
+        sum_duplicates: Whether duplicate indices of a `tf.IndexedSlices`, as an Embedding's repeated ids make them, are
+            summed before the optimizer sees them, so that it moves as with the dense gradient. False gives it the
+            slices as they are, and repeats what Keras does alone: Adam and others then square each by itself. What is
+            decided and measured is of the sum either way.
 
     Raises:
         InvalidArgument: For an object that is no strategy, or whose state has no scalar `loss_scale`.
     """
 
     def __init__(
-        self, strategy: Strategy | None = None, *, stuck: StuckPolicy | None = None, name: str = "loss_scaler"
+        self,
+        strategy: Strategy | None = None,
+        *,
+        stuck: StuckPolicy | None = None,
+        sum_duplicates: bool = True,
+        name: str = "loss_scaler",
     ):
         super().__init__(name=name)
+        check_flag("sum_duplicates", sum_duplicates)
+        self.sum_duplicates = sum_duplicates
         self.strategy: Strategy = Dynamic() if strategy is None else strategy
         check_strategy(self.strategy)
         with tf.init_scope():
@@ -220,7 +231,7 @@ class LossScaler(tf.Module):
             grads: Tensors of any floating dtype, `tf.IndexedSlices` or None.
 
         Returns:
-            The same structure in float32, with duplicate indices summed.
+            The same structure in float32, with duplicate indices summed, unless `sum_duplicates` is False.
 
         Raises:
             InvalidArgument: For gradients that went through `unscale` already.
@@ -228,7 +239,8 @@ class LossScaler(tf.Module):
         refuse_unscaled("unscale", grads)
         self._use.begins()
         self._use.check_one_scale("unscale", self._decided, self._scale_used, self._scale_now)
-        return marked_unscaled(gradients.unscale(grads, self._scale_of(grads)[0]))
+        unscale = gradients.unscale if self.sum_duplicates else gradients.divide
+        return marked_unscaled(unscale(grads, self._scale_of(grads)[0]))
 
     @as_written
     def apply(
@@ -318,7 +330,7 @@ class LossScaler(tf.Module):
             model = masters.model_variables if masters else targets
             rollback = self._missing_rollback(model, tf.get_static_value(tf.convert_to_tensor(when)))
         positions = [position for position, grad in enumerate(grads) if grad is not None]
-        gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy))
+        gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy), self.sum_duplicates)
         loss_scale, loss_finite = self._scale_of(grads)
         decision = gate.decide(
             [grads[i] for i in positions],

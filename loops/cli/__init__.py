@@ -23,9 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand.
 
     Returns:
-        0 if it did what was asked, 1 if it could not, 2 if what was asked makes no sense, 75 if another worker could
-        not be reached, was lost or stopped with an error, 130 after SIGINT (Ctrl-C), 143 after SIGTERM. A run that
-        saves checkpoints has saved its last step then, but for 75, and --resume goes on from it.
+        0 if it did what was asked, 1 if it could not, 2 if what was asked makes no sense, 3 if some runs of a study
+        failed and others finished, 75 if another worker could not be reached, was lost or stopped with an error, 130
+        after SIGINT (Ctrl-C), 143 after SIGTERM. A run that saves checkpoints has saved its last step then, but for
+        75, and --resume goes on from it.
     """
     parser = argparse.ArgumentParser(
         prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart."
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with _termination_is_an_exit():
-            options.run(options)
+            status = options.run(options)
     except scaler.InvalidArgument as error:
         return _fail(str(error), _EXIT_USAGE)
     except WorkerLost as error:
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.code != EXIT_TERMINATED:
             raise
         return _fail("terminated; what was written until here is kept.", EXIT_TERMINATED)
-    return 0
+    return status or 0
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import sys
+from collections.abc import Mapping
 
 import rich.box
 import rich.console
@@ -17,12 +19,29 @@ from loops.runs import to_json
 from loops.strategies import FORMS
 from loops.study.compare import run_study
 from loops.study.setups import SETUPS, choose_setups, strategy_setups
+from loops.study.summaries import failed, failure, share
+
+EXIT_ALL_FAILED = 1
+EXIT_SOME_FAILED = 3
 
 
 def add_parser(commands) -> None:
     """Declares the subcommand."""
-    parser = commands.add_parser("study", help="compare precisions and scalings on a task, with a report")
-    parser.add_argument("task", nargs="?", default="digits", metavar="TASK", help="digits or mnist (default: digits)")
+    parser = commands.add_parser(
+        "study",
+        help="compare precisions and scalings on a task, with a report",
+        epilog="A run that fails, as one whose scaler is stuck does, does not end the others: the report says which "
+        "failed, where and why. Exit status: 0 if all runs finished, "
+        f"{EXIT_SOME_FAILED} if some failed, {EXIT_ALL_FAILED} if none of what was compared finished, or if nothing "
+        "could be written.",
+    )
+    parser.add_argument(
+        "task",
+        nargs="?",
+        default="digits",
+        metavar="TASK",
+        help=f"{' or '.join(tasks.IMAGE_TASKS)}, the tasks of images (default: digits)",
+    )
     compared = parser.add_mutually_exclusive_group()
     compared.add_argument(
         "--setup",
@@ -46,21 +65,39 @@ def add_parser(commands) -> None:
     parser.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
     from loops.study.report import write_report
 
     setups = strategy_setups(options.strategy) if options.strategy else choose_setups(options.setup)
+    if options.task not in tasks.IMAGE_TASKS:
+        raise scaler.InvalidArgument(
+            f"study {options.task!r}: expected one of {', '.join(tasks.IMAGE_TASKS)}. A study measures the gradients "
+            "of images; train other tasks one by one with halfstep train."
+        )
     task = tasks.load(options.task)
-    if not isinstance(task, tasks.ImageTask):
-        raise scaler.InvalidArgument(f"study {options.task}: it measures images. Use digits or mnist.")
     summary = run_study(task, setups, steps=options.steps, seeds=options.seeds, out=options.out, progress=Progress)
     written = write_report(pathlib.Path(options.out))
     if options.json:
         print(to_json(summary))
-        return
-    console = rich.console.Console()
-    console.print(table(summary))
-    console.print(f"wrote {', '.join(str(path) for path in written)}", soft_wrap=True, highlight=False)
+    else:
+        console = rich.console.Console()
+        console.print(table(summary))
+        console.print(f"wrote {', '.join(str(path) for path in written)}", soft_wrap=True, highlight=False)
+    for run in failed(summary.get("runs", ())):
+        print(f"halfstep: {failure(run)}", file=sys.stderr)
+    return exit_status(summary)
+
+
+def exit_status(summary: Mapping) -> int:
+    """What a script may rely on: 0 if all runs finished, 3 if some failed, 1 if no candidate finished.
+
+    float32 beside strategies is what they are compared with, and no candidate.
+    """
+    runs = summary.get("runs", ())
+    if not failed(runs):
+        return 0
+    finished = {run["setup"] for run in runs if "error" not in run}
+    return EXIT_SOME_FAILED if finished - {SETUPS[0].name} else EXIT_ALL_FAILED
 
 
 def table(summary: dict) -> rich.table.Table:
@@ -73,19 +110,21 @@ def table(summary: dict) -> rich.table.Table:
         "that float16 makes zero at the loss scale in use",
     )
     for heading in ("set-up", "accuracy", "vs f32", "loss", "skipped", "zero w", "zero a"):
-        result.add_column(heading, justify="left" if heading == "set-up" else "right", no_wrap=True)
+        # A long name is folded before a number is cut.
+        name = heading == "set-up"
+        result.add_column(heading, justify="left" if name else "right", no_wrap=not name, overflow="fold")
     for row in summary["setups"]:
-        result.add_row(
-            row["name"],
-            f"{row['accuracy']:.1%}",
-            "–" if row["difference"] is None else f"{row['difference']:+.1f}",
-            f"{row['final_loss']:.1e}",
-            f"{row['skipped']:.1f}",
-            _share(row["flushed_weights"]),
-            _share(row["flushed_activations"]),
-        )
+        result.add_row(row["name"], *_results(row), _share(row["flushed_weights"]), _share(row["flushed_activations"]))
     return result
 
 
+def _results(row: Mapping) -> tuple[str, str, str, str]:
+    if row["accuracy"] is None:
+        return "failed", "–", "–", "–"
+    note = f" ({row['failed']} failed)" if row["failed"] else ""
+    difference = "–" if row["difference"] is None else f"{row['difference']:+.1f}"
+    return f"{row['accuracy']:.1%}{note}", difference, f"{row['final_loss']:.1e}", f"{row['skipped']:.1f}"
+
+
 def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2%}" if value >= 1e-4 or value == 0 else f"{value:.0e}"
+    return "–" if value is None else share(value)

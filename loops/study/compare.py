@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+import scaler
 from loops.actions import Progress
+from loops.loop import Visit
 from loops.runs import RunOptions, train, write_json
 from loops.study.gradients import GradientAction, GradientProbe
 from loops.study.setups import Setup
-from loops.tasks import ImageTask
+from loops.study.summaries import failed
+from loops.tasks import ImageTask, Task
 
 
 def run_study(
-    task: ImageTask,
+    task: Task,
     setups: Sequence[Setup],
     *,
     steps: int,
@@ -27,8 +31,11 @@ def run_study(
 
     Writes `out/runs/SETUP-seedN/{steps.jsonl,summary.json}` as it goes and `out/summary.json` at the end.
 
+    A run that ends with an error of its own, such as `scaler.StuckError`, does not end the study: what it did until
+    then is kept, its error is in the summary, and the others run.
+
     Args:
-        task: From `loops.tasks.load`.
+        task: From `loops.tasks.load`, of images.
         setups: What to compare.
         steps: Batches of each run.
         seeds: How many seeds.
@@ -37,8 +44,18 @@ def run_study(
 
     Returns:
         What `out/summary.json` holds: `task`, `steps`, `seeds`, `setups` (see `summarise`) and `runs`, each a run's
-        summary with its `setup`, `folder` and `gradients`.
+        summary with its `setup`, `folder` and `gradients`. A run that failed has its options, and in the place of
+        results an `error` with `type`, `message` and the `step` that was the last one looked at.
+
+    Raises:
+        scaler.InvalidArgument: For a task that is not of images.
+        OSError: If `out` cannot be written: no other run could be, either.
     """
+    if not isinstance(task, ImageTask):
+        raise scaler.InvalidArgument(
+            f"run_study({type(task).__name__} {task.name!r}): a study measures the gradients of images: expected a "
+            "loops.tasks.ImageTask, such as digits. Train others by themselves with loops.runs.train."
+        )
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").unlink(missing_ok=True)
@@ -62,31 +79,36 @@ def summarise(setups: Sequence[Setup], runs: Sequence[dict]) -> list[dict]:
     """One row for each set-up, over its seeds.
 
     Returns:
-        Dicts with `name`, `title`, `accuracy` (mean, in [0, 1]) with `accuracy_min` and `accuracy_max`, `difference`
-        (mean accuracy less that of "float32", in percentage points, or None), `final_loss` (mean; NaN if any is),
-        `skipped` (mean steps), `flushed_weights` and `flushed_activations` (share of non-zero gradient values that
+        Dicts with `name`, `title`, `failed` (how many runs ended with an error), and over the other runs `accuracy`
+        (mean, in [0, 1]) with `accuracy_min` and `accuracy_max`, `difference` (mean accuracy less that of "float32", in
+        percentage points), `final_loss` (mean; NaN if any is) and `skipped` (mean steps), which are None if there is
+        none; and over all runs `flushed_weights` and `flushed_activations` (share of non-zero gradient values that
         float16 makes zero at the scale in use, or None for float32).
     """
-    rows = []
+    rows: list[dict] = []
     for setup in setups:
         own = [run for run in runs if run["setup"] == setup.name]
-        accuracies = [run["accuracy"] for run in own]
+        broken = failed(own)
+        finished = [run for run in own if run not in broken]
+        accuracies = [run["accuracy"] for run in finished]
         rows.append(
             {
                 "name": setup.name,
                 "title": setup.title,
-                "accuracy": float(np.mean(accuracies)),
-                "accuracy_min": min(accuracies),
-                "accuracy_max": max(accuracies),
-                "final_loss": float(np.mean([run["final_loss"] for run in own])),
-                "skipped": float(np.mean([run["skipped"] for run in own])),
+                "failed": len(broken),
+                "accuracy": _mean(accuracies),
+                "accuracy_min": min(accuracies, default=None),
+                "accuracy_max": max(accuracies, default=None),
+                "final_loss": _mean([run["final_loss"] for run in finished]),
+                "skipped": _mean([run["skipped"] for run in finished]),
                 "flushed_weights": None if setup.policy == "float32" else _flushed(own, "weights"),
                 "flushed_activations": None if setup.policy == "float32" else _flushed(own, "activations"),
             }
         )
     reference = next((row["accuracy"] for row in rows if row["name"] == "float32"), None)
     for row in rows:
-        row["difference"] = None if reference is None else 100 * (row["accuracy"] - reference)
+        known = reference is not None and row["accuracy"] is not None
+        row["difference"] = 100 * (row["accuracy"] - reference) if known else None
     return rows
 
 
@@ -101,14 +123,51 @@ def _run(task: ImageTask, setup: Setup, steps: int, seed: int, out: pathlib.Path
         loss_factor=setup.loss_factor,
     )
     counting: list[GradientAction] = []
+    last = _LastStep()
 
     def actions(model):
         counting.append(probe.counting(model, setup.loss_factor))
-        return [*counting, *([progress(f"{setup.name} seed {seed}")] if progress else [])]
+        return [last, *counting, *([progress(f"{setup.name} seed {seed}")] if progress else [])]
 
-    summary = train(task, options, out / folder, actions)
-    gradients = {kind: counts.as_dict() for kind, counts in counting[0].counts.items()}
+    # A run that fails before it writes must not leave those of an older study.
+    for name in ("steps.jsonl", "summary.json"):
+        (out / folder / name).unlink(missing_ok=True)
+    try:
+        summary = train(task, options, out / folder, actions)
+    except Exception as error:
+        if _concerns_all(error):
+            raise
+        found = {"type": type(error).__name__, "message": _sentence(error), "step": last.step}
+        summary = {"task": task.name, **dataclasses.asdict(options), "error": found}
+    counts = counting[0].counts if counting else GradientAction.nothing()
+    gradients = {kind: count.as_dict() for kind, count in counts.items()}
     return {"setup": setup.name, "folder": folder, **summary, "gradients": gradients}
+
+
+class _LastStep:
+    """The step that a run had reached at the last visit."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def __call__(self, visit: Visit) -> None:
+        self.step = visit.counters.data
+
+
+def _concerns_all(error: BaseException) -> bool:
+    """Whether the error is not of one run: its folder, or the disk, is that of the others, too."""
+    return isinstance(error, OSError) or (error.__cause__ is not None and _concerns_all(error.__cause__))
+
+
+def _sentence(error: Exception) -> str:
+    """What an error says, in one line: without the frames that TensorFlow puts around it inside a graph."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "[[" not in line]
+    framed = (bool(lines) and not isinstance(error, scaler.ScalerError)) or str(error).startswith("in user code")
+    return (lines[-1] if framed else " ".join(lines)).removeprefix(f"{type(error).__name__}: ") if lines else ""
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def _flushed(runs: Sequence[dict], kind: str) -> float | None:

@@ -107,7 +107,12 @@ class GradientAction:
 
     def __init__(self, probe: GradientProbe, model: keras.Model, loss_factor: float):
         self._probe, self._model, self._factor = probe, model, loss_factor
-        self.counts = {"weights": GradientCounts.empty(), "activations": GradientCounts.empty()}
+        self.counts = self.nothing()
+
+    @staticmethod
+    def nothing() -> dict[str, GradientCounts]:
+        """The counts of a run that was not looked at yet."""
+        return {"weights": GradientCounts.empty(), "activations": GradientCounts.empty()}
 
     def __call__(self, visit: Visit) -> None:
         """Counts the gradients at the loss scale of the last step."""

@@ -10,6 +10,8 @@ from loops.tasks.images import ImageTask as ImageTask
 from loops.tasks.text import TextTask as TextTask
 
 Task = ImageTask | TextTask
+IMAGE_TASKS = ("digits", "mnist")
+"""The names of those that are an `ImageTask`, which a study needs."""
 _TASKS: dict[str, Callable[[], Task]] = {"digits": digits.load, "mnist": mnist.load, "text": text.load}
 
 

@@ -48,6 +48,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         strategy: How the scale moves; `Dynamic()` if not given.
         initial_scale: The first loss scale of the default `Dynamic`, as Keras's class has it; 2^15 if not given.
         dynamic_growth_steps: Its growth interval; 2000 if not given.
+        sum_duplicates: As `LossScaler` has it: False repeats the optimizer's bits on an Embedding's repeated ids.
         name: The optimizer's name.
         **keras_arguments: `inner_optimizer` for `inner`, `dynamic=True`, and what old configurations of Keras's class
             hold, with the values they hold; nothing else.
@@ -71,6 +72,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         *,
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,
+        sum_duplicates: bool = True,
         name: str | None = None,
         **keras_arguments: Any,
     ):
@@ -85,7 +87,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         inner.loss_scale_factor = None  # Keras's class leaves it before 3.10.
         self._strategy_given = given is not None
         self.dynamic_growth_steps = getattr(strategy, "growth_interval", None)
-        self.loss_scaler = LossScaler(strategy)
+        self.loss_scaler = LossScaler(strategy, sum_duplicates=sum_duplicates)
         # By `protect`: what it does not know of is put back without a word where that can be done.
         self.loss_scaler._use.statistics_are_kept = True
         self.masters = None
@@ -258,6 +260,8 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             InvalidArgument: For a strategy that cannot be written down.
         """
         config = {"name": self.name, "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer)}
+        if not self.loss_scaler.sum_duplicates:
+            config["sum_duplicates"] = False
         if self._strategy_given:
             return {**config, "strategy": configs.to_config(self.loss_scaler.strategy)}
         return {**config, "initial_scale": self.initial_scale, "dynamic_growth_steps": self.dynamic_growth_steps}

@@ -19,14 +19,22 @@ def keras(initial_scale: float = 2.0**15, *, growth_interval: int = 2000) -> Dyn
     return Dynamic(initial_scale, growth_interval=growth_interval, min_scale=SMALLEST_SCALE, max_scale=LARGEST_SCALE)
 
 
-def tf_keras(initial_scale: float = 2.0**15, *, growth_interval: int = 2000) -> Streak:
+def tf_keras(initial_scale: float = 2.0**15, *, growth_factor: float = 2.0, growth_interval: int = 2000) -> Streak:
     """`tf_keras.mixed_precision.LossScaleOptimizer`, in tf_keras 2.21; `DynamicLossScale` of TensorFlow 1 too.
 
-    It doubles, and halves down to 1. A scale below 1 goes to 1 at a non-finite step.
+    It multiplies by the factor and divides by it, down to 1, in float32. tf_keras always takes 2; `DynamicLossScale`
+    has the `multiplier`. A scale below 1 goes to 1 at a non-finite step.
 
     Parts from it: tf_keras grows up to the largest float32. Ours stays at 2^126, from the 112th growth by default.
     """
-    return Streak(initial_scale, growth_interval=growth_interval, backoff_floor=1.0)
+    check_factors(growth_factor, 0.5)
+    return Streak(
+        initial_scale,
+        growth_factor=single(growth_factor),
+        backoff_factor=None,
+        growth_interval=growth_interval,
+        backoff_floor=1.0,
+    )
 
 
 def tf_contrib(

@@ -108,6 +108,7 @@ def apex(
 def deepspeed(
     initial_scale: float = 2.0**16,
     *,
+    growth_factor: float = 2.0,
     growth_interval: int = 1000,
     min_scale: float = 1.0,
     hysteresis: int = 2,
@@ -115,18 +116,20 @@ def deepspeed(
 ) -> Streak:
     """DeepSpeed's `DynamicLossScaler`, in DeepSpeed 0.19.
 
-    It doubles and halves. The first growth after the start or a non-finite step takes growth_interval + 1 finite steps,
-    and each further one growth_interval. A growth refills the hysteresis, or each finite step if it is consecutive.
+    It multiplies by the factor, its `scale_factor`, and divides by it. The first growth after the start or a non-finite
+    step takes growth_interval + 1 finite steps, and each further one growth_interval. A growth refills the hysteresis,
+    or each finite step if it is consecutive. The scale is a Python float; ours is kept in double precision too.
 
     Parts from it: at `min_scale` DeepSpeed raises; ours stays there, and `deepspeed_stuck()` raises. DeepSpeed has no
     ceiling; ours is 2^126, reached from the default by 110 growths.
     """
-    return _deepspeed(1, initial_scale, growth_interval, min_scale, hysteresis, consecutive_hysteresis)
+    return _deepspeed(1, initial_scale, growth_factor, growth_interval, min_scale, hysteresis, consecutive_hysteresis)
 
 
 def deepspeed_2025_02(
     initial_scale: float = 2.0**16,
     *,
+    growth_factor: float = 2.0,
     growth_interval: int = 1000,
     min_scale: float = 1.0,
     hysteresis: int = 2,
@@ -136,7 +139,7 @@ def deepspeed_2025_02(
 
     Parts from it: as `deepspeed` does.
     """
-    return _deepspeed(0, initial_scale, growth_interval, min_scale, hysteresis, consecutive_hysteresis)
+    return _deepspeed(0, initial_scale, growth_factor, growth_interval, min_scale, hysteresis, consecutive_hysteresis)
 
 
 def deepspeed_stuck(*, hysteresis: int = 2, consecutive_hysteresis: bool = False) -> StuckPolicy:
@@ -247,14 +250,18 @@ def checked_bound(name: str, value, if_none: float):
     return value
 
 
-def _deepspeed(late: int, initial_scale, growth_interval, min_scale, hysteresis, consecutive) -> Streak:
+def _deepspeed(late: int, initial_scale, growth_factor, growth_interval, min_scale, hysteresis, consecutive) -> Streak:
+    check_factors(growth_factor, 0.5)
     check_count("growth_interval", growth_interval, 1000)
     check_scale("min_scale", min_scale)
     return Streak(
         initial_scale,
+        growth_factor=growth_factor,
+        backoff_factor=None,
         growth_interval=growth_interval,
         first_interval=growth_interval + late,
         hysteresis=hysteresis,
         refill=("finite",) if consecutive else ("growth",),
         backoff_floor=min_scale,
+        double=True,
     )

@@ -1,8 +1,8 @@
 """Loss scales recorded from other systems' own code, as data: the scale after each step, 1 finite and 0 non-finite.
 
-Recorded on 2026-11-20 by running the classes named beside them (see docs/presets.md for versions and sources), from a
-scale of 8 with a growth interval of 4 unless the arguments say otherwise. At "raises" the original raises an exception
-and leaves the scale as it was.
+Recorded on 2026-11-20 and 21 by running the classes named beside them (see docs/presets.md for versions and sources),
+from a scale of 8 with a growth interval of 4 unless the arguments say otherwise. At "raises" the original raises an
+exception and leaves the scale as it was.
 """
 
 from typing import NamedTuple
@@ -50,6 +50,9 @@ _METASEQ = {
     P2: _LIKE_TORCH[P2],
     P3: "8 8 8 4 4 8 8 16 16 8 8 8 4 2 4 2 1 2 4 4 8 8 8 8 16 16 16 16",
 }
+_8_4_BY_4 = {**_8_4, "growth_factor": 4.0}
+_BY_4_P1 = "8 8 8 32 32 32 32 128 128 128 128 512 512"
+_16_3, _32_9, _64_27 = 5.333333333333333, 3.5555555555555554, 2.3703703703703702
 _DEEPSPEED_P1 = "8 8 8 8 16 16 16 16 32 32 32 32 64"
 
 GOLDEN = [
@@ -93,6 +96,33 @@ GOLDEN = [
         P3,
         "8 8 8 8 8 8 8 16 16 16 16 16 16 8 8 8 4 4 4 4 8 8 8 8 16 16 16 16",
     ),
+    Golden("deepspeed", _8_4_BY_4, P1, "8 8 8 8 32 32 32 32 128 128 128 128 512"),
+    Golden("deepspeed", _8_4_BY_4, "11101111101100100", "8 8 8 8 8 8 8 8 32 32 32 32 8 2 2 1 raises"),
+    Golden("deepspeed", {**_8_4_BY_4, "min_scale": 0.1}, P2, "8 2 .5 .125 .1"),
+    Golden(
+        "deepspeed",
+        {**_8_4, "growth_factor": 1.5},
+        P3,
+        f"{'8 ' * 8}12 12 12 12 8 {_16_3} {_16_3} {_32_9} {f'{_64_27} ' * 5}{f'{_32_9} ' * 4}{_16_3} {_16_3} {_16_3}",
+    ),
+    Golden(
+        "deepspeed",
+        {**_8_4_BY_4, "consecutive_hysteresis": True},
+        P3,
+        "8 8 8 8 8 8 8 8 32 32 32 32 32 8 8 8 2 2 2 2 2 8 8 8 8 32 32 32",
+    ),
+    Golden("deepspeed_2025_02", _8_4_BY_4, P1, _BY_4_P1),
+    Golden("deepspeed_2025_02", _8_4_BY_4, "11101111101100100", "8 8 8 8 8 8 8 32 32 32 32 32 8 2 2 1 raises"),
+    Golden(
+        "deepspeed_2025_02",
+        {**_8_4_BY_4, "consecutive_hysteresis": True},
+        P3,
+        "8 8 8 8 8 8 8 32 32 32 32 32 32 8 8 8 2 2 2 2 8 8 8 8 32 32 32 32",
+    ),
+    # TensorFlow 1's DynamicLossScale, whose `multiplier` tf_keras sets to 2.
+    *(Golden("tf_keras", _8_4, word, scales) for word, scales in _FLOOR_1.items()),
+    Golden("tf_keras", _8_4_BY_4, P1, _BY_4_P1),
+    Golden("tf_keras", _8_4_BY_4, P3, "8 8 8 2 2 2 2 8 8 2 2 2 1 1 1 1 1 1 1 1 4 4 4 4 16 16 16 16"),
     Golden(
         "openseq2seq_backoff",
         {"growth_interval": 4},

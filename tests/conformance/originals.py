@@ -83,9 +83,15 @@ class DeepSpeed:
     stable = staticmethod(lambda iteration, last, window: iteration - last > 1 and (iteration - last - 1) % window == 0)
 
     def __init__(
-        self, initial_scale=2.0**16, growth_interval=1000, min_scale=1.0, hysteresis=2, consecutive_hysteresis=False
+        self,
+        initial_scale=2.0**16,
+        growth_factor=2.0,
+        growth_interval=1000,
+        min_scale=1.0,
+        hysteresis=2,
+        consecutive_hysteresis=False,
     ):
-        self.scale, self.window, self.low = initial_scale, growth_interval, min_scale
+        self.scale, self.factor, self.window, self.low = initial_scale, growth_factor, growth_interval, min_scale
         self.shift = self.hysteresis = hysteresis
         self.consecutive, self.iteration, self.last = consecutive_hysteresis, 0, -1
 
@@ -94,7 +100,7 @@ class DeepSpeed:
             if self.shift == 1 or self.hysteresis == 1:
                 if self.scale == self.low:
                     raise Raises
-                self.scale = max(self.scale / 2.0, self.low)
+                self.scale = max(self.scale / self.factor, self.low)
             else:
                 self.hysteresis -= 1
             self.last = self.iteration
@@ -104,7 +110,7 @@ class DeepSpeed:
             if self.stable(self.iteration, self.last, self.window):
                 if not self.consecutive:
                     self.hysteresis = self.shift
-                self.scale *= 2.0
+                self.scale *= self.factor
         self.iteration += 1
         return self.scale
 
@@ -266,13 +272,17 @@ class Keras:
 
 
 class TFKeras(Keras):
-    """tf_keras/mixed_precision/loss_scale_optimizer.py."""
+    """tf_keras/mixed_precision/loss_scale_optimizer.py, with the `multiplier` that TensorFlow 1 lets a user choose."""
+
+    def __init__(self, initial_scale=2.0**15, growth_factor=2.0, growth_interval=2000):
+        super().__init__(initial_scale, growth_interval)
+        self.factor = f32(growth_factor)
 
     def step(self, finite):
         if not finite:
-            self.scale, self.counter = max(self.scale / f32(2), f32(1)), 0
+            self.scale, self.counter = max(self.scale / self.factor, f32(1)), 0
         elif self.counter + 1 >= self.interval:
-            grown = self.scale * f32(2)
+            grown = self.scale * self.factor
             self.scale, self.counter = grown if np.isfinite(grown) else self.scale, 0
         else:
             self.counter += 1

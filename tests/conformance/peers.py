@@ -167,7 +167,13 @@ _NOT_RANK_0 = types.SimpleNamespace(get_rank=lambda: 1)
 
 
 def _deepspeed(
-    kind, initial_scale=2.0**16, growth_interval=1000, min_scale=1.0, hysteresis=2, consecutive_hysteresis=False
+    kind,
+    initial_scale=2.0**16,
+    growth_factor=2.0,
+    growth_interval=1000,
+    min_scale=1.0,
+    hysteresis=2,
+    consecutive_hysteresis=False,
 ):
     scaler = kind(
         init_scale=initial_scale,
@@ -176,6 +182,8 @@ def _deepspeed(
         delayed_shift=hysteresis,
         consecutive_hysteresis=consecutive_hysteresis,
     )
+    # An attribute, and no argument of the constructor.
+    scaler.scale_factor = growth_factor
     return lambda word: run(word, lambda finite: scaler.update_scale(not finite), lambda: scaler.loss_scale, Exception)
 
 
@@ -262,7 +270,7 @@ def keras(initial_scale=2.0**15, growth_interval=2000):
 
 
 @functools.cache
-def tf_keras(initial_scale=2.0**15, growth_interval=2000):
+def tf_keras(initial_scale=2.0**15, growth_factor=2.0, growth_interval=2000):
     import tensorflow as tf
     import tf_keras as package
 
@@ -272,6 +280,8 @@ def tf_keras(initial_scale=2.0**15, growth_interval=2000):
     weight = tf.Variable([1.0])
     scaler.apply_gradients([(tf.constant([1.0]), weight)])  # Makes its variables.
     state = scaler._loss_scale
+    # Its optimizer always passes 2; TensorFlow 1's class for the same rule takes it as an argument.
+    state._multiplier = growth_factor
     reset = [(state.current_loss_scale, initial_scale), (state.counter, 0)]
     return _in_graph(lambda grad: scaler.apply_gradients([(grad, weight)]), state.current_loss_scale, reset)
 

@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import peers
 import pytest
+import tensorflow as tf
 import words
 
 from scaler import presets
@@ -28,8 +29,8 @@ FACTORS = f"{SCALES} growth_factor backoff_factor"
 VARIED = {
     "chainer": "",
     "colossalai": f"{FACTORS} min_scale max_scale hysteresis",
-    "deepspeed": f"{SCALES} min_scale hysteresis",
-    "deepspeed_2025_02": f"{SCALES} min_scale hysteresis",
+    "deepspeed": f"{SCALES} growth_factor min_scale hysteresis",
+    "deepspeed_2025_02": f"{SCALES} growth_factor min_scale hysteresis",
     "fairscale": SCALES,
     "fairseq": f"{SCALES} growth_factor tolerance min_loss_scale",
     "flax": f"{FACTORS} min_scale",
@@ -52,7 +53,10 @@ FEW = {
     "fairseq": [{}, {"threshold": 0.7}],
     "keras": [{"initial_scale": scale, "growth_interval": n} for scale, n in ((2.0**15, 1), (3.3, 3), (0.01, 7))],
     "mindspore": [{"initial_scale": 2.0**24}, {"initial_scale": 1234.567}],
-    "tf_keras": [{"initial_scale": scale, "growth_interval": n} for scale, n in ((2.0**15, 1), (3.3, 3), (0.3, 7))],
+    "tf_keras": [
+        {"initial_scale": scale, "growth_interval": n, "growth_factor": factor}
+        for scale, n, factor in ((2.0**15, 1, 2.0), (3.3, 3, 4.0), (0.3, 7, 1.7))
+    ],
 }
 
 
@@ -128,3 +132,23 @@ def test_the_policy_raises_where_optax_gives_up():
             row = 0 if finite else row + 1
             raised.append(policy.problem([Reading(step, step, row, 1.0)], 1.0, 1.0) is not None)
         np.testing.assert_array_equal(raised, np.array(let_through, bool), err_msg=str(arguments))
+
+
+@pytest.mark.parametrize(
+    ("initial_scale", "growth_interval", "multiplier"), [(8.0, 4, 2.0), (8.0, 4, 4.0), (3.3, 3, 1.7)]
+)
+def test_tf_keras_is_also_the_dynamic_loss_scale_of_tensorflow_1(initial_scale, growth_interval, multiplier):
+    finite = words.random_words(np.random.default_rng(0), 100, 4)
+
+    def theirs_of(word):
+        scale = tf.compat.v1.mixed_precision.DynamicLossScale(initial_scale, growth_interval, multiplier)
+        scales = []
+        for letter in word:
+            scale.update([tf.constant(1.0 if letter else np.inf)])
+            scales.append(scale().numpy())
+        return np.array(scales)
+
+    strategy = presets.tf_keras(initial_scale, growth_factor=multiplier, growth_interval=growth_interval)
+    got = words.scales_of(strategy, tf.constant(finite)).numpy()
+    for column, word in enumerate(finite.T):
+        np.testing.assert_array_equal(got[:, column], theirs_of(word))

@@ -24,11 +24,11 @@ CASES = {
     "colossalai": ("initial_scale growth_factor backoff_factor growth_interval min_scale max_scale hysteresis", [{}]),
     "dalle": ("", [{"replicas": 1}, {"replicas": 48}]),
     "deepspeed": (
-        "initial_scale growth_interval min_scale hysteresis",
+        "initial_scale growth_factor growth_interval min_scale hysteresis",
         [{"consecutive_hysteresis": flag} for flag in (False, True)],
     ),
     "deepspeed_2025_02": (
-        "initial_scale growth_interval min_scale hysteresis",
+        "initial_scale growth_factor growth_interval min_scale hysteresis",
         [{"consecutive_hysteresis": flag} for flag in (False, True)],
     ),
     "fairscale": ("initial_scale growth_factor backoff_factor growth_interval", [{}]),
@@ -49,7 +49,7 @@ CASES = {
     "paddle_static": ("initial_scale growth_factor backoff_factor growth_interval hysteresis", [{}]),
     "pytorch": ("initial_scale growth_factor backoff_factor growth_interval", [{}]),
     "tf_contrib": ("initial_scale growth_factor backoff_factor growth_interval hysteresis", [{}]),
-    "tf_keras": ("initial_scale growth_interval", [{}]),
+    "tf_keras": ("initial_scale growth_factor growth_interval", [{}]),
 }
 # Systems that refuse a first scale outside the bounds.
 ORDERED = {"colossalai", "megatron", "mxnet"}
@@ -85,6 +85,8 @@ def test_each_preset_is_compared_and_has_its_defaults(preset):
 # Factors that are no powers of two, so that any other arithmetic shows.
 ODD = {
     "chainer": {"interval": 7},
+    "deepspeed": {"growth_factor": 1.7, "growth_interval": 3},
+    "deepspeed_2025_02": {"growth_factor": 3.0, "growth_interval": 3},
     "fairseq": {"growth_factor": 1.7, "growth_interval": 3, "tolerance": 0.3},
     "flax": {"growth_factor": 1.7, "backoff_factor": 0.3, "growth_interval": 3},
     "guided_diffusion": {"growth": 0.123},
@@ -96,6 +98,7 @@ ODD = {
     "paddle": {"growth_factor": 1.7, "backoff_factor": 0.3, "growth_interval": 3},
     "pytorch": {"growth_factor": 1.7, "backoff_factor": 0.3, "growth_interval": 3},
     "tf_contrib": {"initial_scale": 1000.0, "growth_factor": 1.7, "growth_interval": 3},
+    "tf_keras": {"growth_factor": 1.7, "growth_interval": 3},
 }
 SMALL = {"growth_interval": 3}
 

@@ -89,6 +89,7 @@ EDGES = [
         for name in ("pytorch", "nemo", "megatron", "fairseq", "metaseq", "flax", "jmp", "nnabla", "paddle")
     ],
     *[(name, *GROWTH) for name in ("openseq2seq_backoff", "tf_contrib", "colossalai")],
+    *[(name, *GROWTH) for name in ("deepspeed", "deepspeed_2025_02", "tf_keras")],
     *[(name, *BACKOFF) for name in ("pytorch", "nemo", "megatron", "flax", "paddle", "tf_contrib", "colossalai")],
     ("mindspore", "growth_factor", [1.0, MOST], [below(LEAST), above(MOST)], r"in \(0, 2\^126\]"),
     ("mindspore", "initial_scale", [1, MOST], [below(1), above(MOST)], r"in \[1, 2\^126\]"),

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from loops.study import plots, report
+from loops.study import report, summaries
 from loops.study.compare import summarise
 from loops.study.setups import SETUPS, SMALL, Setup
 
@@ -50,20 +50,32 @@ class Page(html.parser.HTMLParser):
         self.words.append(data)
 
 
-def write_study(folder, setups, seeds=2, steps=STEPS, nulls=frozenset(), counted=True):
-    """Files as `run_study` writes them; the losses of the steps in `nulls` are null, and the step is skipped."""
+def write_study(folder, setups, seeds=2, steps=STEPS, nulls=frozenset(), counted=True, broken=None):
+    """Files as `run_study` writes them.
+
+    The losses of the steps in `nulls` are null, and the step is skipped. `broken` has the last step of the runs that
+    failed, by name and seed; one that failed before its first step wrote no file.
+    """
     runs = []
     for setup in setups:
         for seed in range(seeds):
             name = f"runs/{setup.name}-seed{seed}"
-            records = [_record(setup, seed, step, nulls) for step in range(1, steps + 1)]
-            (folder / name).mkdir(parents=True)
-            (folder / name / "steps.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+            last = (broken or {}).get((setup.name, seed), steps)
+            records = [_record(setup, seed, step, nulls) for step in range(1, last + 1)]
+            if records:
+                (folder / name).mkdir(parents=True)
+                (folder / name / "steps.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
             skipped = sum(not record["applied"] for record in records)
-            runs.append(_run(setup, seed, skipped, nulls, counted) | {"folder": name})
+            run = _run(setup, seed, skipped, nulls, counted and bool(records)) | {"folder": name}
+            if last < steps:
+                for result in ("accuracy", "final_loss", "skipped", "loss_scale", "digest_depends_on"):
+                    del run[result]
+                run["error"] = {"type": "StuckError", "message": "It is <stuck> & stays so.", "step": last}
+            runs.append(run)
     rows = summarise(setups, runs)
-    for row in [*rows, *runs]:
-        row["final_loss"] = None if np.isnan(row["final_loss"]) else row["final_loss"]
+    for row in [*rows, *(run for run in runs if "error" not in run)]:
+        lost = row["final_loss"] is None or np.isnan(row["final_loss"])
+        row["final_loss"] = None if lost else row["final_loss"]
     summary = {"task": "digits", "steps": steps, "seeds": seeds, "setups": rows, "runs": runs}
     (folder / "summary.json").write_text(json.dumps(summary, allow_nan=False))
     return folder
@@ -72,7 +84,8 @@ def write_study(folder, setups, seeds=2, steps=STEPS, nulls=frozenset(), counted
 def _record(setup, seed, step, nulls):
     finite = step not in nulls
     loss = setup.loss_factor * (1 + 0.1 * seed) / step if finite else None
-    scale = 2.0 ** (10 + step // 10) if setup.strategy.startswith("dynamic") else 1.0
+    kind, _, constant = setup.strategy.partition(":")
+    scale = 2.0 ** (10 + step // 10) if kind == "dynamic" else float(constant) if kind == "static" else 1.0
     return {"step": step, "loss": loss, "attempted": True, "applied": finite, "loss_scale": scale, "grad_norm": loss}
 
 
@@ -94,7 +107,7 @@ def _run(setup, seed, skipped, nulls, counted):
         "learning_rate": 0.01,
         "batch_size": 64,
         "seed": seed,
-        "accuracy": ACCURACY[setup.name] + 0.002 * seed,
+        "accuracy": ACCURACY.get(setup.name, 0.9) + 0.002 * seed,
         "final_loss": float("nan") if nulls else 0.5,
         "skipped": skipped,
         "loss_scale": 1.0,
@@ -119,7 +132,7 @@ def study(tmp_path_factory):
 
 def test_writes_figures_and_page(study):
     folder, written, _ = study
-    names = ["loss.png", "loss_scale.png", "gradients.png", "small_loss.png", "report.html"]
+    names = ["comparison.png", "loss.png", "loss_scale.png", "gradients.png", "small_loss.png", "report.html"]
     assert written == [folder / name for name in names]
     for path in written[:-1]:
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -158,7 +171,7 @@ def test_losses_have_gaps_and_no_factor(tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     run = "runs/small-mixed-dynamic-seed0"
     steps = {run: [json.loads(line) for line in (folder / run / "steps.jsonl").read_text().splitlines()]}
-    table = plots.losses(summary, steps, summary["setups"][0])
+    table = summaries.losses(summary, steps, summary["setups"][0])
     np.testing.assert_allclose(table[0, :4], [1, np.nan, 1 / 3, 1 / 4])
 
 
@@ -212,3 +225,54 @@ def test_result_sentence_comes_from_the_numbers(tmp_path, setups, sentence):
 def test_command_of_a_whole_study_names_no_setup():
     summary = {"task": "mnist", "steps": 5, "seeds": 1, "setups": [{"name": setup.name} for setup in SETUPS]}
     assert report.command(summary) == "halfstep study mnist --steps 5 --seeds 1"
+
+
+def figures_of(folder):
+    summary = json.loads((folder / "summary.json").read_text())
+    return summary, report.read_steps(folder, summary)
+
+
+@pytest.mark.parametrize("last", [0, 12])
+def test_a_candidate_that_failed_is_in_the_report_with_the_others(tmp_path, last):
+    broken = {(DYNAMIC.name, seed): last for seed in (0, 1)}
+    folder = write_study(tmp_path, [FLOAT32, NONE, DYNAMIC], broken=broken)
+    assert len(report.write_report(folder)) == 5
+    page = Page(folder / "report.html")
+    where = f"at step {last}" if last else "before its first step"
+    for seed in (0, 1):
+        assert f"mixed-dynamic seed {seed} failed {where}: StuckError: It is <stuck> & stays so." in page.text
+    flushed = "8.5%" if last else "–"
+    assert f"{DYNAMIC.title} failed {where} – – {flushed} {flushed} –" in page.text
+    assert "within 0.2 points of it; no run of “mixed float16, dynamic scale” finished." in page.text
+    assert f"{NONE.title} 98.4%" in page.text
+    assert "TensorFlow 2.99.0" in page.text
+
+
+def test_a_seed_that_failed_is_in_no_mean_and_is_named(tmp_path):
+    folder = write_study(tmp_path, [FLOAT32, DYNAMIC], broken={(DYNAMIC.name, 1): 3})
+    report.write_report(folder)
+    page = Page(folder / "report.html")
+    assert f"{DYNAMIC.title} 98.1% 1 of 2 failed 0.5 0 8.5% 8.5% −0.5" in page.text
+    assert "mixed-dynamic seed 1 failed at step 3" in page.text
+    assert "mixed-dynamic seed 0 failed" not in page.text
+
+
+def test_a_study_in_which_all_failed_has_a_report(tmp_path):
+    setups = [FLOAT32, DYNAMIC, SMALL_DYNAMIC]
+    broken = {(setup.name, seed): seed for setup in setups for seed in (0, 1)}
+    folder = write_study(tmp_path, setups, broken=broken)
+    report.write_report(folder)
+    assert "No run on digits finished." in Page(folder / "report.html").text
+
+
+def test_a_study_without_a_failure_speaks_of_none(study):
+    assert "failed" not in study[2].text
+
+
+def test_every_number_of_the_table_has_its_heading_for_a_narrow_page(study):
+    source = (study[0] / "report.html").read_text()
+    heads = ["Accuracy", "Final loss", "Skipped", "Flushed, weights", "Flushed, activations", "vs float32"]
+    assert re.findall(r'<td data-head="([^"]*)">', source) == heads * 3
+    assert re.findall(r'<th scope="col">([^<]*)</th>', source) == ["Set-up", *heads]
+    assert "content: attr(data-head)" in source
+    assert source.count('<svg class="mark"') == 3

@@ -10,6 +10,7 @@ CAUSES = "tests/faults/test_causes.py"
 CLIPPING = "tests/scaler/test_clipping.py"
 CLUSTERS = "tests/scaler/test_clusters.py"
 DEFAULT_SCALING = "tests/loops/test_step_default_scaling.py"
+DUPLICATES = "tests/scaler/test_duplicates.py"
 DYNAMIC = "tests/scaler/strategies/test_dynamic.py"
 INVARIANTS = "tests/scaler/strategies/test_dynamic_invariants.py"
 FACE = "tests/scaler/test_loss_scaler.py"
@@ -52,6 +53,10 @@ BREAKAGES = {
     "only_replica_0_looks_at_its_update": f"{REPLICA_UPDATES}::test_one_replica_is_enough[1]",
     "large_gradients_are_finite": f"{GRADIENTS}::test_all_finite",
     "duplicates_are_not_summed": f"{APPLY}::test_embedding_gradients_with_duplicate_indices[graph-SGD]",
+    "duplicates_that_cancel_are_finite": (
+        f"{DUPLICATES}::test_what_cannot_be_squared_alone_or_summed_is_skipped[values2-False]"
+    ),
+    "kept_duplicates_are_summed": f"{DUPLICATES}::test_duplicates_that_are_kept_give_the_bits_of_keras[Adam-1.0]",
     "non_finite_state_is_kept": f"{ROLLBACK}::test_an_applied_step_puts_back_only_what_is_no_longer_finite[graph]",
     "window_keeps_non_finite_state": (
         f"{WINDOW_SUMS}::test_statistics_that_overflow_float16_are_not_kept_until_the_window_ends"

@@ -1,0 +1,125 @@
+"""All set-ups of a study in one figure: accuracy, what float16 made zero, skips, and the loss scales on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import matplotlib.ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from loops.study.plots import logarithmic_scales
+from loops.study.style import LIGHT, MUTED, STYLE, WIDTH, Mark, few, marks, shortened
+from loops.study.summaries import Steps, failed, options_of, place, runs_of, share
+
+_LEAST = 1e-5
+"""The left end of the axis of shares: smaller ones, and none, stand there."""
+
+
+@matplotlib.rc_context(STYLE)
+def comparison_figure(summary: Mapping, steps: Steps) -> Figure:
+    """A line for each set-up with its accuracy, flushed shares and skips, and below the loss scales of all in one."""
+    rows = summary["setups"]
+    scaled = [row for row in rows if options_of(summary, row)["policy"] != "float32"]
+    heights = (0.75 + 0.27 * len(rows), 2.3)[: 2 if scaled else 1]
+    figure = Figure((WIDTH, sum(heights)), layout="constrained")
+    parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
+    columns = parts[0, 0].subplots(1, 3, sharey=True, width_ratios=(1.0, 1.15, 0.85))
+    found = marks(summary)
+    _accuracies(columns[0], rows, found, summary)
+    _flushed(columns[1], rows, found)
+    _skips(columns[2], rows, found, summary)
+    columns[0].set_yticks(range(len(rows)), [shortened(row["title"], 36) for row in rows])
+    for label in columns[0].get_yticklabels():
+        label.set_parse_math(False)
+    columns[0].set_ylim(len(rows) - 0.4, -0.6)
+    if scaled:
+        _loss_scales(parts[1, 0], scaled, found, summary, steps)
+    return figure
+
+
+def _accuracies(axes: Axes, rows: Sequence[Mapping], found: Mapping[str, Mark], summary: Mapping) -> None:
+    axes.set_title("accuracy", loc="left")
+    for at, row in enumerate(rows):
+        broken = failed(runs_of(summary, row))
+        if row["accuracy"] is None:
+            at_left: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
+            box = {"facecolor": "white", "linewidth": 0, "pad": 1}
+            axes.text(0.02, at, f"failed {place(broken[0])}", bbox=box, **at_left)
+            continue
+        if row["name"] == "float32":
+            axes.axvline(row["accuracy"], color=LIGHT, linewidth=3, zorder=0)
+        _dot(axes, at, row["accuracy"], row["accuracy_min"], row["accuracy_max"], found[row["name"]])
+        _value(axes, at, f"{row['accuracy']:.1%}" + (f", {len(broken)} failed" if broken else ""))
+    axes.margins(x=0.12)
+    axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, position: f"{100 * value:g}%"))
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(2))
+
+
+def _flushed(axes: Axes, rows: Sequence[Mapping], found: Mapping[str, Mark]) -> None:
+    axes.set_title("gradients made zero", loc="left")
+    axes.set_xscale("log")
+    axes.set_xlim(_LEAST / 2, 1.6)
+    for at, row in enumerate(rows):
+        mark = found[row["name"]]
+        for kind, face in (("flushed_weights", "white"), ("flushed_activations", mark.colour)):
+            if row[kind] is not None:
+                value = max(row[kind], _LEAST)
+                axes.plot(
+                    value, at, mark.marker, color=mark.colour, markerfacecolor=face, markersize=5.5, clip_on=False
+                )
+        if row["flushed_activations"] is not None:
+            _value(axes, at, share(row["flushed_activations"]))
+    axes.set_xticks([_LEAST, 1e-2, 1], ["≤0.001%", "1%", "100%"])
+    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    axes.set_xlabel("filled: activations, hollow: weights", fontsize=8, color=MUTED)
+
+
+def _skips(axes: Axes, rows: Sequence[Mapping], found: Mapping[str, Mark], summary: Mapping) -> None:
+    axes.set_title("skipped steps", loc="left")
+    most = 0
+    for at, row in enumerate(rows):
+        counts = [run["skipped"] for run in runs_of(summary, row) if "error" not in run]
+        if counts:
+            _dot(axes, at, row["skipped"], min(counts), max(counts), found[row["name"]])
+            _value(axes, at, f"{row['skipped']:.1f}".removesuffix(".0"))
+            most = max(most, *counts)
+    right = max(1.0, 1.1 * most)
+    axes.set_xlim(-0.08 * right, right)
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(3, integer=True))
+
+
+def _loss_scales(figure, rows: Sequence[Mapping], found: Mapping[str, Mark], summary: Mapping, steps: Steps) -> None:
+    axes = figure.subplots()
+    for row in rows:
+        mark = found[row["name"]]
+        records = steps[runs_of(summary, row)[0]["folder"]]
+        x, y = [record["step"] for record in records], [record["loss_scale"] for record in records]
+        every = few(len(x))
+        # Each begins elsewhere, so that lines on each other still show whose they are.
+        start = every * (1 + rows.index(row)) // (1 + len(rows))
+        axes.step(x, y, where="post", marker=mark.marker, markersize=4.5, markevery=(start, every), **mark.line)
+    figure.legend(
+        [found[row["name"]].sample() for row in rows],
+        [shortened(row["title"], 48) for row in rows],
+        loc="outside lower left",
+        ncols=2,
+        fontsize=8,
+        handlelength=3,
+    )
+    logarithmic_scales(axes)
+    axes.set_xlim(0, summary["steps"])
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss scale" if summary["seeds"] == 1 else "loss scale, seed 0")
+
+
+def _dot(axes: Axes, at: int, value: float, low: float, high: float, mark: Mark) -> None:
+    axes.add_line(Line2D([low, high], [at, at], color=mark.colour, linewidth=2, alpha=0.5, solid_capstyle="round"))
+    axes.plot(value, at, mark.marker, color=mark.colour, markersize=5.5, clip_on=False)
+
+
+def _value(axes: Axes, at: int, text: str) -> None:
+    axes.text(1.02, at, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)

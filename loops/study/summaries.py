@@ -1,0 +1,79 @@
+"""What a study's `summary.json` and the lines of its runs say, read for figures and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+Steps = Mapping[str, Sequence[Mapping]]
+"""The lines of each run's `steps.jsonl`, by the run's `folder`; fewer than the study's steps where a run failed."""
+
+
+def runs_of(summary: Mapping, row: Mapping) -> list[Mapping]:
+    """The runs of a row of `summary["setups"]`."""
+    return [run for run in summary["runs"] if run["setup"] == row["name"]]
+
+
+def options_of(summary: Mapping, row: Mapping) -> Mapping:
+    """What the runs of a row have in common: `policy`, `strategy`, `loss_factor` and so on, as in its first run."""
+    return runs_of(summary, row)[0]
+
+
+def failed(runs: Sequence[Mapping]) -> list[Mapping]:
+    """Those of the runs that ended with an error of their own."""
+    return [run for run in runs if "error" in run]
+
+
+def failure(run: Mapping) -> str:
+    """Which run failed, where and why, in one line."""
+    error = run["error"]
+    return f"{run['setup']} seed {run['seed']} failed {place(run)}: {error['type']}: {error['message']}"
+
+
+def place(run: Mapping) -> str:
+    """How far a failed run came: "at step 150"."""
+    step = run["error"]["step"]
+    return f"at step {step}" if step else "before its first step"
+
+
+def split_rows(summary: Mapping) -> tuple[list[Mapping], list[Mapping]]:
+    """The rows of `summary["setups"]` that train on the plain loss, and those on a loss times another constant."""
+    plain = [row for row in summary["setups"] if options_of(summary, row)["loss_factor"] == 1]
+    return plain, [row for row in summary["setups"] if row not in plain]
+
+
+def comparable(summary: Mapping, row: Mapping, other: Mapping) -> bool:
+    """Whether two rows train on the same loss."""
+    return options_of(summary, row)["loss_factor"] == options_of(summary, other)["loss_factor"]
+
+
+def losses(summary: Mapping, steps: Steps, row: Mapping) -> np.ndarray:
+    """The losses of a set-up without its constant factor, float [runs, steps]; NaN where none is finite.
+
+    The runs are those that finished, or all if none did.
+    """
+    runs = [run for run in runs_of(summary, row) if "error" not in run] or runs_of(summary, row)
+    table = np.full((len(runs), summary["steps"]), np.nan)
+    for values, run in zip(table, runs, strict=True):
+        for record in steps[run["folder"]]:
+            if record["loss"] is not None:
+                values[record["step"] - 1] = record["loss"] / run["loss_factor"]
+    return table
+
+
+def skipped(record: Mapping) -> bool:
+    """Whether a line is of a step that was skipped."""
+    return record["attempted"] and not record["applied"]
+
+
+def share(value: float) -> str:
+    """A share as a percentage with two significant digits: "8.5%", "0.021%", "<0.001%", "0%", ">99.9%".
+
+    Where two digits would round up to all, one place more is shown: "99.7%".
+    """
+    if value in (0, 1):
+        return f"{value:.0%}"
+    if value < 1e-5 or value > 0.999:
+        return "<0.001%" if value < 1e-5 else ">99.9%"
+    return f"{value:.1%}" if value >= 0.995 else f"{100 * value:.2g}%"
