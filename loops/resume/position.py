@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import re
 import tempfile
 
 import tensorflow as tf
 
-from loops.resume.shuffles import forgotten_shuffle, has_unseeded_shuffle
-
-_SOURCES = {
-    "PyFunc": "from_generator or numpy_function",
-    "EagerPyFunc": "py_function",
-    "ReadVariableOp": "a map that reads a variable",
-    "RngReadAndSkip": "a map that draws from a tf.random.Generator",
-}
-_RANDOM = re.compile("Random|Normal|Multinomial|Uniform")
+from loops.resume.operations import STATES, holds_state
+from loops.resume.pipeline import Findings, look
+from loops.resume.randomness import ordered_by_force
 
 
 class Position:
@@ -34,6 +29,10 @@ class Position:
         self._iterator: tf.data.Iterator | None = None
         self.problem: str | None = None
 
+    @functools.cached_property
+    def _findings(self) -> Findings:
+        return look(self._dataset)
+
     @property
     def iterator(self) -> tf.data.Iterator:
         """What the loop takes batches from."""
@@ -47,16 +46,11 @@ class Position:
         Raises:
             OSError, tf.errors.OpError: If the folder cannot be written.
         """
-        between = forgotten_shuffle(self._dataset)
-        if between:
-            self.problem = (
-                f"with {between} between shuffle and repeat, TensorFlow forgets how later epochs are shuffled. Repeat "
-                "right after the shuffle, .shuffle(n, seed=0).repeat().batch(...), to lose nothing"
-            )
+        self.problem = self._findings.problem
         with tempfile.TemporaryDirectory(prefix="probe-", dir=folder) as place:
             try:
                 tf.train.Checkpoint(iterator=self.iterator).write(str(pathlib.Path(place) / "position"))
-            except tf.errors.FailedPreconditionError as error:
+            except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
                 self.problem = _stateful(error)
 
     def skip_to(self, batches: int) -> None:
@@ -73,20 +67,51 @@ class Position:
                 "anew and skips the batches that were taken. That takes their time again, and gives the same "
                 "data only if the pipeline gives the same batches each time it starts; random numbers in it may differ."
             )
-        if has_unseeded_shuffle(self._dataset):
-            found.append(
-                "the dataset is shuffled without a seed: a resumed run shuffles differently, from now on if batches "
-                "are skipped, else from the next epoch on. Use shuffle(..., seed=0), or set tf.random.set_seed before."
-            )
+        found += _unlike(self._findings, skipping=bool(self.problem))
         return found
+
+
+def _unlike(findings: Findings, *, skipping: bool) -> list[str]:
+    """In what the data of a resumed run differs, a sentence for each."""
+    found = []
+    unseeded = findings.unseeded if skipping else findings.unseeded_again
+    shuffled = [name for name in unseeded if "shuffle" in name]
+    drawn = [name for name in unseeded if "shuffle" not in name]
+    when = "from now on" if skipping else "from the next epoch on"
+    if shuffled:
+        found.append(
+            f"the dataset is shuffled without a seed: a resumed run shuffles differently, {when}. Use "
+            "shuffle(..., seed=0), or set tf.random.set_seed before."
+        )
+    if drawn:
+        found.append(
+            f"the dataset draws random numbers without a seed ({', '.join(drawn)}): a resumed run draws others, {when}."
+            " Give random, sample_from_datasets or rejection_resample a seed=0, or set tf.random.set_seed before."
+        )
+    if findings.unordered and not ordered_by_force():
+        found.append(
+            f"the dataset's {', '.join(findings.unordered)} gives elements in the order in which they are ready "
+            "(deterministic=False): two runs see them in different orders, resumed or not. Leave deterministic unset."
+        )
+    if findings.ignored:
+        found.append(
+            f"the dataset's options ignore the state of {', '.join(findings.ignored)} (external_state_policy): a resumed"
+            " run starts it anew. Use operations without state, such as tf.random.stateless_uniform, to lose nothing."
+        )
+    if findings.unknown:
+        found.append(
+            f"the dataset uses {', '.join(findings.unknown)}, of which nobody has tried whether a saved position is "
+            "exact: a resumed run may see other data. Compare a resumed run with a whole one, or do without it."
+        )
+    return found
 
 
 def _stateful(error: tf.errors.FailedPreconditionError) -> str:
     found = re.search(r"(\w+) is stateful", error.message)
     if not found:
-        return error.message
+        return " ".join(error.message.split())
     name = found[1]
-    source = _SOURCES.get(name) or ("a map with random numbers" if _RANDOM.search(name) else "a map with state")
+    source = STATES.get(name) or ("a map with random numbers" if holds_state(name) else "a map with state")
     return (
         f"its operation {name} ({source}) has a state that TensorFlow does not save. Use operations without state, "
         "such as tf.random.stateless_uniform, to lose nothing"

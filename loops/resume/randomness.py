@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.framework import config
 
 from loops.resume.variables import components
 
@@ -72,6 +73,12 @@ def unsaved_random_operations(concrete) -> list[str]:
     graph = concrete.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     return sorted({node.op for node in nodes} & _KERNELS)
+
+
+def ordered_by_force() -> bool:
+    """Whether `tf.config.experimental.enable_op_determinism` is on, which orders what a dataset does in parallel."""
+    enabled = getattr(config, "is_op_determinism_enabled", None)  # No public name tells.
+    return bool(enabled and enabled())
 
 
 def _keras_generator():

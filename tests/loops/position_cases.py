@@ -1,0 +1,70 @@
+"""Pipelines, and what a resumed run sees of each beside the run that it goes on from."""
+
+import numpy as np
+import tensorflow as tf
+
+from loops.resume.position import Position
+
+CUTS = (1, 2, 3, 4, 5, 7, 10, 13)
+END = 30
+
+
+def numbers(count=10):
+    return tf.data.Dataset.range(count)
+
+
+def shuffled(**seeds):
+    return numbers().shuffle(10, **(seeds or {"seed": 1}))
+
+
+def take(iterator, count):
+    """The next batches, as plain values; fewer where it ends."""
+    return [plain(batch) for _, batch in zip(range(count), iterator, strict=False)]
+
+
+def plain(batch):
+    batch = tf.sparse.to_dense(batch) if isinstance(batch, tf.SparseTensor) else batch
+    if isinstance(batch, tf.RaggedTensor):
+        return batch.to_list()
+    return [np.asarray(part).tolist() for part in tf.nest.flatten(batch)]
+
+
+def remembered(make, place, cuts=CUTS, end=END):
+    """At which cuts an iterator that TensorFlow saved goes on as the run did."""
+    iterator, written = iter(make()), {}
+    whole = []
+    for cut in cuts:
+        whole += take(iterator, cut - len(whole))
+        written[cut] = tf.train.Checkpoint(position=iterator).write(str(place / f"iterator-{cut}"))
+    whole += take(iterator, end - len(whole))
+    found = {}
+    for cut, path in written.items():
+        restored = iter(make())
+        tf.train.Checkpoint(position=restored).read(path)
+        found[cut] = take(restored, end - cut) == whole[cut:]
+    return found
+
+
+def resumed(make, place, cuts=CUTS, end=END):
+    """At which cuts a resumed run sees what the run saw, and what it is told: as a loop with a checkpoint does it."""
+    first = Position(make())
+    first.probe(place)
+    caveats, whole, written = first.caveats, [], {}
+    for cut in cuts:
+        whole += take(first.iterator, cut - len(whole))
+        if not first.problem:
+            written[cut] = tf.train.Checkpoint(position=first.iterator).write(str(place / f"position-{cut}"))
+    whole += take(first.iterator, end - len(whole))
+    assert len(whole) == end
+    found = {}
+    for cut in cuts:
+        second = Position(make())
+        if first.problem:
+            second.problem = first.problem
+            second.skip_to(cut)
+        else:
+            second.probe(place)
+            tf.train.Checkpoint(position=second.iterator).read(written[cut])
+        found[cut] = take(second.iterator, end - cut) == whole[cut:]
+        assert second.caveats == caveats
+    return found, caveats
