@@ -59,7 +59,9 @@ def at_each_call(check: Callable[[], None], key: Hashable) -> None:
         key: One check of equal keys is kept in a graph.
     """
     check()
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly():
+        return
+    graph = tf.compat.v1.get_default_graph()
     with tf.init_scope():
         nothing = tf.constant(False)
 

@@ -47,7 +47,8 @@ def test_inputs_by_name(kind):
     model = keras.Model(inputs, keras.layers.Dense(1, dtype=kind)(hidden))
     (x, y), (other, _) = batch(0), batch(1)
     x, other = (tf.cast(part, kind) for part in (x, other))
-    rig = Rig(model, keras.optimizers.SGD(0.1), example=({"a": x, "b": other}, y))
+    optimizer = keras.optimizers.SGD(0.1)
+    rig = Rig(model, optimizer, example=({"a": x, "b": other}, y), loss_scaler=static(8.0))
     losses = [outputs["loss"] for outputs in rig.run([({"a": x, "b": other}, y)] * 5)]
     assert np.all(np.diff(losses) < 0)
 
