@@ -73,7 +73,7 @@ def add(one: Gradient, other: Gradient) -> Gradient:
     """
     if one is None or other is None:
         return other if one is None else one
-    one, other = to_float32([one, other])
+    one, other = tf.cast(one, tf.float32), tf.cast(other, tf.float32)
     if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
         indices = tf.concat([tf.cast(grad.indices, tf.int64) for grad in (one, other)], 0)
         shape = one.dense_shape if other.dense_shape is None else other.dense_shape

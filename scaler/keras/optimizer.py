@@ -231,9 +231,9 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         # TensorFlow asks for each part of a checkpoint; without this it would find iterations and no slots.
         if cached_dependencies is not None and name not in cached_dependencies and name not in _SAVED_AT_TIMES:
             raise InvalidArgument(
-                f"LossScaleOptimizer: the checkpoint holds an optimizer that was not wrapped (with {name!r}). Restore it "
-                "into the one inside, as tf.train.Checkpoint(optimizer=optimizer.inner_optimizer) does, or into a model "
-                "compiled with that one, and wrap it afterwards: steps and slots are then taken over."
+                f"LossScaleOptimizer: the checkpoint holds an optimizer that was not wrapped (with {name!r}). Restore "
+                "it into the one inside, as tf.train.Checkpoint(optimizer=optimizer.inner_optimizer) does, or into a "
+                "model compiled with that one, and wrap it afterwards: steps and slots are then taken over."
             )
         return super()._lookup_dependency(name, cached_dependencies)
 

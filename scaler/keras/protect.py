@@ -37,8 +37,9 @@ def protect(model: keras.Model) -> keras.Model:
     the end of such an epoch, the worst there is: infinity for a loss, minus infinity for what Keras wants large, NaN
     for what it does not know.
 
-    The model may be one without a `call`, of models inside and with a `train_step` of its own. It holds for this object:
-    call it again for a model that was loaded or cloned. Before or after `compile`, any number of times, is the same.
+    The model may be one without a `call`, of models inside and with a `train_step` of its own. It holds for this
+    object: call it again for a model that was loaded or cloned. Before or after `compile`, any number of times, is the
+    same.
 
     Args:
         model: A Keras model. At its first step it must be compiled with a `LossScaleOptimizer`, or have some as
@@ -146,7 +147,8 @@ def _updated(model: keras.Model, variable) -> bool:
             if optimizer.updates(variable):
                 return True
         elif isinstance(optimizer, keras.optimizers.Optimizer) and optimizer.built:
-            if any(own is variable for own in optimizer._trainable_variables):
+            known = {id(own) for own in optimizer._trainable_variables}
+            if id(variable) in known:
                 return True
     return False
 

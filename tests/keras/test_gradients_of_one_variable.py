@@ -61,5 +61,5 @@ def test_two_new_values_for_one_variable_are_refused():
     variable = tf.Variable([1.0])
     variable.overwrite_with_gradient = True
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0), scaler.Static(1.0))
-    with pytest.raises(scaler.InvalidArgument, match="2 new values for variable .* expected one"):
+    with pytest.raises(scaler.InvalidArgument, match=r"2 new values for variable .* expected one"):
         optimizer.apply([tf.constant([2.0]), tf.constant([3.0])], [variable] * 2)
