@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from typing import Any
 
 import keras
 import numpy as np
@@ -59,7 +60,7 @@ def check_keras_arguments(given: dict) -> None:
             )
 
 
-def only_inner(inner: object, by_keras_name: object) -> object:
+def only_inner(inner: object, by_keras_name: object) -> Any:
     """The optimizer to wrap, which Keras calls `inner_optimizer`.
 
     Raises:
