@@ -249,7 +249,7 @@ def test_what_a_resumed_run_sees_otherwise_is_named(name, tmp_path):
 IN_NO_ORDER = {
     "parallel_map": lambda: numbers(60).map(lambda n: n, 4, deterministic=False),
     "parallel_map by its options": lambda: with_options(numbers(60).map(lambda n: n, 4), deterministic=False),
-    "parallel_interleave": lambda: numbers(60).interleave(tenfold, num_parallel_calls=3, deterministic=False),
+    "parallel_interleave": lambda: numbers(60).interleave(tenfold, 3, num_parallel_calls=3, deterministic=False),
     "parallel_batch": lambda: numbers(60).batch(2, num_parallel_calls=3, deterministic=False),
     "parallel_map in a function": lambda: numbers(9).flat_map(lambda n: tenfold(n).map(abs, 2, deterministic=False)),
     "legacy_parallel_interleave": lambda: numbers(60).apply(
