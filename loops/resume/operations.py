@@ -35,8 +35,8 @@ _NAMES = {
     Memory.SOURCE: """Csv FixedLengthRecord Generator List Load Random Range Reduce Sql TFRecord Tensor TensorSlice
         TextLine Variant""",
     Memory.KEEPS: "AssertCardinality Map Options Repeat Restructured Scan Unique",
-    Memory.AHEAD: """Cache DenseToRagged DenseToRaggedBatch DenseToSparseBatch GroupByReducer GroupByWindow Interleave MapAndBatch
-        ParallelBatch ParallelInterleave ParallelMap ParseExample Prefetch Rebatch""",
+    Memory.AHEAD: """Cache DenseToRagged DenseToRaggedBatch DenseToSparseBatch GroupByReducer GroupByWindow Interleave
+        MapAndBatch ParallelBatch ParallelInterleave ParallelMap ParseExample Prefetch Rebatch""",
     Memory.DRAINS: "Shuffle ShuffleAndRepeat",
     Memory.LETS_GO: """Batch Concatenate DirectedInterleave Filter FlatMap IgnoreErrors
         LegacyParallelInterleave PaddedBatch Shard Skip Take TakeWhile Unbatch Window Zip""",

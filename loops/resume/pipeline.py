@@ -73,8 +73,14 @@ def look(dataset: tf.data.Dataset) -> Findings:
     walk = _Walk(dataset)
     for part in _bottom_up(dataset):
         walk.visit(part)
-    names = [sorted(found) for found in (walk.unseeded, walk.unseeded_again, walk.unordered, walk.unknown)]
-    return Findings(walk.problem, *names, sorted(walk.ignored))
+    return Findings(
+        problem=walk.problem,
+        unseeded=sorted(walk.unseeded),
+        unseeded_again=sorted(walk.unseeded_again),
+        unordered=sorted(walk.unordered),
+        unknown=sorted(walk.unknown),
+        ignored=sorted(walk.ignored),
+    )
 
 
 class _Walk:
@@ -99,6 +105,11 @@ class _Walk:
         self._look_at(what, memory, argument(dataset, "deterministic", "true"))
         if what == "Cache" and argument(dataset, "filename", b""):
             self.problem = self.problem or _files("cache in a file")
+        if _selects_for_ever(dataset, what):
+            self.problem = self.problem or (
+                "a saved iterator over sample_from_datasets hangs once all of its datasets have ended. Repeat each of "
+                "them, sample_from_datasets([one.repeat(), other.repeat()], ...), to lose nothing"
+            )
         below = [self._above[id(part)] for part in inputs(dataset)]
         found = tuple(dict.fromkeys(draw for part in below for draw in part))
         for draw in found if _starts_again(dataset, what) else _shared(below, what):
@@ -191,6 +202,15 @@ def _above(draw: _Draw, what: str, memory: Memory | None) -> _Draw:
     return dataclasses.replace(draw, culprit=f"Shuffle and {what}" if draw.drained else what)
 
 
+def _selects_for_ever(dataset: Any, what: str) -> bool:
+    """Whether numbers without end choose from datasets that all end."""
+    if what != "DirectedInterleave":
+        return False
+    selector = inputs(dataset)[0]
+    endless = tf.data.INFINITE_CARDINALITY
+    return int(selector.cardinality()) == endless and int(dataset.cardinality()) != endless
+
+
 def _shared(below: list[tuple[_Draw, ...]], what: str) -> list[_Draw]:
     """What ends in one input and starts again in another."""
     if what not in ("Concatenate", "DirectedInterleave"):
@@ -203,8 +223,8 @@ def _forgotten(draw: _Draw, restart: str) -> str:
     source = spelled(draw.kind)
     if draw.kind == "Random":
         return (
-            f"with {spelled(str(draw.culprit))} between random and {restart}, TensorFlow forgets what later epochs draw."
-            " Draw with tf.random.stateless_uniform, seeded by tf.data.Dataset.counter(), to lose nothing"
+            f"with {spelled(str(draw.culprit))} between random and {restart}, TensorFlow forgets what later epochs "
+            "draw. Draw with tf.random.stateless_uniform, seeded by tf.data.Dataset.counter(), to lose nothing"
         )
     return (
         f"with {spelled(str(draw.culprit))} between {source} and {restart}, TensorFlow forgets how later epochs are "

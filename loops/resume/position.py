@@ -95,8 +95,8 @@ def _unlike(findings: Findings, *, skipping: bool) -> list[str]:
         )
     if findings.ignored:
         found.append(
-            f"the dataset's options ignore the state of {', '.join(findings.ignored)} (external_state_policy): a resumed"
-            " run starts it anew. Use operations without state, such as tf.random.stateless_uniform, to lose nothing."
+            f"the dataset's options ignore the state of {', '.join(findings.ignored)} (external_state_policy): a "
+            "resumed run starts it anew. Use operations without state, such as tf.random.stateless_uniform."
         )
     if findings.unknown:
         found.append(

@@ -11,7 +11,6 @@ from loops.resume.position import Position
 Dataset = tf.data.Dataset
 UNSEEDED = "shuffled without a seed"
 DRAWN = "random numbers without a seed"
-FORGETS = "TensorFlow forgets"
 UNORDERED = "in the order in which they are ready"
 INSIDE = "DummySeedGenerator (a shuffle inside of a function"
 
@@ -64,6 +63,10 @@ def captured(dataset):
     return numbers(50).flat_map(lambda n: dataset.map(lambda m: 100 * n + m))
 
 
+def twice(dataset):
+    return dataset.concatenate(dataset)
+
+
 def thrice(dataset):
     return dataset.concatenate(dataset).concatenate(dataset).concatenate(dataset)
 
@@ -99,7 +102,7 @@ EXACT = {
     "stateless numbers beside a shuffle": lambda place: Dataset.zip((Dataset.counter(), shuffled().repeat())).map(
         lambda seed, n: n + tf.random.stateless_uniform([], [1, seed], 0, 999, tf.int64)
     ),
-    "sampled": lambda place: sampled(numbers(), numbers(5), seed=1).prefetch(4).repeat(),
+    "sampled, endless": lambda place: sampled(numbers().repeat(), shuffled().repeat(), seed=1).prefetch(4),
     "sampled without a seed, endless": lambda place: sampled(numbers().repeat(), numbers(5).repeat()),
     "chosen": lambda place: Dataset.choose_from_datasets(
         [shuffled().repeat(), numbers(5).repeat()], Dataset.random(seed=1).map(lambda n: n % 2)
@@ -124,7 +127,7 @@ EXACT = {
     "parallel, in order": lambda place: shuffled().map(lambda n: n, 3).batch(2, num_parallel_calls=2).repeat(),
     "nothing parallel, in no order": lambda place: with_options(shuffled().repeat().map(abs), deterministic=False),
     "a dataset of its own in a function": lambda place: captured(numbers(5).batch(2)),
-    "one dataset in two places": lambda place: thrice(shuffled()),
+    "one dataset in two places": lambda place: twice(numbers(20).shuffle(20, seed=1)),
     "symbolic": lambda place: with_options(shuffled().repeat().batch(3), experimental_symbolic_checkpoint=True),
 }
 
@@ -151,12 +154,16 @@ SKIPPED = {
     ),
     "sampled anew each time": (
         lambda place: sampled(numbers(), numbers(5), seed=1, rerandomize_each_iteration=True).prefetch(4).repeat(),
-        FORGETS,
+        "hangs once all of its datasets have ended",
+    ),
+    "sampled to the end": (
+        lambda place: sampled(numbers(), numbers(5), seed=1).prefetch(4).repeat(),
+        "hangs once all of its datasets have ended",
     ),
     "repeated twice, batched, repeated": (lambda place: shuffled().repeat(2).batch(3).repeat(), "with batch between"),
     "files listed, then read": (
         lambda place: tf.data.TextLineDataset(lines(place, 1)).prefetch(4).repeat(),
-        "with flat_map between shuffle and repeat",
+        "with text_line between shuffle and repeat",
     ),
     "shuffle inside of a function": (
         lambda place: numbers(9).interleave(lambda n: tenfold(n).shuffle(5, seed=1), cycle_length=2).repeat(),
@@ -178,17 +185,16 @@ SKIPPED = {
         lambda place: captured(shuffled().batch(3)),
         "outside of a function, that of flat",
     ),
-    "one shuffle in two places": (lambda place: thrice(shuffled().batch(3)), "with batch between shuffle and concat"),
+    "one shuffle in two places": (
+        lambda place: thrice(numbers(40).shuffle(40, seed=1).batch(5)),
+        "with batch between shuffle and concat",
+    ),
     "a generator": (lambda place: from_generator_of_its_own(), "RngReadAndSkip"),
     "a random layer": (lambda place: flipped(), "ReadVariableOp (a map that reads a variable)"),
     "a seeded kernel": (lambda place: numbers(60).map(uniform), "RandomUniformInt (a map with random numbers)"),
     "an error ignored": (
         lambda place: shuffled().repeat().map(lambda n: tf.debugging.check_numerics(1 / n, "")).ignore_errors(),
         "CheckNumerics",
-    ),
-    "copied to a device": (
-        lambda place: shuffled().repeat().apply(tf.data.experimental.copy_to_device("/cpu:0")),
-        "does not support checkpointing",
     ),
 }
 
@@ -226,10 +232,6 @@ OTHER = {
     "random inside of a function": (lambda place: numbers(9).flat_map(lambda n: Dataset.random().take(5)), DRAWN),
     "shuffle inside of a function": (lambda place: numbers(9).flat_map(lambda n: tenfold(n).shuffle(5)), UNSEEDED),
     "sampled without a seed": (lambda place: sampled(numbers(50), numbers(50)).take(9).repeat(), DRAWN),
-    "rejected without a seed": (
-        lambda place: numbers().repeat().rejection_resample(odd, [0.3, 0.7], initial_dist=[0.5, 0.5]),
-        DRAWN,
-    ),
     "state ignored": (lambda place: ignoring(numbers(60).map(uniform)), "ignore the state of RandomUniformInt"),
 }
 
@@ -247,7 +249,7 @@ def test_what_a_resumed_run_sees_otherwise_is_named(name, tmp_path):
 IN_NO_ORDER = {
     "parallel_map": lambda: numbers(60).map(lambda n: n, 4, deterministic=False),
     "parallel_map by its options": lambda: with_options(numbers(60).map(lambda n: n, 4), deterministic=False),
-    "parallel_interleave": lambda: numbers(60).interleave(tenfold, num_parallel_calls=3, deterministic=False),
+    "parallel_interleave": lambda: numbers(60).interleave(tenfold, 3, num_parallel_calls=3, deterministic=False),
     "parallel_batch": lambda: numbers(60).batch(2, num_parallel_calls=3, deterministic=False),
     "parallel_map in a function": lambda: numbers(9).flat_map(lambda n: tenfold(n).map(abs, 2, deterministic=False)),
     "legacy_parallel_interleave": lambda: numbers(60).apply(
@@ -262,6 +264,20 @@ def test_an_order_that_no_two_runs_share_is_named(name, tmp_path):
     position.probe(tmp_path)
     assert len(position.caveats) == 1
     assert f"{name.split()[0]} gives elements {UNORDERED}" in position.caveats[0]
+
+
+def test_a_rejection_without_a_seed_is_named(tmp_path):
+    rejecting = numbers().repeat().rejection_resample(odd, [0.3, 0.7], initial_dist=[0.5, 0.5])
+    position = Position(rejecting)
+    position.probe(tmp_path)
+    assert sum("RandomUniform (a map with random numbers)" in caveat for caveat in position.caveats) == 1
+    assert sum(DRAWN in caveat for caveat in position.caveats) == 1
+
+
+def test_what_tensorflow_says_it_cannot_save_is_named(tmp_path):
+    position = Position(numbers().apply(tf.data.experimental.copy_to_device("/cpu:0")))
+    position.probe(tmp_path)
+    assert "does not support checkpointing" in position.caveats[0]
 
 
 def test_a_global_seed_is_a_seed(tmp_path):
