@@ -96,6 +96,15 @@ def argument(dataset: Any, name: str, default: object = None) -> Any:
     return tf.get_static_value(value) if tf.is_tensor(value) else value
 
 
+def order(dataset: Any, kind: str) -> str:
+    """What a parallel operation was told of the order of its elements: "true", "false" or "default"."""
+    if kind != "ParallelInterleave":
+        return argument(dataset, "deterministic", "true")
+    # Its object does not keep what it was told. Below it there are names of files, as a rule, which are few.
+    told = [node.deterministic for node in _serialized(tf.data.experimental.to_variant(dataset)) if node.kind == kind]
+    return "false" if "false" in told else "default"
+
+
 def draws(dataset: Any, kind: str) -> tuple[bool, bool] | None:
     """Whether an operation draws random numbers without a seed, and others each time it starts; None if it has none."""
     if kind not in _SEEDS:

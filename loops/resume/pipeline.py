@@ -20,6 +20,7 @@ from loops.resume.operations import (
     inputs,
     kind,
     nodes,
+    order,
     spelled,
 )
 
@@ -102,7 +103,7 @@ class _Walk:
         name = type(dataset).__name__
         what = kind(name) or name
         memory = OPERATIONS.get(what)
-        self._look_at(what, memory, argument(dataset, "deterministic", "true"))
+        self._look_at(what, memory, order(dataset, what))
         if what == "Cache" and argument(dataset, "filename", b""):
             self.problem = self.problem or _files("cache in a file")
         if _selects_for_ever(dataset, what):
