@@ -247,3 +247,17 @@ def test_a_number_given_as_a_tensor_is_read_when_the_step_runs():
     run = tf.function(lambda scale: Static(scale).init().loss_scale)
     assert [run(tf.constant(value)).numpy() for value in (8.0, 3.0)] == [8.0, 3.0]
     assert run.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        lambda pairs, variables: (zip(*pairs, strict=True),),
+        lambda pairs, variables: (list(zip(*pairs, strict=True)), variables),
+    ],
+)
+def test_pairs_as_keras_takes_them_are_told_in_one_sentence(arguments):
+    variable = tf.Variable([1.0])
+    given = arguments(([tf.ones(1)], [variable]), [variable])
+    with pytest.raises(scaler.InvalidArgument, match=r"expected two lists.* apply\(optimizer, grads, variables\)"):
+        scaler.LossScaler(scaler.Static(1.0)).apply(keras.optimizers.SGD(), *given)

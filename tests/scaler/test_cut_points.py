@@ -96,6 +96,8 @@ def test_a_sequential_model_and_one_name():
         (["missing"], "expected names of layers"),
         (["stem", "stem"], "each once"),
         ([], "at least one layer"),
+        (3, "expected a list of names of layers"),
+        ([3], "expected a list of names of layers"),
     ],
 )
 def test_what_is_no_cut_point_is_refused_by_name(after, words):

@@ -184,6 +184,23 @@ def test_refusals():
         scaler.LossScaler(scaler.AdaptiveScale()).update(scaler.Event(tf.constant(True)))
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda v: scaler.Layerwise([v]), "expected a dict of lists of variables"),
+        (lambda v: scaler.Layerwise({0: [v]}), "expected a dict of lists of variables"),
+        (lambda v: scaler.Layerwise({"a": v}), "group 'a' is .*: expected a list of variables"),
+        (lambda v: scaler.Layerwise({"a": ["kernel"]}), "expected a list of variables"),
+        (lambda v: scaler.Layerwise({"a": [v]}, parents=["a"]), "expected a dict of names"),
+        (lambda v: scaler.Layerwise({"a": [v]}, parents={"z": "a"}), "expected a dict of names"),
+        (lambda v: scaler.Layerwise({"a": [v]}).update(tf.constant(True)), "expected what Layerwise.gradient returned"),
+    ],
+)
+def test_arguments_of_another_kind_are_told_in_one_sentence(make, words):
+    with pytest.raises(scaler.InvalidArgument, match=words):
+        make(tf.Variable(1.0, name="v"))
+
+
 def test_an_overflow_of_rescaling_counts_where_no_weight_is_trained():
     near, frozen = tf.Variable(1.0, dtype=tf.float16), tf.Variable(1.0, dtype=tf.float16)
     layerwise = scaler.Layerwise({"near": [near], "far": [frozen]}, strategy=scaler.Dynamic(1.0))
