@@ -33,7 +33,13 @@ def test_faults_prints_a_verdict_for_each_side():
 
 @pytest.mark.parametrize(
     "name",
-    ["gate", *(pytest.param(name, marks=pytest.mark.slow) for name in ("step", "growth", "memory", "loop", "fit"))],
+    [
+        "gate",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("step", "growth", "memory", "loop", "fit", "transaction")
+        ),
+    ],
 )
 def test_a_benchmark_prints_figures_and_what_they_come_from(name):
     found = json.loads(run(f"{name}.py", "--json", "--quick").stdout)
