@@ -71,7 +71,7 @@ BREAKAGES = {
     "nan_scale_is_used_as_it_is": FOREIGN,
     # Half-skips
     "a_failed_update_stays": f"{UPDATES}::test_every_bit_is_as_before_and_the_cause_is_named[graph-Adagrad]",
-    "masters_of_a_failed_update_stay": f"{UPDATES}::test_masters_and_the_model_are_put_back[graph-a function-float16]",
+    "masters_of_a_failed_update_stay": f"{UPDATES}::test_masters_and_the_model_are_put_back[a function-float16]",
     "skip_advances_iterations": f"{ROLLBACK}::test_a_skipped_step_leaves_every_optimizer_alone[SGD]",
     "no_rollback": f"{ROLLBACK}::test_skipped_batches_leave_no_bit_changed_and_the_run_goes_on_as_without_them[graph]",
     "missing_snapshot_stays_missing": f"{FORGOTTEN}::test_a_missing_snapshot_is_made_up_for[graph-float32]",

@@ -118,8 +118,8 @@ def test_state_is_put_back_too(fault):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_masters_and_the_model_are_put_back(fault, dtype, execute):
-    Run(fault, execute, dtype).fail()
+def test_masters_and_the_model_are_put_back(fault, dtype):
+    Run(fault, tf.function, dtype).fail()
 
 
 @pytest.mark.parametrize("fault", ["Adafactor", "Adagrad", "Ftrl"])
