@@ -1,7 +1,7 @@
 """How unscaled gradients are limited before an optimizer sees them.
 
-Every clipping has the same three members: `uniform`, `limiter` and `squares_after`. Norms are those that the gate has
-measured already, so that clipping by them costs no pass over the gradients.
+Every clipping has the same four members: `uniform`, `valid`, `limiter` and `squares_after`. Norms are those that the
+gate has measured already, so that clipping by them costs no pass over the gradients.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar, TypeAlias
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.checks import SMALLEST_SCALE, as_float, check_number
+from scaler.checks import SMALLEST_SCALE, as_float, check_number, is_symbolic
 from scaler.errors import InvalidArgument
 
 Limiter: TypeAlias = Callable[[tf.Tensor, int | None], tf.Tensor]
@@ -35,6 +35,10 @@ class ClipByGlobalNorm:
 
     def __post_init__(self) -> None:
         _check("clip_norm", self.norm)
+
+    def valid(self) -> tf.Tensor:
+        """Whether the limit is a positive finite number, scalar bool: of a tensor nobody knew before."""
+        return _valid(self.norm)
 
     def limiter(self, squares: tf.Tensor) -> Limiter:
         """What is done to gradients of these squared norms, float32 [n]."""
@@ -66,6 +70,10 @@ class ClipByNorm:
 
     def __post_init__(self) -> None:
         _check("ClipByNorm: norm", self.norm)
+
+    def valid(self) -> tf.Tensor:
+        """Whether the limit is a positive finite number, scalar bool: of a tensor nobody knew before."""
+        return _valid(self.norm)
 
     def limiter(self, squares: tf.Tensor) -> Limiter:
         """What is done to gradients of these squared norms, float32 [n]."""
@@ -103,6 +111,10 @@ class ClipByValue:
     def __post_init__(self) -> None:
         _check("ClipByValue: value", self.value)
 
+    def valid(self) -> tf.Tensor:
+        """Whether the limit is a positive finite number, scalar bool: of a tensor nobody knew before."""
+        return _valid(self.value)
+
     def limiter(self, squares: tf.Tensor) -> Limiter:
         """What is done to gradients, whatever their squared norms."""
         del squares
@@ -139,3 +151,10 @@ def _check(name: str, value: object) -> None:
     allowed = "a positive finite number, at least 2^-126"
     allowed += ", or None" if name == "clip_norm" else ""
     check_number(name, value, allowed, lambda v: SMALLEST_SCALE <= v < math.inf)
+
+
+def _valid(value: float | tf.Tensor) -> tf.Tensor:
+    if not is_symbolic(value):
+        return tf.constant(True)  # It was checked when it was given.
+    limit = as_float(value)
+    return tf.logical_and(limit > 0.0, tf.math.is_finite(limit))

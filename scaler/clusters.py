@@ -29,6 +29,8 @@ def worth_compiling(optimizer: Optimizer, grads: Sequence, targets: Sequence) ->
     """Whether `update` can do this update, and does it faster than the optimizer's `apply` in the graph."""
     if tf.executing_eagerly() or in_xla() or tf.distribute.has_strategy() or not _compiles(optimizer):
         return False
+    if len({id(replicas.native(target)) for target in targets}) < len(targets):
+        return False  # What is known of a gradient is known by its variable.
     dense = [target for grad, target in zip(grads, targets, strict=True) if not isinstance(grad, tf.IndexedSlices)]
     return (
         len({replicas.native(target).device for target in targets}) == 1 and sum(map(_cost, dense)) >= _WORTH_COMPILING

@@ -60,6 +60,11 @@ _SENTENCES = {
 
 
 def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
+    if int(outcome.index) == -2:
+        return (
+            "The step was skipped because the limit of the clipping is not a positive finite number. Look at the "
+            "tensor that clip_norm, ClipByNorm or ClipByValue was given."
+        )
     if int(outcome.index) < 0:
         return (
             f"The step was skipped because the learning rate of {optimizer} is NaN, infinite or so large that it can "

@@ -14,7 +14,7 @@ from scaler.clipping import Clipping, Limiter
 from scaler.graphs import apart
 from scaler.masters import MasterWeights
 from scaler.optimizers import Optimizer, build_optimizer, gradients_are_reduced, update_variables, variables_of
-from scaler.outcome import Skip, not_skipped, presumed_cause
+from scaler.outcome import Skip, not_skipped, presumed_cause, unless_limited
 from scaler.proofs import largest_learning_rate
 from scaler.rollback import Snapshot, keep_finite
 from scaler.strategies import Event
@@ -129,6 +129,9 @@ class Gate:
             one_by_one = replicas.each(strategy, _finite_one_by_one, given, loss_scale)
             finite = tf.logical_and(finite, replicas.all_of(strategy, one_by_one))
 
+        limited = tf.constant(True) if self.clip is None else self.clip.valid()
+        finite = finite if tf.get_static_value(limited) else tf.logical_and(finite, limited)
+
         def update() -> None:
             self._update(strategy, given, loss_scale, self._limit(squares))
 
@@ -147,6 +150,7 @@ class Gate:
             pieces = [replicas.of_each(strategy, grad)[0] for grad in summed]
             look = functools.partial(apart, self._reason(loss_scale, loss_finite), pieces)
             reason = tf.cond(attempt.failed(finite, norm), attempt.undo, lambda: Skip(*look()))
+            reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
             on_skip(reason)
             return tf.constant(float("nan")), reason
 
@@ -176,7 +180,7 @@ class Gate:
         masters = (*self.masters.model_variables, *self.masters.variables) if self.masters else ()
         kept = [*self.all_targets, *variables_of(self.optimizer), *masters]
         indices = [*self.positions, *range(len(self.all_targets), len(self.all_targets) + len(self.own_values))]
-        return Transaction(strategy, kept, [*self.targets, *self.own_values], indices)
+        return Transaction(strategy, self.optimizer, kept, [*self.targets, *self.own_values], indices)
 
     @property
     def own_values(self) -> list:
@@ -258,7 +262,7 @@ class Gate:
 
         if self.masters:
             self.masters.refresh()
-        with gradients_are_reduced(self.optimizer, strategy):
+        with gradients_are_reduced(self.optimizer):
             replicas.each(strategy, update, grads)
         if self.masters:
             self.masters.write()

@@ -139,13 +139,14 @@ def shadowed(optimizer: Optimizer, **methods: Callable):
 
 
 @contextlib.contextmanager
-def gradients_are_reduced(optimizer, strategy):
+def gradients_are_reduced(optimizer):
     """Keeps a Keras optimizer from summing gradients over replicas that were summed already.
 
-    Keras 3 has no argument for this. Dividing by the number of replicas first would spoil its own clipping. Any other
+    Keras 3 has no argument for this. On one replica the sum is of one, but a step that holds it cannot be exported as a
+    SavedModel. Dividing by the number of replicas first would spoil its own clipping. Any other
     optimizer is a function of the gradients it is given.
     """
-    if strategy.num_replicas_in_sync == 1 or not isinstance(optimizer, keras.optimizers.Optimizer):
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
         yield
         return
     with contextlib.ExitStack() as stack:

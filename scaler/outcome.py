@@ -40,7 +40,7 @@ class Skip(NamedTuple):
         has_nan: Bool, whether an unscaled gradient had a NaN; False for infinities alone.
         index: Int32, the position in the list of gradients of the first one that was not finite, or else the largest.
             For UPDATE, the position of the first variable that was not finite, among those with a gradient and then the
-            optimizer's own; -1 for its learning rate.
+            optimizer's own; -1 for its learning rate, -2 for the limit of a clipping.
         count: Int32, how many gradients were not finite; of finite ones, how many have a squared norm beyond float32.
         nearest: Int32, the position of the last of these, which is nearest to the loss if the list is in the order of
             the forward pass; -1 if there are none.
@@ -61,6 +61,17 @@ def not_skipped() -> Skip:
     """What a step that was applied, or not attempted, has in the place of a reason."""
     none, no = tf.constant(-1), tf.constant(False)
     return Skip(tf.constant(int(Cause.NONE)), no, none, tf.constant(0), none, none, no)
+
+
+def unless_limited(skip: Skip, limited: tf.Tensor) -> Skip:
+    """The reason of a skip, but UPDATE where gradients had no limit to clip them to.
+
+    Args:
+        skip: Why the step was skipped, as far as gradients and optimizer tell.
+        limited: Scalar bool, whether the limit is a positive finite number.
+    """
+    cause, index = tf.where(limited, skip.cause, int(Cause.UPDATE)), tf.where(limited, skip.index, -2)
+    return skip._replace(cause=cause, index=index)
 
 
 class Outcome(NamedTuple):

@@ -7,7 +7,7 @@ finite weight stays finite, whatever it is.
 
 Weight decay subtracts `weight * decay * rate`, which makes no weight larger as long as `decay * rate <= 2`.
 
-Averages of weights (EMA) and clipping by the optimizer keep values within those they are given.
+Averages of weights (EMA), and clipping by the optimizer to at most 2^63, keep values within those they are given.
 
 Not proven, since they do make them: `Adagrad` and `Ftrl` add squares up without end. `RMSprop(centered=True)` takes the
 root of a difference that rounding makes negative. `Adafactor` divides by row and column means that may be 0. The others
@@ -16,6 +16,7 @@ of Keras's optimizers, classes of users and functions are not known well enough.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def largest_learning_rate(optimizer: Optimizer, targets: Sequence) -> float | No
     if optimizer is move_nothing:
         return float("inf")
     prove = _PROOFS.get(type(optimizer))
-    if prove is None or optimizer.gradient_accumulation_steps or any(_constrained(target) for target in targets):
+    if prove is None or not _is_plain(optimizer) or any(_constrained(target) for target in targets):
         return None
     decay = optimizer.weight_decay or 0.0
     rate = min(prove(optimizer), 1.0 / decay if decay > 0 else _LARGEST)
@@ -102,6 +103,21 @@ _PROOFS: dict[type, Callable[[Any], float]] = {
     keras.optimizers.RMSprop: _rmsprop,
 }
 """By the very class: what a subclass does is its own."""
+
+
+def _is_plain(optimizer: Any) -> bool:
+    """Whether it has constant numbers, a learning rate that may be read twice, and does nothing else to gradients."""
+    names = ("momentum", "beta_1", "beta_2", "rho", "epsilon", "weight_decay")
+    given = [getattr(optimizer, name, None) for name in names]
+    if not all(value is None or isinstance(value, numbers.Real) for value in given):
+        return False
+    # Keras has no public name for what the learning rate is made of. A function of the user's may count its calls.
+    rate = getattr(optimizer, "_learning_rate", None)
+    called = callable(rate) and not isinstance(rate, (keras.optimizers.schedules.LearningRateSchedule, keras.Variable))
+    # Clipping multiplies by its limit before it divides by the norm.
+    limits = [limit for limit in (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue) if limit]
+    known = all(isinstance(limit, (int, float, np.number)) and 0 < limit <= 2.0**63 for limit in limits)
+    return known and not called and not optimizer.gradient_accumulation_steps
 
 
 def _constrained(target) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from scaler import replicas
+from scaler.errors import InvalidArgument
 from scaler.graphs import apart, in_xla
-from scaler.optimizers import Optimizer
+from scaler.optimizers import Optimizer, name_of, variables_of
 from scaler.outcome import Cause, Skip, not_skipped
 
 
@@ -53,21 +54,27 @@ class Proven:
 class Transaction:
     """Remembers variables, lets an update move them, and puts every bit back if that made a value that is not finite.
 
+    A value that was not finite before is not the update's doing.
+
     Remembering copies nothing; but an update then writes to new memory, where it would have written in place.
 
     Args:
         strategy: Whose replicas each have their own values, from what `replicas.merge` calls.
+        optimizer: It may make variables of its own in an eager update.
         kept: All variables that the update may move.
         looked_at: Those of them whose new values have to be finite, of floating dtypes.
         indices: What the `index` of a skip is for each of those.
     """
 
-    def __init__(self, strategy, kept: Sequence, looked_at: Sequence, indices: Sequence[int]):
-        self._strategy = strategy
+    def __init__(self, strategy, optimizer: Optimizer, kept: Sequence, looked_at: Sequence, indices: Sequence[int]):
+        self._strategy, self._optimizer = strategy, optimizer
         self._kept = list({id(own): own for own in map(replicas.native, kept)}.values())
         self._looked_at = [replicas.native(variable) for variable in looked_at]
         self._indices = list(indices)
         self._before = replicas.each(strategy, _values, *self._kept)
+        before = {id(variable): value for variable, value in zip(self._kept, self._before, strict=True)}
+        self._old = [before[id(variable)] for variable in self._looked_at]
+        self._made: list = []
 
     def sound(self, squared_norm: tf.Tensor) -> tf.Tensor:
         """Whether the gradients' squared norm is finite."""
@@ -88,7 +95,9 @@ class Transaction:
 
         def moved() -> tf.Tensor:
             update()
-            flags = replicas.each(self._strategy, _all_finite, *self._looked_at)
+            self._made = self._made_meanwhile()
+            old = [*self._old, *map(tf.zeros_like, self._made)]
+            flags = replicas.each(self._strategy, _all_finite, [*self._looked_at, *self._made], old)
             return tf.reduce_all(tf.stack(replicas.of_each(self._strategy, flags)))
 
         return replicas.all_of(self._strategy, tf.cond(sound, moved, lambda: tf.constant(False)))
@@ -98,16 +107,33 @@ class Transaction:
         del update
 
     def undo(self) -> Skip:
-        """Puts everything back, and returns the reason."""
-        own = [replicas.of_each(self._strategy, variable)[0] for variable in self._looked_at]
-        bad = tf.cast(tf.stack([_not_finite(variable) for variable in own]), tf.int32)
-        nan = tf.stack([tf.reduce_any(tf.math.is_nan(variable)) for variable in own])
+        """Puts everything back, and returns the reason.
+
+        Raises:
+            InvalidArgument: If the update made variables whose values before it nobody knows.
+        """
+        now, old = ([replicas.of_each(self._strategy, v)[0] for v in one] for one in (self._looked_at, self._old))
+        bad = tf.cast(tf.stack(list(map(_spoiled, now, old))), tf.int32)
+        nan = tf.stack([tf.reduce_any(tf.math.is_nan(variable)) for variable in now])
         worst = tf.argmax(bad, output_type=tf.int32)
         reason = _because(has_nan=tf.gather(nan, worst), index=tf.gather(tf.constant(self._indices), worst))
         # Reads of a variable that is assigned later come first: TensorFlow keeps their order.
         for variable, value in zip(self._kept, self._before, strict=True):
             replicas.assign_each(self._strategy, variable, lambda own, value: value, value)
+        if self._made:
+            raise InvalidArgument(
+                f"apply: {name_of(self._optimizer)} made its variables in this very step, and values that are not "
+                "finite with them, which cannot be put back: the weights were. Make the optimizer anew, and have it "
+                "make its variables before the first step."
+            )
         return reason
+
+    def _made_meanwhile(self) -> list:
+        if not tf.executing_eagerly():
+            return []
+        known = {id(variable) for variable in self._kept}
+        own = [replicas.native(variable) for variable in variables_of(self._optimizer)]
+        return [variable for variable in own if id(variable) not in known and variable.dtype.is_floating]
 
 
 def _because(*, has_nan: tf.Tensor, index: tf.Tensor) -> Skip:
@@ -118,11 +144,11 @@ def _values(*variables) -> list[tf.Tensor]:
     return [tf.identity(variable) for variable in variables]
 
 
-def _all_finite(*variables) -> tf.Tensor:
-    """Whether all values are finite: one pass over them, unless their squares do not add up."""
+def _all_finite(variables: Sequence, old: Sequence) -> tf.Tensor:
+    """Whether no value stopped being finite: one pass over them, unless their squares do not add up."""
 
     def one_by_one() -> tf.Tensor:
-        return tf.logical_not(tf.reduce_any(tf.stack([_not_finite(variable) for variable in variables])))
+        return tf.logical_not(tf.reduce_any(tf.stack(list(map(_spoiled, variables, old)))))
 
     if in_xla():
         return one_by_one()
@@ -130,5 +156,6 @@ def _all_finite(*variables) -> tf.Tensor:
     return tf.cond(tf.math.is_finite(squares), lambda: tf.constant(True), lambda: apart(one_by_one))
 
 
-def _not_finite(variable) -> tf.Tensor:
-    return tf.logical_not(tf.reduce_all(tf.math.is_finite(variable)))
+def _spoiled(variable, old: tf.Tensor) -> tf.Tensor:
+    """Whether a value is not finite that was before."""
+    return tf.reduce_any(tf.logical_and(tf.math.is_finite(old), tf.logical_not(tf.math.is_finite(variable))))

@@ -228,3 +228,19 @@ def test_small_models_and_eager_steps_are_left_alone():
     assert [bool(tf.function(worth)(variable)) for variable in (small, large)] == [False, True]
     assert not worth(large)
     assert not tf.function(worth, jit_compile=True)(large)
+
+
+def test_a_variable_given_twice_is_clipped_by_each_gradient_by_itself(compiled):
+    moved = []
+    for repeated in (False, True):
+        weight, loss_scaler = tf.Variable(tf.zeros([64, 64])), scaler.LossScaler(scaler.Static(1.0))
+        grads = [tf.fill([64, 64], 1.0), tf.fill([64, 64], 100.0)]
+        optimizer = keras.optimizers.SGD(1.0)
+        step = tf.function(lambda g, w, s=loss_scaler, o=optimizer: s.apply(o, g, w, clip=scaler.ClipByNorm(64.0)))
+        if repeated:
+            step(grads, [weight, weight])
+        else:
+            for grad in grads:
+                step([grad], [weight])
+        moved.append(weight.numpy())
+    np.testing.assert_allclose(moved[1], moved[0], rtol=1e-5)

@@ -54,6 +54,10 @@ UNPROVEN = {
     "negative epsilon": lambda: OPT.RMSprop(0.1, epsilon=-1e-7),
     "decay that diverges": lambda: OPT.SGD(0.1, weight_decay=3.0),
     "negative decay": lambda: OPT.SGD(0.1, weight_decay=-0.1),
+    "a limit beyond float32": lambda: OPT.SGD(0.1, clipnorm=1e20),
+    "an infinite limit": lambda: OPT.SGD(0.1, global_clipnorm=np.inf),
+    "a number that is a variable": lambda: OPT.Adam(0.1, beta_1=tf.Variable(0.9)),
+    "a rate that counts its calls": lambda: OPT.SGD(lambda: 0.1),
     "accumulation": lambda: OPT.SGD(0.1, gradient_accumulation_steps=2),
     "a subclass": lambda: type("Own", (OPT.Adam,), {})(0.1),
     "a function": lambda: lambda grads, variables: None,
@@ -133,3 +137,31 @@ def test_a_schedule_that_gives_nan_skips_its_steps():
     step = tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)
     assert [bool(step()) for _ in range(3)] == [True, False, False]
     np.testing.assert_allclose(weight, 0.9)
+
+
+def test_a_learning_rate_that_counts_its_calls_is_called_once_a_step(execute):
+    calls, weight = tf.Variable(0.0), tf.Variable([1.0])
+    optimizer, loss_scaler = OPT.SGD(lambda: calls.assign_add(1.0) * 0.25), scaler.LossScaler(scaler.Static(1.0))
+    step = execute(lambda grad: loss_scaler.apply(optimizer, [grad], [weight]).finite)
+    assert [bool(step(tf.constant([value]))) for value in (1.0, np.nan, 1.0)] == [True, False, True]
+    assert float(calls) == 2.0
+    np.testing.assert_array_equal(weight, [0.25])
+
+
+@pytest.mark.parametrize("name", ["beta_1", "epsilon"])
+def test_numbers_that_are_variables_work_in_a_function(name):
+    weight, optimizer = tf.Variable([1.0]), OPT.Adam(0.1, **{name: tf.Variable(0.5)})
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    assert bool(tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)())
+
+
+@pytest.mark.parametrize("arguments", [{"clipnorm": np.inf}, {"global_clipnorm": np.inf}, {"clipnorm": 1e20}])
+def test_clipping_of_the_optimizers_own_makes_no_infinity(arguments, execute):
+    weight, optimizer = tf.Variable([1.0, 2.0]), OPT.SGD(0.1, **arguments)
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    step = execute(lambda grad: loss_scaler.apply(optimizer, [grad], [weight]))
+    outcome = step(tf.constant([1e19, 1.0]))
+    assert np.isfinite(weight).all()
+    if not bool(outcome.finite):
+        assert scaler.Cause(int(outcome.cause)) is scaler.Cause.UPDATE
+        np.testing.assert_array_equal(weight, [1.0, 2.0])

@@ -201,3 +201,72 @@ def test_16_bit_updates_that_were_asked_for_are_left_alone():
     outcome = loss_scaler.apply(overflow, [tf.constant([3.0])], [weight], allow_16bit_updates=True)
     assert bool(outcome.finite)
     assert np.isinf(weight)
+
+
+def test_slots_made_in_the_step_that_fails_are_told():
+    class Lazy:
+        slots = ()
+
+        @property
+        def variables(self):
+            return self.slots
+
+        def apply(self, grads, variables):
+            self.slots = self.slots or [tf.Variable(tf.zeros_like(variable)) for variable in variables]
+            for slot, grad, variable in zip(self.slots, grads, variables, strict=True):
+                slot.assign_add(grad * grad * 1e3)
+                variable.assign_sub(grad / (tf.sqrt(slot) + 1e-7))
+
+    weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler(scaler.Static(1.0))
+    with pytest.raises(scaler.InvalidArgument, match="Lazy made its variables in this very step"):
+        loss_scaler.apply(Lazy(), [tf.constant([1e18])], [weight])
+    np.testing.assert_array_equal(weight, [1.0])
+    assert bool(loss_scaler.apply(Lazy(), [tf.constant([1.0])], [weight]).finite)
+
+
+def test_what_was_not_finite_before_is_not_the_updates_doing(execute):
+    weights, optimizer = [tf.Variable([-np.inf, 1.0]), tf.Variable([1.0])], OPT.Adagrad(0.1)
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    step = execute(lambda: loss_scaler.apply(optimizer, [tf.constant([0.0, 1.0]), tf.ones(1)], weights).finite)
+    assert bool(step())
+    assert weights[0].numpy()[0] == -np.inf
+    assert weights[0].numpy()[1] < 1.0
+
+
+@pytest.mark.parametrize("limit", [np.nan, -1.0, np.inf, 0.0])
+@pytest.mark.parametrize("clip", ["clip_norm", "ClipByNorm", "ClipByValue"])
+def test_a_limit_that_is_none_skips_the_step(clip, limit):
+    weight, value = tf.Variable([1.0, 2.0]), tf.Variable(1.0)
+    how = {"clip_norm": value} if clip == "clip_norm" else {"clip": getattr(scaler, clip)(value)}
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0))
+    step = tf.function(lambda: loss_scaler.apply(descend, [tf.constant([3.0, 4.0])], [weight], **how))
+    value.assign(limit)
+    outcome = step()
+    assert not bool(outcome.finite)
+    np.testing.assert_array_equal(weight, [1.0, 2.0])
+    assert "limit of the clipping" in loss_scaler.explain(outcome)
+    assert loss_scaler.explain() == loss_scaler.explain(outcome)
+    value.assign(1.0)
+    assert bool(step().finite)
+
+
+def descend(grads, variables):
+    variables[0].assign_sub(grads[0])
+
+
+def test_a_step_can_be_exported(tmp_path):
+    class Step(tf.Module):
+        def __init__(self):
+            self.weight = tf.Variable([1.0])
+            self.loss_scaler, self.optimizer = scaler.LossScaler(scaler.Static(1.0)), OPT.Adam(0.5)
+            self.optimizer.build([self.weight])
+            self.kept = [variable.value for variable in self.optimizer.variables]
+
+        @tf.function(input_signature=[tf.TensorSpec([1])])
+        def take(self, grad):
+            return self.loss_scaler.apply(self.optimizer, [grad], [self.weight]).finite
+
+    tf.saved_model.save(Step(), str(tmp_path / "step"))
+    loaded = tf.saved_model.load(str(tmp_path / "step"))
+    assert bool(loaded.take(tf.ones(1)))
+    np.testing.assert_allclose(loaded.weight, [0.5], rtol=1e-5)
