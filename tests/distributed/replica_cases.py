@@ -4,29 +4,17 @@ A batch is split evenly, in order: replica r of n takes rows [r * size / n, (r +
 """
 
 import collections
-import functools
-import unittest.mock
 
 import keras
 import numpy as np
 import tensorflow as tf
+from mirrored import mirrored as mirrored
 
 import loops
 import scaler
 
 LOSS_SCALE = {"float32": 2.0**100, "float16": 2.0**10}
 """Scales at which ordinary gradients are finite and those of `spoil("gradients")` overflow."""
-
-
-@functools.cache
-def mirrored(replicas):
-    """One strategy for each number of replicas, on its own collective keys.
-
-    Every `MirroredStrategy` counts its keys from the same number, so that a second one in a process fails with "Shape
-    mismatch in the collective instance" or "joining a group with size". TensorFlow's own tests set the base, too.
-    """
-    with unittest.mock.patch.object(tf.distribute.MirroredStrategy, "_collective_key_base", replicas * 100_000):
-        return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
 
 
 def dense_model(kind="float32"):

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mirrored import mirrored
 
 import loops
 import scaler
@@ -215,10 +216,7 @@ def test_a_restored_scaler_is_judged_from_there_on(tmp_path):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_restored_scaler_on_replicas(tmp_path, number):
-    devices = [f"CPU:{i}" for i in range(number)]
-    if len(tf.config.list_logical_devices("CPU")) < number:
-        pytest.skip("made in one process with several devices")
-    strategy = tf.distribute.MirroredStrategy(devices)
+    strategy = mirrored(number)
     with strategy.scope():
         loss_scaler = LossScaler()
     counts = loss_scaler._counts

@@ -71,7 +71,7 @@ def test_what_old_configurations_hold_does_nothing():
     assert (optimizer.name, optimizer.use_ema, optimizer.weight_decay) == ("mine", False, None)
     assert inner.loss_scale_factor is None
     weight = tf.Variable(1.0)
-    optimizer.apply([tf.constant(2.0)], [weight])
+    optimizer.apply([optimizer.loss_scale], [weight])
     assert (float(weight), int(optimizer.iterations), int(inner.iterations)) == (0.0, 1, 1)
 
 

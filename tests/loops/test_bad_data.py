@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mirrored import mirrored
 
 import loops
 import scaler
@@ -107,7 +108,7 @@ def test_errors_of_a_users_own_stay_what_they_are():
 
 @both_loops
 def test_batches_that_replicas_cannot_share(steps_per_call):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = mirrored(2)
     with strategy.scope():
         run = step()
     loop = loops.Loop(run, slices((X, Y)).batch(9), strategy=strategy, steps_per_call=steps_per_call)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import rich.console
 import tensorflow as tf
+from mirrored import mirrored
 
 import loops
 import scaler
@@ -152,7 +153,7 @@ def test_so_it_is_under_xla(kind):
 
 @both_loops
 def test_so_it_is_on_replicas(steps_per_call):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = mirrored(2)
     with strategy.scope():
         loss_scaler, variable, optimizer = scaler.LossScaler(), tf.Variable([1.0, 2.0]), keras.optimizers.SGD(0.01)
 

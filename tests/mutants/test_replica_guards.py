@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mirrored import mirrored
 
 import scaler
 
@@ -17,7 +18,7 @@ class Pair:
     """One weight on two replicas, and a compiled step that is given each replica's loss factor."""
 
     def __init__(self, clip_norm=None):
-        self.strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        self.strategy = mirrored(2)
         with self.strategy.scope():
             self.weight = tf.Variable([1.0, 1.0])
             self.optimizer = keras.optimizers.SGD(1.0, momentum=0.5)

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mirrored import mirrored
 from scaler_cases import raw
 
 import scaler
@@ -199,7 +200,7 @@ def test_with_kerass_optimizer_and_in_its_config():
 
 
 def test_on_two_replicas_they_are_those_of_both():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = mirrored(2)
     with strategy.scope():
         table, optimizer = tf.Variable(tf.ones([4, 1])), keras.optimizers.Adam(0.1)
         optimizer.build([table])

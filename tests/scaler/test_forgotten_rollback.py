@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mirrored import mirrored
 from scaler_cases import batch, raw
 
 import loops
@@ -142,7 +143,7 @@ def test_eager_steps_and_gradients_from_elsewhere_are_named():
 
 
 def test_on_replicas_it_is_named():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = mirrored(2)
     with strategy.scope():
         step = Step()
     x, y = batch()

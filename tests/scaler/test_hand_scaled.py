@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from mirrored import mirrored
 from scaler_cases import plain_descent
 
 import scaler
@@ -140,7 +141,7 @@ def test_the_loss_in_a_function_of_its_own():
 
 
 def test_on_two_replicas():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = mirrored(2)
     with strategy.scope():
         run = Descent()
 

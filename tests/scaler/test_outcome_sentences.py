@@ -29,7 +29,14 @@ def outcome(why, index=1, has_nan=False, **more):
 
 
 def test_the_numbers_of_the_causes_are_those_in_old_checkpoints():
-    assert {why.name: int(why) for why in Cause} == {"NONE": 0, "LOSS": 1, "BACKWARD": 2, "OVERFLOW": 3, "TOO_LARGE": 4}
+    assert {why.name: int(why) for why in Cause} == {
+        "NONE": 0,
+        "LOSS": 1,
+        "BACKWARD": 2,
+        "OVERFLOW": 3,
+        "TOO_LARGE": 4,
+        "UPDATE": 5,
+    }
 
 
 @pytest.mark.parametrize(("loss_finite", "scaled_finite"), list(itertools.product([False, True], [False, True])))
@@ -222,7 +229,7 @@ def test_a_count_beyond_what_is_kept_is_told_so():
 
 
 def test_before_any_step_and_any_skip():
-    weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler()
+    weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler(scaler.Static(1.0))
     assert loss_scaler.explain() == "No step was attempted yet."
     loss_scaler.apply(lambda grads, variables: None, [tf.constant([1.0])], [weight])
     assert loss_scaler.explain() == "No step was skipped yet: 1 of 1 attempted ones were applied."

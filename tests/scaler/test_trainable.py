@@ -3,6 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
+from mirrored import mirrored
 
 import scaler
 
@@ -150,7 +151,7 @@ def test_protected_fit_does_not_leave_a_layer_untrained():
 
 
 def test_on_replicas():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = mirrored(2)
     with strategy.scope():
         made, optimizer = model("float16"), SGD(0.1)
         masters = scaler.MasterWeights(made.trainable_variables)
