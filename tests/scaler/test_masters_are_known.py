@@ -191,7 +191,7 @@ def test_averages_are_of_masters(way):
 def test_an_optimizer_of_masters_takes_neither_their_variables_nor_other_masters():
     model = make_model("float16")
     variables, optimizer = model.trainable_variables, keras.optimizers.SGD(0.1)
-    loss_scaler, grads = scaler.LossScaler(), [tf.ones(variable.shape) for variable in variables]
+    loss_scaler, grads = scaler.LossScaler(scaler.Static(1.0)), [tf.ones(variable.shape) for variable in variables]
     loss_scaler.apply(optimizer, grads, scaler.MasterWeights(variables))
     with pytest.raises(scaler.InvalidArgument, match="was built for other variables"):
         loss_scaler.apply(optimizer, grads, scaler.MasterWeights(variables))
