@@ -71,7 +71,7 @@ def test_one_of_ours_with_or_without_a_window_is_no_foreign_one(saved, now, dtyp
         optimizer = scaler.LossScaleOptimizer(inner, scaler.Static(2.0))
         optimizer.build([variable])
         for _ in range(taken * (steps or 1)):
-            optimizer.apply([2.0 * tf.ones([3, 2])], [variable])
+            optimizer.apply([optimizer.loss_scale * tf.ones([3, 2])], [variable])
         return optimizer
 
     path = tf.train.Checkpoint(optimizer=make(saved, 4)).write(str(tmp_path / "ours"))
