@@ -328,7 +328,7 @@ class LossScaler(tf.Module):
             self._use.ends()
         if rollback is None:
             model = masters.model_variables if masters else targets
-            rollback = self._missing_rollback(model, tf.get_static_value(tf.convert_to_tensor(when)))
+            rollback = self._missing_rollback(model, grads, tf.get_static_value(tf.convert_to_tensor(when)))
         positions = [position for position, grad in enumerate(grads) if grad is not None]
         gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy), self.sum_duplicates)
         loss_scale, loss_finite = self._scale_of(grads)
@@ -366,18 +366,18 @@ class LossScaler(tf.Module):
                 self._use.check_asked()
         self._use.begins()
 
-    def _missing_rollback(self, variables: Sequence, when: Any) -> Snapshot | None:
+    def _missing_rollback(self, variables: Sequence, grads: Sequence, when: Any) -> Snapshot | None:
         """The snapshot that nobody took, of BatchNorm's statistics that moved in this graph; else says what is missing.
 
-        Of a window of accumulation it is not known where it began.
+        Of a window of accumulation it is not known where it began: where only a running step knows `when`, it is said.
         """
-        if not when:
+        if when is not None and not when:
             return None
         if tf.executing_eagerly() or replicas.replica_count() > 1:
             missing = moving_statistics.likely(variables)
         else:
-            moved = moving_statistics.moved_before(variables, self)
-            if moved and all(one.before is not None for one in moved):
+            moved = moving_statistics.moved_before(variables, grads, self)
+            if moved and when is not None and all(one.before is not None for one in moved):
                 return Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
             missing = moved[0].variable.name if moved else moving_statistics.elsewhere(variables)
         if missing and not self._use.statistics_are_kept:
