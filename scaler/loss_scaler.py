@@ -373,8 +373,10 @@ class LossScaler(tf.Module):
         """
         if when is not None and not when:
             return None
-        if tf.executing_eagerly() or replicas.replica_count() > 1:
+        if tf.executing_eagerly():
             missing = moving_statistics.likely(variables)
+        elif replicas.replica_count() > 1:
+            missing = moving_statistics.of_replicas(variables)
         else:
             moved = moving_statistics.moved_before(variables, grads, self)
             if moved and when is not None and all(one.before is not None for one in moved):

@@ -7,6 +7,7 @@ forward pass of the step that is applied next. Its first value read since the la
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from scaler import marks, replicas
 from scaler.errors import ScaleWarning
 
 _STEPS = "_halfstep_steps"
+_SHORT = re.compile(r"(^|_)bn($|_|\d)")
 
 
 @dataclasses.dataclass
@@ -66,7 +68,13 @@ def moved_before(targets: Iterable, grads: Iterable, user: object) -> list[Moved
 def likely(variables: Iterable) -> str | None:
     """The first of these variables that seems to be BatchNorm's, by its path: all that is known outside of a graph."""
     paths = (getattr(variable, "path", "").split("/") for variable in variables)
-    return next(("/".join(path) for path in paths if any(map(_is_batch_norm, path[:-1]))), None)
+    return next(("/".join(path) for path in paths if _is_batch_norm(path)), None)
+
+
+def of_replicas(variables: Iterable) -> str | None:
+    """One that moved since the last `apply` in the graph that all replicas are traced in; else as `likely`."""
+    moved = _look(tf.compat.v1.get_default_graph()).moved.values()
+    return next((one.variable.name for one in moved if one.fresh), None) or likely(variables)
 
 
 def elsewhere(variables: Iterable) -> str | None:
@@ -186,8 +194,12 @@ def _is_statistic(variable) -> bool:
     return variable.name.rsplit("/", 1)[-1].startswith("moving_")
 
 
-def _is_batch_norm(part: str) -> bool:
-    return "batch_norm" in part or "batchnorm" in part.lower()
+def _is_batch_norm(path: Sequence[str]) -> bool:
+    """Whether these are the names of a layer and of its variable, as Keras and the models that come with it choose."""
+    layers = [part.lower() for part in path[:-1]]
+    if any("batch_norm" in layer or "batchnorm" in layer for layer in layers):
+        return True
+    return path[-1] in ("gamma", "beta") and any(_SHORT.search(layer) for layer in layers)
 
 
 def _layer(variable) -> str:
