@@ -17,9 +17,9 @@ from scaler.gate import Gate
 from scaler.graphs import apart, as_called, as_written
 from scaler.half_outputs import float16_loss, float16_probabilities
 from scaler.last_skip import correction, packed, unpacked
-from scaler.marks import LOSS_SCALE, SCALED, mark
+from scaler.marks import LOSS_SCALE, READ, SCALED, mark
 from scaler.masters import MasterWeights
-from scaler.once import marked_read, marked_unscaled, refuse_scaled, refuse_unscaled, scale_read
+from scaler.once import marked_unscaled, owned, refuse_gradients, refuse_scaled, scale_read
 from scaler.optimizers import Optimizer, check_optimizer, name_of
 from scaler.outcome import Cause, Outcome, Skip
 from scaler.pairs import as_gradient, check_pairs
@@ -149,9 +149,9 @@ class LossScaler(tf.Module):
         """
         if tape_records():
             self._open_by_hand()
-            return mark(self._scale_now(), LOSS_SCALE)
+            return owned(self._scale_now(), LOSS_SCALE, self)
         self._use.asked = self._use.read = True
-        return marked_read(self._scale_now(), self)
+        return owned(self._scale_now(), READ, self)
 
     def _scale_now(self) -> tf.Tensor:
         return self._in_bounds(tf.identity(self._state["loss_scale"]))
@@ -214,7 +214,7 @@ class LossScaler(tf.Module):
         self._use.begins()
         self._use.read = False
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
-        loss_scale = mark(self._scale_now(), LOSS_SCALE)
+        loss_scale = owned(self._scale_now(), LOSS_SCALE, self)
         self._scale_used.assign(loss_scale)
         earlier = tf.logical_or(self._decided, self._loss_finite)
         self._loss_finite.assign(tf.logical_and(earlier, tf.math.is_finite(loss)))
@@ -236,7 +236,7 @@ class LossScaler(tf.Module):
         Raises:
             InvalidArgument: For gradients that went through `unscale` already.
         """
-        refuse_unscaled("unscale", grads)
+        self._refuse("unscale", grads)
         self._use.begins()
         self._use.check_one_scale("unscale", self._decided, self._scale_used, self._scale_now)
         unscale = gradients.unscale if self.sum_duplicates else gradients.divide
@@ -357,10 +357,14 @@ class LossScaler(tf.Module):
             **skip._asdict(),
         )
 
+    def _refuse(self, method: str, grads: Sequence[gradients.Gradient]) -> None:
+        # What another one scaled, and was divided by hand, a scale of one may divide.
+        refuse_gradients(method, grads, None if self._is_one else self)
+
     def _check_use(self, grads: Sequence[gradients.Gradient], unscaled: bool | tf.Tensor) -> None:
         """Refuses gradients that are unscaled already, and says if it seems that nobody scaled the loss."""
         if unscaled is False:
-            refuse_unscaled("apply", grads)
+            self._refuse("apply", grads)
             self._use.check_one_scale("apply", self._decided, self._scale_used, self._scale_now)
             if not self._is_one:
                 self._use.check_asked()
