@@ -29,7 +29,7 @@ from scaler.strategies.base import check_event, check_state, check_strategy, nee
 from scaler.stuck import Reading, StuckPolicy, Watch
 from scaler.tapes import tape_records
 from scaler.trainable import TrainableSet
-from scaler.use import Use
+from scaler.use import Unscaled, Use
 from scaler.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
 
 
@@ -148,22 +148,24 @@ class LossScaler(tf.Module):
         carry it are recognised in a graph, and in eager mode refused once the scale has moved.
         """
         if tape_records():
-            self._open_by_hand()
-            return owned(self._scale_now(), LOSS_SCALE, self)
-        self._use.asked = self._use.read = True
+            return owned(self._open_by_hand(), LOSS_SCALE, self)
+        self._use.was_read(self._decided, self._scale_used, self._scale_now)
         return owned(self._scale_now(), READ, self)
 
     def _scale_now(self) -> tf.Tensor:
         return self._in_bounds(tf.identity(self._state["loss_scale"]))
 
-    def _open_by_hand(self) -> None:
-        """Opens a step whose loss is scaled by hand, if the last one was decided about."""
+    def _open_by_hand(self) -> tf.Tensor:
+        """Opens a step whose loss is scaled by hand, if the last one was decided about; the scale of the open one."""
         self._use.asked = True
         used = tf.identity(self._scale_used)
         opens = tf.logical_or(self._decided, used <= 0.0)
-        self._scale_used.assign(tf.where(opens, self._scale_now(), used))
+        loss_scale = tf.where(opens, self._scale_now(), used)
+        self._scale_used.assign(loss_scale)
         self._loss_finite.assign(tf.logical_or(opens, self._loss_finite))
         self._decided.assign(False)
+        self._use.unscaled = None
+        return loss_scale
 
     def _in_bounds(self, stored: tf.Tensor) -> tf.Tensor:
         known = tf.where(tf.math.is_nan(stored), self.strategy.init().loss_scale, stored)
@@ -212,7 +214,7 @@ class LossScaler(tf.Module):
         refuse_scaled(loss)
         self._say("scale(loss): ", float16_loss(loss))
         self._use.begins()
-        self._use.read = False
+        self._use.read, self._use.unscaled = False, None
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
         loss_scale = owned(self._scale_now(), LOSS_SCALE, self)
         self._scale_used.assign(loss_scale)
@@ -240,7 +242,9 @@ class LossScaler(tf.Module):
         self._use.begins()
         self._use.check_one_scale("unscale", self._decided, self._scale_used, self._scale_now)
         unscale = gradients.unscale if self.sum_duplicates else gradients.divide
-        return marked_unscaled(unscale(grads, self._scale_of(grads)[0]))
+        result = marked_unscaled(unscale(grads, self._scale_of(grads)[0]))
+        self._use.unscaled = Unscaled.of(grads, result)
+        return result
 
     @as_written
     def apply(
@@ -368,6 +372,7 @@ class LossScaler(tf.Module):
             self._use.check_one_scale("apply", self._decided, self._scale_used, self._scale_now)
             if not self._is_one:
                 self._use.check_asked()
+                self._use.check_unscaled(grads)
         self._use.begins()
 
     def _missing_rollback(self, variables: Sequence, grads: Sequence, when: Any) -> Snapshot | None:
@@ -429,6 +434,7 @@ class LossScaler(tf.Module):
         check_event(self.strategy, event)
         self._use.check_open(self._decided)
         self._use.ends()
+        self._use.unscaled = None
         self._decided.assign(True)
         if tf.distribute.in_cross_replica_context():
             self._update(event)

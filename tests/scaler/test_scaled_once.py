@@ -254,3 +254,45 @@ def test_an_inner_step_by_another_scaler_is_no_mistake():
         return [outcome.finite for outcome in outcomes]
 
     assert all(step())
+
+
+@pytest.mark.parametrize("between", ["clip", "add", "window"])
+def test_changed_between_the_two_in_an_eager_step(between):
+    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
+    total = tf.Variable([0.0, 0.0])
+
+    def grads():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(slope(variable))
+        return [tape.gradient(scaled, variable)]
+
+    def changed(grads):
+        if between == "clip":
+            return tf.clip_by_global_norm(grads, 1.0)[0]
+        total.assign_add(grads[0])
+        return [tf.identity(total)] if between == "window" else [grads[0] + 0.01 * variable]
+
+    assert loss_scaler.apply(plain_descent, changed(loss_scaler.unscale(grads())), [variable], unscaled=True).finite
+    with pytest.warns(scaler.ScaleWarning, match="unscaled=True"):
+        loss_scaler.apply(plain_descent, changed(loss_scaler.unscale(grads())), [variable])
+
+
+def test_a_look_at_unscaled_gradients_is_no_mistake():
+    loss_scaler, variables = scaler.LossScaler(STATIC), [weight(), weight()]
+
+    def grads(by_hand=False):
+        with tf.GradientTape() as tape:
+            loss = slope(variables[0] * variables[1])
+            scaled = loss * loss_scaler.loss_scale if by_hand else loss_scaler.scale(loss)
+        return tape.gradient(scaled, variables)
+
+    for _ in range(2):
+        found = grads()
+        assert tf.linalg.global_norm(loss_scaler.unscale(found)) > 0.0
+        assert loss_scaler.apply(plain_descent, found, variables).finite
+        found = grads()
+        assert scaler.all_finite(loss_scaler.unscale(found))
+        for grad, variable in zip(found, variables, strict=True):
+            assert loss_scaler.apply(plain_descent, [grad], [variable], update=False).finite
+        loss_scaler.update(scaler.Event(scaler.all_finite(loss_scaler.unscale(grads()))))
+        assert loss_scaler.apply(plain_descent, grads(by_hand=True), variables).finite
