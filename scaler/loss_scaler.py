@@ -17,9 +17,9 @@ from scaler.gate import Gate
 from scaler.graphs import apart, as_called, as_written
 from scaler.half_outputs import float16_loss, float16_probabilities
 from scaler.last_skip import correction, packed, unpacked
-from scaler.marks import LOSS_SCALE, SCALED, mark
+from scaler.marks import LOSS_SCALE, READ, SCALED, mark
 from scaler.masters import MasterWeights
-from scaler.once import marked_read, marked_unscaled, refuse_scaled, refuse_unscaled, scale_read
+from scaler.once import marked_unscaled, owned, refuse_gradients, refuse_scaled, scale_read
 from scaler.optimizers import Optimizer, check_optimizer, name_of
 from scaler.outcome import Cause, Outcome, Skip
 from scaler.pairs import as_gradient, check_pairs
@@ -29,7 +29,7 @@ from scaler.strategies.base import check_event, check_state, check_strategy, nee
 from scaler.stuck import Reading, StuckPolicy, Watch
 from scaler.tapes import tape_records
 from scaler.trainable import TrainableSet
-from scaler.use import Use
+from scaler.use import Unscaled, Use
 from scaler.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
 
 
@@ -148,22 +148,24 @@ class LossScaler(tf.Module):
         carry it are recognised in a graph, and in eager mode refused once the scale has moved.
         """
         if tape_records():
-            self._open_by_hand()
-            return mark(self._scale_now(), LOSS_SCALE)
-        self._use.asked = self._use.read = True
-        return marked_read(self._scale_now(), self)
+            return owned(self._open_by_hand(), LOSS_SCALE, self)
+        self._use.was_read(self._decided, self._scale_used, self._scale_now)
+        return owned(self._scale_now(), READ, self)
 
     def _scale_now(self) -> tf.Tensor:
         return self._in_bounds(tf.identity(self._state["loss_scale"]))
 
-    def _open_by_hand(self) -> None:
-        """Opens a step whose loss is scaled by hand, if the last one was decided about."""
+    def _open_by_hand(self) -> tf.Tensor:
+        """Opens a step whose loss is scaled by hand, if the last one was decided about; the scale of the open one."""
         self._use.asked = True
         used = tf.identity(self._scale_used)
         opens = tf.logical_or(self._decided, used <= 0.0)
-        self._scale_used.assign(tf.where(opens, self._scale_now(), used))
+        loss_scale = tf.where(opens, self._scale_now(), used)
+        self._scale_used.assign(loss_scale)
         self._loss_finite.assign(tf.logical_or(opens, self._loss_finite))
         self._decided.assign(False)
+        self._use.unscaled = None
+        return loss_scale
 
     def _in_bounds(self, stored: tf.Tensor) -> tf.Tensor:
         known = tf.where(tf.math.is_nan(stored), self.strategy.init().loss_scale, stored)
@@ -212,9 +214,9 @@ class LossScaler(tf.Module):
         refuse_scaled(loss)
         self._say("scale(loss): ", float16_loss(loss))
         self._use.begins()
-        self._use.read = False
+        self._use.read, self._use.unscaled = False, None
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
-        loss_scale = mark(self._scale_now(), LOSS_SCALE)
+        loss_scale = owned(self._scale_now(), LOSS_SCALE, self)
         self._scale_used.assign(loss_scale)
         earlier = tf.logical_or(self._decided, self._loss_finite)
         self._loss_finite.assign(tf.logical_and(earlier, tf.math.is_finite(loss)))
@@ -236,11 +238,13 @@ class LossScaler(tf.Module):
         Raises:
             InvalidArgument: For gradients that went through `unscale` already.
         """
-        refuse_unscaled("unscale", grads)
+        self._refuse("unscale", grads)
         self._use.begins()
         self._use.check_one_scale("unscale", self._decided, self._scale_used, self._scale_now)
         unscale = gradients.unscale if self.sum_duplicates else gradients.divide
-        return marked_unscaled(unscale(grads, self._scale_of(grads)[0]))
+        result = marked_unscaled(unscale(grads, self._scale_of(grads)[0]))
+        self._use.unscaled = Unscaled.of(grads, result)
+        return result
 
     @as_written
     def apply(
@@ -328,7 +332,7 @@ class LossScaler(tf.Module):
             self._use.ends()
         if rollback is None:
             model = masters.model_variables if masters else targets
-            rollback = self._missing_rollback(model, tf.get_static_value(tf.convert_to_tensor(when)))
+            rollback = self._missing_rollback(model, grads, tf.get_static_value(tf.convert_to_tensor(when)))
         positions = [position for position, grad in enumerate(grads) if grad is not None]
         gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy), self.sum_duplicates)
         loss_scale, loss_finite = self._scale_of(grads)
@@ -357,27 +361,34 @@ class LossScaler(tf.Module):
             **skip._asdict(),
         )
 
+    def _refuse(self, method: str, grads: Sequence[gradients.Gradient]) -> None:
+        # What another one scaled, and was divided by hand, a scale of one may divide.
+        refuse_gradients(method, grads, None if self._is_one else self)
+
     def _check_use(self, grads: Sequence[gradients.Gradient], unscaled: bool | tf.Tensor) -> None:
         """Refuses gradients that are unscaled already, and says if it seems that nobody scaled the loss."""
         if unscaled is False:
-            refuse_unscaled("apply", grads)
+            self._refuse("apply", grads)
             self._use.check_one_scale("apply", self._decided, self._scale_used, self._scale_now)
             if not self._is_one:
                 self._use.check_asked()
+                self._use.check_unscaled(grads)
         self._use.begins()
 
-    def _missing_rollback(self, variables: Sequence, when: Any) -> Snapshot | None:
+    def _missing_rollback(self, variables: Sequence, grads: Sequence, when: Any) -> Snapshot | None:
         """The snapshot that nobody took, of BatchNorm's statistics that moved in this graph; else says what is missing.
 
-        Of a window of accumulation it is not known where it began.
+        Of a window of accumulation it is not known where it began: where only a running step knows `when`, it is said.
         """
-        if not when:
+        if when is not None and not when:
             return None
-        if tf.executing_eagerly() or replicas.replica_count() > 1:
+        if tf.executing_eagerly():
             missing = moving_statistics.likely(variables)
+        elif replicas.replica_count() > 1:
+            missing = moving_statistics.of_replicas(variables)
         else:
-            moved = moving_statistics.moved_before(variables, self)
-            if moved and all(one.before is not None for one in moved):
+            moved = moving_statistics.moved_before(variables, grads, self)
+            if moved and when is not None and all(one.before is not None for one in moved):
                 return Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
             missing = moved[0].variable.name if moved else moving_statistics.elsewhere(variables)
         if missing and not self._use.statistics_are_kept:
@@ -423,6 +434,7 @@ class LossScaler(tf.Module):
         check_event(self.strategy, event)
         self._use.check_open(self._decided)
         self._use.ends()
+        self._use.unscaled = None
         self._decided.assign(True)
         if tf.distribute.in_cross_replica_context():
             self._update(event)

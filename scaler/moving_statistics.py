@@ -7,6 +7,7 @@ forward pass of the step that is applied next. Its first value read since the la
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from scaler import marks, replicas
 from scaler.errors import ScaleWarning
 
 _STEPS = "_halfstep_steps"
+_SHORT = re.compile(r"(^|_)bn($|_|\d)")
 
 
 @dataclasses.dataclass
@@ -39,29 +41,40 @@ class _Steps:
     moved: dict = dataclasses.field(default_factory=dict)
 
 
-def moved_before(targets: Iterable, user: object) -> list[Moved]:
+def moved_before(targets: Iterable, grads: Iterable, user: object) -> list[Moved]:
     """The statistics that moved before this `apply`, and that no earlier one of the same user has decided about.
 
-    Of several models in one step those statistics count whose layer is among the updated ones, if there are such.
+    Those count whose layer is among the updated ones. So do those that no earlier `apply` updated, if the gradients
+    depend on their layer, or if it has no weights of which that could be told. If there are none of either, all count.
 
     Args:
         targets: The model's variables that are to be updated.
+        grads: Their gradients.
         user: Who decides.
     """
     graph = tf.compat.v1.get_default_graph()
     steps = _look(graph)
     moved = [one for one in steps.moved.values() if id(user) not in one.users]
     layers = {_layer(target) for target in targets}
-    own = [one for one in moved if _layer(one.variable) in layers] or moved
-    for one in own:
+    own = [one for one in moved if _layer(one.variable) in layers]
+    weights = {ref: _layer(variable) for ref, variable in _variables(graph).items() if not _is_statistic(variable)}
+    elsewhere = set(weights.values()) - {weights[ref] for ref in _resources_upstream(grads) & set(weights)}
+    used = [one for one in moved if not one.users and _layer(one.variable) not in layers | elsewhere]
+    for one in own if own + used else moved:
         one.users.add(id(user))
-    return own
+    return own + used or moved
 
 
 def likely(variables: Iterable) -> str | None:
     """The first of these variables that seems to be BatchNorm's, by its path: all that is known outside of a graph."""
     paths = (getattr(variable, "path", "").split("/") for variable in variables)
-    return next(("/".join(path) for path in paths if any(map(_is_batch_norm, path[:-1]))), None)
+    return next(("/".join(path) for path in paths if _is_batch_norm(path)), None)
+
+
+def of_replicas(variables: Iterable) -> str | None:
+    """One that moved since the last `apply` in the graph that all replicas are traced in; else as `likely`."""
+    moved = _look(tf.compat.v1.get_default_graph()).moved.values()
+    return next((one.variable.name for one in moved if one.fresh), None) or likely(variables)
 
 
 def elsewhere(variables: Iterable) -> str | None:
@@ -146,22 +159,47 @@ def _assigns(op, index: int) -> bool:
 
 
 def _statistics(graph) -> dict:
-    """The variables of this rule by the tensors that stand for them in the graph.
+    """The variables of this rule by the tensors that stand for them in the graph."""
+    return {ref: variable for ref, variable in _variables(graph).items() if _is_statistic(variable)}
 
-    TensorFlow has no public name for the variables that a graph has read so far.
+
+def _variables(graph) -> dict:
+    """The variables that a graph has read so far, by the tensors that stand for them in it.
+
+    TensorFlow has no public name for them.
     """
     captured = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
     read: Iterator[Any] = iter(getattr(graph, "_watched_variables", ()))
-    found = {}
-    for variable in read:
-        handle = getattr(variable, "handle", None)
-        if variable.name.rsplit("/", 1)[-1].startswith("moving_") and id(handle) in captured:
-            found[captured[id(handle)].ref()] = variable
+    handles = ((variable, id(getattr(variable, "handle", None))) for variable in read)
+    return {captured[handle].ref(): variable for variable, handle in handles if handle in captured}
+
+
+def _resources_upstream(grads: Iterable) -> set:
+    """The variables that gradients depend on in any way, as the tensors that stand for them in the graph."""
+    parts = (part for grad in grads if tf.is_tensor(grad) for part in tf.nest.flatten(grad, expand_composites=True))
+    waiting = [part.op for part in parts if not isinstance(part, tf.__internal__.EagerTensor)]
+    seen: set = set()
+    found: set = set()
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        found |= {source.ref() for source in op.inputs if source.dtype == tf.resource}
+        waiting += [source.op for source in op.inputs if source.dtype != tf.resource]
     return found
 
 
-def _is_batch_norm(part: str) -> bool:
-    return "batch_norm" in part or "batchnorm" in part.lower()
+def _is_statistic(variable) -> bool:
+    return variable.name.rsplit("/", 1)[-1].startswith("moving_")
+
+
+def _is_batch_norm(path: Sequence[str]) -> bool:
+    """Whether these are the names of a layer and of its variable, as Keras and the models that come with it choose."""
+    layers = [part.lower() for part in path[:-1]]
+    if any("batch_norm" in layer or "batchnorm" in layer for layer in layers):
+        return True
+    return path[-1] in ("gamma", "beta") and any(_SHORT.search(layer) for layer in layers)
 
 
 def _layer(variable) -> str:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.errors import InvalidArgument
-from scaler.marks import READ, SCALED, UNSCALED, mark, marks_upstream
+from scaler.marks import LOSS_SCALE, READ, SCALED, UNSCALED, mark, marks_upstream
 
 _OWNER = "_halfstep_owner"
 
@@ -24,15 +24,23 @@ def refuse_scaled(loss: tf.Tensor) -> None:
         )
 
 
-def refuse_unscaled(method: str, grads: Sequence[gradients.Gradient]) -> None:
-    """Raises `InvalidArgument` for gradients that come from `unscale`.
+def refuse_gradients(method: str, grads: Sequence[gradients.Gradient], owner: object) -> None:
+    """Raises `InvalidArgument` for gradients that come from `unscale`, or that other scalers than `owner` scaled.
 
-    Those of a penalty on unscaled gradients do too, but through a backward pass of its own, which carries a scale.
+    Those of a penalty on unscaled gradients, or through an inner step, come from there, too, but through a backward
+    pass of their own, which carries a scale of `owner`. For an owner of None nobody else's scale is looked for.
     """
-    if set(_upstream(grads)) == {UNSCALED}:
+    found = _upstream(grads)
+    if set(found) == {UNSCALED}:
         raise InvalidArgument(
             f"{method}(grads): these gradients went through unscale already, and would be divided by the loss scale "
             "once more: expected gradients of the scaled loss. Those that are unscaled go to apply(..., unscaled=True)."
+        )
+    owners = [_owner(tensor) for kind in (LOSS_SCALE, READ) for tensor in found.get(kind, ())]
+    if owner is not None and owners and all(other is not None and other is not owner for other in owners):
+        raise InvalidArgument(
+            f"{method}(grads): another loss scaler scaled these gradients, and they would be divided by the scale of "
+            "this one: expected gradients of a loss that this one scaled. Scale, unscale and apply with one of them."
         )
 
 
@@ -42,15 +50,19 @@ def scale_read(grads: Sequence[gradients.Gradient], owner: object) -> tf.Tensor 
         return None
     found = _upstream(grads)
     reads = {tensor.ref(): tensor for tensor in found.get(READ, ())}
-    known = [tensor for tensor in reads.values() if getattr(tensor, _OWNER, lambda: None)() is owner]
+    known = [tensor for tensor in reads.values() if _owner(tensor) is owner]
     return known[0] if set(found) == {READ} and len(reads) == len(known) == 1 and _reachable(known[0]) else None
 
 
-def marked_read(loss_scale: tf.Tensor, owner: object) -> tf.Tensor:
-    """The same scale, which `scale_read` recognises."""
-    marked = mark(loss_scale, READ)
+def owned(loss_scale: tf.Tensor, kind: str, owner: object) -> tf.Tensor:
+    """A scale of `owner`, marked as such."""
+    marked = mark(loss_scale, kind)
     setattr(marked, _OWNER, weakref.ref(owner))
     return marked
+
+
+def _owner(marked: tf.Tensor) -> object | None:
+    return getattr(marked, _OWNER, lambda: None)()
 
 
 def _upstream(grads: Sequence[gradients.Gradient]) -> dict[str, list[tf.Tensor]]:
@@ -66,5 +78,5 @@ def _reachable(tensor: tf.Tensor) -> bool:
 
 
 def marked_unscaled(grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
-    """The same gradients, which `refuse_unscaled` recognises."""
+    """The same gradients, which `refuse_gradients` recognises."""
     return [gradients.limit(grad, lambda values, _: mark(values, UNSCALED)) for grad in grads]

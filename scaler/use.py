@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from scaler import gradients
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.replicas import replica_count
 
@@ -19,11 +20,13 @@ class Use:
     Attributes:
         asked: Whether anyone scaled, unscaled or read the scale.
         read: Whether the scale was read outside of a tape since a loss was last scaled, so that gradients may carry it.
+        unscaled: What `unscale` was given last, in eager mode, if no other step was opened since.
         statistics_are_kept: Whether somebody else puts back what a model's forward pass has moved, as `protect` does.
     """
 
     def __init__(self) -> None:
         self.asked = self.read = self.statistics_are_kept = False
+        self.unscaled: Unscaled | None = None
         self._stepped = False
         self._said: set[str] = set()
         self._ended_in: Any = None
@@ -36,6 +39,20 @@ class Use:
     def ends(self) -> None:
         """The step was counted and the scale moved."""
         self._ended_in = _here()
+
+    def was_read(self, decided: tf.Variable, used: tf.Variable, scale: Callable) -> None:
+        """The scale was read outside of a tape. One that the open step has anyway leaves nothing in doubt."""
+        self.asked = True
+        known = self._stepped and tf.executing_eagerly() and not bool(decided)
+        self.read = self.read or not known or float(used) != float(scale())
+
+    def check_unscaled(self, grads: Sequence) -> None:
+        """Warns of gradients that seem to be made of those that `unscale` gave; in a graph their marks are seen."""
+        if tf.executing_eagerly() and self.unscaled is not None and self.unscaled.seem_to_be(grads):
+            self.say_once(
+                "apply(grads): these gradients seem to be made of what unscale gave, and are divided by the loss scale "
+                "once more: pass unscaled=True, or the gradients of the scaled loss themselves."
+            )
 
     def check_asked(self) -> None:
         """Warns if gradients are to be unscaled, though nobody can have scaled their loss."""
@@ -81,6 +98,30 @@ class Use:
         if sentence not in self._said:
             self._said.add(sentence)
             warnings.warn(sentence, ScaleWarning, stacklevel=4)
+
+
+class Unscaled:
+    """Gradients before and after `unscale`: those that were given, and the shapes of those that were made."""
+
+    def __init__(self, given: list, shapes: list) -> None:
+        self._given, self._shapes = given, shapes
+
+    @classmethod
+    def of(cls, grads: Sequence, result: Sequence) -> Unscaled | None:
+        """What is kept of them in eager mode; no gradient is kept alive."""
+        if not tf.executing_eagerly():
+            return None
+        return cls([weakref.ref(values) for values in _values(grads)], [values.shape for values in _values(result)])
+
+    def seem_to_be(self, grads: Sequence) -> bool:
+        """Whether these have the same shapes, and none of them is one that was given to `unscale` for a look."""
+        given = {id(values()) for values in self._given}
+        values = _values(grads)
+        return [value.shape for value in values] == self._shapes and not any(id(value) in given for value in values)
+
+
+def _values(grads: Sequence) -> list:
+    return [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
 
 
 def _here() -> Any:

@@ -114,6 +114,98 @@ def test_two_networks_of_one_step_are_put_back_by_themselves(bad):
     assert same == [bad == 0, bad == 1]
 
 
+def batch_norm(**arguments):
+    return keras.layers.BatchNormalization(momentum=0.5, **arguments)
+
+
+def without_weights():
+    layers = [batch_norm(center=False, scale=False), keras.layers.Dense(3), batch_norm(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input([4]), *layers])
+    return lambda x: model(x, training=True), model.variables, model.trainable_variables
+
+
+def head_on_a_base():
+    base, head = network(), keras.Sequential([keras.Input([1]), batch_norm(), keras.layers.Dense(1)])
+    variables = base.variables + head.variables
+    return lambda x: head(tf.stop_gradient(base(x, training=True)), training=True), variables, head.trainable_variables
+
+
+def plain_head_on_a_base():
+    base, head = network(), keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    return lambda x: head(base(x, training=True)), base.variables, head.trainable_variables
+
+
+@pytest.mark.parametrize("build", [without_weights, head_on_a_base, plain_head_on_a_base])
+def test_statistics_of_layers_that_are_not_updated(build):
+    forward, variables, weights = build()
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic(8.0)), keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_mean(forward(x) ** 2))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, weights), weights).finite
+
+    x, _ = batch()
+    before = raw(variables)
+    assert step(x)
+    after = raw(variables)
+    assert after != before
+    assert not step(BAD)
+    assert raw(variables) == after
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_networks_that_meet_put_back_their_own(shared):
+    """A generator and its discriminator in one forward pass: whoever skips puts back its own statistics."""
+    first, second = network(name="first"), keras.Sequential([keras.Input([1]), batch_norm(), keras.layers.Dense(1)])
+    scalers = [scaler.LossScaler(scaler.Dynamic(8.0)) for _ in range(2)]
+    if shared:
+        scalers[1] = scalers[0]
+    optimizers = [keras.optimizers.SGD(0.01) for _ in range(2)]
+
+    @tf.function
+    def step(x, factors):
+        with tf.GradientTape(persistent=True) as tape:
+            output = tf.reduce_mean(second(first(x, training=True), training=True) ** 2)
+            scaled = [own.scale(output * factors[number]) for number, own in enumerate(scalers)]
+        outcomes = []
+        for number, model in enumerate((first, second)):
+            weights = model.trainable_variables
+            grads = [grad * factors[number] for grad in tape.gradient(scaled[number], weights)]
+            outcomes.append(scalers[number].apply(optimizers[number], grads, weights, update=False).finite)
+        return outcomes
+
+    x, _ = batch()
+    assert all(step(x, tf.ones(2)))
+    before = raw(first.non_trainable_variables), raw(second.non_trainable_variables)
+    first_finite, second_finite = step(x, tf.constant([1.0, np.nan]))
+    assert not second_finite
+    assert raw(second.non_trainable_variables) == before[1]
+    assert (raw(first.non_trainable_variables) != before[0]) == bool(first_finite)
+    assert not any(step(BAD, tf.ones(2)))
+    assert all(np.isfinite(v.numpy()).all() for m in (first, second) for v in m.non_trainable_variables)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_when_is_a_tensor(value):
+    model, loss_scaler = network(), scaler.LossScaler(scaler.Dynamic(8.0))
+    optimizer, weights = keras.optimizers.SGD(0.01), model.trainable_variables
+
+    def step(x, when, rollback):
+        before = scaler.snapshot(model.non_trainable_variables) if rollback else None
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_mean(model(x, training=True) ** 2))
+        grads = tape.gradient(scaled, weights)
+        return loss_scaler.apply(optimizer, grads, weights, when=when, rollback=before).finite
+
+    x, _ = batch()
+    tf.function(lambda when: step(x, when, True))(tf.constant(value))
+    tf.function(lambda: step(x, False, False))()
+    with pytest.warns(scaler.ScaleWarning, match=r"without rollback.*moving_"):
+        tf.function(lambda when: step(x, when, False))(tf.constant(value))
+
+
 def test_under_fit_without_protect():
     model = network()
     model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.01), scaler.Dynamic(8.0)), loss="mse")
@@ -149,6 +241,44 @@ def test_on_replicas_it_is_named():
     x, y = batch()
     with pytest.warns(scaler.ScaleWarning, match="without rollback"):
         tf.function(lambda: strategy.run(step, (tf.constant(x), y)))()
+
+
+@pytest.mark.parametrize("name", ["conv1_bn", "bn2", "block_1_expand_BN", "norm"])
+@pytest.mark.parametrize("replicated", [True, False])
+def test_batch_norm_by_other_names(name, replicated):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if replicated else tf.distribute.get_strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([4]), batch_norm(name=name), keras.layers.Dense(1)])
+        loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic(8.0)), keras.optimizers.SGD(0.01)
+
+    def step(x, training, rollback):
+        before = scaler.snapshot(model.non_trainable_variables) if rollback else None
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_mean(model(x, training=training) ** 2))
+        grads = tape.gradient(scaled, model.trainable_variables)
+        return loss_scaler.apply(optimizer, grads, model.trainable_variables, rollback=before).finite
+
+    def run(*arguments):
+        x = tf.constant(batch()[0])
+        step_of_all = tf.function(lambda: strategy.run(step, (x, *arguments)))
+        return step_of_all.get_concrete_function() if replicated else step(x, *arguments)
+
+    run(True, True)
+    if name == "norm":
+        run(False, False)
+    # Of an eager step the names of its weights are all that is known.
+    if replicated or name != "norm":
+        with pytest.warns(scaler.ScaleWarning, match=rf"without rollback.*{name}"):
+            run(True, False)
+
+
+def test_a_bottleneck_is_no_batch_norm():
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="bn")])
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic(8.0)), keras.optimizers.SGD(0.01)
+    with tf.GradientTape() as tape:
+        scaled = loss_scaler.scale(tf.reduce_mean(model(tf.ones([2, 4])) ** 2))
+    grads = tape.gradient(scaled, model.trainable_variables)
+    assert loss_scaler.apply(optimizer, grads, model.trainable_variables).finite
 
 
 @pytest.mark.parametrize("mode", ["graph", "xla", "loop"])

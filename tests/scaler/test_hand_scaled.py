@@ -185,6 +185,38 @@ def test_a_read_for_a_log_changes_nothing(execute):
     assert run.weight.numpy()[0] == -2.0
 
 
+def test_a_bound_that_moves_while_the_step_is_open(execute):
+    """Two parts of one step: the second is scaled as the first was, and as it will be unscaled."""
+    highest = tf.Variable(2.0**15)
+    run = Descent(scaler.Dynamic(2.0**15, max_scale=highest, min_scale=1.0))
+
+    def part():
+        with tf.GradientTape() as tape:
+            loss = run.weight[0] * run.loss_scaler.loss_scale
+        grad = tape.gradient(loss, run.weight) / run.loss_scaler.scale_of_gradients
+        highest.assign(2.0**10)
+        return grad
+
+    part = execute(part)
+    assert [part().numpy()[0] for _ in range(2)] == [1.0, 1.0]
+    run.loss_scaler.update(scaler.Event(tf.constant(True)))
+    assert part().numpy()[0] == 1.0
+    assert run.loss_scaler.scale_of_gradients.numpy() == 2.0**10
+
+
+def test_a_log_before_the_update_and_the_gradients_after_it():
+    run = Descent()
+    for number in range(1, 4):
+        with tf.GradientTape() as tape:
+            loss = run.loss_scaler.scale(run.weight[0])
+        grads = [tape.gradient(loss, run.weight)]
+        assert float(run.loss_scaler.loss_scale) == 16.0 * 2 ** (number - 1)
+        run.loss_scaler.update(scaler.Event(tf.constant(True)))
+        assert run.loss_scaler.unscale(grads)[0].numpy() == [1.0]
+        assert run.loss_scaler.apply(plain_descent, grads, [run.weight], update=False).finite
+        assert run.weight.numpy()[0] == -number
+
+
 @pytest.mark.parametrize("method", ["apply", "unscale"])
 def test_read_outside_of_the_tape_after_the_scale_moved(method):
     run = Descent()

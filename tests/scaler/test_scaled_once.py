@@ -208,3 +208,91 @@ def test_the_marks_change_no_value_and_no_gradient(execute):
     scaled, grad = execute(step)()
     assert scaled.numpy() == 8.0 * slope(variable).numpy()
     np.testing.assert_array_equal(grad.numpy(), [2.0, 3.0])
+
+
+@pytest.mark.parametrize("method", ["apply", "unscale"])
+@pytest.mark.parametrize("how", ["scale", "by hand", "before the tape"])
+@pytest.mark.parametrize("inner", [True, False])
+def test_gradients_that_another_scaler_scaled(method, how, inner):
+    first, second, variable = scaler.LossScaler(scaler.Dynamic(8.0)), scaler.LossScaler(scaler.Dynamic(2.0)), weight()
+
+    def grads(loss_scaler):
+        read = loss_scaler.loss_scale
+        with tf.GradientTape() as tape:
+            loss = slope(variable)
+            scales = {"scale": loss_scaler.scale, "by hand": lambda loss: loss * loss_scaler.loss_scale}
+            scaled = scales.get(how, lambda loss: loss * read)(loss)
+        return [tape.gradient(scaled, variable)]
+
+    def step(loss_scaler):
+        found = tf.function(lambda: grads(loss_scaler))() if inner else grads(loss_scaler)
+        if method == "unscale":
+            return second.unscale(found)
+        return second.apply(plain_descent, found, [variable]).finite
+
+    tf.function(lambda: step(second))()
+    before = variable.numpy()
+    with pytest.raises(scaler.InvalidArgument, match=rf"{method}\(grads\).*another loss scaler"):
+        tf.function(lambda: step(first))()
+    np.testing.assert_array_equal(variable.numpy(), before)
+
+
+def test_an_inner_step_by_another_scaler_is_no_mistake():
+    inner, outer, variable = scaler.LossScaler(STATIC), scaler.LossScaler(scaler.Dynamic(2.0)), weight()
+    plain = scaler.LossScaler(scaler.NoScaling())
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner_tape:
+                scaled = inner.scale(tf.reduce_sum(variable**3))
+            (grad,) = inner.unscale([inner_tape.gradient(scaled, variable)])
+            total = outer.scale(slope(variable - 0.1 * grad))
+        grads = [tape.gradient(total, variable)]
+        divided = [grads[0] / outer.scale_of_gradients]
+        outcomes = outer.apply(plain_descent, grads, [variable]), plain.apply(plain_descent, divided, [variable])
+        return [outcome.finite for outcome in outcomes]
+
+    assert all(step())
+
+
+@pytest.mark.parametrize("between", ["clip", "add", "window"])
+def test_changed_between_the_two_in_an_eager_step(between):
+    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
+    total = tf.Variable([0.0, 0.0])
+
+    def grads():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(slope(variable))
+        return [tape.gradient(scaled, variable)]
+
+    def changed(grads):
+        if between == "clip":
+            return tf.clip_by_global_norm(grads, 1.0)[0]
+        total.assign_add(grads[0])
+        return [tf.identity(total)] if between == "window" else [grads[0] + 0.01 * variable]
+
+    assert loss_scaler.apply(plain_descent, changed(loss_scaler.unscale(grads())), [variable], unscaled=True).finite
+    with pytest.warns(scaler.ScaleWarning, match="unscaled=True"):
+        loss_scaler.apply(plain_descent, changed(loss_scaler.unscale(grads())), [variable])
+
+
+def test_a_look_at_unscaled_gradients_is_no_mistake():
+    loss_scaler, variables = scaler.LossScaler(STATIC), [weight(), weight()]
+
+    def grads(by_hand=False):
+        with tf.GradientTape() as tape:
+            loss = slope(variables[0] * variables[1])
+            scaled = loss * loss_scaler.loss_scale if by_hand else loss_scaler.scale(loss)
+        return tape.gradient(scaled, variables)
+
+    for _ in range(2):
+        found = grads()
+        assert tf.linalg.global_norm(loss_scaler.unscale(found)) > 0.0
+        assert loss_scaler.apply(plain_descent, found, variables).finite
+        found = grads()
+        assert scaler.all_finite(loss_scaler.unscale(found))
+        for grad, variable in zip(found, variables, strict=True):
+            assert loss_scaler.apply(plain_descent, [grad], [variable], update=False).finite
+        loss_scaler.update(scaler.Event(scaler.all_finite(loss_scaler.unscale(grads()))))
+        assert loss_scaler.apply(plain_descent, grads(by_hand=True), variables).finite
