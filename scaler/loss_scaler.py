@@ -115,7 +115,7 @@ class LossScaler(tf.Module):
         self._take_variables()
 
     def __setstate__(self, state: dict) -> None:
-        vars(self).update(state)
+        self.__dict__.update(state)
         self._take_variables()
 
     def _take_variables(self) -> None:
