@@ -26,6 +26,8 @@ class Window(tf.Module):
         super().__init__(name="window")
         self._size = size
         self._state = list(state)
+        self._names = [getattr(weight, "path", weight.name) for weight in weights]
+        self._with_gradient: frozenset[int] = frozenset()
         with tf.init_scope():
             self._count = _local(0, "micro_batches")
             self._whole = _local(True, "whole")
@@ -45,7 +47,11 @@ class Window(tf.Module):
         Args:
             grads: A gradient, or None, for each weight.
             loss_scale: Scalar float32, what their loss was multiplied by.
+
+        Raises:
+            scaler.InvalidArgument: If other weights have a gradient than in an earlier micro-batch.
         """
+        self._check_same_weights(grads)
         moved = tf.logical_and(self._scale > 0.0, tf.not_equal(self._scale, loss_scale))
         tf.cond(moved, lambda: self._follow(loss_scale), lambda: None)
         self._scale.assign(loss_scale)
@@ -73,6 +79,21 @@ class Window(tf.Module):
         if first is not None:
             sums[first] = tf.where(self._whole, sums[first], float("nan"))
         return sums
+
+    def _check_same_weights(self, grads: list) -> None:
+        # Which weights an update moves is fixed in a trace, and a trace knows no other micro-batch of its window.
+        now = frozenset(position for position, grad in enumerate(grads) if grad is not None)
+        before = self._with_gradient or now
+        # Without any gradient the gate says so.
+        for position in sorted(now ^ before) if now else ():
+            has, had = ("no gradient", "one") if position in before else ("a gradient", "none")
+            raise scaler.InvalidArgument(
+                f"TrainStep(accumulate={self._size}): weight {self._names[position]!r} has {has} in this micro-batch, "
+                f"and had {had} in an earlier one: expected the same weights in all, since their sum makes one step. "
+                "Add 0.0 * tf.reduce_sum(weight) to the loss for each weight that it leaves out, or make a TrainStep "
+                "for each kind of batch."
+            )
+        self._with_gradient = before
 
     def _follow(self, loss_scale: tf.Tensor) -> None:
         """Brings the sums to another scale, or spoils the window if that is beyond float32."""

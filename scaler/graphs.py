@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -48,32 +49,46 @@ def in_steps_of_fit() -> bool:
     return any(second.startswith("multi_step") and first.startswith("while_body") for first, second in pairwise(loops))
 
 
-def at_each_call(check: Callable[[], None], key: Hashable) -> None:
-    """Calls `check` now, and on the host before each later call of the functions that are being traced.
+def at_each_call(look: Callable[[], Any], check: Callable[[Any], None], key: Hashable) -> None:
+    """Calls `check(look())` now, and on the host before each later call of the functions that are being traced.
 
     What it raises, the call raises. It adds no operation to the graph. TensorFlow has no public name for it: where this
     one is missing, `check` is called now alone.
 
+    What a function leaves behind at the end of its trace is its own doing, and is not checked.
+
     Args:
-        check: A function of nothing.
+        look: A function of nothing, to a value that can be compared.
+        check: A function of such a value.
         key: One check of equal keys is kept in a graph.
     """
-    check()
+    check(look())
     if tf.executing_eagerly():
         return
     graph = tf.compat.v1.get_default_graph()
     with tf.init_scope():
         nothing = tf.constant(False)
-
-    def called() -> tf.Tensor:
-        check()
-        return nothing
-
     while graph is not None:
         # The bodies of loops and branches are graphs as well, and not called by themselves.
         if type(graph).__name__ == "FuncGraph" and hasattr(graph, "capture_call_time_value"):
+            called = _called(graph, look, check, nothing)
             graph.capture_call_time_value(called, tf.TensorSpec([], tf.bool), key=key, default_value=nothing)
         graph = getattr(graph, "outer_graph", None)
+
+
+def _called(graph: Any, look: Callable[[], Any], check: Callable[[Any], None], nothing: tf.Tensor) -> Callable:
+    left = []
+
+    def called() -> tf.Tensor:
+        now = look()
+        if now not in left:
+            check(now)
+        return nothing
+
+    # TensorFlow has no public name for it; where this one is missing, the function's own doing is checked too.
+    with contextlib.suppress(AttributeError, RuntimeError):
+        graph._add_scope_exit_callback(lambda: left.append(look()))
+    return called
 
 
 def opaque(tensor: tf.Tensor) -> tf.Tensor:

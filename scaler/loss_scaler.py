@@ -96,12 +96,8 @@ class LossScaler(tf.Module):
             check_state(self.strategy, state)
             self._state_type = type(state)
             self._state = {field: shared_variable(value, field) for field, value in state._asdict().items()}
-            for field, variable in self._state.items():
-                explain_other_shapes(variable, f"{type(self.strategy).__name__}'s {field}")
             counts = ("attempted", "applied", "consecutive_skips")
             self._counts = {field: shared_variable(tf.constant(0, tf.int64), field) for field in counts}
-            for variable in (*self._state.values(), *self._counts.values()):
-                mark_owner(variable, self)
             self._last_skip = {field: shared_variable(value, field) for field, value in _NEVER_SKIPPED.items()}
             # The scale that the gradients of now carry, until the next `scale`: an `apply` may come after an `update`.
             self._scale_used = replicas.local_variable(0.0, "scale_used")
@@ -116,6 +112,20 @@ class LossScaler(tf.Module):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
         self.stuck = StuckPolicy() if stuck is None else stuck
         self._called = "The loss scaler" if name == "loss_scaler" else f"The loss scaler {name!r}"
+        self._take_variables()
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._take_variables()
+
+    def _take_variables(self) -> None:
+        """Tells the variables whose they are; a deep copy or a pickled scaler has new ones, a shallow copy has not."""
+        for variable in (*self._state.values(), *self._counts.values()):
+            if owner_of(variable) is not None:
+                return
+            mark_owner(variable, self)
+        for field, variable in self._state.items():
+            explain_other_shapes(variable, f"{type(self.strategy).__name__}'s {field}")
         when_restored(self._counts["attempted"], lambda: self._watch.history.forget())
 
     @property

@@ -37,6 +37,8 @@ class TrainableSet:
     def keep(self, step: str, remedy: str) -> None:
         """Refuses a change since this was made, now and at each later call of the function that is being traced.
 
+        A function that sets `trainable` itself does so while it is traced: what it leaves behind is no change.
+
         Args:
             step: Who trains, to begin the sentence with.
             remedy: What to do, to end it with.
@@ -45,10 +47,9 @@ class TrainableSet:
             InvalidArgument: With the names of the variables that were frozen or made trainable.
         """
         key = (step, *map(id, self.variables))
-        at_each_call(lambda: self._check(step, remedy), key)
+        at_each_call(lambda: _flags(self.variables), lambda now: self._check(now, step, remedy), key)
 
-    def _check(self, step: str, remedy: str) -> None:
-        now = _flags(self.variables)
+    def _check(self, now: tuple[bool, ...], step: str, remedy: str) -> None:
         if now == self.flags:
             return
         changed = [pair for *pair, old in zip(self.variables, now, self.flags, strict=True) if pair[1] != old]

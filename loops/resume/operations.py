@@ -114,12 +114,19 @@ def draws(dataset: Any, kind: str) -> tuple[bool, bool] | None:
     return unseeded, bool(argument(dataset, "reshuffle_each_iteration", anew))
 
 
-class Node:
-    """An operation inside of a function."""
+REPEATS = ("Repeat", "ShuffleAndRepeat")
 
-    def __init__(self, node: Any, constants: dict[str, Any]):
+
+class Node:
+    """An operation of a graph, or inside of a function."""
+
+    def __init__(self, node: Any, constants: dict[str, Any], in_function: bool):
         self.op: str = node.op
         self.kind = kind(node.op)
+        self.name: str = node.name
+        self.in_function = in_function
+        self.inputs = [name.split(":")[0] for name in node.input]
+        self.repeats = self.kind in REPEATS and constants.get(self.inputs[1 if self.kind == "Repeat" else 4]) != 1
         self.deterministic: str = node.attr["deterministic"].s.decode() if "deterministic" in node.attr else "true"
         first = _SEEDS.get(self.kind or "")
         seeds = [] if first is None else [name.split(":")[0] for name in node.input[first : first + 2]]
@@ -129,13 +136,14 @@ class Node:
 
 def nodes(graph: Any) -> Iterator[Node]:
     """Every operation of a graph, and of the functions in it."""
-    for scope in (graph.node, *(function.node_def for function in graph.library.function)):
+    scopes = (graph.node, *(function.node_def for function in graph.library.function))
+    for level, scope in enumerate(scopes):
         numbers = [
             node for node in scope if node.op == "Const" and node.attr["dtype"].type == tf.int64.as_datatype_enum
         ]
         small = [node for node in numbers if not node.attr["value"].tensor.tensor_shape.dim]
         constants = {node.name: tf.make_ndarray(node.attr["value"].tensor).item() for node in small}
-        yield from (Node(node, constants) for node in scope)
+        yield from (Node(node, constants, level > 0) for node in scope)
 
 
 def captured(function: Any) -> Iterator[Node]:
@@ -150,6 +158,23 @@ def hidden(dataset: Any) -> list[Node]:
     if type(dataset).__name__ != "_VariantDataset":
         return []
     return list(_serialized(tf.data.experimental.to_variant(dataset)))
+
+
+def started_again(inside: list[Node]) -> set[str]:
+    """The names of those hidden operations that start once more after another has begun."""
+    graph = {node.name: node for node in inside if not node.in_function}
+    forgets = any(OPERATIONS.get(str(node.kind)) is Memory.LETS_GO for node in inside)
+    found: set[str] = set()
+    stack = [name for node in graph.values() if node.repeats for name in (node.inputs[0], node.name)]
+    stack += [node.inputs[1] for node in graph.values() if node.kind == "Concatenate"]
+    while stack:
+        node = graph.get(stack.pop())
+        if node is None or node.name in found:
+            continue
+        found.add(node.name)
+        if node.kind != "Cache" or forgets:
+            stack += node.inputs
+    return found
 
 
 def _serialized(variant: Any) -> Iterator[Node]:

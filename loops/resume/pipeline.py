@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from loops.resume.operations import (
     OPERATIONS,
+    REPEATS,
     Memory,
     Node,
     argument,
@@ -22,6 +23,7 @@ from loops.resume.operations import (
     nodes,
     order,
     spelled,
+    started_again,
 )
 
 
@@ -130,8 +132,9 @@ class _Walk:
 
     def _hidden(self, dataset: Any) -> tuple[_Draw, ...]:
         inside = hidden(dataset)
+        names = started_again(inside)
         for node in inside:
-            self._look_inside(node, again=False)
+            self._look_inside(node, again=node.in_function or node.name in names)
         lost = next((node.kind for node in inside if OPERATIONS.get(str(node.kind)) is Memory.LETS_GO), None)
         drawing = [node for node in inside if node.unseeded or node.anew]
         return tuple(_Draw(id(node), str(node.kind), node.unseeded, node.anew, culprit=lost) for node in drawing)
@@ -187,7 +190,7 @@ def _bottom_up(dataset: Any) -> list:
 
 def _starts_again(dataset: Any, what: str) -> bool:
     """Whether what is below starts once more when it ends."""
-    if what not in ("Repeat", "ShuffleAndRepeat") or argument(dataset, "count") == 1:
+    if what not in REPEATS or argument(dataset, "count") == 1:
         return False
     return any(int(part.cardinality()) != tf.data.INFINITE_CARDINALITY for part in inputs(dataset))
 

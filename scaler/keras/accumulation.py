@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from scaler import replicas
 from scaler.checks import SMALLEST_SCALE
+from scaler.errors import InvalidArgument
 from scaler.gradients import Gradient, overwrites
 
 _KERAS_COUNTS_ITSELF = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 10)
@@ -36,6 +37,8 @@ class Window(tf.Module):
     def __init__(self, size: int, targets: Sequence):
         super().__init__(name="window")
         self._size = size
+        self._names = [getattr(target, "path", target.name) for target in targets]
+        self._with_gradient: frozenset[int] = frozenset()
         self._overwrites = [overwrites(target) for target in targets]
         with tf.init_scope():
             self._count = replicas.local_variable(0, "micro_batches")
@@ -64,7 +67,11 @@ class Window(tf.Module):
 
         Returns:
             The mean over the window where there is a gradient, and whether this micro-batch completed it.
+
+        Raises:
+            InvalidArgument: If other targets have a gradient than in an earlier micro-batch.
         """
+        self._check_same_targets(grads)
         first = self.opens
         earlier = [tf.where(first, tf.zeros_like(own), own) for own in map(tf.identity, self._sums)]
         added = list(map(_plus, self._followed(earlier, first, loss_scale), grads, self._overwrites))
@@ -85,6 +92,21 @@ class Window(tf.Module):
         if position is not None:
             means[position] = tf.where(spoiled, float("nan"), means[position])
         return means, tf.equal(count, 0)
+
+    def _check_same_targets(self, grads: Sequence[Gradient]) -> None:
+        # Which variables an update moves is fixed in a trace, and a trace knows no other micro-batch of its window.
+        now = frozenset(position for position, grad in enumerate(grads) if grad is not None)
+        before = self._with_gradient or now
+        # Without any gradient the gate says so.
+        for position in sorted(now ^ before) if now else ():
+            has, had = ("no gradient", "one") if position in before else ("a gradient", "none")
+            raise InvalidArgument(
+                f"apply with gradient_accumulation_steps={self._size}: variable {self._names[position]!r} has {has} in "
+                f"this micro-batch, and had {had} in an earlier one: expected the same variables in all, since their "
+                "mean makes one step. Add 0.0 * tf.reduce_sum(variable) to the loss for each variable that it leaves "
+                "out, or take an optimizer for each kind of batch."
+            )
+        self._with_gradient = before
 
     def _followed(self, sums: list, first: tf.Tensor, loss_scale: tf.Tensor) -> list:
         """The sums at another scale; NaN where that is beyond float32."""

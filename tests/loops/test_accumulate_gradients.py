@@ -6,6 +6,9 @@ import pytest
 import tensorflow as tf
 from loop_cases import Rig, batch, plain_model, raw, squared_error, static
 
+import loops
+import scaler
+
 TOKENS = np.int32([[0, 1, 1, 1], [3, 1, 0, 0], [5, 5, 5, 5], [2, 1, 5, 0]])
 
 
@@ -118,3 +121,57 @@ def test_float16_windows_sum_in_float32():
     rig = Rig(model, keras.optimizers.SGD(1.0), loss, example=(x, tf.ones([1, 1])), accumulate=4)
     calls = rig.run([(x, tf.constant([[slope]])) for slope in (1.0, 1.0, 2.0**-12, 1.0)])
     np.testing.assert_array_equal(calls[-1]["grad_norm"], np.float32((3 + 2.0**-12) / 4))
+
+
+class OfTwoTasks(keras.Model):
+    """Which of its layers a loss depends on is a matter of what the batch holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="a")
+        self.b = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="b")
+        self.a.build((None, 2))
+        self.b.build((None, 2))
+        self.built = True
+
+    def call(self, x):
+        return sum(layer(x[name]) for name, layer in {"a": self.a, "b": self.b}.items() if name in x)
+
+
+@pytest.fixture(params=[False, True], ids=["eager", "graph"])
+def two_tasks(request):
+    """A model, and a function that takes a micro-batch of the tasks named."""
+    model = OfTwoTasks()
+    step = loops.TrainStep(
+        model, lambda y, p: tf.reduce_mean(p), keras.optimizers.SGD(1.0), loss_scaler=static(8.0), accumulate=2
+    )
+    run = tf.function(step) if request.param else step
+    return model, lambda tasks: run(({task: tf.ones([4, 2]) for task in tasks}, tf.zeros([4, 1])))
+
+
+def kernels(model):
+    return [float(layer.kernel.numpy()[0, 0]) for layer in (model.a, model.b)]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        (("a", "b"), r"weight '.*a/kernel' has no gradient in this micro-batch, and had one in an earlier one"),
+        (("a", "ab"), r"weight '.*b/kernel' has a gradient in this micro-batch, and had none in an earlier one"),
+        (("ab", "a"), r"weight '.*b/kernel' has no gradient in this micro-batch, and had one in an earlier one"),
+    ],
+)
+def test_no_gradient_of_a_window_is_dropped(two_tasks, tasks, said):
+    model, take = two_tasks
+    take(tasks[0])
+    with pytest.raises(scaler.InvalidArgument, match=said):
+        take(tasks[1])
+    assert kernels(model) == [1.0, 1.0]
+    assert take(tasks[0])["applied"]
+    assert kernels(model) == [0.0 if task in tasks[0] else 1.0 for task in "ab"]
+
+
+def test_micro_batches_of_one_task_make_windows(two_tasks):
+    model, take = two_tasks
+    assert [bool(take("b")["applied"]) for _ in range(4)] == [False, True, False, True]
+    assert kernels(model) == [1.0, -1.0]

@@ -7,7 +7,7 @@ import tensorflow as tf
 from position_cases import numbers, remembered, resumed, shuffled, take
 
 from loops.resume.operations import OPERATIONS, Memory, functions, kind, nodes, spelled
-from loops.resume.pipeline import _bottom_up
+from loops.resume.pipeline import _bottom_up, look
 from loops.resume.position import Position
 
 Dataset = tf.data.Dataset
@@ -213,6 +213,45 @@ def test_what_a_pipeline_hides_is_found(above, tmp_path):
     found, caveats = resumed(make, tmp_path)
     assert all(found.values())
     assert ["batch between shuffle and repeat" in caveat for caveat in caveats] == [True] * (above == "batch")
+
+
+def chosen(dataset, choice=None):
+    numbered = [dataset, Dataset.range(100, 120).repeat()]
+    return Dataset.choose_from_datasets(numbered, choice or Dataset.range(2).repeat())
+
+
+HIDDEN_AGAIN = {
+    "choice": lambda: chosen(numbers().repeat(), Dataset.range(2).repeat(10).shuffle(20).repeat()).batch(3),
+    "chosen": lambda: chosen(numbers().shuffle(20).repeat()).batch(3),
+    "further up": lambda: chosen(numbers().shuffle(20).map(lambda n: n).batch(2).unbatch().repeat()),
+    "returned": tf.function(lambda: numbers().shuffle(20).repeat().batch(3)),
+    "returned, second of two": tf.function(lambda: numbers().concatenate(numbers().shuffle(20))),
+    "returned, in a function": tf.function(lambda: numbers().flat_map(lambda n: Dataset.range(9).shuffle(9))),
+    "from a variant": lambda: experimental.from_variant(
+        experimental.to_variant(numbers().shuffle(20).repeat()), tf.TensorSpec([], tf.int64)
+    ),
+}
+HIDDEN_ONCE = {
+    "seeded": lambda: chosen(numbers().shuffle(20, seed=1).repeat()),
+    "shuffled after its repeat": lambda: chosen(numbers().repeat().shuffle(20)),
+    "one epoch": tf.function(lambda: numbers().shuffle(20).batch(3)),
+    "repeated once": tf.function(lambda: numbers().shuffle(20).repeat(1)),
+    "cached": tf.function(lambda: numbers().shuffle(20).cache().repeat()),
+    "beside what repeats": tf.function(lambda: Dataset.zip((numbers().shuffle(20), Dataset.range(5).repeat()))),
+    "first of two": tf.function(lambda: numbers().shuffle(20).concatenate(numbers())),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN_AGAIN)
+def test_a_hidden_shuffle_without_a_seed_that_starts_again_is_found(name):
+    tf.random.set_seed(None)
+    assert look(HIDDEN_AGAIN[name]()).unseeded_again == ["shuffle"]
+
+
+@pytest.mark.parametrize("name", HIDDEN_ONCE)
+def test_a_hidden_shuffle_that_does_not_start_again_is_left_alone(name):
+    tf.random.set_seed(None)
+    assert look(HIDDEN_ONCE[name]()).unseeded_again == []
 
 
 def test_a_pipeline_deeper_than_the_stack_is_walked(tmp_path):

@@ -1,7 +1,9 @@
 """Guards what a loop counts of a step that says nothing itself: what the scalers in its graph did, or "?"."""
 
+import copy
 import functools
 import io
+import pickle
 import warnings
 
 import keras
@@ -313,6 +315,60 @@ def test_the_owner_of_a_variable_is_found():
     owned = [scaler.LossScaler.owner_of(variable) for variable in loss_scaler.variables]
     assert owned.count(loss_scaler) >= 4
     assert scaler.LossScaler.owner_of(tf.Variable(0.0)) is None
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))], ids=["deep", "pickle"]
+)
+def test_a_copy_of_a_scaler_owns_its_variables(copied):
+    original = scaler.LossScaler()
+    made = copied(original)
+    for owner in (original, made):
+        owned = [scaler.LossScaler.owner_of(variable) for variable in owner.variables]
+        assert owned.count(owner) == len([each for each in owned if each is not None]) >= 4
+    counters = loops.Loop(with_scaler(made), data(bad=range(12))).run(12)
+    assert counters == loops.Counters(data=12, attempted=12, applied=0)
+    assert original.counters.attempted == 0
+
+
+def test_a_shallow_copy_leaves_the_variables_to_their_owner():
+    original = scaler.LossScaler()
+    made = copy.copy(original)
+    assert scaler.LossScaler.owner_of(made._counts["attempted"]) is original
+
+
+@pytest.mark.parametrize("kind", ["module", "optimizer", "replicas"])
+def test_a_copy_of_what_holds_a_scaler_owns_its_variables(kind):
+    if kind == "module":
+        holder = tf.Module()
+        holder.loss_scaler = scaler.LossScaler()
+    elif kind == "optimizer":
+        holder = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    else:
+        holder = tf.Module()
+        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            holder.loss_scaler = scaler.LossScaler()
+    made = copy.deepcopy(holder).loss_scaler
+    assert made is not holder.loss_scaler
+    attempted = made._counts["attempted"]
+    parts = [attempted, *getattr(attempted, "values", ())]
+    assert [scaler.LossScaler.owner_of(part) for part in parts] == [made] * len(parts)
+
+
+def test_a_copy_notices_that_an_earlier_step_was_restored(tmp_path):
+    made = copy.deepcopy(scaler.LossScaler())
+    saved = tf.train.Checkpoint(made=made).save(str(tmp_path / "c"))
+    made.check()
+    assert made._watch.history.readings
+    tf.train.Checkpoint(made=made).restore(saved)
+    assert not made._watch.history.readings
+
+
+def test_a_copy_explains_a_checkpoint_of_another_shape(tmp_path):
+    short, long = (copy.deepcopy(scaler.LossScaler(scaler.DelayedAmax(history_length=size))) for size in (4, 8))
+    saved = tf.train.Checkpoint(made=short).save(str(tmp_path / "c"))
+    with pytest.raises(scaler.InvalidArgument, match="the checkpoint holds DelayedAmax's"):
+        tf.train.Checkpoint(made=long).restore(saved)
 
 
 def test_partials_and_objects_are_steps_as_well():

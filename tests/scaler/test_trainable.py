@@ -188,3 +188,78 @@ def test_the_names_of_many_are_not_all_listed():
         "a step: frozen since it was made: 'v0', 'v1', 'v2' and 6 more. It would go on with the old list of variables. "
         "Do it."
     )
+
+
+def adversary(kind="float32"):
+    """A step that makes a model trainable for its update, as a GAN's does, and freezes it again."""
+    made = model(kind)
+    masters = scaler.MasterWeights(made.trainable_variables) if kind == "float16" else None
+    inner = written(made, SGD(0.1), masters)
+
+    def step(x):
+        made.trainable = True
+        finite = inner(x)
+        made.trainable = False
+        return finite
+
+    return made, step
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize("compiled", [lambda step: step, *JIT.args[1]], ids=["eager", *JIT.kwargs["ids"]])
+def test_a_step_may_make_trainable_what_it_freezes_again(kind, compiled):
+    made, step = adversary(kind)
+    run = compiled(step)
+    for _ in range(3):
+        before = kernels(made)
+        assert run(X)
+        assert kernels(made) != before
+        assert not made.trainable
+
+
+@pytest.mark.parametrize("place", ["inside of run", "outside of run"])
+def test_a_step_on_replicas_may_make_trainable_what_it_freezes_again(place):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        made, optimizer = model(), SGD(0.1)
+        optimizer.build(made.trainable_variables)
+        inner = written(made, optimizer, given=made.trainable_variables)
+
+    def toggled(function):
+        made.trainable = True
+        finite = function()
+        made.trainable = False
+        return finite
+
+    if place == "inside of run":
+        run = tf.function(lambda x: strategy.run(lambda x: toggled(lambda: inner(x)), args=(x,)))
+    else:
+        run = tf.function(lambda x: toggled(lambda: strategy.run(inner, args=(x,))))
+    for _ in range(3):
+        before = kernels(made)
+        run(X)
+        assert kernels(made) != before
+    made.layers[1].trainable = True
+    with pytest.raises(scaler.InvalidArgument, match=r"frozen since it was made: .*dense_0/kernel"):
+        run(X)
+
+
+def test_a_change_beside_those_of_the_step_itself_is_noticed():
+    made, step = adversary()
+    run = tf.function(step)
+    assert run(X)
+    made.layers[1].trainable = True
+    with pytest.raises(scaler.InvalidArgument, match=r"frozen since it was made: .*dense_0/kernel"):
+        run(X)
+    made.layers[0].trainable = True
+    assert run(X)
+
+
+def test_a_layer_frozen_between_a_trace_and_its_first_call_is_noticed():
+    made = model()
+    optimizer = SGD(0.1)
+    optimizer.build(made.trainable_variables)
+    run = tf.function(written(made, optimizer)).get_concrete_function(X)
+    made.layers[0].trainable = False
+    with pytest.raises(scaler.InvalidArgument, match=r"frozen since it was made: .*dense_0/kernel"):
+        run(X)
