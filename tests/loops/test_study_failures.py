@@ -114,7 +114,7 @@ TRACED = """in user code:
     ("error", "said"),
     [
         (scaler.InvalidArgument("static: too high."), "InvalidArgument: static: too high."),
-        (scaler.InvalidArgument(TRACED), "InvalidArgument: expected a loss."),
+        (scaler.InvalidArgument(TRACED), "InvalidArgument: expected a loss. (at a.py, line 3)"),
         (LoopError("One line\nand another."), "LoopError: One line and another."),
         (ValueError("shape"), "ValueError: shape"),
         (ValueError(), "ValueError: "),
