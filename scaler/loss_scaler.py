@@ -29,7 +29,7 @@ from scaler.strategies.base import check_event, check_state, check_strategy, nee
 from scaler.stuck import Reading, StuckPolicy, Watch
 from scaler.tapes import tape_records
 from scaler.trainable import TrainableSet
-from scaler.use import Unscaled, Use
+from scaler.use import Unscaled, Use, one_scale
 from scaler.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
 
 
@@ -345,7 +345,7 @@ class LossScaler(tf.Module):
             rollback = self._missing_rollback(model, grads, tf.get_static_value(tf.convert_to_tensor(when)))
         positions = [position for position, grad in enumerate(grads) if grad is not None]
         gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy), self.sum_duplicates)
-        loss_scale, loss_finite = self._scale_of(grads)
+        loss_scale, loss_finite = self._scale_of(grads, unscaled is False)
         decision = gate.decide(
             [grads[i] for i in positions],
             loss_scale if unscaled is False else tf.where(unscaled, 1.0, loss_scale),
@@ -578,11 +578,15 @@ class LossScaler(tf.Module):
         used = tf.identity(self._scale_used)
         return tf.where(used > 0.0, used, self._scale_now())
 
-    def _scale_of(self, grads: Sequence[gradients.Gradient]) -> tuple[tf.Tensor, tf.Tensor]:
+    def _scale_of(self, grads: Sequence[gradients.Gradient], scaled: bool = True) -> tuple[tf.Tensor, tf.Tensor]:
         """What gradients are scaled by, and whether their loss was finite."""
-        read, loss_finite = scale_read(grads, self), tf.identity(self._loss_finite)
+        read, in_doubt = scale_read(grads, self, self._use.read)
+        loss_finite = tf.identity(self._loss_finite)
         if read is None:
-            return self.scale_of_gradients, loss_finite
+            used = self.scale_of_gradients
+            checks = [one_scale(self._decided, used, self._scale_now())] if in_doubt and scaled else []
+            with tf.control_dependencies(checks):
+                return tf.identity(used), loss_finite
         return read, tf.logical_or(self._decided, loss_finite)
 
     def _bounds(self) -> tuple[tf.Tensor, tf.Tensor]:

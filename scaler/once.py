@@ -44,14 +44,24 @@ def refuse_gradients(method: str, grads: Sequence[gradients.Gradient], owner: ob
         )
 
 
-def scale_read(grads: Sequence[gradients.Gradient], owner: object) -> tf.Tensor | None:
-    """What gradients were multiplied by, where it is seen to be a scale of `owner` that was read outside of a tape."""
+def scale_read(grads: Sequence[gradients.Gradient], owner: object, read: bool) -> tuple[tf.Tensor | None, bool]:
+    """What gradients were multiplied by, where it is seen, and whether it may be another scale than the last in use.
+
+    It is seen where it is one scale of `owner` that was read outside of a tape, in this graph or in one around it.
+
+    Args:
+        grads: The gradients.
+        owner: The loss scaler.
+        read: Whether its scale was read outside of a tape lately.
+    """
     if tf.executing_eagerly():
-        return None
+        return None, False
     found = _upstream(grads)
     reads = {tensor.ref(): tensor for tensor in found.get(READ, ())}
     known = [tensor for tensor in reads.values() if _owner(tensor) is owner]
-    return known[0] if set(found) == {READ} and len(reads) == len(known) == 1 and _reachable(known[0]) else None
+    if set(found) == {READ} and len(reads) == len(known) == 1 and _reachable(known[0]):
+        return known[0], False
+    return None, set(found) == {READ} or (read and not found)
 
 
 def owned(loss_scale: tf.Tensor, kind: str, owner: object) -> tf.Tensor:

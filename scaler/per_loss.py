@@ -140,7 +140,7 @@ class PerLoss(tf.Module):
         for loss, own in self._scalers.items():
             with _named("apply", loss):
                 check_gradients(grads[loss], targets)
-            unscaled[loss] = gradients.unscale(grads[loss], own.scale_of_gradients)
+            unscaled[loss] = gradients.unscale(grads[loss], own._scale_of(grads[loss])[0])
         total = [_sum(parts) for parts in zip(*unscaled.values(), strict=True)]
         step = self._gate.apply(optimizer, total, variables, clip_norm=clip_norm, rollback=rollback)
         outcomes = []

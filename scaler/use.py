@@ -13,6 +13,11 @@ from scaler import gradients
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.replicas import replica_count
 
+_READ = "loss_scale was read outside of a tape, and nothing was scaled since the last step"
+_INSTEAD = (
+    "Scale the loss with scale(loss), or read loss_scale while the tape records; for a log take outcome.loss_scale."
+)
+
 
 class Use:
     """How one loss scaler was used so far in this process. It says each thing once.
@@ -88,9 +93,8 @@ class Use:
         now = float(scale())
         if float(used) > 0.0 and float(used) != now:
             raise InvalidArgument(
-                f"{method}(grads): loss_scale was read outside of a tape, and nothing was scaled since the last step: "
-                f"the gradients may carry its scale of {float(used):g} or the present one of {now:g}. Scale the "
-                "loss with scale(loss), or read loss_scale while the tape records; for a log take outcome.loss_scale."
+                f"{method}(grads): {_READ}: the gradients may carry its scale of {float(used):g} or the present one of "
+                f"{now:g}. {_INSTEAD}"
             )
 
     def say_once(self, sentence: str) -> None:
@@ -98,6 +102,13 @@ class Use:
         if sentence not in self._said:
             self._said.add(sentence)
             warnings.warn(sentence, ScaleWarning, stacklevel=4)
+
+
+def one_scale(decided: tf.Variable, used: tf.Tensor, now: tf.Tensor) -> Any:
+    """Fails in a running graph, as `check_one_scale` does in eager mode; XLA leaves it out."""
+    known = tf.logical_or(tf.logical_not(decided), tf.equal(used, now))
+    said = f"the gradients may carry its scale or the present one, which are ({_INSTEAD})"
+    return tf.debugging.Assert(known, [f"apply or unscale: {_READ}: {said}:", used, now])
 
 
 class Unscaled:

@@ -87,6 +87,100 @@ def test_read_outside_of_the_tape_in_a_graph(second, jit):
         assert run.weight.numpy()[0] == -4.0 * number
 
 
+def by_argument(run):
+    @tf.function
+    def step(loss_scale):
+        with tf.GradientTape() as tape:
+            loss = run.weight[0] * loss_scale
+        return run._apply(tape, loss)
+
+    return lambda: step(run.loss_scaler.loss_scale)
+
+
+def read_in_a_function(run):
+    read = tf.function(lambda: run.loss_scaler.loss_scale)
+
+    @tf.function
+    def step():
+        loss_scale = read()
+        with tf.GradientTape() as tape:
+            loss = run.weight[0] * loss_scale
+        return run._apply(tape, loss)
+
+    return step
+
+
+def read_in_a_loop(run):
+    @tf.function
+    def steps():
+        loss_scale = run.loss_scaler.loss_scale
+        for _ in tf.range(2):
+            with tf.GradientTape() as tape:
+                loss = run.weight[0] * loss_scale
+            run._apply(tape, loss)
+            loss_scale = run.loss_scaler.loss_scale
+
+    return steps
+
+
+@pytest.mark.parametrize("build", [by_argument, read_in_a_function, read_in_a_loop])
+def test_a_read_that_is_not_seen_is_refused_once_the_scale_moved(build):
+    run = Descent()
+    run.scaled()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="loss_scale was read outside of a tape"):
+        build(run)()
+    assert run.weight.numpy()[0] == -1.0
+    constant = Descent(scaler.Static(4.0))
+    constant.scaled()
+    build(constant)()
+    assert constant.weight.numpy()[0] == (-3.0 if build is read_in_a_loop else -2.0)
+
+
+def test_gradients_that_come_as_arguments_of_two_decisions():
+    """Nobody read the scale: it is that of the loss."""
+    run = Descent()
+    decide = tf.function(lambda grad: run.loss_scaler.apply(plain_descent, [grad], [run.weight]).loss_scale)
+    for number in range(1, 3):
+        with tf.GradientTape() as tape:
+            loss = run.loss_scaler.scale(run.weight[0])
+        grad = tape.gradient(loss, run.weight)
+        scales = [float(decide(grad)) for _ in range(2)]
+        assert scales[0] == scales[1]
+        assert run.weight.numpy()[0] == -2.0 * number
+        assert run.loss_scaler.loss_scale > scales[0]
+
+
+def test_unscaled_gradients_of_a_window_are_in_no_doubt():
+    run, total = Descent(), tf.Variable([0.0])
+    run.scaled()
+    run.weight.assign([0.0])
+
+    @tf.function
+    def step():
+        log = run.loss_scaler.loss_scale
+        run.loss_scaler.apply(plain_descent, [total.read_value()], [run.weight], unscaled=True)
+        return log
+
+    total.assign([1.0])
+    assert step().numpy() == 32.0
+    assert run.weight.numpy()[0] == -1.0
+
+
+def test_several_losses_read_outside_of_the_tape():
+    weight, losses = tf.Variable([0.0]), scaler.PerLoss({"a": scaler.Dynamic(16.0, growth_interval=1)})
+
+    @tf.function
+    def step(by_hand):
+        loss_scale = losses["a"].loss_scale
+        with tf.GradientTape() as tape:
+            scaled = weight[0] * loss_scale if by_hand else losses.scale({"a": weight[0]})["a"]
+        return losses.apply(plain_descent, {"a": [tape.gradient(scaled, weight)]}, [weight]).finite
+
+    for number, by_hand in enumerate((False, True, True, False), 1):
+        assert step(by_hand)
+        assert weight.numpy()[0] == -number
+
+
 def test_one_read_for_two_decisions():
     run = Descent()
     run.scaled()
