@@ -111,9 +111,10 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         Raises:
             InvalidArgument: For variables of another `tf.distribute` strategy than the one this was made in.
         """
-        if self.built:
-            return
         variables = list(variables)
+        # Keras passes none while it loads an HDF5 file: the first step brings them.
+        if self.built or not variables:
+            return
         self._check_scope(variables)
         inner, strategy = self.inner_optimizer, self._distribution_strategy
         inside = strategy is tf.distribute.get_strategy()
@@ -129,6 +130,9 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
                     followed.follow(inner, self.masters, strategy)
             # Not Keras's scale and counter of steps: the loss scaler has its own.
             keras.optimizers.Optimizer.build(self, variables)
+        # HDF5 files tell variables apart by it; Keras's own have one.
+        for number, variable in enumerate(own for own in self.variables if not hasattr(own, "path")):
+            object.__setattr__(variable, "path", f"{self.name}/{number}_{variable.name.split(':')[0]}")
 
     @property
     def variables(self) -> list:

@@ -9,6 +9,7 @@ import sys
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras_cases import SCALE, compiled, data, everything, fit, overflowing
@@ -224,3 +225,16 @@ def test_a_model_saved_without_its_optimizer_gets_new_masters(tmp_path):
     before = [weight.numpy().tobytes() for weight in loaded.weights]
     loaded.train_on_batch(*data(8))
     assert [weight.numpy().tobytes() for weight in loaded.weights] == before
+
+
+def test_an_hdf5_file_holds_the_weights_and_the_optimizer_starts_anew(tmp_path):
+    """Keras builds the optimizer of a loaded HDF5 file for no variables, whichever it is."""
+    model = compiled("float16", stateful=False)
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss=keras.losses.MeanSquaredError())
+    fit(model)
+    model.save(tmp_path / "model.h5")
+    loaded = keras.saving.load_model(tmp_path / "model.h5")
+    for one, other in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    fit(loaded)
+    assert int(loaded.optimizer.iterations) == int(loaded.optimizer.loss_scaler.counters.applied) > 0
