@@ -36,12 +36,13 @@ class StuckPolicy:
         over: Steps that `skip_rate` is about; the visits of the host decide how exactly they are met. Fewer steps say
             nothing.
 
-    The default share is above what a sound run skips at the settings that people use. `Dynamic(growth_interval=1)` skips half of all steps for ever,
-    and 0.635 of 200 when it comes down from 2^40 to 2^-14 first; with `hysteresis=2`, from 2^15, it is 0.685. A preset
-    with its defaults skips at most 0.17 of any 200 while it looks for its level, and 0.02 from then on; `dalle` alone
-    takes a hundred skips in a row for that. One bad batch in ten is far below, three in four are above. Two searches that
-    are sound go beyond it: `Dynamic(2.0**40, growth_interval=1, hysteresis=2)` with 0.73, and a growth factor of 4 that
-    starts 25 octaves too high with 0.705. Pass `skip_rate=None` for such.
+    The default share is above what a sound run skips at the settings that people use. `Dynamic(growth_interval=1)`
+    skips half of all steps for ever, and 0.635 of 200 when it comes down from 2^40 to 2^-14 first; with
+    `hysteresis=2`, from 2^15, it is 0.685. A preset with its defaults skips at most 0.17 of any 200 while it looks for
+    its level, and 0.02 from then on; `dalle` alone takes a hundred skips in a row for that. One bad batch in ten is far
+    below, three in four are above. Two searches that are sound go beyond it: `Dynamic(2.0**40, growth_interval=1,
+    hysteresis=2)` with 0.73, and a growth factor of 4 that starts 25 octaves too high with 0.705. Pass `skip_rate=None`
+    for such.
 
     After a checkpoint was restored the steps are counted anew, so that a run that was mended can go on.
 
