@@ -4,11 +4,16 @@ A batch is split evenly, in order: replica r of n takes rows [r * size / n, (r +
 """
 
 import collections
+import pathlib
+import sys
 
 import keras
 import numpy as np
 import tensorflow as tf
-from mirrored import mirrored as mirrored
+
+# Scripts that tests start import this, too.
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from mirrored import mirrored as mirrored  # noqa: E402
 
 import loops
 import scaler
