@@ -13,7 +13,7 @@ import tensorflow as tf
 
 # Scripts that tests start import this, too.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from mirrored import mirrored as mirrored  # noqa: E402
+from mirrored import mirrored as mirrored
 
 import loops
 import scaler
