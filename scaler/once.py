@@ -61,7 +61,13 @@ def scale_read(grads: Sequence[gradients.Gradient], owner: object, read: bool) -
     known = [tensor for tensor in reads.values() if _owner(tensor) is owner]
     if set(found) == {READ} and len(reads) == len(known) == 1 and _reachable(known[0]):
         return known[0], False
-    return None, set(found) == {READ} or (read and not found)
+    return None, set(found) == {READ} or (read and not found and not _all_are_arguments(grads))
+
+
+def _all_are_arguments(grads: Sequence[gradients.Gradient]) -> bool:
+    """Whether a function was given its gradients, which another one made of a loss that it scaled as it should."""
+    values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
+    return all(tensor.op.type == "Placeholder" for tensor in values if hasattr(tensor, "op"))
 
 
 def owned(loss_scale: tf.Tensor, kind: str, owner: object) -> tf.Tensor:
