@@ -76,7 +76,7 @@ def test_replicas_and_workers_are_as_shown(tmp_path):
     for name, process in processes.items():
         printed, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors[-2000:]
-        assert printed.endswith("Counters(data=40, attempted=40, applied=40)\n")
+        assert printed.endswith("Counters(data=40, attempted=40, applied=40, known=True)\n")
         assert name == "replicas" or printed.split()[0] == name.split()[1]
     saved = {str(file.relative_to(tmp_path)) for file in tmp_path.glob("*/run/**/ckpt-40.index")}
     assert saved == {

@@ -21,6 +21,7 @@ def train(optimizer, strategy, jit=False):
 
     @tf.function(jit_compile=jit)
     def step(x, y):
+        before = scaler.snapshot(model.non_trainable_variables)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
             scaled = loss if loss_scaler is None else loss_scaler.scale(loss)
@@ -28,7 +29,7 @@ def train(optimizer, strategy, jit=False):
         if loss_scaler is None:
             optimizer.apply(grads, model.trainable_variables)
         else:
-            loss_scaler.apply(optimizer, grads, model.trainable_variables)
+            loss_scaler.apply(optimizer, grads, model.trainable_variables, rollback=before)
         return loss
 
     losses = [step(*batch(number)).numpy() for number in range(STEPS)]
