@@ -45,7 +45,7 @@ def test_a_last_batch_that_cannot_be_split():
     loop = loops.Loop(step, tf.data.Dataset.from_tensor_slices((x, y)).batch(4), strategy=strategy)
     loop.run(1)
     weights = cases.raw(model.variables)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="batch with drop_remainder=True"):
+    with pytest.raises(loops.BadBatch, match="batch with drop_remainder=True"):
         loop.run(2)
     assert loop.counters.data == 1
     assert cases.raw(model.variables) == weights
