@@ -1,6 +1,6 @@
 """How unscaled gradients are limited before an optimizer sees them.
 
-Every clipping has the same four members: `uniform`, `valid`, `limiter` and `squares_after`. Norms are those that the
+Every clipping has the same three members: `valid`, `limiter` and `squares_after`. Norms are those that the
 gate has measured already, so that clipping by them costs no pass over the gradients.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -30,8 +30,6 @@ class ClipByGlobalNorm:
     """
 
     norm: float | tf.Tensor
-    uniform: ClassVar[bool] = True
-    """Whether the same is done to every value, so that a position of None will do."""
 
     def __post_init__(self) -> None:
         _check("clip_norm", self.norm)
@@ -66,7 +64,6 @@ class ClipByNorm:
     """
 
     norm: float | tf.Tensor
-    uniform: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check("ClipByNorm: norm", self.norm)
@@ -106,7 +103,6 @@ class ClipByValue:
     """
 
     value: float | tf.Tensor
-    uniform: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check("ClipByValue: value", self.value)
