@@ -108,6 +108,8 @@ class Loop:
         actions: Iterable[Action] = (),
         jit_compile: bool = False,
     ):
+        if not isinstance(actions, Iterable):
+            raise scaler.InvalidArgument(f"Loop(actions={actions!r}): expected a list of actions. Put it into one.")
         self.actions = list(actions)
         _check(train_step, dataset, steps_per_call, self.actions)
         self._stopped_elsewhere: str | None = None
@@ -300,7 +302,8 @@ class Loop:
         done = self.counters.data
         if steps < done:
             raise scaler.InvalidArgument(
-                f"run({steps}): this loop has taken {done} steps already, and counts all of them."
+                f"run({steps}): this loop has taken {done} steps already, and counts all of them. Ask for more than "
+                f"{done}, or begin anew: with a new loop, and a new folder for its checkpoints."
             )
 
 

@@ -381,7 +381,7 @@ class LossScaler(tf.Module):
             self._refuse("apply", grads)
             self._use.check_one_scale("apply", self._decided, self._scale_used, self._scale_now)
             if not self._is_one:
-                self._use.check_asked()
+                self._use.check_scaled(grads)
                 self._use.check_unscaled(grads)
         self._use.begins()
 

@@ -38,23 +38,32 @@ def mark(tensor: tf.Tensor, kind: str) -> tf.Tensor:
 def marks_upstream(tensors: Iterable[tf.Tensor]) -> dict[str, list[tf.Tensor]]:
     """The marked tensors, by kind, that the values of `tensors` come from, without those behind another mark."""
     found: dict[str, list[tf.Tensor]] = {}
+    for tensor in upstream(tensors):
+        kind = kind_of(tensor)
+        if kind:
+            found.setdefault(kind, []).append(tensor)
+    return found
+
+
+def upstream(tensors: Iterable[tf.Tensor]) -> Iterator[tf.Tensor]:
+    """All floating-point tensors that the values of `tensors` come from, and they themselves, as far as a mark.
+
+    Losses and gradients go from one floating-point value to another: masks and indices carry neither.
+    """
     waiting: list[_Node] = [(tensor, ()) for tensor in tensors]
     seen: set[tuple] = set()
     while waiting:
         tensor, calls = waiting.pop()
-        # Losses and gradients go from one floating-point value to another: masks and indices carry neither.
         if (tensor.ref(), calls) in seen or not tensor.dtype.is_floating:
             continue
         seen.add((tensor.ref(), calls))
-        kind = _kind(tensor)
-        if kind:
-            found.setdefault(kind, []).append(tensor)
-        else:
+        yield tensor
+        if not kind_of(tensor):
             waiting += _sources(tensor, calls)
-    return found
 
 
-def _kind(tensor: tf.Tensor) -> str | None:
+def kind_of(tensor: tf.Tensor) -> str | None:
+    """The kind of mark that a tensor is, or None."""
     if isinstance(tensor, tf.__internal__.EagerTensor):
         return next((kind for kind in _KINDS if hasattr(tensor, _attribute(kind))), None)
     name = tensor.op.name.rsplit("/", 1)[-1] if tensor.op.type == "Identity" else ""

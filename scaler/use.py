@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.errors import InvalidArgument, ScaleWarning
+from scaler.forgotten import nobody_scaled
 from scaler.replicas import replica_count
 
 _READ = "loss_scale was read outside of a tape, and nothing was scaled since the last step"
@@ -59,14 +60,16 @@ class Use:
                 "once more: pass unscaled=True, or the gradients of the scaled loss themselves."
             )
 
-    def check_asked(self) -> None:
+    def check_scaled(self, grads: Sequence) -> None:
         """Warns if gradients are to be unscaled, though nobody can have scaled their loss."""
-        if not self.asked:
+        why = "neither scale(loss) (scale_loss of a LossScaleOptimizer) nor loss_scale was ever used" * (not self.asked)
+        if self.asked and nobody_scaled(grads):
+            why = "nothing that they are computed from comes from scale(loss) or was multiplied by loss_scale"
+        if why:
             self.say_once(
-                "apply(grads): the gradients are divided by the loss scale, but neither scale(loss) (scale_loss of a "
-                "LossScaleOptimizer) nor loss_scale was ever used: they seem to be those of an unscaled loss, and the "
-                "step that many times too small. Differentiate scale(loss); where a constant is multiplied in by hand, "
-                "read it from loss_scale; without any scaling take scaler.NoScaling()."
+                f"apply(grads): the gradients are divided by the loss scale, but {why}: they seem to be those of an "
+                "unscaled loss, and the step that many times too small. Differentiate scale(loss); where a constant is "
+                "multiplied in by hand, read it from loss_scale; without any scaling take scaler.NoScaling()."
             )
 
     def check_open(self, decided: tf.Variable) -> None:

@@ -110,8 +110,8 @@ class _Walk:
             self.problem = self.problem or _files("cache in a file")
         if _selects_for_ever(dataset, what):
             self.problem = self.problem or (
-                "a saved iterator over sample_from_datasets hangs once all of its datasets have ended. Repeat each of "
-                "them, sample_from_datasets([one.repeat(), other.repeat()], ...), to lose nothing"
+                "a saved iterator over sample_from_datasets can hang once all of its datasets have ended. Repeat each "
+                "of them, sample_from_datasets([one.repeat(), other.repeat()], ...), to lose nothing"
             )
         below = [self._above[id(part)] for part in inputs(dataset)]
         found = tuple(dict.fromkeys(draw for part in below for draw in part))

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from scaler import replicas
 from scaler.errors import InvalidArgument
+from scaler.keras.of_model import loss_scale_optimizers
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.keras.shown import Shown
 from scaler.rollback import keep_finite
@@ -97,7 +98,7 @@ def protect(model: keras.Model) -> keras.Model:
 
 
 def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
-    found = {id(value): value for value in vars(model).values() if isinstance(value, LossScaleOptimizer)}
+    found = loss_scale_optimizers(model)
     if not found:
         raise InvalidArgument(
             f"protect: model {model.name!r} has no scaler.LossScaleOptimizer, which says whether a step was skipped. "

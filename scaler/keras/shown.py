@@ -34,9 +34,9 @@ class Shown:
 
     def results(self) -> dict[str, Any]:
         """The model's metrics as they are now, in a step; none if some were never used, which have no result."""
-        if not all(getattr(metric, "built", True) for metric in self._model.metrics):
-            return {}
-        return self._results()
+        # Keras 3.8 makes Python's numbers of them where a step runs eagerly.
+        results = self._used_results().items()
+        return {name: tf.constant(value) if isinstance(value, float) else value for name, value in results}
 
     def end(self, logs: Any, counted: dict[str, Any], bad: tf.Tensor) -> Any:
         """What a step that has ended shows.
@@ -75,9 +75,14 @@ class Shown:
         the reset were put back, a metric is the worst there is: not 0.0, which may be the best, and not NaN, which
         Keras's callbacks take for the best if it comes first.
         """
-        results, nothing = self.results(), bool(self._nothing())
+        results, nothing = self._used_results(), bool(self._nothing())
         shown = {name: value for name, value in results.items() if name not in self._own or not bool(self._own[name])}
         return {name: self._worst(name, value) if nothing else value for name, value in shown.items()}
+
+    def _used_results(self) -> dict[str, Any]:
+        if not all(getattr(metric, "built", True) for metric in self._model.metrics):
+            return {}
+        return self._results()
 
     def _told(self, name: str, value: Any, counted: dict[str, Any], anew: dict[str, Any]) -> Any:
         if name not in counted:
@@ -96,9 +101,12 @@ class Shown:
         return self._own[name]
 
     def _worst(self, name: str, value: Any) -> Any:
+        worst = _worst_of(self._model, name)
+        if isinstance(value, float):
+            return worst
         if not _is_float(value):
             return value
-        return tf.fill(tf.shape(value), tf.constant(_worst_of(self._model, name), tf.as_dtype(value.dtype)))
+        return tf.fill(tf.shape(value), tf.constant(worst, tf.as_dtype(value.dtype)))
 
     def _scope(self):
         strategy = self._model.distribute_strategy

@@ -253,6 +253,23 @@ def test_one_optimizer_that_applies_keeps_what_it_did_where_another_skips():
     assert moved == trained
 
 
+def test_each_optimizer_of_a_model_is_logged_under_its_name():
+    model = GAN("mixed_float16", False)
+    model.compile()
+    model.g_optimizer = scaler.LossScaleOptimizer(keras.optimizers.Adam(), scaler.Static(32.0))
+    scaler.protect(model)
+    x = batches(2)
+    history = model.fit(
+        np.concatenate(x), batch_size=len(x[0]), shuffle=False, verbose=0, callbacks=[scaler.LossScaleLogger()]
+    )
+    logs = {name: values[-1] for name, values in history.history.items() if "optimizer" in name}
+    assert (logs["d_optimizer_loss_scale"], logs["g_optimizer_loss_scale"]) == (64.0, 32.0)
+    assert logs["d_optimizer_skipped_steps"] == int(model.d_optimizer.loss_scaler.counters.skipped) > 0
+    assert set(logs) == {
+        f"{one}_optimizer_{what}" for one in "dg" for what in ("loss_scale", "skipped_steps", "last_skip")
+    }
+
+
 def test_variables_that_cannot_be_put_back_are_named():
     class Late(VAE):
         def train_step(self, data):

@@ -158,3 +158,8 @@ def test_a_run_cannot_go_backwards():
     with pytest.raises(scaler.InvalidArgument, match=r"run\(3\): this loop has taken 5 steps already"):
         loop.run(3)
     assert loop.counters.data == 5
+
+
+def test_an_action_alone_is_no_list():
+    with pytest.raises(scaler.InvalidArgument, match=r"Loop\(actions=.*expected a list of actions"):
+        loops.Loop(lambda n: {"loss": n}, numbers(), actions=loops.Progress())

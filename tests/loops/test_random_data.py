@@ -154,11 +154,11 @@ SKIPPED = {
     ),
     "sampled anew each time": (
         lambda place: sampled(numbers(), numbers(5), seed=1, rerandomize_each_iteration=True).prefetch(4).repeat(),
-        "hangs once all of its datasets have ended",
+        "can hang once all of its datasets have ended",
     ),
     "sampled to the end": (
         lambda place: sampled(numbers(), numbers(5), seed=1).prefetch(4).repeat(),
-        "hangs once all of its datasets have ended",
+        "can hang once all of its datasets have ended",
     ),
     "repeated twice, batched, repeated": (lambda place: shuffled().repeat(2).batch(3).repeat(), "with batch between"),
     "files listed, then read": (

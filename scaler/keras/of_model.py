@@ -1,0 +1,13 @@
+"""The loss-scaled optimizers of a Keras model."""
+
+from __future__ import annotations
+
+import keras
+
+from scaler.keras.optimizer import LossScaleOptimizer
+
+
+def loss_scale_optimizers(model: keras.Model) -> dict[str, LossScaleOptimizer]:
+    """Each once, by the attribute that holds it: the compiled one, or those that a GAN keeps by itself."""
+    found = {id(value): name for name, value in vars(model).items() if isinstance(value, LossScaleOptimizer)}
+    return {name: getattr(model, name) for name in found.values()}

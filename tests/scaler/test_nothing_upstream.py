@@ -1,0 +1,152 @@
+"""Guards that a forgotten `scale` is noticed in a graph even if the scale was read, and no other step is suspected."""
+
+import warnings
+
+import keras
+import pytest
+import tensorflow as tf
+from mirrored import mirrored
+from scaler_cases import plain_descent
+
+import scaler
+
+SAID = r"nothing that they are computed from comes from scale\(loss\)"
+FORGOTTEN = pytest.warns(scaler.ScaleWarning, match=SAID)
+
+
+def a_step(loss_scaler, weight, scaled, jit_compile=False):
+    """A step whose loss is what `scaled(loss)` makes of it."""
+
+    @tf.function(jit_compile=jit_compile)
+    def step(x, factor):
+        with tf.GradientTape() as tape:
+            loss = scaled(tf.reduce_mean(tf.square(tf.linalg.matvec(x, weight))), factor)
+        outcome = loss_scaler.apply(plain_descent, [tape.gradient(loss, weight)], [weight])
+        return outcome.finite, loss_scaler.loss_scale
+
+    return step
+
+
+def run(step, factor=1.0):
+    return step(tf.ones([8, 3]), tf.constant(factor))
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_log_of_the_scale_hides_nothing(jit_compile):
+    loss_scaler = scaler.LossScaler()
+    assert loss_scaler.loss_scale == 2.0**15
+    with FORGOTTEN as seen:
+        run(a_step(loss_scaler, tf.Variable([1.0, 2.0, 3.0]), lambda loss, _: loss, jit_compile))
+    assert len(seen) == 1
+
+
+def test_a_scale_in_another_function_hides_nothing():
+    loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
+    run(a_step(loss_scaler, weight, lambda loss, _: loss_scaler.scale(loss)))
+    with FORGOTTEN:
+        run(a_step(loss_scaler, weight, lambda loss, _: loss))
+
+
+def test_nor_inside_of_keras_layers_on_replicas():
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+        loss_scaler = scaler.LossScaler()
+    weights = model.trainable_variables
+    assert loss_scaler.loss_scale == 2.0**15
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)))
+        return loss_scaler.apply(plain_descent, tape.gradient(loss, weights), weights).finite
+
+    with FORGOTTEN:
+        tf.function(lambda: strategy.run(step, (tf.ones([8, 3]),)))()
+
+
+class ByHand:
+    """Ways in which a loss is scaled, none of which uses `scale`."""
+
+    def __init__(self):
+        self.loss_scaler = scaler.LossScaler()
+        self.kept = tf.Variable(2.0**15)
+        self.read = self.loss_scaler.loss_scale
+
+    def argument(self, loss, factor):
+        return loss * factor
+
+    def variable(self, loss, _):
+        return loss * self.kept
+
+    def captured(self, loss, _):
+        return loss * self.read
+
+    def number(self, loss, _):
+        return loss * 2.0**15
+
+    def read_in_the_tape(self, loss, _):
+        return loss * self.loss_scaler.loss_scale
+
+    def function(self, loss, _):
+        return tf.numpy_function(lambda: self.read.numpy(), [], tf.float32) * loss
+
+    def branch(self, loss, factor):
+        return tf.cond(loss > 1.0, lambda: loss * factor, lambda: self.loss_scaler.scale(loss))
+
+    def inner_function(self, loss, factor):
+        return tf.function(lambda one, other: one * other)(loss, factor)
+
+
+@pytest.mark.parametrize("how", [name for name in vars(ByHand) if not name.startswith("_")])
+def test_no_loss_scaled_by_hand_is_suspected(how):
+    by_hand = ByHand()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(a_step(by_hand.loss_scaler, tf.Variable([1.0, 2.0, 3.0]), getattr(by_hand, how)), 2.0**15)
+
+
+@pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
+@pytest.mark.parametrize("unroll", [False, True])
+def test_no_recurrent_model_is_suspected(layer, unroll):
+    model = keras.Sequential([keras.Input((4, 3)), layer(2, unroll=unroll)])
+    loss_scaler, weights = scaler.LossScaler(), model.trainable_variables
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_mean(model(x)))
+        return loss_scaler.apply(plain_descent, tape.gradient(scaled, weights), weights).finite
+
+    assert step(tf.ones([2, 4, 3]))
+
+
+def test_gradients_from_another_function_are_not_suspected():
+    loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
+
+    @tf.function
+    def gradient():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(weight))
+        return tape.gradient(scaled, weight)
+
+    @tf.function
+    def decay_and_apply(grad):
+        return loss_scaler.apply(plain_descent, [grad + 0.01 * weight], [weight]).finite
+
+    assert decay_and_apply(gradient())
+
+
+def test_a_list_that_a_loop_fills_is_not_suspected():
+    loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
+
+    @tf.function
+    def step():
+        parts = tf.TensorArray(tf.float32, 2)
+        for number in tf.range(2):
+            with tf.GradientTape() as tape:
+                scaled = loss_scaler.scale(tf.reduce_sum(weight) / 2.0)
+            parts = parts.write(number, tape.gradient(scaled, weight))
+        grad = tf.reduce_sum(parts.stack(), axis=0) + 0.0 * weight
+        return loss_scaler.apply(plain_descent, [grad], [weight]).finite
+
+    assert step()
