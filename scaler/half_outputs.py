@@ -9,6 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from scaler.marks import upstream
+
+_LAYERS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
 _PROBABILITIES = ("Softmax", "LogSoftmax", "Sigmoid")
 
 
@@ -20,6 +23,20 @@ def float16_loss(loss: Any) -> str | None:
         "the loss is float16: it is rounded to three digits, is infinite above 65504, and limits the loss scale to "
         "2^15. Compute it in float32: give the model's last layer dtype='float32', or cast what it returns."
     )
+
+
+def float16_probabilities_behind(loss: tf.Tensor) -> str | None:
+    """A sentence if a loss in a graph is computed from a softmax or sigmoid in float16, else None.
+
+    Behind a float16 value, or the last layer with weights, nothing is looked for: attention may have its softmax there.
+    """
+    if tf.executing_eagerly():
+        return None
+
+    def ends(tensor: tf.Tensor) -> bool:
+        return tensor.dtype == tf.float16 or getattr(getattr(tensor, "op", None), "type", "") in _LAYERS
+
+    return float16_probabilities(list(upstream([loss], ends)))
 
 
 def float16_probabilities(prediction: Any) -> str | None:

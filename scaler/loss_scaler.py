@@ -15,7 +15,7 @@ from scaler.errors import InvalidArgument
 from scaler.explain import explain
 from scaler.gate import Gate
 from scaler.graphs import apart, as_called, as_written
-from scaler.half_outputs import float16_loss, float16_probabilities
+from scaler.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
 from scaler.last_skip import correction, packed, unpacked
 from scaler.marks import LOSS_SCALE, READ, SCALED, mark
 from scaler.masters import MasterWeights
@@ -223,6 +223,7 @@ class LossScaler(tf.Module):
             )
         refuse_scaled(loss)
         self._say("scale(loss): ", float16_loss(loss))
+        self._say("", float16_probabilities_behind(loss))
         self._use.begins()
         self._use.read, self._use.unscaled = False, None
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)

@@ -6,7 +6,7 @@ eager mode there is nothing to walk through: a mark is an attribute of the tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -45,11 +45,16 @@ def marks_upstream(tensors: Iterable[tf.Tensor]) -> dict[str, list[tf.Tensor]]:
     return found
 
 
-def upstream(tensors: Iterable[tf.Tensor]) -> Iterator[tf.Tensor]:
-    """All floating-point tensors that the values of `tensors` come from, and they themselves, as far as a mark.
+def upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any] | None = None) -> Iterator[tf.Tensor]:
+    """All floating-point tensors that the values of `tensors` come from, and they themselves.
 
     Losses and gradients go from one floating-point value to another: masks and indices carry neither.
+
+    Args:
+        tensors: Where to start.
+        ends: Whether to leave out what lies behind a tensor; without it, a mark is where the walk ends.
     """
+    ends = ends or kind_of
     waiting: list[_Node] = [(tensor, ()) for tensor in tensors]
     seen: set[tuple] = set()
     while waiting:
@@ -58,7 +63,7 @@ def upstream(tensors: Iterable[tf.Tensor]) -> Iterator[tf.Tensor]:
             continue
         seen.add((tensor.ref(), calls))
         yield tensor
-        if not kind_of(tensor):
+        if not ends(tensor):
             waiting += _sources(tensor, calls)
 
 

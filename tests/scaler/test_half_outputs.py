@@ -95,3 +95,34 @@ def test_in_eager_mode_too():
 )
 def test_what_is_right_is_not(make, loss):
     take(make(), loss)
+
+
+def fitted(model, loss_fn):
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss=loss_fn)
+    model.fit(X, Y, verbose=0)
+
+
+def by_hand(model, loss_fn):
+    loss_scaler, weights = scaler.LossScaler(), model.trainable_variables
+    masters, optimizer = scaler.MasterWeights(weights), keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(loss_fn(Y, model(X)))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, weights), masters).finite
+
+    step()
+
+
+@pytest.mark.parametrize("train", [fitted, by_hand])
+def test_probabilities_are_named_in_fit_and_by_hand_too(train):
+    with pytest.warns(scaler.ScaleWarning, match="softmax or sigmoid in float16") as seen:
+        train(network(keras.layers.Dense(2, activation="softmax", dtype="float16")), PROBABILITIES)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("train", [fitted, by_hand])
+def test_a_softmax_before_the_last_layer_is_not(train):
+    train(network(keras.layers.Softmax(dtype="float16"), keras.layers.Dense(2, dtype="float16")), LOGITS)
+    train(network(keras.layers.Softmax(dtype="float16"), keras.layers.Dense(2, dtype="float32")), LOGITS)
