@@ -25,7 +25,7 @@ def test_workers_share_weights_and_nothing_else(whole):
     first, second = whole
     assert first["shared"] == second["shared"]
     assert first["next"] == second["next"]
-    assert first["counters"] == second["counters"] == "Counters(data=10, attempted=5, applied=4)"
+    assert first["counters"] == second["counters"] == "Counters(data=10, attempted=5, applied=4, known=True)"
     assert sum(one != other for one, other in zip(first["own"], second["own"], strict=True)) >= 6
     assert first["noise"] != second["noise"]
     assert first["lines"].count("\n") == END
