@@ -12,9 +12,10 @@ class Window(tf.Module):
 
     The sum is at the scale of the micro-batch added last: where the scale moves inside of a window, it follows.
 
-    One micro-batch whose gradients cannot be added spoils its window: nothing non-finite is ever stored, the
-    window ends where it would have ended, and `gradients` then reports NaN so that the gate skips it. Each replica
-    sums for itself; the gate sums over replicas, once a window.
+    One micro-batch whose gradients cannot be added spoils its window: its sums stay finite, the window ends where it
+    would have ended, and `gradients` then holds an infinity or a NaN where the first such micro-batch had one, so that
+    the gate skips it and names the right weight. Each replica sums for itself; the gate sums over replicas, once a
+    window.
 
     Args:
         size: Micro-batches in a window, at least 2.
@@ -34,6 +35,8 @@ class Window(tf.Module):
             self._sums = [_local(tf.zeros(weight.shape), "sum") for weight in weights]
             # What the sums are scaled by; 0 where they are empty, or from a checkpoint that does not say it.
             self._scale = _local(0.0, "sum_scale")
+            # For each weight 1 if its sum was infinite, 2 if it was a NaN, in the micro-batch that spoiled the window.
+            self._broken = _local(tf.zeros([len(weights)], tf.int32), "broken")
             self._before = [_local(tf.convert_to_tensor(variable), "before") for variable in state]
 
     def open(self) -> scaler.Snapshot:
@@ -55,11 +58,7 @@ class Window(tf.Module):
         moved = tf.logical_and(self._scale > 0.0, tf.not_equal(self._scale, loss_scale))
         tf.cond(moved, lambda: self._follow(loss_scale), lambda: None)
         self._scale.assign(loss_scale)
-        sums = [_plus(total, grad) for total, grad in zip(self._sums, grads, strict=True)]
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in sums])
-        self._whole.assign(tf.logical_and(self._whole, finite))
-        for total, value in zip(self._sums, sums, strict=True):
-            total.assign(tf.where(finite, value, total))
+        self._take([_plus(total, grad) for total, grad in zip(self._sums, grads, strict=True)])
         self._count.assign((self._count + 1) % self._size)
 
     @property
@@ -73,12 +72,17 @@ class Window(tf.Module):
         return tf.equal(self._count, 0)
 
     def gradients(self, grads: list) -> list:
-        """The sum for every weight that has a gradient in `grads`; with NaN in it if the window is spoiled."""
-        sums = [None if grad is None else tf.identity(total) for total, grad in zip(self._sums, grads, strict=True)]
-        first = next((position for position, value in enumerate(sums) if value is not None), None)
-        if first is not None:
-            sums[first] = tf.where(self._whole, sums[first], float("nan"))
-        return sums
+        """The sum for every weight that has a gradient in `grads`, or what spoiled it."""
+        known = [position for position, grad in enumerate(grads) if grad is not None]
+        totals = [tf.identity(self._sums[position]) for position in known]
+
+        def spoiled() -> list:
+            seen = tf.gather([0.0, float("inf"), float("nan")], self._broken)
+            pairs = zip(known, totals, strict=True)
+            return [tf.where(tf.equal(seen[position], 0.0), total, seen[position]) for position, total in pairs]
+
+        found = dict(zip(known, tf.cond(self._whole, lambda: totals, spoiled), strict=True))
+        return [found.get(position) for position in range(len(grads))]
 
     def _check_same_weights(self, grads: list) -> None:
         # Which weights an update moves is fixed in a trace, and a trace knows no other micro-batch of its window.
@@ -98,10 +102,17 @@ class Window(tf.Module):
     def _follow(self, loss_scale: tf.Tensor) -> None:
         """Brings the sums to another scale, or spoils the window if that is beyond float32."""
         factor = loss_scale / self._scale
-        sums = [total * factor for total in self._sums]
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in sums])
         # Below the normal numbers the sums would become zeros.
-        finite = tf.logical_and(finite, factor >= _SMALLEST_NORMAL)
+        factor = tf.where(factor >= _SMALLEST_NORMAL, factor, float("nan"))
+        self._take([total * factor for total in self._sums])
+
+    def _take(self, sums: list) -> None:
+        """New sums, unless one of them is not finite."""
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in sums])
+        spoils = tf.logical_and(self._whole, tf.logical_not(finite))
+        self._broken.assign(
+            tf.cond(spoils, lambda: tf.stack(list(map(_kind, sums))), lambda: tf.identity(self._broken))
+        )
         self._whole.assign(tf.logical_and(self._whole, finite))
         for total, value in zip(self._sums, sums, strict=True):
             total.assign(tf.where(finite, value, total))
@@ -109,6 +120,7 @@ class Window(tf.Module):
     def _start(self) -> None:
         self._whole.assign(True)
         self._scale.assign(0.0)
+        self._broken.assign(tf.zeros_like(self._broken))
         for total in self._sums:
             total.assign(tf.zeros_like(total))
         for saved, variable in zip(self._before, self._state, strict=True):
@@ -126,6 +138,12 @@ def _local(value, name: str) -> tf.Variable:
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
+
+
+def _kind(value: tf.Tensor) -> tf.Tensor:
+    """0 for finite values, 1 with an infinity among them, 2 with a NaN."""
+    has_nan = tf.reduce_any(tf.math.is_nan(value))
+    return tf.where(has_nan, 2, tf.cast(tf.reduce_any(tf.math.is_inf(value)), tf.int32))
 
 
 def _plus(total: tf.Variable, grad) -> tf.Tensor:

@@ -131,9 +131,9 @@ class TrainStep(tf.Module):
             after clipping; both NaN where no step was attempted, the second also where it was skipped. `cause`: int32,
             why the step was skipped, a `scaler.Cause`; NONE, 0, where it was applied or not attempted. `variable`:
             int32, the position in `model.trainable_variables` of the variable to look at first, as
-            `scaler.Outcome.variable` says; -1 where the step was applied or not attempted, and where a micro-batch
-            spoiled its window, since which gradient it was is not kept, or where it was a slot of the optimizer's that
-            was not finite. `swallowed`, where the masters tell it: float32, the share of the last applied step's
+            `scaler.Outcome.variable` says; of a window, as it was in the first micro-batch that was not finite. It is
+            -1 where the step was applied or not attempted, or where a slot of the optimizer's was not finite.
+            `swallowed`, where the masters tell it: float32, the share of the last applied step's
             updates that rounding to 16 bits lost. And those that the loss function added.
 
         Raises:
@@ -241,6 +241,7 @@ class TrainStep(tf.Module):
         """Whether a step was attempted, and its outcome."""
         complete: bool | tf.Tensor = True
         if self.window:
+            diagnose = None  # It looks at the last micro-batch alone.
             self.window.add(grads, self.loss_scaler.scale_of_gradients)
             tf.cond(self.window.whole, before.restore_nonfinite, before.restore)
             grads, complete = self.window.gradients(grads), self.window.complete
@@ -255,27 +256,7 @@ class TrainStep(tf.Module):
             diagnose=diagnose,
             when=complete,
         )
-        if self.window:
-            outcome = self._without_position(outcome, self.window)
         return tf.convert_to_tensor(complete), outcome
-
-    def _without_position(self, outcome: scaler.Outcome, window: Window) -> scaler.Outcome:
-        """The outcome without what is known of the last micro-batch alone, where any of them spoiled its window."""
-        skipped = tf.not_equal(outcome.cause, int(scaler.Cause.NONE))
-        spoiled = tf.logical_and(skipped, _on_any_replica(tf.logical_not(window.whole)))
-        unknown = {"index": -1, "count": 0, "nearest": -1, "lower_helps": False}
-        outcome = outcome._replace(
-            **{field: tf.where(spoiled, value, getattr(outcome, field)) for field, value in unknown.items()}
-        )
-        self.loss_scaler.remember_skip(outcome, spoiled)
-        return outcome
-
-
-def _on_any_replica(flag: tf.Tensor) -> tf.Tensor:
-    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
-        return flag
-    count = tf.cast(flag, tf.float32)
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, count) > 0
 
 
 def _zeros(spec) -> tf.Tensor | tf.RaggedTensor:

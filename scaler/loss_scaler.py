@@ -338,7 +338,7 @@ class LossScaler(tf.Module):
         check_pairs(grads, targets, allow_16bit_updates)
         trained = masters.trained(grads) if masters else TrainableSet.of(_with_gradient(targets, grads))
         trained.keep("apply", _MAKE_ANEW)
-        self._check_use(grads, unscaled)
+        self._check_use(grads, unscaled, masters.model_variables if masters else targets)
         if update:
             self._use.ends()
         if rollback is None:
@@ -376,13 +376,13 @@ class LossScaler(tf.Module):
         # What another one scaled, and was divided by hand, a scale of one may divide.
         refuse_gradients(method, grads, None if self._is_one else self)
 
-    def _check_use(self, grads: Sequence[gradients.Gradient], unscaled: bool | tf.Tensor) -> None:
+    def _check_use(self, grads: Sequence[gradients.Gradient], unscaled: bool | tf.Tensor, variables: Sequence) -> None:
         """Refuses gradients that are unscaled already, and says if it seems that nobody scaled the loss."""
         if unscaled is False:
             self._refuse("apply", grads)
             self._use.check_one_scale("apply", self._decided, self._scale_used, self._scale_now)
             if not self._is_one:
-                self._use.check_scaled(grads)
+                self._use.check_scaled(grads, variables)
                 self._use.check_unscaled(grads)
         self._use.begins()
 

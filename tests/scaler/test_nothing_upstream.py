@@ -150,3 +150,37 @@ def test_a_list_that_a_loop_fills_is_not_suspected():
         return loss_scaler.apply(plain_descent, [grad], [weight]).finite
 
     assert step()
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_sums_of_scaled_gradients_that_the_user_keeps_are_not_suspected(kind):
+    loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([3], kind))
+    masters, kept = scaler.MasterWeights([weight]), tf.Variable(tf.zeros([3]))
+
+    @tf.function
+    def step(last):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(tf.cast(weight, tf.float32)))
+        kept.assign_add(tf.cast(tape.gradient(scaled, weight), tf.float32))
+        if last:
+            loss_scaler.apply(plain_descent, [kept + 0.0 * masters.weights[0]], masters)
+        return kept
+
+    step(False)
+    step(True)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_a_forgotten_scale_is_seen_where_there_are_masters(kind):
+    loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([3], kind))
+    masters = scaler.MasterWeights([weight])
+    assert loss_scaler.loss_scale == 2.0**15
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(tf.cast(weight, tf.float32)))
+        return loss_scaler.apply(plain_descent, [tape.gradient(loss, weight)], masters).finite
+
+    with FORGOTTEN:
+        step()
