@@ -17,6 +17,7 @@ from scaler.errors import ScalerError as ScalerError
 from scaler.errors import ScaleWarning as ScaleWarning
 from scaler.errors import StuckError as StuckError
 from scaler.errors import StuckWarning as StuckWarning
+from scaler.errors import UnsupportedVersion as UnsupportedVersion
 from scaler.formats import FloatFormat as FloatFormat
 from scaler.formats import float_format as float_format
 from scaler.gradients import all_finite as all_finite
@@ -112,6 +113,7 @@ __all__ = [
     "StuckPolicy",
     "StuckWarning",
     "TrainableSet",
+    "UnsupportedVersion",
     "Warmup",
     "all_finite",
     "amax",

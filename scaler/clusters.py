@@ -13,10 +13,11 @@ import keras
 import tensorflow as tf
 
 from scaler import gradients, replicas
+from scaler.backend import apply_steps
 from scaler.clipping import Limiter
 from scaler.graphs import in_xla
 from scaler.masters import MasterWeights
-from scaler.optimizers import Optimizer, shadowed
+from scaler.optimizers import Optimizer
 
 _HANDLE = 2**12
 """A variable costs as much as so many of its elements, however small it is."""
@@ -68,7 +69,7 @@ def update(
         variables = [variable for _, variable in pairs]
         if masters:
             masters.refresh(variables)
-        type(optimizer)._apply_weight_decay(optimizer, [given[id(variable)] for variable in variables])
+        getattr(type(optimizer), apply_steps.DECAY)(optimizer, [given[id(variable)] for variable in variables])
         for grad, variable in pairs:
             optimizer.update_step(grad, variable, learning_rate)
         if masters:
@@ -90,9 +91,11 @@ def update(
         for cluster in balanced([pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]):
             compiled(cluster, learning_rate)
 
-    done_here = {"_apply_weight_decay": lambda variables: None, "_all_reduce_sum_gradients": lambda pairs: pairs}
-    with shadowed(optimizer, **done_here, _distributed_tf_update_step=run):
+    done_here = {apply_steps.DECAY: lambda variables: None, apply_steps.SUM: lambda pairs: pairs}
+    with apply_steps.taken_over(optimizer, **done_here, **{apply_steps.UPDATE: run}) as taken:
         optimizer.apply(list(grads), list(targets))
+    if not all(map(gradients.overwrites, targets)):
+        taken.once(apply_steps.UPDATE)
     if masters and (optimizer.ema_overwrite_frequency or any(target.constraint for target in targets)):
         masters.write()  # These have moved the masters once more.
 
@@ -121,4 +124,5 @@ def _compiles(optimizer: Optimizer) -> bool:
         and not hasattr(optimizer, "optimizers")  # A MultiOptimizer, which has others do the work.
         and not optimizer.gradient_accumulation_steps
         and optimizer.clipnorm is optimizer.clipvalue is optimizer.global_clipnorm is None
+        and apply_steps.can_be_compiled(optimizer)
     )

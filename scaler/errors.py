@@ -1,7 +1,11 @@
 """Everything this package raises by itself.
 
 ScalerError
-└── InvalidArgument (also a ValueError)     a value that cannot work, found before anything ran
+├── InvalidArgument (also a ValueError)     a value that cannot work, found before anything ran
+├── StuckError (also a RuntimeError)        nothing moves any more
+└── UnsupportedVersion (also a RuntimeError)    a Keras or TensorFlow that works otherwise than those that were tested
+
+StuckWarning, ScaleWarning (UserWarning)    the same as StuckError, and a step that is probably not what was meant
 """
 
 import pathlib
@@ -44,6 +48,10 @@ class InvalidArgument(ScalerError, ValueError):
 
 class StuckError(ScalerError, RuntimeError):
     """The scaler makes no progress. The message says since when, why, and what to try."""
+
+
+class UnsupportedVersion(ScalerError, RuntimeError):
+    """A release of Keras or TensorFlow works otherwise than those that were tested. Nothing was changed."""
 
 
 class StuckWarning(UserWarning):

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from scaler import replicas
+from scaler.backend import apply_steps
 from scaler.errors import InvalidArgument
 from scaler.graphs import as_called
 
@@ -127,29 +128,21 @@ def update_variables(optimizer: Optimizer, grads: Sequence, variables: Sequence)
 
 
 @contextlib.contextmanager
-def shadowed(optimizer: Optimizer, **methods: Callable):
-    """Has an optimizer use these methods instead of its class's: steps of its `apply` that Keras has no option for."""
-    attributes: Any = vars(optimizer)
-    attributes.update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            del attributes[name]
-
-
-@contextlib.contextmanager
 def gradients_are_reduced(optimizer):
     """Keeps a Keras optimizer from summing gradients over replicas that were summed already.
 
     Keras 3 has no argument for this. On one replica the sum is of one, but a step that holds it cannot be exported as a
     SavedModel. Dividing by the number of replicas first would spoil its own clipping. Any other
     optimizer is a function of the gradients it is given.
+
+    Raises:
+        UnsupportedVersion: If a release of Keras has no step to take over for it, on several replicas.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         yield
         return
     with contextlib.ExitStack() as stack:
         for each in (optimizer, *getattr(optimizer, "optimizers", ())):  # A MultiOptimizer has others do the work.
-            stack.enter_context(shadowed(each, _all_reduce_sum_gradients=lambda grads_and_vars: grads_and_vars))
+            if replicas.replica_count() > 1 or not apply_steps.missing(each, apply_steps.SUM):
+                stack.enter_context(apply_steps.taken_over(each, **{apply_steps.SUM: lambda pairs: pairs}))
         yield

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from scaler import replicas
+from scaler.backend import apply_steps
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
 from scaler.gradients import Gradient, overwrites
@@ -127,9 +128,8 @@ def take_over(inner: Any, targets: Sequence) -> Window | None:
     steps = getattr(inner, "gradient_accumulation_steps", None)
     if not steps:
         return None
-    attributes: Any = vars(inner)
-    attributes["_backend_apply_gradients"] = functools.partial(_apply_window, inner)
-    attributes["_overwrite_variables_directly_with_gradients"] = _overwrite
+    apply_steps.require(inner, apply_steps.WINDOW, apply_steps.GIVEN)
+    vars(inner).update({apply_steps.WINDOW: functools.partial(_apply_window, inner), apply_steps.GIVEN: _overwrite})
     return Window(steps, targets)
 
 

@@ -32,6 +32,7 @@ PROTECT = "tests/keras/test_protect.py"
 KERAS_WINDOW = "tests/keras/test_scale_moves_in_a_window.py"
 ONCE = "tests/scaler/test_scaled_once.py"
 SAVE = "tests/keras/test_keras_save.py"
+STEPS = "tests/scaler/test_apply_steps.py"
 TRAINABLE = "tests/scaler/test_trainable.py"
 UPDATES = "tests/scaler/test_transaction.py"
 WHERE = "tests/faults/test_where_it_began.py"
@@ -114,6 +115,13 @@ BREAKAGES = {
     "decide_before_reducing": f"{REPLICAS}::test_what_counts_is_the_sum",
     "optimizer_sums_again": f"{REPLICAS}::test_the_sum_moves_both_replicas_once",
     "loss_of_replica_0_only": f"{REPLICAS}::test_a_bad_loss_on_either_replica_is_the_cause",
+    # Another Keras
+    "steps_never_called_are_not_missed": (
+        f"{STEPS}::test_a_method_that_is_there_and_not_called_is_refused_before_anything_moves"
+    ),
+    "gradients_may_be_summed_twice": (
+        f"{STEPS}::test_several_replicas_are_refused_where_gradients_would_be_summed_twice"
+    ),
     # Half-skips, in what follows the steps
     "attempts_are_applied_steps": f"{ATTEMPTS}::test_a_window_is_one_attempt",
     "average_is_zero_before_the_first_step": (

@@ -1,0 +1,108 @@
+"""Steps of a Keras optimizer's `apply` that are done here instead: Keras has no option for them.
+
+    UPDATE  moves the variables                      absent: the update is not compiled: slower, the same numbers
+    DECAY   decays the weights                       absent: as UPDATE
+    SUM     sums over the replicas                   absent: as UPDATE; several replicas are refused
+    WINDOW  adds up a window of accumulation         absent: gradient_accumulation_steps is refused
+    GIVEN   assigns variables that take a gradient   absent: as WINDOW
+
+A method that is taken over but never called would leave its work undone, or done twice: whoever takes it over asks
+`Taken.once` before anything runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaler.errors import UnsupportedVersion
+
+UPDATE, SUM, DECAY = "_distributed_tf_update_step", "_all_reduce_sum_gradients", "_apply_weight_decay"
+WINDOW, GIVEN = "_backend_apply_gradients", "_overwrite_variables_directly_with_gradients"
+
+
+class Taken:
+    """How often each of the methods that were taken over was called."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, int] = {}
+
+    def once(self, name: str) -> None:
+        """Raises `UnsupportedVersion` unless the method was called exactly once."""
+        count = self.calls.get(name, 0)
+        if count != 1:
+            raise UnsupportedVersion(
+                f"apply: {versions()} called the optimizer's {name} {count} times, where the versions that were tested "
+                "call it once: the step may be lost, or taken with scaled gradients. Nothing was changed. "
+                "Install a version that this package names in its metadata."
+            )
+
+
+@contextlib.contextmanager
+def taken_over(optimizer: Any, **methods: Callable) -> Iterator[Taken]:
+    """Has an optimizer use these methods instead of its class's.
+
+    Raises:
+        UnsupportedVersion: If its class has no method of one of these names.
+    """
+    require(optimizer, *methods)
+    taken, attributes = Taken(), vars(optimizer)
+
+    def counted(name: str, method: Callable) -> Callable:
+        @functools.wraps(method)
+        def call(*args, **kwargs):
+            taken.calls[name] = taken.calls.get(name, 0) + 1
+            return method(*args, **kwargs)
+
+        return call
+
+    attributes.update({name: counted(name, method) for name, method in methods.items()})
+    try:
+        yield taken
+    finally:
+        for name in methods:
+            del attributes[name]
+
+
+def require(optimizer: Any, *names: str) -> None:
+    """Raises `UnsupportedVersion` if the optimizer's class has no method of one of these names."""
+    gone = missing(optimizer, *names)
+    if gone:
+        raise UnsupportedVersion(
+            f"apply: the optimizer {type(optimizer).__name__} of {versions()} has no {', '.join(gone)}, which this "
+            "package has to take over here. Install a version that this package names in its metadata."
+        )
+
+
+def missing(optimizer: Any, *names: str) -> list[str]:
+    """Those of the methods that the optimizer's class does not have."""
+    return [name for name in names if not callable(getattr(type(optimizer), name, None))]
+
+
+def can_be_compiled(optimizer: Any) -> bool:
+    """Whether the steps of `apply` are there that a compiled update takes over; warns once if not."""
+    gone = missing(optimizer, UPDATE, SUM, DECAY)
+    if gone:
+        _say_slower(", ".join(gone))
+    return not gone
+
+
+@functools.cache
+def _say_slower(names: str) -> None:
+    warnings.warn(
+        f"Optimizers of {versions()} have no {names}: updates of large variables are not compiled, which is slower and "
+        "gives the same numbers.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def versions() -> str:
+    """The versions that are installed, in words."""
+    return f"Keras {keras.__version__} on TensorFlow {tf.__version__}"

@@ -1,0 +1,114 @@
+"""Guards that a release of Keras whose optimizers take other steps is noticed before weights move by other numbers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from mirrored import mirrored
+
+import scaler
+from scaler import clusters
+from scaler.backend import apply_steps
+
+KERAS = next(kind for kind in keras.optimizers.SGD.__mro__ if apply_steps.UPDATE in vars(kind))
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch):
+    """Small variables are compiled, too, and each test hears the warning."""
+    monkeypatch.setattr(clusters, "_WORTH_COMPILING", 2 * clusters._HANDLE)
+    apply_steps._say_slower.cache_clear()
+
+
+def rename(monkeypatch, *names, keep_the_old=False):
+    """Keras as it would be with other names for these methods, which its own `apply` then calls."""
+    own = vars(KERAS)["_backend_update_step"]
+
+    def with_new_names(optimizer, *args):
+        hidden = {name: vars(optimizer).pop(name) for name in names if name in vars(optimizer)}
+        for name in names:
+            setattr(optimizer, name, getattr(optimizer, f"{name}_renamed"))
+        try:
+            own(optimizer, *args)
+        finally:
+            for name in names:
+                delattr(optimizer, name)
+            vars(optimizer).update(hidden)
+
+    monkeypatch.setattr(KERAS, "_backend_update_step", with_new_names)
+    for name in names:
+        monkeypatch.setattr(KERAS, f"{name}_renamed", vars(KERAS)[name], raising=False)
+        if not keep_the_old:
+            monkeypatch.delattr(KERAS, name)
+
+
+def weights():
+    return [keras.Variable(np.arange(6, dtype=np.float32).reshape(2, 3)), keras.Variable([1.0, 2.0, 3.0])]
+
+
+def step_of(variables):
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic(1024.0)), keras.optimizers.SGD(0.125)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.add_n([tf.reduce_sum(tf.square(variable)) for variable in variables]))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, variables), variables).finite
+
+    return step
+
+
+def values(variables):
+    return [np.asarray(variable).tolist() for variable in variables]
+
+
+def moved():
+    return [(0.75 * np.asarray(variable)).tolist() for variable in weights()]
+
+
+def test_as_it_is_the_update_is_compiled(monkeypatch):
+    called, update = [], clusters.update
+    monkeypatch.setattr(clusters, "update", lambda *arguments: called.append(1) or update(*arguments))
+    variables = weights()
+    assert step_of(variables)()
+    assert called
+    assert values(variables) == moved()
+
+
+@pytest.mark.parametrize("name", [apply_steps.UPDATE, apply_steps.SUM])
+def test_under_another_name_the_update_is_slower_and_the_same(monkeypatch, name):
+    rename(monkeypatch, name)
+    variables = weights()
+    with pytest.warns(UserWarning, match=f"Keras .* have no {name}: updates .* not compiled.*same numbers") as seen:
+        assert step_of(variables)()
+    assert len(seen) == 1
+    assert values(variables) == moved()
+
+
+def test_a_method_that_is_there_and_not_called_is_refused_before_anything_moves(monkeypatch):
+    rename(monkeypatch, apply_steps.UPDATE, keep_the_old=True)
+    variables = weights()
+    with pytest.raises(scaler.UnsupportedVersion, match=r"_distributed_tf_update_step 0 times.*Nothing was changed"):
+        step_of(variables)()
+    assert values(variables) == values(weights())
+
+
+def test_several_replicas_are_refused_where_gradients_would_be_summed_twice(monkeypatch):
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = weights()
+        step = step_of(variables)
+    rename(monkeypatch, apply_steps.SUM)
+    with pytest.raises(scaler.UnsupportedVersion, match=r"SGD of Keras .* has no _all_reduce_sum_gradients"):
+        tf.function(lambda: strategy.run(step))()
+    assert values(variables) == values(weights())
+
+
+@pytest.mark.parametrize("name", [apply_steps.WINDOW, apply_steps.GIVEN])
+def test_accumulation_is_refused_where_a_window_would_be_added_up_twice(monkeypatch, name):
+    owner = next(kind for kind in keras.optimizers.SGD.__mro__ if name in vars(kind))
+    variables = weights()
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.125, gradient_accumulation_steps=2))
+    monkeypatch.delattr(owner, name)
+    with pytest.raises(scaler.UnsupportedVersion, match=name):
+        optimizer.build(variables)
