@@ -120,7 +120,8 @@ def test_ctrl_c_from_another_thread_during_a_call(tmp_path, runner, whole):
     assert run.bits() == whole(**arguments)
 
 
-def test_ctrl_c_from_a_plain_thread(tmp_path, arguments, whole):
+def test_ctrl_c_from_a_plain_thread(tmp_path, whole):
+    arguments = _arguments("in-graph loop")
     called, sent = threading.Event(), threading.Event()
 
     def wait_in_the_call(number):
