@@ -14,7 +14,8 @@ import loops
 import scaler
 
 MODES = ("eager", "graph", "loop", "xla")
-STYLES = ("by hand", "composed")
+# Every mode and both styles; `test_fault_08_errors_and_interrupts.py` has the composed step as a graph and under XLA.
+RIGS = (("by hand", "eager"), ("by hand", "graph"), ("by hand", "xla"), ("composed", "eager"), ("composed", "loop"))
 
 
 def batch(seed=0, *, x=None, y=None, factor=1.0):
@@ -106,7 +107,7 @@ class Rig:
     def __init__(self, style, mode, *, kind="float16", optimizer=None):
         self.low, self.high, self.initial = (tf.Variable(value) for value in (2.0**-14, 2.0**40, 2.0**10))
         self.interval = tf.Variable(2000)
-        self.model = build_model(kind)
+        self.mode, self.model = mode, build_model(kind)
         self.optimizer = optimizer or keras.optimizers.Adam(0.01)
         self.metric = keras.metrics.Mean()
         self.loss_scaler = scaler.LossScaler(

@@ -115,7 +115,7 @@ def test_the_first_that_is_not_finite_or_the_largest(mode, x, y, cause, index, n
     assert ("'x:0'", "'y:0'")[index - 1] in loss_scaler.explain(outcome)
 
 
-def test_the_last_skip_stays_when_steps_are_applied_again(rig):
+def test_the_last_skip_stays_when_steps_are_applied_again_and_the_next_is_judged_anew(rig):
     assert rig.loss_scaler.last_skip.finite
     rig.run(batches(1))
     assert "applied" in rig.loss_scaler.explain()
@@ -127,10 +127,7 @@ def test_the_last_skip_stays_when_steps_are_applied_again(rig):
     assert float(last.loss_scale) == 2.0**10
     # The path of the model's first weight, though the optimizer updates a master of it.
     assert rig.model.trainable_variables[0].path in rig.loss_scaler.explain()
-
-
-def test_a_train_step_diagnoses_by_itself_and_a_loss_is_told_from_an_overflow(rig):
-    x, y, _ = batches(2)[0]
+    # A step diagnoses by itself, and a loss is told from an overflow.
     rig.run([(np.full_like(x, np.nan), y, np.float32(1))])
     assert int(rig.loss_scaler.last_skip.cause) == Cause.LOSS
     # After a skip because of the loss, the next one is judged anew.

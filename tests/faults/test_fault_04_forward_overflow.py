@@ -5,10 +5,7 @@ metric is put back with the snapshot in the hand-written step, and is updated on
 """
 
 import numpy as np
-import pytest
 from fault_cases import batch, batches
-
-TOO_LARGE = {"largest": 60000.0, "infinity": np.inf, "beyond float16": 1e30}
 
 
 def fixed(rig):
@@ -22,21 +19,21 @@ def forward_overflow(x):
     return np.sign(inputs) * np.float32(x), targets, factor
 
 
-@pytest.mark.parametrize("x", TOO_LARGE.values(), ids=TOO_LARGE)
-def test_a_run_that_saw_the_batch_equals_one_that_did_not(rig, x):
+def test_a_run_that_saw_the_batch_equals_one_that_did_not(rig):
     fixed(rig).run(batches(1, 2))
     never, inferred = rig.bits(), rig.infer()
-    rig.run(batches(3, 4, 5))
+    rig.run(batches(3, 4))
     never_later, metric = rig.bits(), float(rig.metric.result())
 
     fixed(rig).run(batches(1, 2))
-    (bad,) = rig.run([forward_overflow(x)])
-    assert not np.isfinite(bad["loss"])
-    assert not bad["applied"]
-    assert rig.bits() == never
+    for x in (60000.0, np.inf, 1e30):
+        (bad,) = rig.run([forward_overflow(x)])
+        assert not np.isfinite(bad["loss"])
+        assert not bad["applied"]
+        assert rig.bits() == never
     assert rig.infer().tobytes() == inferred.tobytes()
     assert np.isfinite(inferred).all()
-    rig.run(batches(3, 4, 5))
+    rig.run(batches(3, 4))
     assert rig.bits() == never_later
     assert float(rig.metric.result()) == metric
     assert np.isfinite(metric)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fault_cases import MODES, assert_finite, batch, batches, raw, run_in, spoil_gradient
+from fault_cases import assert_finite, batch, batches, raw, run_in, spoil_gradient
 
 import scaler
 
@@ -20,14 +20,15 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 1e30])
-def test_a_loss_that_is_not_finite_is_skipped(rig, bad):
+def test_a_loss_that_is_not_finite_is_skipped(rig):
     rig.reset(low=2.0**10, high=2.0**10).run(batches(1, 2))
     before = rig.bits()
-    outputs = rig.run([batch(5, y=bad), batch(6, y=bad)])
-    assert not any(np.isfinite(output["loss"]) or output["applied"] for output in outputs)
-    assert rig.bits() == before
-    assert scaler.Cause(int(rig.loss_scaler.last_skip.cause)) is scaler.Cause.LOSS
+    for bad in (np.inf, -np.inf, np.nan, 1e30):
+        (output,) = rig.run([batch(5, y=bad)])
+        assert not np.isfinite(output["loss"])
+        assert not output["applied"]
+        assert rig.bits() == before
+        assert scaler.Cause(int(rig.loss_scaler.last_skip.cause)) is scaler.Cause.LOSS
     assert rig.run(batches(3))[0]["applied"]
     rig.assert_finite()
 
@@ -69,14 +70,15 @@ def huge(name, mode):
     return run_in(mode, step), [*weights, *optimizer.variables]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "name"), [("graph", "Adam"), ("eager", "AdamW"), ("loop", "AdamW"), ("eager", "momentum"), ("xla", "Adam")]
+)
 def test_gradients_of_1e20_never_reach_the_optimizer(name, mode):
     run, variables = huge(name, mode)
     assert run(batches(1))[0]["applied"]
     before = raw(variables)
     for factor in (1e21, 1e25, -1e30, 1e37):
-        outputs = run([batch(2, factor=factor)] * 3)
+        outputs = run([batch(2, factor=factor)] * 2)
         assert all(np.isfinite(output["loss"]) for output in outputs)
         assert not any(output["applied"] for output in outputs)
         assert {output["cause"] for output in outputs} == {scaler.Cause.TOO_LARGE}

@@ -4,6 +4,8 @@ Guards lines 1, 3 and 4 of the promise: each optimizer skips by its own gradient
 scale that scaled their loss, also after the other loss made it back off.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +15,21 @@ from fault_cases import assert_finite, raw, run_in
 import scaler
 
 OPTIMIZERS = {"Adam": lambda: keras.optimizers.Adam(0.1), "momentum": lambda: keras.optimizers.SGD(0.5, momentum=0.5)}
+
+
+@functools.cache
+def compiled_pair(*arguments):
+    """A pair, and the values of its variables at the start."""
+    pair = Pair(*arguments)
+    return pair, [variable.numpy() for variable in pair.variables()]
+
+
+def started(*arguments):
+    """A pair as it was when it was made; steps are compiled once."""
+    pair, values = compiled_pair(*arguments)
+    for variable, value in zip(pair.variables(), values, strict=True):
+        variable.assign(value)
+    return pair
 
 
 class Pair:
@@ -43,6 +60,10 @@ class Pair:
             **{f"{name}_cause": outcome.cause for name, outcome in zip(names, outcomes, strict=True)},
         }
 
+    def variables(self):
+        optimizers = [variable for optimizer in self.optimizers for variable in optimizer.variables]
+        return [*self.weights, *optimizers, *self.loss_scaler.variables]
+
     def bits(self, which):
         return raw([self.weights[which], *self.optimizers[which].variables])
 
@@ -56,7 +77,7 @@ def true(a, b):
 
 @pytest.mark.parametrize("bad", [0, 1], ids=["first", "second"])
 def test_the_other_unscales_by_the_scale_of_its_loss(mode, bad):
-    pair = Pair(mode)
+    pair = started(mode)
     before = pair.bits(bad)
     gradients = [0.5, 0.5]
     gradients[bad] = np.inf
@@ -71,7 +92,7 @@ def test_the_other_unscales_by_the_scale_of_its_loss(mode, bad):
 
 
 def test_growth_by_the_first_does_not_reach_the_second(mode):
-    pair = Pair(mode)
+    pair = started(mode)
     for number in range(3):
         (output,) = pair.run(true(0.5, 0.5))
         # Two applied steps to a growth, and every call is two steps.
@@ -80,10 +101,12 @@ def test_growth_by_the_first_does_not_reach_the_second(mode):
         np.testing.assert_array_equal(weight.numpy(), pair.weights[0].numpy())
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("bad", [0, 1], ids=["first", "second"])
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("eager", "Adam"), ("graph", "Adam"), ("loop", "momentum"), ("xla", "momentum")]
+)
 def test_one_update_for_both_moves_the_scale_once(mode, kind, bad):
-    pair = Pair(mode, kind, shared_update=True)
+    pair = started(mode, kind, True)
     before, other = pair.bits(bad), pair.bits(1 - bad)
     gradients = [0.5, 0.5]
     gradients[bad] = np.nan
@@ -104,7 +127,7 @@ def test_one_update_for_both_moves_the_scale_once(mode, kind, bad):
 
 def test_the_cause_is_found_for_the_second_apply_too(mode):
     # A weight of 1 times infinity: the losses are not finite, whichever apply comes first.
-    pair = Pair(mode, shared_update=True)
+    pair = started(mode, "Adam" if mode in ("eager", "graph") else "momentum", True)
     for gradients in ((0.5, np.inf), (np.inf, 0.5), (np.inf, np.inf)):
         (output,) = pair.run(true(*gradients))
         for name, gradient in zip("ab", gradients, strict=True):
@@ -156,6 +179,7 @@ class Gan:
         return raw([*self.models[which].variables, *masters, *optimizer])
 
 
+@pytest.mark.parametrize("mode", ["eager", "loop"])
 def test_a_gan_whose_one_half_overflows_trains_the_other(mode):
     gan, random = Gan(mode), np.random.default_rng(0)
 

@@ -80,17 +80,15 @@ def test_too_small_is_zero_too_large_is_infinite_and_skipped(scaled, sign, expon
     np.testing.assert_array_equal(weights.numpy(), -back if finite else np.zeros(COUNT))
 
 
-@given(st.floats(2.0**-5, 60000, width=16), st.sampled_from([-1.0, 1.0]), st.integers(2, 32))
+@given(st.floats(2.0**-5, 60000, width=16), st.sampled_from([-1.0, 1.0]), st.sampled_from([2, 5, 12]))
 def test_masters_keep_updates_that_float16_loses(size, sign, steps):
     weight = np.float16(size * sign)
     update = np.float32(weight) * np.float32(2.0**-12)
     variable = tf.Variable(weight)
-    masters = scaler.MasterWeights([variable])
+    masters, loss_scaler = scaler.MasterWeights([variable]), scaler.LossScaler(scaler.NoScaling())
     alone = weight
     for _ in range(steps):
-        scaler.LossScaler(scaler.NoScaling()).apply(
-            lambda grads, variables: variables[0].assign_add(grads[0]), [tf.constant(update)], masters
-        )
+        loss_scaler.apply(lambda grads, variables: variables[0].assign_add(grads[0]), [tf.constant(update)], masters)
         alone = np.float16(np.float32(alone) + update)
     assert alone == weight
     exact = float(weight) * (1 + steps * 2.0**-12)
