@@ -2,9 +2,21 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import scaler
+
+
+def modes(*names):
+    """A test in some of the modes only: every mode is one mechanism, and others run this one's subject in the rest."""
+    return pytest.mark.parametrize("execute", names, indirect=True)
+
+
+def modes_with(names, **cases):
+    """A test with parameters of these names, in each mode with those cases only."""
+    rows = [(mode, *case) for mode, given in cases.items() for case in given]
+    return pytest.mark.parametrize(("execute", *names), rows, indirect=["execute"])
 
 
 def by_hand(strategy, **arguments):

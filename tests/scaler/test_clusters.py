@@ -11,10 +11,7 @@ import scaler
 from scaler import clusters
 
 OPTIMIZERS = {
-    "SGD": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "Adam": lambda: keras.optimizers.Adam(0.01),
     "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
     "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
     "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
@@ -42,7 +39,7 @@ def compiled(monkeypatch):
     """Clusters, though the variables of a test are small; counts the updates they made."""
     made = []
     update = clusters.update
-    monkeypatch.setattr(clusters, "_WORTH_COMPILING", 2 * clusters._HANDLE)
+    monkeypatch.setattr(clusters, "_WORTH_COMPILING", 3 * clusters._HANDLE // 2)
     monkeypatch.setattr(clusters, "update", lambda *arguments: made.append(1) or update(*arguments))
     return made
 
@@ -51,7 +48,7 @@ def weights(dtype):
     rng = np.random.default_rng(0)
     return [
         keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"weight_{len(shape)}_{shape[0]}")
-        for shape in ((3, 4), (4, 2), (6,), (2, 3, 2))
+        for shape in ((3, 4), (6,), (2, 3, 2))
     ]
 
 
@@ -59,11 +56,11 @@ def gradients(step, loss_scale, dtype, variables):
     rng = np.random.default_rng(step + 1)
     values = [rng.normal(size=variable.shape).astype(np.float32) * loss_scale for variable in variables]
     if step == BAD:
-        values[1][0, 0] = np.inf
+        values[1][0] = np.inf
     return [tf.constant(value, dtype) for value in values]
 
 
-def train(optimizer, dtype="float32", clip_norm=None, loss_scale=8.0, constraint=None):
+def train(optimizer, dtype="float32", clip_norm=None, loss_scale=8.0, constraint=None, wrap=tf.function):
     """The variables of each step's end, masters and slots included, and the optimizer's count."""
     model = weights(dtype)
     for variable in model:
@@ -72,18 +69,20 @@ def train(optimizer, dtype="float32", clip_norm=None, loss_scale=8.0, constraint
     optimizer.build(masters.weights)
     loss_scaler = by_hand(scaler.Static(loss_scale))
 
-    @tf.function
-    def step(grads):
-        return loss_scaler.apply(optimizer, grads, masters, clip_norm=clip_norm)
-
+    step = wrap(lambda grads: loss_scaler.apply(optimizer, grads, masters, clip_norm=clip_norm))
     seen = []
     for number in range(STEPS):
         outcome = step(gradients(number, loss_scale, dtype, model))
         assert bool(outcome.finite) == (number != BAD)
         everything = [*model, *masters.weights, *optimizer.variables]
         seen.append([tf.convert_to_tensor(variable).numpy().astype(np.float64) for variable in everything])
-    assert step.experimental_get_tracing_count() == 1
+    assert wrap is eager or step.experimental_get_tracing_count() == 1
     return seen
+
+
+def eager(step):
+    """Nothing is compiled in eager mode: what an optimizer does by itself, without the price of a trace."""
+    return step
 
 
 def same_bits(before, after):
@@ -94,9 +93,7 @@ def same_bits(before, after):
 def test_every_optimizer_moves_as_it_does_by_itself(name, compiled):
     ours = train(OPTIMIZERS[name]())
     assert bool(compiled) == (name not in ("clipnorm", "accumulation"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clusters, "worth_compiling", lambda *arguments: False)
-        own = train(OPTIMIZERS[name]())
+    own = train(OPTIMIZERS[name](), wrap=eager)
     assert same_bits(ours[BAD - 1], ours[BAD])
     for mine, theirs in zip(ours, own, strict=True):
         for one, other in zip(mine, theirs, strict=True):
@@ -112,18 +109,15 @@ def test_a_keras_without_multi_optimizers_compiles_too(compiled, monkeypatch):
     np.testing.assert_allclose(last[0], weights("float32")[0].numpy() - 0.1 * moved, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize(("clip_norm", "dtype"), [(None, "float16"), (0.5, "float16"), (0.5, "bfloat16")])
 def test_masters_are_updated_and_rounded(dtype, clip_norm, compiled):
     ours = train(keras.optimizers.Adam(0.01), dtype, clip_norm)
     assert compiled
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clusters, "worth_compiling", lambda *arguments: False)
-        own = train(keras.optimizers.Adam(0.01), dtype, clip_norm)
+    own = train(keras.optimizers.Adam(0.01), dtype, clip_norm, wrap=eager)
     for mine, theirs in zip(ours, own, strict=True):
-        for model, master in zip(mine[:4], mine[4:8], strict=True):
+        for model, master in zip(mine[:3], mine[3:6], strict=True):
             np.testing.assert_array_equal(model, tf.cast(tf.constant(master, tf.float32), dtype).numpy().astype(float))
-        for one, other in zip(mine[4:], theirs[4:], strict=True):
+        for one, other in zip(mine[3:], theirs[3:], strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
@@ -142,7 +136,7 @@ class AtMostAQuarter(keras.constraints.Constraint):
 def test_a_constraint_comes_before_the_rounding(constraint, compiled):
     last = train(keras.optimizers.SGD(0.1), "float16", constraint=constraint)[-1]
     assert compiled
-    assert max(value.max() for value in last[:8]) == 0.25
+    assert max(value.max() for value in last[:6]) == 0.25
 
 
 def test_weights_that_were_assigned_are_taken_over(compiled):
@@ -161,14 +155,11 @@ def test_weights_that_were_assigned_are_taken_over(compiled):
         np.testing.assert_array_equal(master, np.full(variable.shape, 99.5))
 
 
-@pytest.mark.parametrize("loss_scale", [2.0**-20, 2.0**15, 2.0**60])
-def test_a_power_of_two_changes_no_bit(loss_scale, compiled):
-    scaled, plain = (
-        train(keras.optimizers.Adam(0.01), loss_scale=loss_scale),
-        train(keras.optimizers.Adam(0.01), loss_scale=1.0),
-    )
+def test_a_power_of_two_changes_no_bit(compiled):
+    tiny, plain, huge = (train(keras.optimizers.Adam(0.01), loss_scale=scale) for scale in (2.0**-20, 1.0, 2.0**60))
     assert compiled
-    assert all(same_bits(one, other) for one, other in zip(scaled, plain, strict=True))
+    for scaled in (tiny, huge):
+        assert all(same_bits(one, other) for one, other in zip(scaled, plain, strict=True))
 
 
 def test_embedding_gradients_go_beside_the_clusters(compiled):

@@ -1,5 +1,7 @@
 """Guards that scaling by a power of two changes no bit of float32 training, and that the gate by itself does not."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -8,8 +10,12 @@ from scaler_cases import OPTIMIZERS, batch, raw, slots, small_model
 
 import scaler
 
-STEPS = 20
-SCALES = (2.0**-60, 0.5, 2.0**15, 2.0**40)
+STEPS = 10
+
+
+@functools.cache
+def unscaled(optimizer):
+    return train(optimizer, scaler.NoScaling())
 
 
 def train(optimizer, strategy, jit=False):
@@ -44,19 +50,17 @@ def test_scaled_training_is_training_without_a_scaler(optimizer):
     assert train(optimizer, scaler.Static(2.0**15)) == train(optimizer, None)
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_scaled_training_is_unscaled_training(optimizer):
-    unscaled = train(optimizer, scaler.NoScaling())
-    for loss_scale in SCALES:
-        assert train(optimizer, scaler.Static(loss_scale)) == unscaled
+@pytest.mark.parametrize(
+    ("optimizer", "loss_scale"), [("SGD", 2.0**-60), ("SGD", 2.0**15), ("Adam", 0.5), ("Adam", 2.0**40)]
+)
+def test_scaled_training_is_unscaled_training(optimizer, loss_scale):
+    assert train(optimizer, scaler.Static(loss_scale)) == unscaled(optimizer)
 
 
 def test_a_scale_that_moves_changes_nothing_either():
     growing = scaler.Dynamic(2.0**-10, growth_interval=3)
-    assert train("Adam", growing) == train("Adam", scaler.NoScaling())
+    assert train("Adam", growing) == unscaled("Adam")
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_under_xla(optimizer):
-    unscaled = train(optimizer, scaler.Static(1.0), jit=True)
-    assert train(optimizer, scaler.Static(2.0**20), jit=True) == unscaled
+def test_under_xla():
+    assert train("Adam", scaler.Static(2.0**20), jit=True) == train("Adam", scaler.Static(1.0), jit=True)

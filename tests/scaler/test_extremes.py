@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import raw, slots
+from scaler_cases import modes_with, raw, slots
 
 import scaler
 
@@ -26,8 +26,7 @@ def gated(strategy, jit):
     return weight, optimizer, loss_scaler, step
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
-@pytest.mark.parametrize("low", [SMALLEST, 2.0**-14, 1.0])
+@pytest.mark.parametrize(("low", "jit"), [(SMALLEST, False), (SMALLEST, True), (2.0**-14, False), (1.0, True)])
 def test_300_nonfinite_steps_then_clean_ones_train_on(jit, low):
     weight, optimizer, loss_scaler, step = gated(scaler.Dynamic(min_scale=low, growth_interval=1), jit)
     before = raw([weight], slots(optimizer))
@@ -42,8 +41,7 @@ def test_300_nonfinite_steps_then_clean_ones_train_on(jit, low):
     np.testing.assert_allclose(weight.numpy(), [0.5], rtol=1e-4)
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
-@pytest.mark.parametrize("high", [LARGEST, 2.0**40])
+@pytest.mark.parametrize(("high", "jit"), [(LARGEST, False), (LARGEST, True), (2.0**40, False)])
 def test_300_growths_end_on_the_ceiling_and_train_on(jit, high):
     weight, _, loss_scaler, step = gated(scaler.Dynamic(max_scale=high, growth_interval=1), jit)
     for _ in range(300):
@@ -57,7 +55,7 @@ def test_300_growths_end_on_the_ceiling_and_train_on(jit, high):
     assert loss_scaler.loss_scale.numpy() == np.float32(high / 2)
 
 
-@pytest.mark.parametrize("loss_scale", [SMALLEST, LARGEST])
+@modes_with(("loss_scale",), eager=[(SMALLEST,)], graph=[(SMALLEST,), (LARGEST,)], xla=[(SMALLEST,), (LARGEST,)])
 def test_gradients_survive_the_least_and_the_greatest_scale(execute, loss_scale):
     gradient = np.float32([1.5, -(2.0**10)] if loss_scale == SMALLEST else [1.5, -(2.0**-10)])
     weight = tf.Variable([0.0, 0.0])

@@ -5,7 +5,7 @@ import warnings
 import keras
 import pytest
 import tensorflow as tf
-from scaler_cases import plain_descent
+from scaler_cases import modes, plain_descent
 
 import scaler
 
@@ -67,6 +67,7 @@ def test_whoever_asked_for_the_scale_knows():
     assert scaler.LossScaler().apply(plain_descent, GRADS, variables(), unscaled=True).finite
 
 
+@modes("eager", "graph", "loop")
 def test_a_step_that_is_counted_twice_is_noticed(execute):
     loss_scaler, targets = scaler.LossScaler(scaler.Dynamic(8.0)), variables()
 
@@ -80,6 +81,7 @@ def test_a_step_that_is_counted_twice_is_noticed(execute):
         execute(step)()
 
 
+@modes("eager", "graph", "loop")
 def test_two_updates_in_a_row_are_noticed(execute):
     loss_scaler = scaler.LossScaler(scaler.Dynamic(8.0))
 
@@ -93,6 +95,7 @@ def test_two_updates_in_a_row_are_noticed(execute):
         execute(step)()
 
 
+@modes("eager", "graph")
 def test_one_update_for_a_step_is_none(execute):
     loss_scaler, targets = scaler.LossScaler(scaler.Dynamic(8.0)), variables()
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scaler_cases import modes_with
 
 import scaler
 from scaler import gradients
@@ -112,7 +113,7 @@ def test_unscaling_by_a_power_of_two_is_exact(bits, exponent, kind):
     np.testing.assert_array_equal(got.numpy()[normal], exact[normal])
 
 
-@pytest.mark.parametrize("kind", [F16, BF16, np.float32, np.float64])
+@modes_with(("kind",), eager=[(F16,), (BF16,)], graph=[(BF16,), (np.float32,), (np.float64,)], xla=[(F16,)])
 def test_unscaled_gradients_are_float32_and_keep_their_structure(execute, kind):
     def run(dense, sparse):
         first, none, third = gradients.unscale([dense, None, sparse], tf.constant(8.0))

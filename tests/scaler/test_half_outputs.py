@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scaler_cases import modes, modes_with
 
 import loops
 import scaler
@@ -13,7 +14,13 @@ PROBABILITIES = keras.losses.SparseCategoricalCrossentropy()
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-@pytest.mark.parametrize("face", ["scaler", "optimizer", "losses"])
+@modes_with(
+    ("face",),
+    eager=[("scaler",)],
+    graph=[("scaler",), ("optimizer",), ("losses",)],
+    loop=[("losses",)],
+    xla=[("scaler",)],
+)
 def test_a_float16_loss_is_named_once(execute, face):
     scale = {
         "scaler": lambda: scaler.LossScaler().scale,
@@ -27,7 +34,7 @@ def test_a_float16_loss_is_named_once(execute, face):
     tf.function(lambda: scale(tf.constant(2.0, tf.float16)))()
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "float32", "float64"])
+@modes_with(("kind",), eager=[("bfloat16",)], graph=[("bfloat16",), ("float32",), ("float64",)], xla=[("bfloat16",)])
 def test_other_losses_are_not(execute, kind):
     execute(scaler.LossScaler().scale)(tf.constant(2.0, kind))
 
@@ -67,6 +74,7 @@ def test_probabilities_in_float16_are_named(make):
         assert all(take(make(), PROBABILITIES))
 
 
+@modes("eager", "graph")
 def test_a_train_steps_loss_in_float16_is_named(execute):
     def loss(y, prediction):
         return tf.reduce_mean(prediction)

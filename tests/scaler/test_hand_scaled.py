@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
-from scaler_cases import plain_descent
+from scaler_cases import modes, modes_with, plain_descent
 
 import scaler
 
@@ -58,7 +58,13 @@ class Descent:
         return self.loss_scaler.apply(plain_descent, [tape.gradient(loss, self.weight)], [self.weight]).loss_scale
 
 
-@pytest.mark.parametrize("second", ["by_hand", "by_hand_of_state", "in_long_form"])
+@modes_with(
+    ("second",),
+    eager=[("by_hand",), ("by_hand_of_state",), ("in_long_form",)],
+    graph=[("by_hand_of_state",), ("in_long_form",)],
+    loop=[("by_hand",)],
+    xla=[("by_hand",)],
+)
 def test_after_a_step_with_scale(execute, second):
     run = Descent()
     scaled, by_hand = execute(run.scaled), execute(getattr(run, second))
@@ -69,8 +75,7 @@ def test_after_a_step_with_scale(execute, second):
     assert run.loss_scaler.loss_scale.numpy() == 16.0 * 2**6
 
 
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("second", ["by_hand_before_the_tape", "by_the_seed"])
+@pytest.mark.parametrize(("second", "jit"), [("by_hand_before_the_tape", True), ("by_the_seed", False)])
 def test_read_outside_of_the_tape_in_a_graph(second, jit):
     run = Descent()
     scaled, by_hand = tf.function(run.scaled), tf.function(getattr(run, second), jit_compile=jit)
@@ -196,7 +201,13 @@ def test_one_read_for_two_decisions():
     assert run.weight.numpy()[0] == -3.0
 
 
-@pytest.mark.parametrize("kind", ["by_hand", "in_long_form", "by_hand_before_the_tape"])
+@modes_with(
+    ("kind",),
+    eager=[("by_hand",), ("in_long_form",), ("by_hand_before_the_tape",)],
+    graph=[("by_hand",), ("by_hand_before_the_tape",)],
+    loop=[("in_long_form",)],
+    xla=[("by_hand_before_the_tape",)],
+)
 def test_always_by_hand(execute, kind):
     run = Descent()
     step = execute(getattr(run, kind))
@@ -249,6 +260,7 @@ def test_on_two_replicas():
         assert run.weight.numpy()[0] == -4.0 * number
 
 
+@modes("eager", "graph")
 def test_an_earlier_bad_loss_is_not_blamed_for_it(execute):
     run = Descent()
 
@@ -263,6 +275,7 @@ def test_an_earlier_bad_loss_is_not_blamed_for_it(execute):
     assert run.loss_scaler.last_skip.cause == scaler.Cause.OVERFLOW
 
 
+@modes("eager", "graph")
 def test_a_read_for_a_log_changes_nothing(execute):
     """One `scale`, two decisions, and the scale read after the first has moved it."""
     run = Descent()
@@ -279,6 +292,7 @@ def test_a_read_for_a_log_changes_nothing(execute):
     assert run.weight.numpy()[0] == -2.0
 
 
+@modes("eager", "graph")
 def test_a_bound_that_moves_while_the_step_is_open(execute):
     """Two parts of one step: the second is scaled as the first was, and as it will be unscaled."""
     highest = tf.Variable(2.0**15)

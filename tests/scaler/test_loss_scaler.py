@@ -6,13 +6,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import by_hand, plain_descent
+from scaler_cases import by_hand, modes, modes_with, plain_descent
 
 import scaler
 from scaler import Dynamic, Event, LossScaler, NoScaling, Static
 
 
-@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
+@modes_with(
+    ("kind",),
+    eager=[("float16",), ("bfloat16",), ("float32",), ("float64",)],
+    graph=[("float16",), ("float64",)],
+    xla=[("bfloat16",)],
+)
 def test_the_loss_is_scaled_in_float32(execute, kind):
     # 2^17 is infinite in float16, and so would be the product.
     # A float16 loss is named: see test_half_outputs.
@@ -26,6 +31,7 @@ def test_a_python_number_is_a_loss():
     assert LossScaler(Static(4.0)).scale(0.5).numpy() == 2.0
 
 
+@modes("graph", "xla")
 def test_gradients_of_the_scaled_loss_are_scaled(execute):
     w = tf.Variable([3.0, -1.0])
     loss_scaler = LossScaler(Static(8.0))
@@ -47,6 +53,7 @@ def test_dynamic_is_the_default():
     assert LossScaler(NoScaling()).loss_scale.numpy() == 1.0
 
 
+@modes("graph", "xla")
 def test_the_outcome_says_what_happened(execute):
     w = tf.Variable([1.0, 1.0])
     loss_scaler = by_hand(Dynamic(8.0, growth_interval=1))
@@ -63,6 +70,7 @@ def test_the_outcome_says_what_happened(execute):
     assert loss_scaler.loss_scale.numpy() == 8.0
 
 
+@modes("graph", "loop", "xla")
 def test_counters(execute):
     loss_scaler = by_hand(Dynamic(8.0))
     w = tf.Variable([1.0])
@@ -90,6 +98,7 @@ def test_a_step_that_breaks_off_in_the_optimizer_is_not_counted():
     assert int(loss_scaler.state.good_steps) == 0
 
 
+@modes("graph", "xla")
 def test_the_long_form_does_what_apply_does(execute):
     weights, steps = [], np.float32([[8], [np.inf], [16], [4], [4], [8]])
     for long in (False, True):
@@ -112,6 +121,7 @@ def test_the_long_form_does_what_apply_does(execute):
     assert weights[0][1:] == (8.0, [6, 5, 1, 0])
 
 
+@modes("eager", "graph")
 def test_none_gradients_leave_their_variables_alone(execute):
     a, b, c = tf.Variable([1.0]), tf.Variable([2.0]), tf.Variable([3.0])
     loss_scaler = by_hand(Static(2.0))
@@ -121,6 +131,7 @@ def test_none_gradients_leave_their_variables_alone(execute):
     assert [v.numpy()[0] for v in (a, b, c)] == [0.0, 2.0, 1.0]
 
 
+@modes("graph", "xla")
 def test_clipping_comes_after_unscaling(execute):
     # Unscaled, the norm is 5 and the limit 10: nothing is clipped. Scaled, it would be 5120.
     w = tf.Variable([0.0, 0.0])

@@ -7,7 +7,7 @@ by the grown scale on a growth step: there, the weights would move by half of it
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import plain_descent
+from scaler_cases import modes, modes_with, plain_descent
 
 import scaler
 
@@ -29,10 +29,16 @@ def constant_gradient(execute, strategy, masters=False):
     return weights, loss_scaler, execute(step)
 
 
-@pytest.mark.parametrize("masters", [False, True], ids=["float32", "float16"])
+@modes_with(
+    ("masters",),
+    eager=[("float16",)],
+    graph=[("float32",), ("float16",)],
+    loop=[("float32",)],
+    xla=[("float16",)],
+)
 def test_every_applied_step_moves_by_the_true_gradient(execute, masters):
     strategy = scaler.Dynamic(8.0, growth_interval=3)
-    weights, loss_scaler, step = constant_gradient(execute, strategy, masters)
+    weights, loss_scaler, step = constant_gradient(execute, strategy, masters == "float16")
     expected, scales = np.zeros(2, np.float32), []
     for letter in "11111111011101101111":
         outcome = step(np.float32(1 if letter == "1" else np.inf))
@@ -57,6 +63,7 @@ def test_also_with_factors_that_are_no_powers_of_two(growth, backoff):
         before = weights.numpy()
 
 
+@modes("eager", "graph", "xla")
 def test_the_long_form_unscales_by_the_scale_before_the_update(execute):
     weights, loss_scaler = tf.Variable(0.0), scaler.LossScaler(scaler.Dynamic(8.0, growth_interval=1))
 

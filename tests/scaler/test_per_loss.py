@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import plain_descent, raw
+from scaler_cases import modes, plain_descent, raw
 
 import scaler
 from scaler import Cause, Dynamic, InvalidArgument, NoScaling, PerLoss
@@ -60,6 +60,7 @@ def random_word(steps=60):
     return [dict(zip(TRUE, rng.choice([CLEAN, CLEAN, CLEAN, OVERFLOW, NAN], 2), strict=True)) for _ in range(steps)]
 
 
+@modes("graph", "xla")
 def test_only_the_guilty_back_off_and_one_skips_for_all(execute):
     weights, losses, reference = tf.Variable([0.0, 0.0]), PerLoss(strategies()), Reference()
     step = written(execute, losses, weights)
@@ -147,6 +148,7 @@ def test_stochastic_rounding_counts_a_step_once():
     assert rounding._steps.numpy() == 1
 
 
+@modes("eager", "graph")
 def test_losses_may_reach_different_variables_and_rows(execute):
     table, shared, own = tf.Variable(tf.zeros([4, 2])), tf.Variable([0.0, 0.0]), tf.Variable([0.0])
     losses = PerLoss({"a": Dynamic(8.0), "b": Dynamic(2.0)})

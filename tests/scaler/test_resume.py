@@ -57,7 +57,7 @@ def test_a_run_restored_at_any_step_continues_the_trace(strategy, tmp_path):
         paths.append(whole.checkpoint.write(str(tmp_path / f"step-{len(paths)}")))
         trace += whole.go(letter)
     resumed = Run(STRATEGIES[strategy]())
-    for stop in (0, 1, 5, 7, 8, 13, 20):
+    for stop in (0, 5, 7, 8, 20):
         resumed.checkpoint.read(paths[stop]).assert_consumed()
         assert resumed.go(WORD[stop:]) == trace[stop:]
 

@@ -25,17 +25,15 @@ from scaler import (
 )
 from scaler.testing import check_strategy
 
+# Those inside of others are driven with them.
 STRATEGIES = {
-    "LogNormal": LogNormal(),
     "LogNormal, as published": LogNormal(repaired=False, min_scale=2.0**-126, max_scale=2.0**126),
     "Histogram": Histogram(period=2, dead_band=1.5),
-    "DelayedAmax": DelayedAmax(history_length=3, margin=1, min_scale=2.0**-126, max_scale=2.0**126),
-    "Smooth": Smooth(growth_interval=3, search=True, backoff_interval=2),
     "Headroom": Headroom(memory=2, relax_interval=3, min_scale=2.0**-126, max_scale=2.0**126),
-    "Bounded": Bounded(Smooth(), 0.3, 1e6),
-    "RisingFloor": RisingFloor(Headroom(memory=2), {3: 1.0, 7: 2.0**16}),
-    "Warmup": Warmup(DelayedAmax(history_length=3), 5),
-    "Scheduled": Scheduled({0: Static(2.0), 4: LogNormal(), 9: Histogram(), 14: Dynamic(growth_interval=1)}),
+    "Bounded": Bounded(Smooth(growth_interval=3, search=True, backoff_interval=2), 0.3, 1e6),
+    "RisingFloor": RisingFloor(Dynamic(growth_interval=2), {3: 1.0, 7: 2.0**16}),
+    "Warmup": Warmup(DelayedAmax(history_length=3, margin=1, min_scale=2.0**-126, max_scale=2.0**126), 5),
+    "Scheduled": Scheduled({0: Static(2.0), 4: LogNormal(), 14: Histogram()}),
 }
 
 

@@ -5,8 +5,6 @@ import tensorflow as tf
 
 import scaler
 
-TIMES = {"graph": None, "xla": True}
-
 
 def descend(grads, variables):
     for grad, variable in zip(grads, variables, strict=True):
@@ -29,17 +27,19 @@ def scale_after_one_step(strategy, jit):
     return loss_scaler.loss_scale.numpy()
 
 
-@pytest.mark.parametrize("jit", TIMES.values(), ids=TIMES)
+CASES = [
+    (scaler.Headroom(), 2.0**12),  # 2^(16 - 3 - 1): 4 is below 2^3.
+    (scaler.Histogram(2.0**10, edge=1000.0), 2.0**9),  # 2 of 6 scaled values are above the edge.
+    (scaler.Histogram(2.0**10, edge=100_000.0), 2.0**11),
+    (scaler.LogNormal(), 2.0**14),
+    (scaler.DelayedAmax(), 2.0**13),
+    (scaler.Dynamic(), 2.0**15),
+]
+
+
 @pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [
-        (scaler.Headroom(), 2.0**12),  # 2^(16 - 3 - 1): 4 is below 2^3.
-        (scaler.Histogram(2.0**10, edge=1000.0), 2.0**9),  # 2 of 6 scaled values are above the edge.
-        (scaler.Histogram(2.0**10, edge=100_000.0), 2.0**11),
-        (scaler.LogNormal(), 2.0**14),
-        (scaler.DelayedAmax(), 2.0**13),
-        (scaler.Dynamic(), 2.0**15),
-    ],
+    ("strategy", "expected", "jit"),
+    [*((*case, None) for case in CASES), (*CASES[0], True), (*CASES[1], True)],
     ids=lambda value: type(value).__name__,
 )
 def test_the_scale_follows_the_gradients(strategy, expected, jit):
