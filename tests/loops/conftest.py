@@ -18,9 +18,9 @@ class SmallTask(tasks.ImageTask):
 
     def model(self, policy):
         layers = [
-            keras.layers.Flatten(dtype=policy),
-            keras.layers.Dense(16, activation="relu", dtype=policy),
+            keras.layers.Dense(2, activation="relu", dtype=policy),
             keras.layers.BatchNormalization(dtype=policy),
+            keras.layers.Flatten(dtype=policy),
             keras.layers.Dense(10, dtype=policy),
             keras.layers.Activation("linear", dtype="float32"),
         ]
