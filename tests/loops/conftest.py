@@ -1,5 +1,6 @@
 """The digits, loaded once, and runs on them that several tests look at."""
 
+import keras
 import pytest
 from crash_cases import end, run_to_end, start
 
@@ -10,6 +11,31 @@ from loops.runs import RunOptions, train
 @pytest.fixture(scope="session")
 def digits():
     return tasks.load("digits")
+
+
+class SmallTask(tasks.ImageTask):
+    """A task with a network that is made and traced in no time, for what does not depend on the network."""
+
+    def model(self, policy):
+        layers = [
+            keras.layers.Dense(2, activation="relu", dtype=policy),
+            keras.layers.BatchNormalization(dtype=policy),
+            keras.layers.Flatten(dtype=policy),
+            keras.layers.Dense(10, dtype=policy),
+            keras.layers.Activation("linear", dtype="float32"),
+        ]
+        return keras.Sequential([keras.layers.Input(self.images.shape[1:]), *layers], name=self.name)
+
+
+@pytest.fixture(scope="session")
+def small(digits):
+    return SmallTask(**vars(digits))
+
+
+@pytest.fixture
+def small_digits(monkeypatch, small):
+    """Has "digits" name the small task."""
+    monkeypatch.setitem(tasks._TASKS, "digits", lambda: small)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Runs to stop and to go on with, in this process or in another: `python resume_cases.py first|second FOLDER`.
+"""Runs to stop and to go on with, in this process or in another, where `main` is called.
 
 Each has dropout, BatchNorm, shuffling beyond an epoch, float16 with masters, and a batch that overflows.
 """
@@ -34,11 +34,10 @@ class Case(typing.NamedTuple):
 
 
 # With windows of two, the one that ends at the fourth batch is skipped, and the fifth is saved in mid-window.
+# Every pair of a number of replicas, a kind of loop and a window or none is in one of them.
 CASES = {
-    "python": Case(accumulate=2, bad=4),
-    "graph": Case(steps_per_call=4, accumulate=2, bad=4),
     "skip just before": Case(steps_per_call=5),
-    "hand-written": Case(written=True),
+    "hand-written": Case(accumulate=2, bad=4, written=True),
     "python on 2": Case(replicas=2, accumulate=2, bad=4),
     "graph on 2": Case(replicas=2, steps_per_call=4, accumulate=2, bad=4),
 }
@@ -141,10 +140,10 @@ def second(folder):
     return resumed
 
 
-if __name__ == "__main__":
+def main(part, place):
+    """The first or the second part, in a process that has not used TensorFlow yet; what it finds is left there."""
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
     )
-    part, place = sys.argv[1], pathlib.Path(sys.argv[2])
     found = {"first": first, "second": second}[part](place)
     (place / f"{part}.json").write_text(json.dumps(found))

@@ -16,8 +16,7 @@ import scaler
 SIZE = 3
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-@pytest.mark.parametrize("clip_norm", [None, 0.25])
+@pytest.mark.parametrize(("optimizer", "clip_norm"), [("SGD", 0.25), ("Adam", None)])
 def test_k_micro_batches_equal_the_large_batch(optimizer, clip_norm):
     make = {"SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9), "Adam": lambda: keras.optimizers.Adam(0.01)}
     large = [batch(number, count=12) for number in range(4)]
@@ -47,8 +46,7 @@ def micro_batches(word):
     return [batch(number % SIZE, bad=bad[letter]) for number, letter in enumerate(word)]
 
 
-@pytest.mark.parametrize("place", range(SIZE))
-@pytest.mark.parametrize("bad", ["i", "n"])
+@pytest.mark.parametrize(("place", "bad"), [(0, "i"), (1, "n"), (2, "i")])
 def test_a_bad_micro_batch_skips_its_window_only(rig, place, bad):
     word = "..." + "".join(bad if number == place else "." for number in range(SIZE)) + "..."
     rig.reset()
@@ -127,11 +125,16 @@ def test_a_sum_that_overflows_skips_the_window():
     assert raw(rig.moved()) == before
 
 
-@pytest.mark.parametrize("goal", [11, 20])
-@pytest.mark.parametrize("steps_per_call", [1, 4, 50])
-def test_windows_in_a_loop(steps_per_call, goal):
+@pytest.fixture(scope="module")
+def in_loops():
+    return Rig(stateful_model(), keras.optimizers.Adam(0.01), loss_scaler=static(64.0), accumulate=SIZE)
+
+
+@pytest.mark.parametrize(("steps_per_call", "goal"), [(1, 11), (4, 20), (50, 11)])
+def test_windows_in_a_loop(in_loops, steps_per_call, goal):
     """The data ends inside of a window and, unless it is the goal, inside of a call."""
-    rig = Rig(stateful_model(), keras.optimizers.Adam(0.01), loss_scaler=static(64.0), accumulate=SIZE)
+    rig = in_loops
+    rig.reset()
     loop = loops.Loop(rig.step, dataset(11, bad=[4]), steps_per_call=steps_per_call)
     with contextlib.nullcontext() if goal == 11 else pytest.raises(loops.OutOfData, match="ended after 11 of 20 steps"):
         loop.run(goal)

@@ -19,7 +19,7 @@ CHOSEN = ("float32", "small-mixed-none")
 
 
 @pytest.fixture(scope="module")
-def study(digits, tmp_path_factory):
+def study(small, tmp_path_factory):
     out = tmp_path_factory.mktemp("study") / "made"
     labels = []
 
@@ -27,7 +27,7 @@ def study(digits, tmp_path_factory):
         labels.append(label)
         return lambda visit: None
 
-    summary = run_study(digits, choose_setups(CHOSEN), steps=20, seeds=2, out=out, progress=progress)
+    summary = run_study(small, choose_setups(CHOSEN), steps=20, seeds=2, out=out, progress=progress)
     return summary, out, labels
 
 
@@ -60,8 +60,8 @@ def test_a_row_is_the_mean_of_its_runs(study):
     assert summary["setups"][1]["flushed_activations"] > 0.5
 
 
-def test_counts_of_gradients_agree_with_each_other(study, digits):
-    values = sum(math.prod(v.shape) for v in digits.model("float32").trainable_variables)
+def test_counts_of_gradients_agree_with_each_other(study, small):
+    values = sum(math.prod(v.shape) for v in small.model("float32").trainable_variables)
     for run in study[0]["runs"]:
         for kind, counts in run["gradients"].items():
             assert sum(counts["histogram"]) == sum(counts["scaled_histogram"]) == counts["nonzero"], kind
@@ -114,18 +114,18 @@ def test_counts_are_those_of_numpy(digits, factor, loss_scale):
         assert counted["weights"]["overflowed"] > 0
 
 
-def test_looking_at_gradients_changes_no_bit_of_the_run(study, digits, tmp_path):
+def test_looking_at_gradients_changes_no_bit_of_the_run(study, small, tmp_path):
     setup = choose_setups(CHOSEN)[1]
     options = RunOptions(setup.policy, setup.strategy, 20, 1, setup.masters, setup.loss_factor)
-    alone = train(digits, options, tmp_path)
+    alone = train(small, options, tmp_path)
     watched = next(run for run in study[0]["runs"] if run["folder"] == "runs/small-mixed-none-seed1")
     assert alone["weights_digest"] == watched["weights_digest"]
     assert alone["final_loss"] == watched["final_loss"]
 
 
-def test_weights_that_are_not_finite_are_not_counted(digits):
-    model = digits.model("float16")
-    action = GradientProbe(digits, examples=4).counting(model, 1.0)
+def test_weights_that_are_not_finite_are_not_counted(small):
+    model = small.model("float16")
+    action = GradientProbe(small, examples=4).counting(model, 1.0)
     visit = loops.Visit(loops.Counters(1), {"loss_scale": np.float32([1.0])}, 0.0, 1)
     action(visit)
     before = action.counts["weights"].nonzero

@@ -12,6 +12,8 @@ from loops.errors import LoopError
 from loops.study import compare
 from loops.study.setups import Setup, strategy_setups
 
+pytestmark = pytest.mark.usefixtures("small_digits")
+
 GOOD, BAD = "static:1024", "static:2**100"
 
 
@@ -40,9 +42,9 @@ def study(capsys, out, *strategies, json_too=False):
     return run(capsys, "study", *words, "--steps", 2, "--seeds", 1, "--out", out, *(["--json"] if json_too else []))
 
 
-def test_a_stuck_candidate_does_not_end_the_study(digits, tmp_path):
+def test_a_stuck_candidate_does_not_end_the_study(small, tmp_path):
     setups = strategy_setups([BAD, GOOD])
-    summary = compare.run_study(digits, setups[1:], steps=110, seeds=1, out=tmp_path)
+    summary = compare.run_study(small, setups[1:], steps=110, seeds=1, out=tmp_path)
     stuck, good = summary["runs"]
     assert stuck["error"]["type"] == "StuckError"
     assert stuck["error"]["step"] == 100
@@ -145,12 +147,12 @@ def test_what_concerns_all_runs_stops_at_once(capsys, tmp_path, failing, error, 
     assert not (tmp_path / "summary.json").exists()
 
 
-def test_a_run_that_fails_leaves_nothing_of_an_older_one(digits, tmp_path, failing):
+def test_a_run_that_fails_leaves_nothing_of_an_older_one(small, tmp_path, failing):
     folder = tmp_path / "runs" / "bad-seed0"
     folder.mkdir(parents=True)
     for name in ("steps.jsonl", "summary.json"):
         (folder / name).write_text("of an older study")
-    compare.run_study(digits, [Setup("bad", "bad", "mixed_float16", BAD)], steps=2, seeds=1, out=tmp_path)
+    compare.run_study(small, [Setup("bad", "bad", "mixed_float16", BAD)], steps=2, seeds=1, out=tmp_path)
     assert list(folder.iterdir()) == []
 
 
