@@ -108,7 +108,7 @@ class Rig:
     """A `TrainStep` in a `Loop` on replicas, fed by hand, whose variables can be listed and set back."""
 
     def __init__(self, strategy, make_model, make_optimizer, *, steps_per_call=1, size=8, kind="float32", **arguments):
-        self.kind = kind
+        self.kind, self.steps_per_call = kind, steps_per_call
         self.strategy, self.replicas, self.outputs = strategy, strategy.num_replicas_in_sync, []
         scaling = arguments.pop("scaling", None) or scaler.Dynamic(LOSS_SCALE[kind], max_scale=2.0**126)
         loss_fn = arguments.pop("loss_fn", squared_error)

@@ -75,8 +75,13 @@ def test_one_cause_for_all(root, value, cause, replica):
     assert int(loss_scaler.last_skip.cause) == cause
 
 
-def test_a_loss_that_is_nan_on_one_replica_in_a_train_step():
-    rig = cases.Rig(cases.mirrored(2), cases.dense_model, lambda: keras.optimizers.SGD(0.1))
+@pytest.fixture(scope="module")
+def rig():
+    return cases.Rig(cases.mirrored(2), cases.dense_model, lambda: keras.optimizers.SGD(0.1))
+
+
+def test_a_loss_that_is_nan_on_one_replica_in_a_train_step(rig):
+    rig.reset()
     for replica in (0, 1):
         assert not rig.run([cases.spoil(cases.batch(0), "data", replica, 2)])["applied"].any()
         assert int(rig.loss_scaler.last_skip.cause) == scaler.Cause.LOSS
@@ -84,8 +89,8 @@ def test_a_loss_that_is_nan_on_one_replica_in_a_train_step():
         assert int(rig.loss_scaler.last_skip.cause) == scaler.Cause.OVERFLOW
 
 
-def test_a_weight_that_is_not_finite_already_is_named_on_replicas():
-    rig = cases.Rig(cases.mirrored(2), cases.dense_model, lambda: keras.optimizers.SGD(0.1))
+def test_a_weight_that_is_not_finite_already_is_named_on_replicas(rig):
+    rig.reset()
     bad = rig.model.trainable_variables[2]
     bad.assign(tf.fill(bad.shape, np.nan))
     outputs = rig.run([cases.batch(0)])

@@ -35,8 +35,7 @@ def made(strategy, make, dtype="float32"):
     return cause, [weight, *masters.weights, *getattr(optimizer, "variables", ())], loss_scaler
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize(("replicas", "dtype"), [(2, "float16"), (4, "float32")])
 def test_every_replica_is_put_back(replicas, dtype):
     cause, variables, loss_scaler = made(cases.mirrored(replicas), lambda: keras.optimizers.Adafactor(0.01), dtype)
     before = cases.raw(variables)

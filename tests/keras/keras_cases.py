@@ -35,7 +35,8 @@ def make_model(policy="mixed_float16", stateful=True, dropout=0.25):
 def compiled(
     policy="mixed_float16", inner=None, strategy=None, *, stateful=True, dropout=0.25, protect=True, **arguments
 ):
-    """A model that is compiled with ours."""
+    """A model that is compiled with ours; by XLA, which takes seconds, only where a test asks for it."""
+    arguments.setdefault("jit_compile", False)
     model = make_model(policy, stateful, dropout)
     strategy = strategy or scaler.Dynamic(SCALE)
     optimizer = scaler.LossScaleOptimizer(inner or keras.optimizers.Adam(1e-2), strategy)

@@ -21,8 +21,7 @@ def as_array(grad):
 
 
 @pytest.mark.parametrize("steps", [None, 2], ids=["plain", "accumulated"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize(("built", "dtype"), [(False, "float16"), (True, "float32")])
 @pytest.mark.parametrize(
     "grads",
     [(DENSE, DENSE), (SLICES, OTHER), (DENSE, SLICES), (OTHER, DENSE), (None, DENSE), (DENSE, None), (SLICES,) * 3],

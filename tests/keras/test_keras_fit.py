@@ -11,8 +11,7 @@ import scaler
 
 MODES = {
     "graph": {"jit_compile": False},
-    "auto": {},
-    "xla": {"jit_compile": True},
+    "auto": {"jit_compile": "auto"},  # By XLA.
     "eager": {"run_eagerly": True},
     "several steps": {"steps_per_execution": 4, "jit_compile": False},
 }
@@ -142,7 +141,7 @@ def test_averages_are_taken_over_at_the_end_and_only_if_there_are_any(policy):
 def accumulating(batches, size, strategy=None):
     model = make_model("mixed_float16", stateful=False)
     inner = keras.optimizers.Adam(1e-2, gradient_accumulation_steps=size)
-    model.compile(scaler.LossScaleOptimizer(inner, strategy or scaler.Dynamic(SCALE)), loss="mse")
+    model.compile(scaler.LossScaleOptimizer(inner, strategy or scaler.Dynamic(SCALE)), loss="mse", jit_compile=False)
     for batch in batches:
         model.train_on_batch(*batch)
     return model
@@ -232,7 +231,7 @@ def test_two_optimizers_in_a_train_step_of_your_own():
             return tf.cast(self.second(self.first(x)), tf.float32)
 
         def compile(self, first, second):
-            super().compile()
+            super().compile(jit_compile=False)
             self.one, self.two = first, second
 
         def train_step(self, batch):

@@ -25,9 +25,8 @@ STRATEGIES = {
     "preset in a preset": scaler.presets.nemo() if hasattr(scaler.presets, "nemo") else scaler.NoScaling(),
 }
 INNER = {
-    "ema": {"use_ema": True},
+    "ema": {"use_ema": True, "clipnorm": 0.1, "weight_decay": 0.01},
     "window": {"gradient_accumulation_steps": 4},
-    "clip": {"clipnorm": 0.1, "weight_decay": 0.01},
 }
 
 
@@ -39,7 +38,7 @@ def trained(policy, arguments, strategy=None):
     """After a skipped step and, where gradients are accumulated, in the middle of a window."""
     model = compiled(policy, inner(**arguments), strategy, dropout=0.0)
     fit(model)
-    model.train_on_batch(*overflowing())
+    model.fit(*overflowing(), batch_size=8, verbose=0)
     return model
 
 
@@ -48,7 +47,7 @@ def go_on(model):
     return fit(model), everything(model)
 
 
-@pytest.mark.parametrize(("policy", "kind"), [("mixed_float16", "clip"), ("float16", "ema"), ("float16", "window")])
+@pytest.mark.parametrize(("policy", "kind"), [("float16", "ema"), ("float16", "window")])
 def test_training_goes_on_bit_for_bit(policy, kind, tmp_path):
     arguments = INNER[kind]
     model = trained(policy, arguments)
@@ -221,7 +220,8 @@ def test_a_model_saved_without_its_optimizer_gets_new_masters(tmp_path):
     fit(model)
     model.save(tmp_path / "model.keras", include_optimizer=False)
     loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False)
-    loaded.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=SCALE), loss="mse")
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=SCALE)
+    loaded.compile(optimizer, loss="mse", jit_compile=False)
     before = [weight.numpy().tobytes() for weight in loaded.weights]
     loaded.train_on_batch(*data(8))
     assert [weight.numpy().tobytes() for weight in loaded.weights] == before
@@ -230,7 +230,8 @@ def test_a_model_saved_without_its_optimizer_gets_new_masters(tmp_path):
 def test_an_hdf5_file_holds_the_weights_and_the_optimizer_starts_anew(tmp_path):
     """Keras builds the optimizer of a loaded HDF5 file for no variables, whichever it is."""
     model = compiled("float16", stateful=False)
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss=keras.losses.MeanSquaredError())
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, loss=keras.losses.MeanSquaredError(), jit_compile=False)
     fit(model)
     model.save(tmp_path / "model.h5")
     loaded = keras.saving.load_model(tmp_path / "model.h5")

@@ -61,7 +61,7 @@ def test_what_a_step_returns_is_computed_anew_and_the_rest_is_left():
             return {**logs, "one": tf.constant(1.0)}
 
     model = Mine(make_model().layers)
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), loss="mse")
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), loss="mse", jit_compile=False)
     scaler.protect(model)
     logs = model.train_on_batch(*overflowing(), return_dict=True)
     assert logs == {"loss": np.inf, "one": 1.0}
@@ -71,7 +71,7 @@ def test_before_or_after_compile_and_again_is_the_same():
     model = make_model()
     assert scaler.protect(model) is model
     step = model.train_step
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), loss="mse")
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), loss="mse", jit_compile=False)
     assert scaler.protect(model).train_step is step
     model.train_on_batch(*overflowing())
     assert finite(model)
@@ -98,14 +98,14 @@ def test_statistics_that_overflow_on_an_applied_step_keep_their_last_finite_valu
             return x
 
     model = keras.Sequential([keras.Input([4]), Beside(), keras.layers.Dense(1)])
-    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss="mse", jit_compile=False)
     scaler.protect(model)
     model.train_on_batch(*data(8))
     assert model.optimizer.loss_scaler.counters.applied == 1
     np.testing.assert_array_equal(model.layers[0].largest, [1.0, 2.0])
 
 
-@pytest.mark.parametrize("mode", [{}, {"run_eagerly": True}], ids=str)
+@pytest.mark.parametrize("mode", [{"jit_compile": False}, {"run_eagerly": True}], ids=str)
 def test_a_model_is_built_on_the_first_batch_even_if_that_overflows(mode):
     model = keras.Sequential(
         [

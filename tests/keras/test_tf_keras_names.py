@@ -72,10 +72,10 @@ def test_gradients_that_were_unscaled_by_hand_count_so_until_the_next_loss():
 
 def test_a_compiled_train_step_of_keras_2_goes_on_in_fit():
     optimizer, model = optimizer_and_model()
-    model.compile(optimizer, loss="mse")
+    model.compile(optimizer, loss="mse", jit_compile=False)
     keras_2(optimizer, model, *data(8))
     plain = make_model(stateful=False)
-    plain.compile(keras.optimizers.SGD(0.1), loss="mse", auto_scale_loss=False)
+    plain.compile(keras.optimizers.SGD(0.1), loss="mse", auto_scale_loss=False, jit_compile=False)
     plain.set_weights(model.get_weights())
     for one in (model, plain):
         fit(one)
