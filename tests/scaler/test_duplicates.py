@@ -105,7 +105,7 @@ def is_skipped(run, values, table, optimizer):
     before = raw([table], optimizer.variables)
     outcome = run(tf.constant(values))
     assert not outcome.finite
-    assert outcome.cause != scaler.Cause.NONE
+    assert outcome.cause not in (scaler.Cause.NONE, scaler.Cause.UPDATE)  # It was the gradients.
     assert raw([table], optimizer.variables) == before
     assert run(tf.constant([[1.0], [1.0]])).finite
 
