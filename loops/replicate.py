@@ -52,8 +52,10 @@ def _shares(strategy: tf.distribute.Strategy, batch):
     def share(context):
         def part(tensor: tf.Tensor) -> tf.Tensor:
             size = tf.shape(tensor)[0]
-            tf.debugging.assert_equal(size % replicas, 0, message=UNEVEN.format(replicas=replicas))
-            own = size // replicas
+            even = tf.debugging.assert_equal(size % replicas, 0, message=UNEVEN.format(replicas=replicas))
+            # An error while replicas meet for the first time would keep them from meeting in this process ever after.
+            with tf.control_dependencies([] if even is None else [even]):
+                own = size // replicas
             start = context.replica_id_in_sync_group * own
             return tensor[start : start + own]
 

@@ -13,6 +13,7 @@ from mirrored import mirrored
 
 import loops
 import scaler
+from loops.replicate import replicate
 
 X = np.ones([64, 4], np.float32)
 Y = np.arange(64) % 10
@@ -113,6 +114,24 @@ def test_batches_that_replicas_cannot_share(steps_per_call):
     loop = loops.Loop(run, slices((X, Y)).batch(9), strategy=strategy, steps_per_call=steps_per_call)
     with pytest.raises(loops.BadBatch, match="no multiple of 2 replicas: batch with drop_remainder=True"):
         loop.run(3)
+
+
+def test_replicas_meet_only_over_a_batch_that_they_can_share():
+    """An error while they meet for the first time would cancel their group for the rest of the process."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        run = replicate(step(), strategy)
+    spec = (tf.TensorSpec([None, *X.shape[1:]], X.dtype), tf.TensorSpec([None], Y.dtype))
+    graph = tf.function(run).get_concrete_function(spec).graph
+    meetings = [op for op in graph.get_operations() if op.type.startswith("Collective")]
+    assert meetings
+    for op in meetings:
+        before, waiting = set(), [op]
+        while waiting:
+            one = waiting.pop()
+            waiting += [other for other in (*(t.op for t in one.inputs), *one.control_inputs) if other not in before]
+            before.update(waiting)
+        assert any(one.type == "Assert" or "assert" in one.name for one in before), op.name
 
 
 def test_evaluations_tell_it_too():
