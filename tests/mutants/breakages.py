@@ -63,7 +63,7 @@ BREAKAGES = {
         f"{WINDOW_SUMS}::test_statistics_that_overflow_float16_are_not_kept_until_the_window_ends"
     ),
     "masters_are_rounded_to_infinity": f"{MASTERS}::test_a_master_beyond_the_range_saturates",
-    "accumulator_takes_infinities": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-0]",
+    "accumulator_takes_infinities": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-0-i]",
     "scaled_norms_are_always_trusted": f"{MEASUREMENT}::test_extremes",
     # Leaves its range
     "no_floor": f"{INVARIANTS}::test_300_nonfinite_steps_end_on_the_floor_and_clean_ones_leave_it",
@@ -82,11 +82,11 @@ BREAKAGES = {
     "masters_are_the_rounded_values": (
         f"{MASTERS}::test_updates_too_small_for_16_bits_add_up_in_the_master[graph-float16-0.000244140625]"
     ),
-    "accumulator_keeps_a_skipped_window": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-1]",
-    "last_micro_batch_decides": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-0]",
-    "window_blames_all_weights": f"{WHERE}::test_a_window_names_what_its_first_bad_micro_batch_had[0]",
-    "window_is_a_micro_batch_short": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-0]",
-    "window_forgets_where_it_began": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-i-1]",
+    "accumulator_keeps_a_skipped_window": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-1-n]",
+    "last_micro_batch_decides": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-0-i]",
+    "window_blames_all_weights": f"{WHERE}::test_a_window_names_what_its_first_bad_micro_batch_had",
+    "window_is_a_micro_batch_short": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-0-i]",
+    "window_forgets_where_it_began": f"{WINDOW}::test_a_bad_micro_batch_skips_its_window_only[float32-1-n]",
     "accumulator_adds_in_16_bits": f"{WINDOW_SUMS}::test_repeated_tokens_are_summed_in_float32",
     "clusters_never_refresh_masters": f"{CLUSTERS}::test_weights_that_were_assigned_are_taken_over",
     "clusters_never_round_masters": f"{CLUSTERS}::test_masters_are_updated_and_rounded[None-float16]",
@@ -130,7 +130,7 @@ BREAKAGES = {
     # Changed under a step
     "traced_steps_are_not_asked": f"{TRAINABLE}::test_a_traced_function_does_not_train_a_layer_that_was_frozen",
     # Sticks silently
-    "written_steps_are_applied": f"{WRITTEN}::test_a_step_that_returns_its_loss_alone_is_counted_right[apply-1]",
+    "written_steps_are_applied": f"{WRITTEN}::test_a_step_that_returns_its_loss_alone_is_counted_right[apply-4]",
     "float16_is_not_scaled": f"{DEFAULT_SCALING}::test_small_losses_train[mixed_float16]",
     "hysteresis_is_never_refilled": (
         f"{INVARIANTS}::test_a_spent_budget_backs_off_at_every_step_until_a_growth_refills_it"
