@@ -98,7 +98,7 @@ def test_a_layerwise_scales_by_itself():
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_small_losses_train(policy):
     model = sequential(policy)
-    step = loops.TrainStep(model, lambda y, prediction: 1e-6 * squared(y, prediction), SGD(1e4))
+    step = loops.TrainStep(model, lambda y, prediction: 1e-8 * squared(y, prediction), SGD(1e6))
     before = model.trainable_variables[0].numpy().copy()
     pair = tf.eye(4), tf.zeros([4, 4])
     data = tf.data.Dataset.from_tensors(pair).repeat()

@@ -77,7 +77,7 @@ class Rig:
         self.interval = tf.Variable(3)
         bounds = {"min_scale": LOW, "max_scale": HIGH, "hysteresis": setup.hysteresis}
         strategy = scaler.Dynamic(FIRST, growth_interval=self.interval, **bounds)
-        stuck = scaler.StuckPolicy(consecutive_skips=PATIENCE)
+        stuck = scaler.StuckPolicy(consecutive_skips=PATIENCE, skip_rate=None)
         self.scaler = scaler.LossScaler(strategy if setup.scaled else scaler.NoScaling(), stuck=stuck)
         self.step = loops.TrainStep(
             self.model,
