@@ -343,6 +343,10 @@ def _check(train_step: object, dataset: object, steps_per_call: object, actions:
         )
     _check_count("steps_per_call", steps_per_call)
     for action in actions:
+        if isinstance(action, type):
+            raise scaler.InvalidArgument(
+                f"Loop(actions=[{action.__name__}]): expected an action, and this is its class: {action.__name__}(...)."
+            )
         if not callable(action):
             raise scaler.InvalidArgument(f"Loop(actions=[{action!r}]): expected callables that take a Visit.")
 

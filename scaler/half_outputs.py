@@ -12,6 +12,9 @@ import tensorflow as tf
 from scaler.marks import upstream
 
 _LAYERS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
+_SHAPES = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Gather", "GatherV2", "GatherNd", "StridedSlice")
+_PASS_ON = (*_SHAPES, "Maximum", "Minimum", "ClipByValue", "AddV2", "Sub", "RealDiv", "Neg")
+"""What leaves a probability one, nearly: it may be shifted by an epsilon, normalised, clipped or picked."""
 _PROBABILITIES = ("Softmax", "LogSoftmax", "Sigmoid")
 
 
@@ -26,17 +29,16 @@ def float16_loss(loss: Any) -> str | None:
 
 
 def float16_probabilities_behind(loss: tf.Tensor) -> str | None:
-    """A sentence if a loss in a graph is computed from a softmax or sigmoid in float16, else None.
+    """A sentence if a loss in a graph takes the logarithm of a softmax or sigmoid in float16, else None.
 
-    Behind a float16 value, or the last layer with weights, nothing is looked for: attention may have its softmax there.
+    Behind the last layer with weights nothing is looked for: attention has its softmax there, and gates their sigmoid.
     """
     if tf.executing_eagerly():
         return None
-
-    def ends(tensor: tf.Tensor) -> bool:
-        return tensor.dtype == tf.float16 or getattr(getattr(tensor, "op", None), "type", "") in _LAYERS
-
-    return float16_probabilities(list(upstream([loss], ends)))
+    after_the_layers = upstream([loss], lambda tensor: _type(tensor) in _LAYERS)
+    logarithms = [tensor.op.inputs[0] for tensor in after_the_layers if _type(tensor) in ("Log", "Log1p")]
+    taken_of = upstream(logarithms, lambda tensor: _type(tensor) not in _PASS_ON)
+    return float16_probabilities(list(taken_of))
 
 
 def float16_probabilities(prediction: Any) -> str | None:
@@ -61,3 +63,7 @@ def _is_probability(tensor: Any) -> bool:
     while op.type in ("Identity", "Reshape"):
         op = op.inputs[0].op
     return op.type in _PROBABILITIES
+
+
+def _type(tensor: Any) -> str:
+    return getattr(getattr(tensor, "op", None), "type", "")

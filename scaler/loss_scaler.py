@@ -211,6 +211,10 @@ class LossScaler(tf.Module):
         Raises:
             InvalidArgument: For another shape or dtype.
         """
+        if loss is None:
+            raise InvalidArgument(
+                "scale(None): expected the loss, a floating-point scalar. Does its function return it?"
+            )
         loss = tf.convert_to_tensor(loss)
         if not loss.dtype.is_floating:
             raise InvalidArgument(

@@ -4,24 +4,52 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from scaler import gradients
 from scaler.errors import InvalidArgument
-from scaler.marks import LOSS_SCALE, READ, SCALED, UNSCALED, mark, marks_upstream
+from scaler.marks import LOSS_SCALE, READ, SCALED, UNSCALED, kind_of, mark, marks_upstream, upstream
 
 _OWNER = "_halfstep_owner"
 
 
+_LINEAR = (
+    "Mul",
+    "AddV2",
+    "AddN",
+    "Sub",
+    "Neg",
+    "Sum",
+    "Mean",
+    "Identity",
+    "Cast",
+    "Reshape",
+    "Squeeze",
+    "ExpandDims",
+    "Pack",
+)
+
+
 def refuse_scaled(loss: tf.Tensor) -> None:
-    """Raises `InvalidArgument` for a loss that some scaler has scaled."""
-    if SCALED in marks_upstream([loss]):
+    """Raises `InvalidArgument` for a loss that some scaler has scaled, or that was multiplied by a scale by hand.
+
+    By hand is only what goes into the loss through sums and products: a penalty on gradients that were divided by a
+    scale holds one, too.
+    """
+    by_hand = {kind_of(tensor) for tensor in upstream([loss], _ends_a_product)} & {LOSS_SCALE, READ}
+    if by_hand or SCALED in marks_upstream([loss]):
         raise InvalidArgument(
             "scale(loss): the loss was scaled already, by this loss scaler or by another one, so that its gradients "
             "carry the product of both scales and are divided by one of them: expected a loss that nothing scaled. "
             "Call scale once, on the sum of what is to be differentiated."
         )
+
+
+def _ends_a_product(tensor: tf.Tensor) -> bool:
+    operation = getattr(tensor, "op", None) if not tf.executing_eagerly() else None
+    return kind_of(tensor) is not None or getattr(operation, "type", "") not in _LINEAR
 
 
 def refuse_gradients(method: str, grads: Sequence[gradients.Gradient], owner: object) -> None:
@@ -31,10 +59,11 @@ def refuse_gradients(method: str, grads: Sequence[gradients.Gradient], owner: ob
     pass of their own, which carries a scale of `owner`. For an owner of None nobody else's scale is looked for.
     """
     found = _upstream(grads)
-    if set(found) == {UNSCALED}:
+    if set(found) == {UNSCALED} or (owner is not None and any(map(_divided_by_a_scale, grads))):
         raise InvalidArgument(
-            f"{method}(grads): these gradients went through unscale already, and would be divided by the loss scale "
-            "once more: expected gradients of the scaled loss. Those that are unscaled go to apply(..., unscaled=True)."
+            f"{method}(grads): these gradients went through unscale already, or were divided by loss_scale, and would "
+            "be divided by the loss scale once more: expected gradients of the scaled loss. Those that are unscaled go "
+            "to apply(..., unscaled=True)."
         )
     owners = [_owner(tensor) for kind in (LOSS_SCALE, READ) for tensor in found.get(kind, ())]
     if owner is not None and owners and all(other is not None and other is not owner for other in owners):
@@ -42,6 +71,17 @@ def refuse_gradients(method: str, grads: Sequence[gradients.Gradient], owner: ob
             f"{method}(grads): another loss scaler scaled these gradients, and they would be divided by the scale of "
             "this one: expected gradients of a loss that this one scaled. Scale, unscale and apply with one of them."
         )
+
+
+def _divided_by_a_scale(grad: gradients.Gradient) -> bool:
+    """Whether the last thing that was done to a gradient was to divide it by a scale."""
+    values: Any = gradients.values_of(grad) if tf.is_tensor(grad) else None
+    while getattr(getattr(values, "op", None), "type", "") in ("Identity", "Cast", "Reshape"):
+        values = values.op.inputs[0]
+    if getattr(getattr(values, "op", None), "type", "") != "RealDiv":
+        return False
+    divisor = values.op.inputs[1]
+    return any(kind_of(tensor) in (LOSS_SCALE, READ) for tensor in upstream([divisor], _ends_a_product))
 
 
 def scale_read(grads: Sequence[gradients.Gradient], owner: object, read: bool) -> tuple[tf.Tensor | None, bool]:

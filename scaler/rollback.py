@@ -44,10 +44,12 @@ def snapshot(variables: Iterable) -> Snapshot:
         variables: `tf.Variable`s or Keras variables of any dtype and shape.
 
     Raises:
-        InvalidArgument: For a model instead of its variables.
+        InvalidArgument: For a model instead of its variables, or what is no list.
     """
     if isinstance(variables, keras.layers.Layer):
         raise InvalidArgument("snapshot(model): expected variables: model.non_trainable_variables.")
+    if not isinstance(variables, Iterable):
+        raise InvalidArgument(f"snapshot({variables!r}): expected a list of variables.")
     variables = tuple(variables)
     warn_if_late(variables)
     return Snapshot(variables, tuple(tf.identity(variable) for variable in variables))

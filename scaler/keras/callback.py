@@ -45,8 +45,9 @@ class LossScaleLogger(keras.callbacks.Callback):
         found = loss_scale_optimizers(self.model)
         if not found:
             raise InvalidArgument(
-                f"LossScaleLogger: the model's optimizer is a {type(self.model.optimizer).__name__}: expected a "
-                "scaler.LossScaleOptimizer, or some as attributes of the model."
+                f"LossScaleLogger: the model's optimizer is a {_called(self.model.optimizer)}: expected a "
+                "scaler.LossScaleOptimizer, as in compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), ...), or "
+                "several as attributes of the model."
             )
         alone = len(found) == 1
         self._scalers = {"" if alone else f"{name}_": optimizer.loss_scaler for name, optimizer in found.items()}
@@ -72,3 +73,9 @@ class LossScaleLogger(keras.callbacks.Callback):
             logs[f"{name}loss_scale"] = float(loss_scaler.loss_scale)
             logs[f"{name}skipped_steps"] = int(loss_scaler.counters.skipped)
             logs[f"{name}last_skip"] = int(loss_scaler.last_skip.cause)
+
+
+def _called(optimizer: object) -> str:
+    # Keras puts its own around a name or an optimizer that is compiled under the policy mixed_float16.
+    kind = type(optimizer)
+    return f"keras.optimizers.{kind.__name__}" if kind is keras.optimizers.LossScaleOptimizer else kind.__name__

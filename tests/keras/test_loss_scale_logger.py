@@ -49,6 +49,9 @@ def test_it_says_what_it_needs():
     model.compile("adam", loss="mse", auto_scale_loss=False)
     with pytest.raises(scaler.InvalidArgument, match="optimizer is a Adam: expected"):
         fit(model, callbacks=[scaler.LossScaleLogger()])
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), loss="mse")
+    with pytest.raises(scaler.InvalidArgument, match=r"optimizer is a keras\.optimizers\.LossScaleOptimizer: expected"):
+        fit(model, callbacks=[scaler.LossScaleLogger()])
 
 
 def mostly_nan(model, batches):

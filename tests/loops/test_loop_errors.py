@@ -163,3 +163,8 @@ def test_a_run_cannot_go_backwards():
 def test_an_action_alone_is_no_list():
     with pytest.raises(scaler.InvalidArgument, match=r"Loop\(actions=.*expected a list of actions"):
         loops.Loop(lambda n: {"loss": n}, numbers(), actions=loops.Progress())
+
+
+def test_the_class_of_an_action_is_no_action():
+    with pytest.raises(scaler.InvalidArgument, match=r"actions=\[Progress\].*this is its class: Progress\(\.\.\.\)"):
+        loops.Loop(lambda n: {"loss": n}, numbers(), actions=[loops.Progress])

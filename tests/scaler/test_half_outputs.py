@@ -131,6 +131,30 @@ def test_probabilities_are_named_in_fit_and_by_hand_too(train):
 
 
 @pytest.mark.parametrize("train", [fitted, by_hand])
+def test_gates_and_pools_and_penalties_are_not(train):
+    """A logarithm is taken of none of these."""
+    x = keras.Input([3])
+    logits = keras.layers.Dense(2, dtype="float32")(x)
+    for activation in ("sigmoid", "softmax"):
+        gate = keras.layers.Dense(2, activation=activation, dtype="float16")(x)
+        train(keras.Model(x, keras.layers.Multiply(dtype="float32")([logits, gate])), LOGITS)
+    masks = keras.layers.Dense(1, activation="sigmoid", dtype="float16")(x)
+    train(keras.Model(x, masks), keras.losses.MeanSquaredError())
+
+
+@pytest.mark.parametrize("train", [fitted, by_hand])
 def test_a_softmax_before_the_last_layer_is_not(train):
     train(network(keras.layers.Softmax(dtype="float16"), keras.layers.Dense(2, dtype="float16")), LOGITS)
     train(network(keras.layers.Softmax(dtype="float16"), keras.layers.Dense(2, dtype="float32")), LOGITS)
+
+
+def test_a_logarithm_in_float16_by_hand_is_named():
+    loss_scaler, logits = scaler.LossScaler(), tf.Variable(tf.ones([4, 2], tf.float16))
+
+    @tf.function
+    def step():
+        chosen = tf.gather(tf.nn.softmax(logits), tf.zeros([4], tf.int32), batch_dims=1)
+        return loss_scaler.scale(tf.cast(-tf.reduce_mean(tf.math.log(chosen)), tf.float32))
+
+    with pytest.warns(scaler.ScaleWarning, match="softmax or sigmoid in float16"):
+        step()

@@ -184,3 +184,64 @@ def test_a_forgotten_scale_is_seen_where_there_are_masters(kind):
 
     with FORGOTTEN:
         step()
+
+
+X = tf.random.stateless_normal([24, 3], [1, 2])
+
+
+def by_hand_steps(loss_scaler, weight):
+    """Correct steps that other people wrote, whose scale comes by ways that no mark follows to its end."""
+    kept, flat = tf.Variable([2.0**15]), tf.Variable(tf.zeros([1, 3]))
+
+    def loss():
+        return tf.reduce_mean(tf.square(tf.linalg.matvec(X, weight)))
+
+    def gradient(scaled):
+        with tf.GradientTape() as tape:
+            value = scaled()
+        return tape.gradient(value, weight)
+
+    def accumulated():
+        flat.assign(tf.reshape(gradient(lambda: loss_scaler.scale(loss())), [1, 3]))
+        return tf.reshape(flat + 0.0, [3]) + 0.0 * weight
+
+    def per_example():
+        with tf.GradientTape() as tape:
+            losses = tf.square(tf.linalg.matvec(X, weight))
+            scale = tf.fill(tf.shape(losses), loss_scaler.loss_scale / 24.0)
+        return tape.gradient(losses, weight, output_gradients=scale)
+
+    def quantised():
+        grad = gradient(lambda: loss_scaler.scale(loss()))
+        return tf.cast(tf.cast(tf.round(grad), tf.int32), tf.float32) + 0.0 * weight
+
+    return {
+        "stop_gradient": lambda: gradient(lambda: loss() * tf.stop_gradient(loss_scaler.loss_scale)),
+        "fill": lambda: gradient(lambda: tf.reduce_sum(loss() * tf.fill([1], loss_scaler.loss_scale))),
+        "output gradients": per_example,
+        "a vector": lambda: gradient(lambda: loss() * kept[0]),
+        "a flat sum": accumulated,
+        "quantised": quantised,
+        "a small constant": lambda: gradient(lambda: loss() * 128.0),
+        "an odd constant": lambda: gradient(lambda: loss() * 1000.0),
+    }
+
+
+@pytest.mark.parametrize("how", by_hand_steps(scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])))
+def test_ways_that_no_mark_follows_are_not_suspected(how):
+    loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])
+    assert loss_scaler.loss_scale == 2.0**15
+    grad = by_hand_steps(loss_scaler, weight)[how]
+    assert tf.function(lambda: loss_scaler.apply(plain_descent, [grad()], [weight]).finite)()
+
+
+def test_flat_gradients_given_as_one_argument_are_not_suspected():
+    loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([2, 3]))
+    assert loss_scaler.loss_scale == 2.0**15
+
+    @tf.function
+    def apply(flat):
+        grad = tf.reshape(flat, [2, 3]) + 0.01 * weight
+        return loss_scaler.apply(plain_descent, [grad], [weight]).finite
+
+    assert apply(tf.ones([6]))

@@ -309,3 +309,52 @@ def test_a_look_at_unscaled_gradients_is_no_mistake():
             assert loss_scaler.apply(plain_descent, [grad], [variable], update=False).finite
         loss_scaler.update(scaler.Event(scaler.all_finite(loss_scaler.unscale(grads()))))
         assert loss_scaler.apply(plain_descent, grads(by_hand=True), variables).finite
+
+
+@pytest.mark.parametrize("when", ["in the tape", "before it"])
+def test_a_loss_multiplied_by_the_scale_is_not_scaled_again(when):
+    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
+
+    @tf.function
+    def step():
+        read = loss_scaler.loss_scale
+        with tf.GradientTape() as tape:
+            by = loss_scaler.loss_scale if when == "in the tape" else read
+            scaled = loss_scaler.scale(tf.reduce_mean([slope(variable) * by]))
+        return tape.gradient(scaled, variable)
+
+    with pytest.raises(scaler.InvalidArgument, match="scaled already"):
+        step()
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+def test_a_penalty_unscaled_by_hand_is_part_of_the_loss(inverse):
+    loss_scaler, variable, x = scaler.LossScaler(STATIC), weight(), tf.constant([2.0, 3.0])
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                inner_scaled = tf.reduce_sum(variable * x) * loss_scaler.loss_scale
+            slopes = inner.gradient(inner_scaled, x)
+            slopes = slopes * (1.0 / loss_scaler.loss_scale) if inverse else slopes / loss_scaler.loss_scale
+            scaled = loss_scaler.scale(slope(variable) + tf.reduce_sum(tf.square(slopes)))
+        return loss_scaler.unscale([tape.gradient(scaled, variable)])[0]
+
+    np.testing.assert_allclose(step(), [2.0 + 2 * 0.5, 3.0 - 2 * 1.0])
+
+
+def test_gradients_divided_by_the_scale_are_not_unscaled_again():
+    loss_scaler, variable = scaler.LossScaler(STATIC), weight()
+
+    @tf.function
+    def step(unscaled):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(slope(variable))
+        grads = [tape.gradient(scaled, variable) / loss_scaler.loss_scale]
+        return loss_scaler.apply(plain_descent, grads, [variable], unscaled=unscaled).grad_norm
+
+    with pytest.raises(scaler.InvalidArgument, match=r"were divided by loss_scale.*unscaled=True"):
+        step(False)
+    np.testing.assert_allclose(step(True), np.sqrt(13.0))
