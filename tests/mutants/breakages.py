@@ -105,6 +105,10 @@ BREAKAGES = {
         "tests/scaler/test_half_outputs.py::test_probabilities_are_named_in_fit_and_by_hand_too[by_hand]"
     ),
     "a_scaled_loss_is_scaled_again": f"{ONCE}::test_a_loss_scaled_twice_is_refused[graph]",
+    "a_scale_by_hand_is_scaled_again": (
+        f"{ONCE}::test_a_loss_multiplied_by_the_scale_is_not_scaled_again[in the tape]"
+    ),
+    "unscaled_by_hand_is_applied_as_scaled": f"{ONCE}::test_gradients_divided_by_the_scale_are_not_unscaled_again",
     "scale_used_is_ignored": f"{SCALES}::test_an_apply_after_an_update_unscales_by_the_scale_before_it",
     "clip_before_unscale": f"{FACE}::test_clipping_comes_after_unscaling[graph]",
     "each_norm_is_the_global_one": f"{CLIPPING}::test_what_arrives_is_clipped_after_unscaling[graph-ClipByNorm-0.5]",
