@@ -83,7 +83,7 @@ def gradients_of(task: ImageTask, model: keras.Model, images, labels, factor):
     bits = tf.bitwise.bitwise_and(tf.bitcast(tf.boolean_mask(values, values != 0), tf.int32), 0x7FFFFFFF)
     exponents = tf.clip_by_value(tf.bitwise.right_shift(bits, 23) - 127, LOWEST, HIGHEST) - LOWEST
     counts = tf.math.bincount(exponents, minlength=HIGHEST - LOWEST + 1, dtype=tf.int64)
-    seen = Gradients(scaler.amax(by_weight), scaler.amax([*by_weight, values]), counts)
+    seen = Gradients(scaler.gradients.amax(by_weight), scaler.gradients.amax([*by_weight, values]), counts)
     return loss, by_weight, seen
 
 
@@ -164,7 +164,7 @@ def train(task: ImageTask, kind: str, strategy: scaler.Strategy, steps: int, see
             return True
 
         tf.cond(finite, apply, skip)
-        loss_scaler.update(scaler.Event(finite, amax=scaler.amax(grads)))
+        loss_scaler.update(scaler.Event(finite, amax=scaler.gradients.amax(grads)))
         return loss, used
 
     @tf.function

@@ -57,7 +57,7 @@ def plain(model: keras.Model):
 
 def layerwise(model: keras.Model, depth: int):
     """A function from a batch to gradients of the kernels and whether the step was finite."""
-    rescaled, scales = scaler.insert_rescales(model, [f"layer_{number}" for number in range(1, depth + 1)])
+    rescaled, scales = scaler.layerwise.insert_rescales(model, [f"layer_{number}" for number in range(1, depth + 1)])
 
     @tf.function
     def gradients(images, labels):

@@ -73,9 +73,9 @@ def main() -> None:
     contenders = {"step": (step, 1), **{f"{n}.update": (updates(s), UPDATES) for n, s in STRATEGIES.items()}}
     measured = {
         "all_finite": scaler.all_finite,
-        "amax": scaler.amax,
-        "all_finite and amax": lambda values: (scaler.all_finite(values), scaler.amax(values)),
-        "histogram, one edge": lambda values: scaler.histogram(values, (8188.0,)),
+        "amax": scaler.gradients.amax,
+        "all_finite and amax": lambda values: (scaler.all_finite(values), scaler.gradients.amax(values)),
+        "histogram, one edge": lambda values: scaler.gradients.histogram(values, (8188.0,)),
     }
     for name, function in measured.items():
         compiled = tf.function(function)

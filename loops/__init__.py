@@ -28,11 +28,11 @@ from loops.errors import NotWritable as NotWritable
 from loops.errors import OutOfData as OutOfData
 from loops.errors import ResumeWarning as ResumeWarning
 from loops.errors import WorkerLost as WorkerLost
-from loops.join import join_workers as join_workers
 from loops.loop import Loop as Loop
 from loops.loop import Visit as Visit
-from loops.schedules import ByAttempts as ByAttempts
-from loops.step import TrainStep as TrainStep
+from loops.step.by_attempts import ByAttempts as ByAttempts
+from loops.step.train_step import TrainStep as TrainStep
+from loops.workers.join import join_workers as join_workers
 
 __all__ = [
     "Averaged",

@@ -26,7 +26,7 @@ from loops.resume.randomness import unsaved_random_operations
 from loops.resume.state import RunState
 from loops.resume.variables import variable_groups
 from loops.signature import taking_batches
-from loops.workers import Workers
+from loops.workers.workers import Workers
 
 
 @dataclasses.dataclass(frozen=True)

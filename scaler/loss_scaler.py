@@ -7,30 +7,32 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scaler import gradients, moving_statistics, replicas
+from scaler import gradients
+from scaler.backend import replicas
+from scaler.backend.graphs import apart, as_called, as_written
+from scaler.backend.tapes import tape_records
+from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_flag, within
-from scaler.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
-from scaler.described import described
 from scaler.errors import InvalidArgument
 from scaler.explain import explain
-from scaler.gate import Gate
-from scaler.graphs import apart, as_called, as_written
-from scaler.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
+from scaler.gate.gate import Gate
+from scaler.gate.updates import Optimizer, check_optimizer, name_of
+from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
+from scaler.gradients.pairs import as_gradient, check_pairs
 from scaler.last_skip import correction, packed, unpacked
-from scaler.marks import LOSS_SCALE, READ, SCALED, mark
-from scaler.masters import MasterWeights
-from scaler.once import marked_unscaled, owned, refuse_gradients, refuse_scaled, scale_read
-from scaler.optimizers import Optimizer, check_optimizer, name_of
+from scaler.mistakes import moving_statistics
+from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
+from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, mark
+from scaler.mistakes.once import marked_unscaled, owned, refuse_gradients, refuse_scaled, scale_read
+from scaler.mistakes.use import Unscaled, Use, one_scale
 from scaler.outcome import Cause, Outcome, Skip
-from scaler.pairs import as_gradient, check_pairs
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, NoScaling, Static, Strategy
 from scaler.strategies.base import check_event, check_state, check_strategy, needs_of
+from scaler.strategies.described import described
 from scaler.stuck import Reading, StuckPolicy, Watch
-from scaler.tapes import tape_records
-from scaler.trainable import TrainableSet
-from scaler.use import Unscaled, Use, one_scale
-from scaler.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
+from scaler.weights.masters import MasterWeights
+from scaler.weights.trainable import TrainableSet
 
 
 class Counters(NamedTuple):

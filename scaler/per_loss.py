@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from scaler import gradients
+from scaler.backend.graphs import as_written
 from scaler.errors import InvalidArgument
-from scaler.graphs import as_written
+from scaler.gate.updates import Optimizer, move_nothing
+from scaler.gradients.pairs import check_gradients
 from scaler.loss_scaler import Counters, LossScaler
-from scaler.masters import MasterWeights
-from scaler.optimizers import Optimizer, move_nothing
 from scaler.outcome import Cause, Outcome, Skip
-from scaler.pairs import check_gradients
 from scaler.rollback import Snapshot, snapshot
 from scaler.strategies import NoScaling, Strategy
 from scaler.stuck import StuckPolicy
+from scaler.weights.masters import MasterWeights
 
 
 class PerLoss(tf.Module):

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
+from scaler.backend.graphs import as_written
 from scaler.errors import InvalidArgument
-from scaler.graphs import as_written
-from scaler.moving_statistics import warn_if_late
+from scaler.mistakes.moving_statistics import warn_if_late
 
 
 @dataclasses.dataclass(frozen=True)

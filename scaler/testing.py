@@ -210,8 +210,9 @@ def _only_declared(strategy: Strategy, events: Sequence[_Seen], event: _Watched)
         missed = vars(event).get("missed")
         if not missed:
             raise
-        needs = {"amax": "scaler.Needs(amax=True)", "histogram": "scaler.Needs(edges=(...))"}[missed[-1]]
-        what = f"it uses event.{missed[-1]}, which is None unless it is declared: needs = {needs}"
+        argument = {"amax": "amax=True", "histogram": "edges=(...)"}[missed[-1]]
+        declared = f"needs = scaler.strategies.Needs({argument})"
+        what = f"it uses event.{missed[-1]}, which is None unless it is declared: {declared}"
         raise _broken(strategy, "declared statistics", events, what) from error
 
 

@@ -18,7 +18,7 @@ from loops.resume import folder
 from loops.resume.common import Found, newest_common, place
 from loops.resume.identity import check_identity, check_layout
 from loops.resume.variables import layout
-from loops.workers import Workers
+from loops.workers.workers import Workers
 
 if TYPE_CHECKING:
     from loops.loop import Loop, Visit

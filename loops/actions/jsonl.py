@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import scaler
 from loops.actions.lines import StepLines
 from loops.loop import Visit
-from loops.step import TrainStep
+from loops.step.train_step import TrainStep
 
 if TYPE_CHECKING:
     from loops.loop import Loop

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import scaler
 from loops.cli import doctor, inspect, study, train
-from loops.cli.workers import EXIT_WORKER_LOST
+from loops.cli.launch import EXIT_WORKER_LOST
 from loops.errors import WorkerLost
 from loops.interrupts import EXIT_INTERRUPTED, EXIT_TERMINATED
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from loops.doctor import examine
+from loops.machine import examine
 
 
 def add_parser(commands) -> None:

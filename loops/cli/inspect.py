@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from loops.resume.inspect import describe
-from loops.runs import CHECKPOINTS, to_json
+from loops.resume.describe import describe
+from loops.runs.run import CHECKPOINTS, to_json
 
 
 def add_parser(commands) -> None:

@@ -14,9 +14,9 @@ import rich.table
 import scaler
 from loops import tasks
 from loops.actions import Progress
-from loops.cli import arguments
-from loops.runs import to_json
-from loops.strategies import FORMS
+from loops.cli import options
+from loops.runs.run import to_json
+from loops.runs.strategy_text import FORMS
 from loops.study.compare import run_study
 from loops.study.setups import SETUPS, choose_setups, strategy_setups
 from loops.study.summaries import failed, failure, share
@@ -58,8 +58,8 @@ def add_parser(commands) -> None:
         help="compare strategies in place of set-ups, on mixed float16 and beside float32; may be given several times: "
         + FORMS,
     )
-    parser.add_argument("--steps", type=arguments.count, default=400, help="batches a run (default: %(default)s)")
-    parser.add_argument("--seeds", type=arguments.count, default=3, help="runs a set-up (default: %(default)s)")
+    parser.add_argument("--steps", type=options.count, default=400, help="batches a run (default: %(default)s)")
+    parser.add_argument("--seeds", type=options.count, default=3, help="runs a set-up (default: %(default)s)")
     parser.add_argument("--out", default="study", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.set_defaults(run=_run)

@@ -7,11 +7,11 @@ import argparse
 import scaler
 from loops import tasks
 from loops.actions import Progress
-from loops.cli import arguments
-from loops.cli.workers import launch, leave_with_the_launcher
-from loops.join import SECONDS, addresses, join_workers
-from loops.runs import POLICIES, RunOptions, to_json, train
-from loops.strategies import FORMS
+from loops.cli import options
+from loops.cli.launch import launch, leave_with_the_launcher
+from loops.runs.run import POLICIES, RunOptions, to_json, train
+from loops.runs.strategy_text import FORMS
+from loops.workers.join import SECONDS, addresses, join_workers
 
 
 def add_parser(commands) -> None:
@@ -27,12 +27,12 @@ def add_parser(commands) -> None:
         metavar="NAME[:OPTION=VALUE,...]",
         help=f"{FORMS} (default: %(default)s)",
     )
-    parser.add_argument("--steps", type=arguments.count, default=400, help="batches to take (default: %(default)s)")
-    parser.add_argument("--seed", type=arguments.seed, default=0, help="(default: %(default)s)")
+    parser.add_argument("--steps", type=options.count, default=400, help="batches to take (default: %(default)s)")
+    parser.add_argument("--seed", type=options.seed, default=0, help="(default: %(default)s)")
     parser.add_argument("--out", default="run", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument(
         "--checkpoint-every",
-        type=arguments.count,
+        type=options.count,
         metavar="N",
         help="save DIR/checkpoints every N steps (default: never)",
     )
@@ -43,7 +43,7 @@ def add_parser(commands) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=arguments.count,
+        type=options.count,
         default=1,
         metavar="N",
         help="train in N processes on the CPUs of this machine, each with an equal share of every batch; on several "
@@ -51,7 +51,7 @@ def add_parser(commands) -> None:
     )
     parser.add_argument(
         "--wait",
-        type=arguments.count,
+        type=options.count,
         default=int(SECONDS),
         metavar="SECONDS",
         help="how long workers wait for each other at the start (default: %(default)s)",

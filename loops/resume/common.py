@@ -7,7 +7,7 @@ from typing import Any
 
 from loops.errors import CheckpointError
 from loops.resume import folder
-from loops.workers import Workers
+from loops.workers.workers import Workers
 
 
 def place(directory: pathlib.Path, workers: Workers) -> pathlib.Path:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 import scaler
-from loops.strategies import parse_strategy
+from loops.runs.strategy_text import parse_strategy
 
 SMALL = 2.0**-20
 """The constant of the small-loss set-ups: what a loss term with a weight of one in a million looks like."""

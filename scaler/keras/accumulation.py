@@ -10,11 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaler import replicas
-from scaler.backend import apply_steps
+from scaler.backend import apply_steps, replicas
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
-from scaler.gradients import Gradient, overwrites
+from scaler.gradients.lists import Gradient, overwrites
 
 _KERAS_COUNTS_ITSELF = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 10)
 """Whether `apply` counts a step; before, the method that a window takes over did."""

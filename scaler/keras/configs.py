@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import numbers
 from typing import Any
 
@@ -11,9 +10,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from scaler import layerwise, strategies
 from scaler.errors import InvalidArgument
+from scaler.presets import rules
 from scaler.strategies import Strategy
 from scaler.strategies.base import check_strategy
+
+_NAMESPACES = (strategies, rules, layerwise)
+"""Where the strategies of this package have their public names."""
 
 
 def to_config(strategy: Strategy) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def to_config(strategy: Strategy) -> dict[str, Any]:
         )
     return {
         "class_name": kind.__qualname__,
-        "module": kind.__module__ if _is_ours(kind.__module__) else None,
+        "module": next((public.__name__ for public in _NAMESPACES if _named(kind.__name__, public) is kind), None),
         "registered_name": registered if known else None,
         "config": config,
     }
@@ -67,9 +71,10 @@ def _find(config: dict[str, Any], custom_objects: dict | None) -> Any:
         found = known and keras.saving.get_registered_object(known, custom_objects=custom_objects)
         if found:
             return found
-    # Only modules of this package are imported: a file is not to choose what code runs.
-    if module and _is_ours(module):
-        found = getattr(importlib.import_module(module), name, None)
+    # Nothing is imported: a file is not to choose what code runs.
+    if module and module.startswith("scaler."):
+        # Files from before there were public names hold the module that a class was in then.
+        found = next((_named(name, public) for public in _NAMESPACES if name in public.__all__), None)
         if dataclasses.is_dataclass(found):
             return found
     raise InvalidArgument(
@@ -79,8 +84,8 @@ def _find(config: dict[str, Any], custom_objects: dict | None) -> Any:
     )
 
 
-def _is_ours(module: str) -> bool:
-    return module.startswith(("scaler.strategies.", "scaler.presets."))
+def _named(name: str, public: Any) -> Any:
+    return getattr(public, name) if name in public.__all__ else None
 
 
 def _plain(strategy: Strategy, name: str, value: Any) -> Any:

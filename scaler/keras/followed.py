@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaler.masters import MasterWeights
+from scaler.weights.masters import MasterWeights
 
 
 class Followed(list):

@@ -9,18 +9,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaler import gradients, replicas
+from scaler import gradients
+from scaler.backend import replicas
+from scaler.backend.graphs import in_steps_of_fit, in_xla
 from scaler.errors import InvalidArgument
-from scaler.gradients import Gradient
-from scaler.graphs import in_steps_of_fit, in_xla
+from scaler.gate.updates import build_optimizer
+from scaler.gradients.lists import Gradient
 from scaler.keras import accumulation, arguments, configs, followed
 from scaler.keras.other_names import OtherNames
 from scaler.loss_scaler import LossScaler
-from scaler.marks import SCALED, mark
-from scaler.masters import MasterWeights
-from scaler.optimizers import build_optimizer
+from scaler.mistakes.marks import SCALED, mark
 from scaler.outcome import Outcome
 from scaler.strategies import Strategy
+from scaler.weights.masters import MasterWeights
 
 _SAVED_AT_TIMES = ("masters", "_window", "step_counter", "dynamic_scale")
 """Parts that not every checkpoint of a loss scale optimizer has, ours or Keras's."""

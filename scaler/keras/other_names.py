@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
-from scaler.gradients import Gradient
+from scaler.gradients.lists import Gradient
 from scaler.loss_scaler import LossScaler
 from scaler.strategies import NoScaling, Static
 

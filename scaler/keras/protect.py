@@ -9,13 +9,13 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from scaler import replicas
+from scaler.backend import replicas
 from scaler.errors import InvalidArgument
 from scaler.keras.of_model import loss_scale_optimizers
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.keras.shown import Shown
 from scaler.rollback import keep_finite
-from scaler.trainable import TrainableSet
+from scaler.weights.trainable import TrainableSet
 
 _MARK = "_scaler_protected"
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaler import replicas
+from scaler.backend import replicas
 
 
 class Shown:

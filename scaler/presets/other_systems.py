@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_number, is_symbolic
-from scaler.presets.rules.exact import as_double, single
 from scaler.presets.rules.first_overflow import FirstOverflow
 from scaler.presets.rules.lag import OneStepLate
+from scaler.presets.rules.precision import as_double, single
 from scaler.presets.rules.streak import Streak
 from scaler.presets.torch_systems import check_factors
 from scaler.strategies.dynamic import Dynamic

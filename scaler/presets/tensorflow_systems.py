@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_scale
-from scaler.presets.rules.exact import single
+from scaler.presets.rules.precision import single
 from scaler.presets.rules.streak import Streak
 from scaler.presets.torch_systems import check_factors
 from scaler.strategies.dynamic import Dynamic

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_number, check_scale
-from scaler.presets.rules.exact import smaller
 from scaler.presets.rules.log2 import Log2
+from scaler.presets.rules.precision import smaller
 from scaler.presets.rules.skipped_at_floor import SkippedAtFloor
 from scaler.presets.rules.spaced import Spaced
 from scaler.presets.rules.streak import Streak

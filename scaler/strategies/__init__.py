@@ -1,8 +1,5 @@
 """Loss-scaling strategies, one file each: pure state machines, nothing stateful."""
 
-from scaler.strategies.adaptive import AdaptiveScale as AdaptiveScale
-from scaler.strategies.adaptive import AdaptiveScaleState as AdaptiveScaleState
-from scaler.strategies.adaptive import LayerEvent as LayerEvent
 from scaler.strategies.base import Event as Event
 from scaler.strategies.base import Needs as Needs
 from scaler.strategies.base import Strategy as Strategy
@@ -25,3 +22,28 @@ from scaler.strategies.smooth import SmoothState as SmoothState
 from scaler.strategies.static import Static as Static
 from scaler.strategies.static import StaticState as StaticState
 from scaler.strategies.warmup import Warmup as Warmup
+
+__all__ = [
+    "Bounded",
+    "DelayedAmax",
+    "DelayedAmaxState",
+    "Dynamic",
+    "DynamicState",
+    "Event",
+    "Headroom",
+    "HeadroomState",
+    "Histogram",
+    "HistogramState",
+    "LogNormal",
+    "LogNormalState",
+    "Needs",
+    "NoScaling",
+    "RisingFloor",
+    "Scheduled",
+    "Smooth",
+    "SmoothState",
+    "Static",
+    "StaticState",
+    "Strategy",
+    "Warmup",
+]

@@ -76,7 +76,8 @@ def needs_of(strategy: object) -> Needs:
     needs = getattr(strategy, "needs", Needs())
     if not isinstance(needs, Needs):
         raise InvalidArgument(
-            f"{type(strategy).__name__}.needs={needs!r}: expected a scaler.Needs, such as scaler.Needs(amax=True)."
+            f"{type(strategy).__name__}.needs={needs!r}: expected scaler.strategies.Needs(...), such as "
+            "Needs(amax=True)."
         )
     check_edges(needs.edges)
     return needs
@@ -112,7 +113,8 @@ def statistic(strategy: object, event: Event, name: str) -> tf.Tensor:
     if value is None:
         raise InvalidArgument(
             f"{type(strategy).__name__}.update: the event has no {name}. Compute it from the step's gradients: "
-            "Event(finite, amax=scaler.amax(unscaled)), or Event(finite, histogram=scaler.histogram(grads, edges))."
+            "Event(finite, amax=scaler.gradients.amax(unscaled)), or "
+            "Event(finite, histogram=scaler.gradients.histogram(grads, edges))."
         )
     return tf.convert_to_tensor(value)
 
@@ -180,7 +182,7 @@ def check_event(strategy: object, event: Event) -> None:
         if not amax.dtype.is_floating or amax.shape.rank not in (0, None):
             raise InvalidArgument(
                 f"update(Event(finite, amax=...)): amax is {amax.dtype.name} of shape {amax.shape}: expected a scalar "
-                "float32 tensor, such as scaler.amax(unscaled)."
+                "float32 tensor, such as scaler.gradients.amax(unscaled)."
             )
     if event.histogram is not None:
         counts, edges = tf.convert_to_tensor(event.histogram), needs_of(strategy).edges
@@ -188,5 +190,6 @@ def check_event(strategy: object, event: Event) -> None:
         if not counts.dtype.is_integer or not counts.shape.is_compatible_with([bins]):
             raise InvalidArgument(
                 f"update(Event(finite, histogram=...)): the histogram is {counts.dtype.name} of shape {counts.shape}: "
-                f"expected int64 [{bins or 'edges + 1'}], such as scaler.histogram(scaled, {edges or 'edges'})."
+                f"expected int64 [{bins or 'edges + 1'}], such as "
+                f"scaler.gradients.histogram(scaled, {edges or 'edges'})."
             )

@@ -11,7 +11,7 @@ import tensorflow as tf
 from scaler.checks import check_scale, is_symbolic
 from scaler.errors import InvalidArgument
 from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, check_strategy, needs_of
-from scaler.strategies.joined import as_schedule, count_up, inner_of, join, own_of
+from scaler.strategies.nested import as_schedule, count_up, inner_of, join, own_of
 
 
 @dataclasses.dataclass(frozen=True)

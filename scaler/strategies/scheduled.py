@@ -21,7 +21,7 @@ from scaler.strategies.base import (
     needs_of,
     together,
 )
-from scaler.strategies.joined import as_schedule, count_up, state_of_fields
+from scaler.strategies.nested import as_schedule, count_up, state_of_fields
 
 
 @dataclasses.dataclass(frozen=True)

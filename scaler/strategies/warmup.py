@@ -12,7 +12,7 @@ from scaler.checks import check_constant, check_count, check_scale, is_symbolic
 from scaler.errors import InvalidArgument
 from scaler.strategies import exact
 from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, check_strategy, needs_of
-from scaler.strategies.joined import count_up, inner_of, join, own_of
+from scaler.strategies.nested import count_up, inner_of, join, own_of
 
 
 @dataclasses.dataclass(frozen=True)

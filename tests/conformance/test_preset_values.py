@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from scaler import InvalidArgument, Scheduled, presets
+from scaler import InvalidArgument, presets
 from scaler.presets.rules.streak import Streak
+from scaler.strategies import Scheduled
 
 STRATEGIES = [name for name in presets.__all__ if not name.endswith("_stuck")]
 

@@ -38,7 +38,7 @@ def written(strategy, rule):
     """A step on replicas: `far`, one weight times x, then `near`, another, and the loss is its output times c."""
     with strategy.scope():
         first, second = tf.Variable(FIRST), tf.Variable(SECOND)
-        layerwise = scaler.Layerwise({"near": [second], "far": [first]}, strategy=rule)
+        layerwise = scaler.layerwise.Layerwise({"near": [second], "far": [first]}, strategy=rule)
         loss_scaler = scaler.LossScaler(scaler.NoScaling())
 
     def on_replica(x, c):

@@ -5,7 +5,8 @@ import numpy as np
 import replica_cases as cases
 import tensorflow as tf
 
-from scaler import Cause, Dynamic, Headroom, PerLoss, StochasticRounding
+from scaler import Cause, Dynamic, Headroom, PerLoss
+from scaler.weights import StochasticRounding
 
 
 def written(strategy, make_weights=lambda: tf.Variable([1.0, 2.0]), wrap=lambda weights: [weights]):

@@ -9,7 +9,7 @@ import tensorflow as tf
 import loops
 from loops.resume import folder
 from loops.resume.common import newest_common, place
-from loops.workers import Workers
+from loops.workers.workers import Workers
 
 
 class Threads:

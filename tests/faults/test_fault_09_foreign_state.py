@@ -84,7 +84,7 @@ def test_a_warm_up_begins_again_and_who_asks_is_told(tmp_path):
     for _ in range(3):
         saved.update(finite(False))
     path = tf.train.Checkpoint(loss_scaler=saved).save(str(tmp_path / "ckpt"))
-    loaded = scaler.LossScaler(scaler.Warmup(plain, 100))
+    loaded = scaler.LossScaler(scaler.strategies.Warmup(plain, 100))
     status = tf.train.Checkpoint(loss_scaler=loaded).restore(path)
     assert float(loaded.loss_scale) == 2.0**9
     assert (int(loaded.state.warmup_steps), float(loaded.state.target_scale)) == (0, 2.0**12)

@@ -84,7 +84,7 @@ CALIBRATING = {
     "DelayedAmax": (scaler.DelayedAmax(), (1.0, 2.0**10)),
     "LogNormal": (scaler.LogNormal(), (1.0, 2.0**10)),
     "Smooth": (scaler.Smooth(), (1.0, 2.0**10)),
-    "Warmup": (scaler.Warmup(Dynamic(), 100), (1.0, 2.0**10)),
+    "Warmup": (scaler.strategies.Warmup(Dynamic(), 100), (1.0, 2.0**10)),
 } | {
     f"presets.{name}": (getattr(presets, name)(**NEEDED.get(name, {})), (2.0**4, 2.0**10))
     for name in presets.__all__
@@ -241,9 +241,9 @@ def test_a_restored_scaler_on_replicas(tmp_path, number):
         (Dynamic(2.0**10, growth_interval=5), "Dynamic(initial_scale=1024.0, growth_interval=5)"),
         (scaler.Static(8.0), "Static(loss_scale=8.0)"),
         (scaler.NoScaling(), "NoScaling()"),
-        (scaler.Warmup(Dynamic(hysteresis=2), 50), "Warmup(strategy=Dynamic(hysteresis=2), steps=50)"),
+        (scaler.strategies.Warmup(Dynamic(hysteresis=2), 50), "Warmup(strategy=Dynamic(hysteresis=2), steps=50)"),
         (
-            scaler.Scheduled({0: Dynamic(), 9: scaler.NoScaling()}),
+            scaler.strategies.Scheduled({0: Dynamic(), 9: scaler.NoScaling()}),
             "Scheduled(strategies=((0, Dynamic()), (9, NoScaling())))",
         ),
         (Dynamic(growth_interval=tf.Variable(7)), "Dynamic(growth_interval=7)"),

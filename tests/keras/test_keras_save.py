@@ -15,12 +15,15 @@ import tensorflow as tf
 from keras_cases import SCALE, compiled, data, everything, fit, overflowing
 
 import scaler
+from scaler.strategies import Bounded, Scheduled, Warmup
+
+SAVED = pathlib.Path(__file__).parent / "saved"
 
 STRATEGIES = {
     "keras": None,
     "headroom": scaler.Headroom(),
-    "nested": scaler.Warmup(scaler.Bounded(scaler.Dynamic(growth_interval=2), 2.0**-4, 2.0**10), steps=3),
-    "scheduled": scaler.Scheduled({0: scaler.Static(8.0), 2: scaler.DelayedAmax()}),
+    "nested": Warmup(Bounded(scaler.Dynamic(growth_interval=2), 2.0**-4, 2.0**10), steps=3),
+    "scheduled": Scheduled({0: scaler.Static(8.0), 2: scaler.DelayedAmax()}),
     "preset": scaler.presets.pytorch(growth_interval=3),
     "preset in a preset": scaler.presets.nemo() if hasattr(scaler.presets, "nemo") else scaler.NoScaling(),
 }
@@ -136,6 +139,24 @@ def test_a_file_does_not_choose_what_is_imported():
     with pytest.raises(scaler.InvalidArgument, match="strategy 'Static', which is not known here"):
         scaler.LossScaleOptimizer.from_config({**config, "strategy": {**config["strategy"], "module": "this"}})
     assert "this" not in sys.modules
+
+
+def modules_in(config):
+    """The values of every "module" in a configuration."""
+    inside = list(config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ())
+    return {value for key, value in inside if key == "module"}.union(*(modules_in(value) for _, value in inside))
+
+
+def test_files_hold_public_names_and_those_with_internal_modules_are_read():
+    model = keras.models.load_model(SAVED / "internal_module_paths.keras")
+    strategies = {0: scaler.presets.deepspeed(), 5: Bounded(scaler.presets.fairseq(), 1.0, 2.0**20)}
+    assert model.optimizer.loss_scaler.strategy == Warmup(Scheduled(strategies), 3)
+    assert [variable.numpy().tolist() for variable in model.weights] == [
+        [[0.5994040966033936], [0.014987826347351074]],
+        [0.555042028427124],
+    ]
+    assert int(model.optimizer.loss_scaler.counters.applied) == 4
+    assert modules_in(model.optimizer.get_config()["strategy"]) == {"scaler.strategies", "scaler.presets.rules"}
 
 
 def test_what_cannot_be_written_down_is_named():

@@ -250,7 +250,7 @@ def half():
 @pytest.mark.parametrize(
     ("masters", "says"),
     [
-        (lambda variables: scaler.KahanWeights(half().trainable_variables), "masters of other variables"),
+        (lambda variables: scaler.weights.KahanWeights(half().trainable_variables), "masters of other variables"),
         (lambda variables: scaler.MasterWeights(variables[:1]), "masters of other variables"),
         (lambda variables: None, "returned None: expected a scaler.MasterWeights"),
         (lambda variables: variables, "expected a scaler.MasterWeights"),

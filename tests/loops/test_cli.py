@@ -8,8 +8,8 @@ import keras
 import pytest
 
 from loops import cli
-from loops.doctor import verdict
-from loops.runs import POLICIES
+from loops.machine import verdict
+from loops.runs.run import POLICIES
 
 
 def run(capsys, *arguments):

@@ -16,7 +16,7 @@ import pytest
 
 import loops
 from loops import cli
-from loops.cli import workers
+from loops.cli import launch
 
 SCRIPT = """#!/bin/sh
 echo "$@" > arguments.$HALFSTEP_LAUNCHED.$(echo "$TF_CONFIG" | sed 's/.*"index": \\([0-9]*\\).*/\\1/')
@@ -25,23 +25,23 @@ case "$TF_CONFIG" in *'"index": 1'*) {second} ;; *) {first} ;; esac
 
 
 @pytest.fixture
-def launch(tmp_path, monkeypatch):
+def launched(tmp_path, monkeypatch):
     """Launches two scripts that do as they are told."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(workers, "_GRACE", 0.5)
+    monkeypatch.setattr(launch, "_GRACE", 0.5)
 
     def run(first, second):
         script = tmp_path / "worker"
         script.write_text(SCRIPT.format(first=first, second=second))
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr(sys, "executable", str(script))
-        workers.launch(["train", "digits", "--workers", "2"], 2)
+        launch.launch(["train", "digits", "--workers", "2"], 2)
 
     return run
 
 
-def test_each_worker_is_the_same_command(launch, tmp_path):
-    launch("true", "true")
+def test_each_worker_is_the_same_command(launched, tmp_path):
+    launched("true", "true")
     for index in (0, 1):
         said = (tmp_path / f"arguments.1.{index}").read_text()
         assert said == "-m loops train digits --workers 2 --workers 1\n"
@@ -61,13 +61,13 @@ def test_each_worker_is_the_same_command(launch, tmp_path):
         ("exit 130", "exit 130", KeyboardInterrupt, "^$"),
     ],
 )
-def test_what_went_wrong_is_said_for_all(launch, first, second, error, named):
+def test_what_went_wrong_is_said_for_all(launched, first, second, error, named):
     with pytest.raises(error, match=named):
-        launch(first, second)
+        launched(first, second)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_reaches_every_worker_once(launch, tmp_path, number, status):
+def test_a_signal_reaches_every_worker_once(launched, tmp_path, number, status):
     caught = f"trap 'echo caught >> signals; exit {status}' {number.name[3:]}; while :; do sleep 0.05; done"
 
     def send():
@@ -80,7 +80,7 @@ def test_a_signal_reaches_every_worker_once(launch, tmp_path, number, status):
     thread = threading.Thread(target=send)
     thread.start()
     with pytest.raises(KeyboardInterrupt if status == 130 else SystemExit):
-        launch(caught, caught)
+        launched(caught, caught)
     thread.join()
     assert (tmp_path / "signals").read_text() == "caught\n" * 2
     assert signal.getsignal(number) == before
@@ -104,7 +104,7 @@ def test_what_makes_no_sense_has_status_2(capsys, monkeypatch, tmp_path, argumen
 
 
 def test_a_worker_whose_peer_does_not_come_has_status_75(capsys, monkeypatch, tmp_path):
-    (port, other) = workers._free_ports(2)
+    (port, other) = launch._free_ports(2)
     cluster = {"worker": [f"127.0.0.1:{port}", f"127.0.0.1:{other}"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
     assert cli.main(["train", "digits", "--out", str(tmp_path / "run"), "--wait", "1"]) == 75

@@ -17,7 +17,7 @@ def squared(y, prediction):
 
 
 def rescaled():
-    return scaler.insert_rescales(model(), after=["near"])[0]
+    return scaler.layerwise.insert_rescales(model(), after=["near"])[0]
 
 
 SGD = keras.optimizers.SGD

@@ -91,7 +91,7 @@ def test_what_was_asked_for_is_taken():
 
 
 def test_a_layerwise_scales_by_itself():
-    model, layerwise = scaler.insert_rescales(sequential("float16", "float16"), after=["dense_0"])
+    model, layerwise = scaler.layerwise.insert_rescales(sequential("float16", "float16"), after=["dense_0"])
     assert of(model, layerwise=layerwise) == scaler.NoScaling()
 
 

@@ -42,7 +42,7 @@ def squared(y, prediction):
 
 
 def layered(**arguments):
-    model, layerwise = scaler.insert_rescales(deep(), ["steep_0", "steep_1"])
+    model, layerwise = scaler.layerwise.insert_rescales(deep(), ["steep_0", "steep_1"])
     # The momentum is the sum of all gradients, whose smallest move no float32 weight.
     optimizer = keras.optimizers.SGD(2.0**-10, momentum=0.5)
     return loops.TrainStep(model, squared, optimizer, layerwise=layerwise, **arguments)
@@ -102,8 +102,8 @@ def narrow():
 
 
 MODES = {
-    "Kahan": scaler.KahanWeights,
-    "stochastic": lambda variables: scaler.StochasticRounding(variables, seed=3),
+    "Kahan": scaler.weights.KahanWeights,
+    "stochastic": lambda variables: scaler.weights.StochasticRounding(variables, seed=3),
 }
 
 
@@ -168,7 +168,7 @@ def test_a_mode_in_a_loop_on_two_replicas_and_resumed(tmp_path, mode):
     ("arguments", "says"),
     [
         ({"masters": "kahan"}, r"TrainStep\(masters='kahan'.*a function of the variables"),
-        ({"masters": scaler.KahanWeights, "allow_16bit_updates": True}, "allow_16bit_updates=True"),
+        ({"masters": scaler.weights.KahanWeights, "allow_16bit_updates": True}, "allow_16bit_updates=True"),
         ({"layerwise": scaler.Dynamic()}, r"TrainStep\(layerwise=Dynamic\(.*insert_rescales"),
     ],
 )

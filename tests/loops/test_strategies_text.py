@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import scaler
-from loops.strategies import parse_strategy
+from loops.runs.strategy_text import parse_strategy
+from scaler.strategies import Bounded, RisingFloor, Scheduled, Warmup
 
 
 @pytest.mark.parametrize(
@@ -46,25 +47,29 @@ from loops.strategies import parse_strategy
         ("tf_contrib:initial_scale=8,growth_interval=5", scaler.presets.tf_contrib(8, growth_interval=5)),
         ("optax_apply_if_finite", scaler.NoScaling()),
         ("static:1e+3", scaler.Static(1000.0)),
-        ("warmup:100+dynamic", scaler.Warmup(scaler.Dynamic(), 100)),
-        ("warmup:steps=100+dynamic", scaler.Warmup(scaler.Dynamic(), 100)),
+        ("warmup:100+dynamic", Warmup(scaler.Dynamic(), 100)),
+        ("warmup:steps=100+dynamic", Warmup(scaler.Dynamic(), 100)),
         (
             "warmup:100,initial_scale=8+dynamic:growth_interval=50",
-            scaler.Warmup(scaler.Dynamic(growth_interval=50), 100, initial_scale=8),
+            Warmup(scaler.Dynamic(growth_interval=50), 100, initial_scale=8),
         ),
-        ("bounded:1,2**20+pytorch", scaler.Bounded(scaler.presets.pytorch(), 1, 2**20)),
-        ("bounded:1,max_scale=1e+6+static:8", scaler.Bounded(scaler.Static(8), 1, 1e6)),
-        ("bounded:max_scale=4,min_scale=1+none", scaler.Bounded(scaler.NoScaling(), 1, 4)),
-        ("rising_floor+dynamic", scaler.RisingFloor(scaler.Dynamic())),
-        ("rising_floor:10=8,200=2**10+headroom", scaler.RisingFloor(scaler.Headroom(), {10: 8, 200: 1024})),
+        ("bounded:1,2**20+pytorch", Bounded(scaler.presets.pytorch(), 1, 2**20)),
+        ("bounded:1,max_scale=1e+6+static:8", Bounded(scaler.Static(8), 1, 1e6)),
+        ("bounded:max_scale=4,min_scale=1+none", Bounded(scaler.NoScaling(), 1, 4)),
+        ("rising_floor+dynamic", RisingFloor(scaler.Dynamic())),
+        ("rising_floor:10=8,200=2**10+headroom", RisingFloor(scaler.Headroom(), {10: 8, 200: 1024})),
         (
             "bounded:1,64+rising_floor:3=2+warmup:5+smooth",
-            scaler.Bounded(scaler.RisingFloor(scaler.Warmup(scaler.Smooth(), 5), {3: 2}), 1, 64),
+            Bounded(RisingFloor(Warmup(scaler.Smooth(), 5), {3: 2}), 1, 64),
         ),
         (
             "static:1024+then:500+warmup:9+dynamic+then:900+headroom:memory=3",
-            scaler.Scheduled(
-                {0: scaler.Static(1024), 500: scaler.Warmup(scaler.Dynamic(), 9), 900: scaler.Headroom(memory=3)}
+            Scheduled(
+                {
+                    0: scaler.Static(1024),
+                    500: Warmup(scaler.Dynamic(), 9),
+                    900: scaler.Headroom(memory=3),
+                }
             ),
         ),
     ],

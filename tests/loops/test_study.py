@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import loops
 import scaler
-from loops.runs import RunOptions, train
+from loops.runs.run import RunOptions, train
 from loops.study.compare import run_study, summarise
 from loops.study.gradients import HIGHEST, LOWEST, GradientProbe
 from loops.study.setups import SETUPS, SMALL, Setup, choose_setups, strategy_setups

@@ -11,7 +11,7 @@ import tensorflow as tf
 import loops
 import scaler
 from loops import tasks
-from loops.runs import POLICIES
+from loops.runs.run import POLICIES
 
 
 def fake_mnist():

@@ -8,7 +8,7 @@ import pytest
 
 import loops
 from loops import cli, tasks
-from loops.runs import POLICIES, RunOptions, train
+from loops.runs.run import POLICIES, RunOptions, train
 from loops.tasks import text
 
 

@@ -41,7 +41,7 @@ class Run:
     """A model with cuts, its masters, optimizer and scaler, and one step of it."""
 
     def __init__(self, model, after, strategy=None, rate=0.01):
-        self.model, self.layerwise = scaler.insert_rescales(model, after, strategy=strategy)
+        self.model, self.layerwise = scaler.layerwise.insert_rescales(model, after, strategy=strategy)
         self.variables = self.model.trainable_variables
         self.masters = scaler.MasterWeights(self.variables)
         self.optimizer = keras.optimizers.SGD(rate, momentum=0.9)

@@ -7,8 +7,8 @@ import tensorflow as tf
 from mirrored import mirrored
 
 import scaler
-from scaler import clusters
 from scaler.backend import apply_steps
+from scaler.gate import compiled
 
 KERAS = next(kind for kind in keras.optimizers.SGD.__mro__ if apply_steps.UPDATE in vars(kind))
 
@@ -16,7 +16,7 @@ KERAS = next(kind for kind in keras.optimizers.SGD.__mro__ if apply_steps.UPDATE
 @pytest.fixture(autouse=True)
 def _compiled(monkeypatch):
     """Small variables are compiled, too, and each test hears the warning."""
-    monkeypatch.setattr(clusters, "_WORTH_COMPILING", 2 * clusters._HANDLE)
+    monkeypatch.setattr(compiled, "_WORTH_COMPILING", 2 * compiled._HANDLE)
     apply_steps._say_slower.cache_clear()
 
 
@@ -67,8 +67,8 @@ def moved():
 
 
 def test_as_it_is_the_update_is_compiled(monkeypatch):
-    called, update = [], clusters.update
-    monkeypatch.setattr(clusters, "update", lambda *arguments: called.append(1) or update(*arguments))
+    called, update = [], compiled.update
+    monkeypatch.setattr(compiled, "update", lambda *arguments: called.append(1) or update(*arguments))
     variables = weights()
     assert step_of(variables)()
     assert called

@@ -14,7 +14,8 @@ import tensorflow as tf
 from scaler_cases import plain_descent
 
 import scaler
-from scaler import Dynamic, LossScaler, MasterWeights, NoScaling, Static, StaticState
+from scaler import Dynamic, LossScaler, MasterWeights, NoScaling, Static
+from scaler.strategies import StaticState
 
 SCALES = "[2^-126, 2^126]"
 GROWTH = "(1, 2^126]"

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from scaler_cases import by_hand, modes_with
 
 import scaler
-from scaler import clusters, gradients
-from scaler.clipping import ClipByGlobalNorm
+from scaler import gradients
+from scaler.gate import compiled
+from scaler.gradients.clipping import ClipByGlobalNorm
 
 SHAPES = ((3,), (2, 2), (5,))
 
@@ -179,9 +180,9 @@ def trained(kind, dtype="float32", scale=8.0, count=3, steps=3, wrap=tf.function
 )
 def test_clusters_clip_as_the_graph_does(kind, dtype, monkeypatch):
     plain = trained(kind, dtype, wrap=lambda step: step)  # In eager mode, where the graph's rules hold at no trace.
-    made, update = [], clusters.update
-    monkeypatch.setattr(clusters, "_WORTH_COMPILING", 2 * clusters._HANDLE)
-    monkeypatch.setattr(clusters, "update", lambda *arguments: made.append(1) or update(*arguments))
+    made, update = [], compiled.update
+    monkeypatch.setattr(compiled, "_WORTH_COMPILING", 2 * compiled._HANDLE)
+    monkeypatch.setattr(compiled, "update", lambda *arguments: made.append(1) or update(*arguments))
     for one, other in zip(trained(kind, dtype), plain, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
     assert made
@@ -190,6 +191,6 @@ def test_clusters_clip_as_the_graph_does(kind, dtype, monkeypatch):
 @pytest.mark.parametrize(("compiled", "kind"), [(False, "ClipByValue"), (True, "clip_norm"), (True, "ClipByNorm")])
 def test_a_power_of_two_scale_changes_no_bit(kind, compiled, monkeypatch):
     if compiled:
-        monkeypatch.setattr(clusters, "_WORTH_COMPILING", 2 * clusters._HANDLE)
+        monkeypatch.setattr(compiled, "_WORTH_COMPILING", 2 * compiled._HANDLE)
     for one, other in zip(trained(kind, scale=2.0**30), trained(kind, scale=1.0), strict=True):
         np.testing.assert_array_equal(one, other)

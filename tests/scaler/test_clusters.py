@@ -8,7 +8,7 @@ from scaler_cases import by_hand
 from versions import needs_keras, parameters
 
 import scaler
-from scaler import clusters
+from scaler.gate import compiled
 
 OPTIMIZERS = {
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
@@ -35,12 +35,12 @@ BAD = 2
 
 
 @pytest.fixture
-def compiled(monkeypatch):
+def updates_made(monkeypatch):
     """Clusters, though the variables of a test are small; counts the updates they made."""
     made = []
-    update = clusters.update
-    monkeypatch.setattr(clusters, "_WORTH_COMPILING", 3 * clusters._HANDLE // 2)
-    monkeypatch.setattr(clusters, "update", lambda *arguments: made.append(1) or update(*arguments))
+    update = compiled.update
+    monkeypatch.setattr(compiled, "_WORTH_COMPILING", 3 * compiled._HANDLE // 2)
+    monkeypatch.setattr(compiled, "update", lambda *arguments: made.append(1) or update(*arguments))
     return made
 
 
@@ -90,9 +90,9 @@ def same_bits(before, after):
 
 
 @pytest.mark.parametrize("name", parameters(OPTIMIZERS))
-def test_every_optimizer_moves_as_it_does_by_itself(name, compiled):
+def test_every_optimizer_moves_as_it_does_by_itself(name, updates_made):
     ours = train(OPTIMIZERS[name]())
-    assert bool(compiled) == (name not in ("clipnorm", "accumulation"))
+    assert bool(updates_made) == (name not in ("clipnorm", "accumulation"))
     own = train(OPTIMIZERS[name](), wrap=eager)
     assert same_bits(ours[BAD - 1], ours[BAD])
     for mine, theirs in zip(ours, own, strict=True):
@@ -100,19 +100,19 @@ def test_every_optimizer_moves_as_it_does_by_itself(name, compiled):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
-def test_a_keras_without_multi_optimizers_compiles_too(compiled, monkeypatch):
+def test_a_keras_without_multi_optimizers_compiles_too(updates_made, monkeypatch):
     monkeypatch.delattr(keras.optimizers, "MultiOptimizer", raising=False)
     (*_, last) = train(keras.optimizers.SGD(0.1))
-    assert compiled
+    assert updates_made
     steps = [step for step in range(STEPS) if step != BAD]
     moved = sum(np.asarray(gradients(step, 1.0, "float32", weights("float32"))[0]) for step in steps)
     np.testing.assert_allclose(last[0], weights("float32")[0].numpy() - 0.1 * moved, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("clip_norm", "dtype"), [(None, "float16"), (0.5, "float16"), (0.5, "bfloat16")])
-def test_masters_are_updated_and_rounded(dtype, clip_norm, compiled):
+def test_masters_are_updated_and_rounded(dtype, clip_norm, updates_made):
     ours = train(keras.optimizers.Adam(0.01), dtype, clip_norm)
-    assert compiled
+    assert updates_made
     own = train(keras.optimizers.Adam(0.01), dtype, clip_norm, wrap=eager)
     for mine, theirs in zip(ours, own, strict=True):
         for model, master in zip(mine[:3], mine[3:6], strict=True):
@@ -133,13 +133,13 @@ class AtMostAQuarter(keras.constraints.Constraint):
         pytest.param(lambda w: tf.minimum(w, 0.25), marks=needs_keras("a function as a constraint"), id="function"),
     ],
 )
-def test_a_constraint_comes_before_the_rounding(constraint, compiled):
+def test_a_constraint_comes_before_the_rounding(constraint, updates_made):
     last = train(keras.optimizers.SGD(0.1), "float16", constraint=constraint)[-1]
-    assert compiled
+    assert updates_made
     assert max(value.max() for value in last[:6]) == 0.25
 
 
-def test_weights_that_were_assigned_are_taken_over(compiled):
+def test_weights_that_were_assigned_are_taken_over(updates_made):
     model = weights("float16")
     masters, optimizer = scaler.MasterWeights(model), keras.optimizers.SGD(1.0)
     loss_scaler = by_hand(scaler.Static(2.0))
@@ -149,20 +149,20 @@ def test_weights_that_were_assigned_are_taken_over(compiled):
     for variable in model:
         variable.assign(tf.fill(variable.shape, 100.0))
     step(ones)
-    assert compiled
+    assert updates_made
     for variable, master in zip(model, masters.weights, strict=True):
         np.testing.assert_array_equal(tf.convert_to_tensor(variable), np.full(variable.shape, 99.5))
         np.testing.assert_array_equal(master, np.full(variable.shape, 99.5))
 
 
-def test_a_power_of_two_changes_no_bit(compiled):
+def test_a_power_of_two_changes_no_bit(updates_made):
     tiny, plain, huge = (train(keras.optimizers.Adam(0.01), loss_scale=scale) for scale in (2.0**-20, 1.0, 2.0**60))
-    assert compiled
+    assert updates_made
     for scaled in (tiny, huge):
         assert all(same_bits(one, other) for one, other in zip(scaled, plain, strict=True))
 
 
-def test_embedding_gradients_go_beside_the_clusters(compiled):
+def test_embedding_gradients_go_beside_the_clusters(updates_made):
     table, kernel = tf.Variable(tf.zeros([5, 2])), tf.Variable(tf.zeros([4, 4]))
     other = tf.Variable(tf.zeros([2]))
     optimizer, loss_scaler = keras.optimizers.SGD(1.0), by_hand(scaler.Static(4.0))
@@ -175,13 +175,13 @@ def test_embedding_gradients_go_beside_the_clusters(compiled):
 
     unused = tf.Variable(1.0)
     assert bool(step().finite)
-    assert compiled
+    assert updates_made
     np.testing.assert_array_equal(table[:, 0], [0, -2, 0, -1, 0])
     np.testing.assert_array_equal(kernel, -np.ones([4, 4]))
     assert (unused.numpy(), other.numpy().tolist()) == (1.0, [-1.0, -1.0])
 
 
-def test_a_loop_in_the_graph_gives_the_bits_of_single_steps(compiled):
+def test_a_loop_in_the_graph_gives_the_bits_of_single_steps(updates_made):
     grads = [gradients(0, 8.0, "float32", weights("float32"))] * 5
 
     def run(in_graph):
@@ -198,12 +198,12 @@ def test_a_loop_in_the_graph_gives_the_bits_of_single_steps(compiled):
         return [tf.convert_to_tensor(variable).numpy() for variable in (*model, *optimizer.variables)]
 
     assert same_bits(run(True), run(False))
-    assert compiled
+    assert updates_made
 
 
 def test_clusters_are_of_about_the_same_cost():
     variables = [tf.Variable(tf.zeros([size])) for size in (10, 300_000, 20, 500_000, 40, 200_000, 900_000)]
-    groups = clusters.balanced([(None, variable) for variable in variables])
+    groups = compiled.balanced([(None, variable) for variable in variables])
     loads = sorted(sum(variable.shape.num_elements() for _, variable in group) for group in groups)
     assert (len(groups), loads[0] > 400_000, loads[-1] == 900_000) == (4, False, True)
     assert sorted(id(v) for group in groups for _, v in group) == sorted(map(id, variables))
@@ -214,14 +214,14 @@ def test_small_models_and_eager_steps_are_left_alone():
     small, large = (tf.Variable(tf.zeros([size])) for size in (10, 2**20))
 
     def worth(variable):
-        return clusters.worth_compiling(optimizer, [tf.zeros(variable.shape)], [variable])
+        return compiled.worth_compiling(optimizer, [tf.zeros(variable.shape)], [variable])
 
     assert [bool(tf.function(worth)(variable)) for variable in (small, large)] == [False, True]
     assert not worth(large)
     assert not tf.function(worth, jit_compile=True)(large)
 
 
-def test_a_variable_given_twice_is_clipped_by_each_gradient_by_itself(compiled):
+def test_a_variable_given_twice_is_clipped_by_each_gradient_by_itself(updates_made):
     moved = []
     for repeated in (False, True):
         weight, loss_scaler = tf.Variable(tf.zeros([64, 64])), scaler.LossScaler(scaler.Static(1.0))

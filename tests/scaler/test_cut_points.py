@@ -38,7 +38,7 @@ def gradients(model, layerwise=None):
 
 def test_branches_a_shared_layer_and_two_outputs_get_exact_gradients():
     model = towers()
-    rescaled, layerwise = scaler.insert_rescales(model, ["stem", "joined", "tower", "block"])
+    rescaled, layerwise = scaler.layerwise.insert_rescales(model, ["stem", "joined", "tower", "block"])
     assert layerwise.names[:2] == ("outputs", "joined")
     parents = {
         name: layerwise.names[parent]
@@ -61,7 +61,7 @@ def test_branches_a_shared_layer_and_two_outputs_get_exact_gradients():
 
 def test_the_new_model_predicts_the_same_and_shares_its_weights():
     model = towers()
-    rescaled, _ = scaler.insert_rescales(model, ["joined"])
+    rescaled, _ = scaler.layerwise.insert_rescales(model, ["joined"])
     x = [cases.batch(seed)[0] for seed in (0, 1)]
     for name, prediction in rescaled(x).items():
         np.testing.assert_array_equal(prediction, model(x)[name])
@@ -70,7 +70,7 @@ def test_the_new_model_predicts_the_same_and_shares_its_weights():
 
 def test_a_sequential_model_and_one_name():
     model = keras.Sequential([keras.Input([8]), layers.Dense(4, name="one"), layers.Dense(1, name="two")])
-    rescaled, layerwise = scaler.insert_rescales(model, "one")
+    rescaled, layerwise = scaler.layerwise.insert_rescales(model, "one")
     assert layerwise.names == ("outputs", "one")
     x, y = cases.batch()
     for owner, names in (("outputs", {"two"}), ("one", {"one"})):
@@ -103,7 +103,7 @@ def test_a_sequential_model_and_one_name():
 def test_what_is_no_cut_point_is_refused_by_name(after, words):
     model = towers()
     with pytest.raises(scaler.InvalidArgument, match=words or "also goes to layer 'second'"):
-        scaler.insert_rescales(model, after)
+        scaler.layerwise.insert_rescales(model, after)
 
 
 def test_a_shared_layer_on_both_sides_of_a_cut_is_refused():
@@ -112,7 +112,7 @@ def test_a_shared_layer_on_both_sides_of_a_cut_is_refused():
     middle = layers.Activation("tanh", name="middle")(twice(inputs))
     model = keras.Model(inputs, twice(middle))
     with pytest.raises(scaler.InvalidArgument, match="'twice' is called in group 'middle' and in 'outputs'"):
-        scaler.insert_rescales(model, ["middle"])
+        scaler.layerwise.insert_rescales(model, ["middle"])
 
 
 def test_losses_that_would_come_by_no_rescale_are_refused():
@@ -120,7 +120,7 @@ def test_losses_that_would_come_by_no_rescale_are_refused():
         inputs = keras.Input([8])
         hidden = layers.Dense(4, name="hidden", **options)(inputs)
         with pytest.raises(scaler.InvalidArgument, match="weight decay"):
-            scaler.insert_rescales(keras.Model(inputs, layers.Dense(1)(hidden)), ["hidden"])
+            scaler.layerwise.insert_rescales(keras.Model(inputs, layers.Dense(1)(hidden)), ["hidden"])
 
 
 def test_models_whose_graph_is_not_known_are_refused():
@@ -134,13 +134,13 @@ def test_models_whose_graph_is_not_known_are_refused():
         ("model", "expected a keras.Sequential"),
     ):
         with pytest.raises(scaler.InvalidArgument, match=words):
-            scaler.insert_rescales(model, ["one"])
+            scaler.layerwise.insert_rescales(model, ["one"])
 
 
 def test_frozen_layers_may_be_thawed_later():
     model = keras.Sequential([keras.Input([8]), layers.Dense(4, name="one"), layers.Dense(1, name="two")])
     model.layers[0].trainable = False
-    rescaled, layerwise = scaler.insert_rescales(model, ["one"])
+    rescaled, layerwise = scaler.layerwise.insert_rescales(model, ["one"])
     x, y = cases.batch()
     for trainable, count in ((False, 2), (True, 4)):
         model.layers[0].trainable = trainable

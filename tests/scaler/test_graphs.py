@@ -21,10 +21,10 @@ class Written:
     """A strategy in plain Python, which only AutoGraph makes a graph of."""
 
     def init(self):
-        return scaler.StaticState(tf.constant(4.0))
+        return scaler.strategies.StaticState(tf.constant(4.0))
 
     def update(self, state, event):
-        return scaler.StaticState(state.loss_scale * 2.0 if event.finite else state.loss_scale / 2.0)
+        return scaler.strategies.StaticState(state.loss_scale * 2.0 if event.finite else state.loss_scale / 2.0)
 
 
 def test_a_strategy_and_an_optimizer_may_be_plain_python():

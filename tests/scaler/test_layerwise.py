@@ -7,6 +7,7 @@ import tensorflow as tf
 from scaler_cases import modes, raw, slots
 
 import scaler
+from scaler.layerwise import AdaptiveScale, Layerwise, rescale
 
 VANISHING = [2.0**-13] * 4
 EXPLODING = [2.0**13] * 4
@@ -65,7 +66,7 @@ def test_powers_of_two_change_no_bit_of_float32_training():
     tf.config.run_functions_eagerly(True)
     gains = [2.0**-22, 2.0**4]
     trained = []
-    for strategy in (scaler.Static(1.0), scaler.Static(2.0**20), scaler.AdaptiveScale(2.0**-9)):
+    for strategy in (scaler.Static(1.0), scaler.Static(2.0**20), AdaptiveScale(2.0**-9)):
         run = cases.Run(cases.chain(gains, "float32"), cases.cuts(gains), strategy)
         for number in range(5):
             assert run.step(*map(tf.constant, cases.batch(number)), 1.0)[0]
@@ -108,7 +109,7 @@ def test_a_loss_that_is_not_finite_is_no_groups_fault(factor):
 def test_an_overflow_where_a_group_ends_is_that_groups_fault():
     # The weights of the first group stay finite; what it hands on does not.
     weight, deep = tf.Variable([[200.0]], dtype=tf.float16), tf.Variable([[1.0]], dtype=tf.float16)
-    layerwise = scaler.Layerwise({"near": [weight], "far": [deep]}, strategy=scaler.Static(1.0))
+    layerwise = Layerwise({"near": [weight], "far": [deep]}, strategy=scaler.Static(1.0))
     with tf.GradientTape() as tape:
         hidden = layerwise.rescale(deep * tf.constant([[0.125]], tf.float16), "far")
         loss = tf.cast(layerwise.rescale(hidden * weight, "near"), tf.float32)[0, 0] * 1000.0
@@ -144,7 +145,7 @@ def test_a_run_restored_continues_bit_for_bit(tmp_path):
 
 
 def test_scales_are_powers_of_two_within_bounds_whatever_was_restored():
-    layerwise = scaler.Layerwise({"only": [tf.Variable(1.0)]}, strategy=scaler.Dynamic(8.0, max_scale=2.0**100))
+    layerwise = Layerwise({"only": [tf.Variable(1.0)]}, strategy=scaler.Dynamic(8.0, max_scale=2.0**100))
     for stored, used in ((12.0, 8.0), (np.inf, 2.0**60), (0.0, 2.0**-14), (np.nan, 8.0), (-1.0, 2.0**-14)):
         layerwise._state["loss_scale"].assign([stored])
         assert layerwise.scales.numpy().tolist() == [used]
@@ -155,7 +156,7 @@ def test_the_identity_multiplies_gradients_only():
         x = tf.constant([1.5, -2.0], dtype)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            out = scaler.rescale(x, 2.0**20)
+            out = rescale(x, 2.0**20)
             loss = tf.reduce_sum(out * tf.constant([2.0**-20, 1.0 if dtype != tf.float16 else 0.0], dtype))
         assert out.numpy().tolist() == x.numpy().tolist()
         assert tape.gradient(loss, x).numpy().tolist()[0] == 1.0
@@ -164,14 +165,14 @@ def test_the_identity_multiplies_gradients_only():
 def test_refusals():
     first, second = tf.Variable(1.0, name="first"), tf.Variable(2.0, name="second")
     with pytest.raises(scaler.InvalidArgument, match="at least one group"):
-        scaler.Layerwise({})
+        Layerwise({})
     with pytest.raises(scaler.InvalidArgument, match="in group 'a' and in 'b'"):
-        scaler.Layerwise({"a": [first], "b": [first]})
+        Layerwise({"a": [first], "b": [first]})
     with pytest.raises(scaler.InvalidArgument, match="parent of group 'b' is 'c'"):
-        scaler.Layerwise({"a": [first], "b": [second], "c": []}, parents={"b": "c"})
+        Layerwise({"a": [first], "b": [second], "c": []}, parents={"b": "c"})
     with pytest.raises(scaler.InvalidArgument, match="histogram"):
-        scaler.Layerwise({"a": [first]}, strategy=scaler.Histogram())
-    layerwise = scaler.Layerwise({"a": [first]})
+        Layerwise({"a": [first]}, strategy=scaler.Histogram())
+    layerwise = Layerwise({"a": [first]})
     with pytest.raises(scaler.InvalidArgument, match="expected one of the groups a"):
         layerwise.rescale(1.0, "b")
     with pytest.raises(scaler.InvalidArgument, match="belongs to none of the groups"):
@@ -181,21 +182,24 @@ def test_refusals():
     with pytest.raises(scaler.InvalidArgument, match="did not come by a rescale"):
         layerwise.gradient(tape, loss, [first])
     with pytest.raises(scaler.InvalidArgument, match="int32"):
-        scaler.rescale(tf.constant([1]), 2.0)
+        rescale(tf.constant([1]), 2.0)
     with pytest.raises(scaler.InvalidArgument, match="a rule for groups of layers"):
-        scaler.LossScaler(scaler.AdaptiveScale()).update(scaler.Event(tf.constant(True)))
+        scaler.LossScaler(AdaptiveScale()).update(scaler.Event(tf.constant(True)))
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda v: scaler.Layerwise([v]), "expected a dict of lists of variables"),
-        (lambda v: scaler.Layerwise({0: [v]}), "expected a dict of lists of variables"),
-        (lambda v: scaler.Layerwise({"a": v}), "group 'a' is .*: expected a list of variables"),
-        (lambda v: scaler.Layerwise({"a": ["kernel"]}), "expected a list of variables"),
-        (lambda v: scaler.Layerwise({"a": [v]}, parents=["a"]), "expected a dict of names"),
-        (lambda v: scaler.Layerwise({"a": [v]}, parents={"z": "a"}), "expected a dict of names"),
-        (lambda v: scaler.Layerwise({"a": [v]}).update(tf.constant(True)), "expected what Layerwise.gradient returned"),
+        (lambda v: Layerwise([v]), "expected a dict of lists of variables"),
+        (lambda v: Layerwise({0: [v]}), "expected a dict of lists of variables"),
+        (lambda v: Layerwise({"a": v}), "group 'a' is .*: expected a list of variables"),
+        (lambda v: Layerwise({"a": ["kernel"]}), "expected a list of variables"),
+        (lambda v: Layerwise({"a": [v]}, parents=["a"]), "expected a dict of names"),
+        (lambda v: Layerwise({"a": [v]}, parents={"z": "a"}), "expected a dict of names"),
+        (
+            lambda v: Layerwise({"a": [v]}).update(tf.constant(True)),
+            "expected what Layerwise.gradient returned",
+        ),
     ],
 )
 def test_arguments_of_another_kind_are_told_in_one_sentence(make, words):
@@ -205,7 +209,7 @@ def test_arguments_of_another_kind_are_told_in_one_sentence(make, words):
 
 def test_an_overflow_of_rescaling_counts_where_no_weight_is_trained():
     near, frozen = tf.Variable(1.0, dtype=tf.float16), tf.Variable(1.0, dtype=tf.float16)
-    layerwise = scaler.Layerwise({"near": [near], "far": [frozen]}, strategy=scaler.Dynamic(1.0))
+    layerwise = Layerwise({"near": [near], "far": [frozen]}, strategy=scaler.Dynamic(1.0))
     layerwise._state["loss_scale"].assign([1.0, 2.0**20])
     with tf.GradientTape() as tape:
         loss = tf.cast(layerwise.rescale(layerwise.rescale(frozen * 1.0, "far") * near, "near"), tf.float32)

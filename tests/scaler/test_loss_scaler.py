@@ -155,10 +155,10 @@ def test_no_clip_norm_turns_a_zero_gradient_into_nan(clip_norm):
 
 def test_the_state_has_the_fields_of_the_strategy():
     loss_scaler = LossScaler(Dynamic(8.0, hysteresis=3))
-    assert isinstance(loss_scaler.state, scaler.DynamicState)
+    assert isinstance(loss_scaler.state, scaler.strategies.DynamicState)
     loss_scaler.update(Event(tf.constant(False)))
     assert [float(value) for value in loss_scaler.state] == [8.0, 0.0, 2.0]
-    assert isinstance(LossScaler(Static(8.0)).state, scaler.StaticState)
+    assert isinstance(LossScaler(Static(8.0)).state, scaler.strategies.StaticState)
 
 
 def test_a_number_kept_as_a_tensor_never_starts_out_of_bounds():

@@ -142,7 +142,7 @@ def test_the_sum_is_clipped_and_masters_and_state_follow():
 
 def test_stochastic_rounding_counts_a_step_once():
     weights = tf.Variable(tf.zeros([2], tf.bfloat16))
-    rounding, losses = scaler.StochasticRounding([weights]), PerLoss(strategies())
+    rounding, losses = scaler.weights.StochasticRounding([weights]), PerLoss(strategies())
     step = written(tf.function, losses, weights, rounding)
     step({"large": CLEAN, "small": CLEAN})
     assert rounding._steps.numpy() == 1

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import types
 
+import pytest
+
 import scaler
 
 
@@ -14,25 +16,41 @@ def test_all_is_sorted_without_repeats():
     assert list(scaler.__all__) == sorted(set(scaler.__all__))
 
 
+NAMESPACES = (scaler.gradients, scaler.layerwise, scaler.presets, scaler.strategies, scaler.weights)
+
+
 def test_all_names_what_is_public():
     public = {
         name for name, value in vars(scaler).items() if name[0] != "_" and not isinstance(value, types.ModuleType)
     }
-    assert public | {"presets"} == set(scaler.__all__)
-    assert isinstance(scaler.presets, types.ModuleType)
+    assert public | {module.__name__.removeprefix("scaler.") for module in NAMESPACES} == set(scaler.__all__)
 
 
-def test_all_of_the_presets_is_sorted_and_names_what_is_public():
+@pytest.mark.parametrize("module", NAMESPACES, ids=lambda module: module.__name__)
+def test_all_of_a_namespace_is_sorted_and_names_what_it_has(module):
+    assert list(module.__all__) == sorted(set(module.__all__))
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_all_of_the_presets_names_what_is_public():
     public = {
         name
         for name, value in vars(scaler.presets).items()
         if name[0] != "_" and not isinstance(value, types.ModuleType)
     }
-    assert list(scaler.presets.__all__) == sorted(public)
+    assert set(scaler.presets.__all__) == public
+
+
+def test_names_that_moved_into_a_namespace_are_still_found():
+    assert scaler.Warmup is scaler.strategies.Warmup
+    assert scaler.insert_rescales is scaler.layerwise.insert_rescales
+    assert scaler.KahanWeights is scaler.weights.KahanWeights
+    with pytest.raises(AttributeError, match="module 'scaler' has no attribute 'Dynamik'"):
+        scaler.Dynamik  # noqa: B018
 
 
 def test_every_public_name_is_described():
-    for module in (scaler, scaler.presets):
+    for module in (scaler, *NAMESPACES):
         for name in module.__all__:
             assert inspect.getdoc(getattr(module, name)), name
 

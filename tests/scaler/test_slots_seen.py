@@ -12,18 +12,18 @@ import pytest
 import tensorflow as tf
 
 import scaler
-from scaler import clusters
+from scaler.gate import compiled
 
 COUNT, SHAPE = 6, (8, 8)
 GRADS = [np.full(SHAPE, (i + 1) / COUNT, np.float32) for i in range(COUNT)]
 
 
 @pytest.fixture(autouse=True)
-def compiled(monkeypatch):
+def updates_made(monkeypatch):
     """Six are worth compiling here, as a hundred are by themselves; counts the updates that were."""
-    made, update = [], clusters.update
-    monkeypatch.setattr(clusters, "_WORTH_COMPILING", 4 * clusters._HANDLE)
-    monkeypatch.setattr(clusters, "update", lambda *arguments: made.append(1) or update(*arguments))
+    made, update = [], compiled.update
+    monkeypatch.setattr(compiled, "_WORTH_COMPILING", 4 * compiled._HANDLE)
+    monkeypatch.setattr(compiled, "update", lambda *arguments: made.append(1) or update(*arguments))
     yield
     assert made
 

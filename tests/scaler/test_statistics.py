@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import scaler
-from scaler import Needs
-from scaler.statistics import Statistics, amax, histogram
+from scaler.gradients.statistics import Statistics, amax, histogram
+from scaler.strategies import Needs
 from scaler.strategies.base import needs_of, together
 
 EDGES = (2.0**-20, 1.0, 8188.0)

@@ -194,7 +194,7 @@ def test_without_hypothesis_it_says_what_to_install(monkeypatch):
 def test_events_show_only_what_was_asked_for():
     @dataclasses.dataclass(frozen=True)
     class Looks(Counting):
-        needs: ClassVar[scaler.Needs] = scaler.Needs(edges=(1.0, 2.0))
+        needs: ClassVar[scaler.strategies.Needs] = scaler.strategies.Needs(edges=(1.0, 2.0))
 
         def update(self, state, event):
             assert event.amax is None

@@ -186,7 +186,7 @@ def test_a_step_can_still_be_exported(tmp_path):
 
 def test_the_names_of_many_are_not_all_listed():
     variables = [keras.Variable(0.0, name=f"v{place}") for place in range(9)]
-    trainable = scaler.TrainableSet.of(variables)
+    trainable = scaler.weights.TrainableSet.of(variables)
     trainable.keep("a step", "Do it.")
     for variable in variables:
         variable.trainable = False

@@ -7,7 +7,7 @@ import tensorflow as tf
 from scaler_cases import modes, modes_with
 
 import scaler
-from scaler import clusters
+from scaler.gate import compiled
 
 OPT = keras.optimizers
 HUGE = 1.5e19
@@ -130,15 +130,15 @@ def test_masters_and_the_model_are_put_back(fault, dtype):
 
 @pytest.mark.parametrize("fault", ["Adafactor", "Adagrad", "Ftrl"])
 def test_compiled_updates_are_taken_back(fault, monkeypatch):
-    made, update = [], clusters.update
-    monkeypatch.setattr(clusters, "_WORTH_COMPILING", 1)
-    monkeypatch.setattr(clusters, "update", lambda *arguments: made.append(1) or update(*arguments))
+    made, update = [], compiled.update
+    monkeypatch.setattr(compiled, "_WORTH_COMPILING", 1)
+    monkeypatch.setattr(compiled, "update", lambda *arguments: made.append(1) or update(*arguments))
     Run(fault, tf.function).fail()
     assert made
 
 
 def test_kahan_weights_and_random_rounding_are_put_back():
-    for kind in (scaler.KahanWeights, scaler.StochasticRounding):
+    for kind in (scaler.weights.KahanWeights, scaler.weights.StochasticRounding):
         weight = keras.Variable(np.ones(2), dtype="bfloat16", name="weight")
         masters, optimizer = kind([weight]), Poisoned("weight")
         loss_scaler = scaler.LossScaler(scaler.Static(1.0))

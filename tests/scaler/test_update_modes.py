@@ -8,10 +8,10 @@ import tensorflow as tf
 from scaler_cases import by_hand
 
 import scaler
-from scaler.rounding import round_stochastically
+from scaler.weights.rounding import round_stochastically
 
 KINDS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-MODES = {"kahan": scaler.KahanWeights, "stochastic": scaler.StochasticRounding}
+MODES = {"kahan": scaler.weights.KahanWeights, "stochastic": scaler.weights.StochasticRounding}
 RATE = 2.0**-12
 SIZE = 40
 
@@ -55,7 +55,7 @@ def kahan(weight, steps):
 def test_kahan_weights_are_those_of_numpy(kind, how):
     weight = start(kind)
     expected, compensation = kahan(weight.numpy(), 12)
-    weights = scaler.KahanWeights([weight])
+    weights = scaler.weights.KahanWeights([weight])
     run_steps(make_step(weights, keras.optimizers.SGD(RATE), scaler.LossScaler(scaler.Static(8.0))), how, 12)
     assert weight.numpy().tobytes() == expected.tobytes()
     assert weights.compensations[0].numpy().tobytes() == compensation.tobytes()
@@ -86,7 +86,7 @@ def test_stochastic_rounding_draws_by_seed_position_and_step(how):
         moved = expected.astype(np.float32) - np.float32(RATE) * gradient(number)
         seed = tf.constant([7, number + 1], tf.int64)
         expected = round_stochastically(moved, "bfloat16", seed).numpy()
-    weights = scaler.StochasticRounding([weight], seed=7)
+    weights = scaler.weights.StochasticRounding([weight], seed=7)
     run_steps(make_step(weights, keras.optimizers.SGD(RATE), scaler.LossScaler(scaler.Static(8.0))), how, 5)
     assert weight.numpy().tobytes() == expected.tobytes()
 
@@ -105,7 +105,7 @@ def test_small_updates_add_up_where_rounding_to_nearest_loses_them(mode):
 
 def test_two_variables_and_two_steps_draw_different_numbers():
     first, second = (tf.Variable(tf.ones([1000], tf.bfloat16)) for _ in range(2))
-    weights = scaler.StochasticRounding([first, second])
+    weights = scaler.weights.StochasticRounding([first, second])
     optimizer, loss_scaler = keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(1.0))
     seen = []
     for _ in range(2):
@@ -167,7 +167,7 @@ def test_values_assigned_to_the_model_are_taken_over(mode):
 
 def test_slots_are_float32_and_the_share_counts_updates_other_than_zero():
     weight = tf.Variable(tf.ones([4], tf.bfloat16))
-    weights, optimizer = scaler.KahanWeights([weight]), keras.optimizers.SGD(1.0, momentum=0.5)
+    weights, optimizer = scaler.weights.KahanWeights([weight]), keras.optimizers.SGD(1.0, momentum=0.5)
     assert float(weights.swallowed) == 0.0
     scaler.LossScaler(scaler.Static(1.0)).apply(optimizer, [tf.constant([0.0, 2.0**-12, 0.5, 2.0**-11])], weights)
     assert float(weights.swallowed) == pytest.approx(2 / 3)
@@ -176,7 +176,7 @@ def test_slots_are_float32_and_the_share_counts_updates_other_than_zero():
 
 def test_large_weights_are_rounded_once_a_step():
     large = [tf.Variable(tf.ones([2**19], tf.bfloat16)) for _ in range(2)]
-    weights = scaler.StochasticRounding(large)
+    weights = scaler.weights.StochasticRounding(large)
     optimizer, loss_scaler = keras.optimizers.SGD(1.0), scaler.LossScaler(scaler.Static(1.0))
     step = tf.function(lambda grad: loss_scaler.apply(optimizer, [grad, grad], weights))
     step(tf.fill([2**19], -(2.0**-9)))
@@ -190,4 +190,4 @@ def test_large_weights_are_rounded_once_a_step():
 @pytest.mark.parametrize("seed", [-1, 2**31, 1.5, True, None])
 def test_other_seeds_are_named(seed):
     with pytest.raises(scaler.InvalidArgument, match="seed="):
-        scaler.StochasticRounding([start("float16")], seed=seed)
+        scaler.weights.StochasticRounding([start("float16")], seed=seed)

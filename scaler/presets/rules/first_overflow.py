@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from scaler.checks import check_count
-from scaler.presets.rules.exact import as_double, held
+from scaler.presets.rules.precision import as_double, held
 from scaler.strategies.base import Event
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_number
-from scaler.presets.rules.exact import as_double, change, held, kept
+from scaler.presets.rules.precision import as_double, change, held, kept
 from scaler.presets.rules.tolerance import check_tolerance, count, exceeds, lowest
 from scaler.strategies.base import Event
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_flag, check_number, check_scale, is_symbolic
 from scaler.errors import InvalidArgument
-from scaler.presets.rules.exact import as_double, change, held, kept, larger, single, smaller
+from scaler.presets.rules.precision import as_double, change, held, kept, larger, single, smaller
 from scaler.strategies.base import Event
 
 _REFILLS = ("growth", "finite", "backoff")

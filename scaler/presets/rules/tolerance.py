@@ -10,7 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_number, check_scale
-from scaler.presets.rules.exact import as_double, change, held, kept
+from scaler.presets.rules.precision import as_double, change, held, kept
 from scaler.strategies.base import Event
 
 

@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 import scaler
+from scaler.layerwise import AdaptiveScale, LayerEvent
 
-RULE = scaler.AdaptiveScale(8.0, growth_interval=3, min_scale=2.0**-20, max_scale=2.0**30)
+RULE = AdaptiveScale(8.0, growth_interval=3, min_scale=2.0**-20, max_scale=2.0**30)
 U_MIN, U_MAX = 2.0**-24, 65504.0
 
 
@@ -51,8 +52,8 @@ def test_it_is_the_formula(execute):
         amax = (2.0 ** random.uniform(-50, 30, groups)).astype(np.float32)
         deviation = np.where(random.random(groups) < 0.1, 0.0, amax * random.uniform(0.001, 1, groups))
         deviation, entering = deviation.astype(np.float32), amax * np.float32(0.75)
-        event = scaler.LayerEvent(finite, np.where(finite, amax, np.inf), deviation, entering, np.full(groups, True))
-        state = update(state, scaler.LayerEvent(*map(tf.constant, event)))
+        event = LayerEvent(finite, np.where(finite, amax, np.inf), deviation, entering, np.full(groups, True))
+        state = update(state, LayerEvent(*map(tf.constant, event)))
         numbers = zip(states, finite, amax.tolist(), deviation.tolist(), entering.tolist(), strict=True)
         states = [expected(*each) for each in numbers]
         np.testing.assert_array_equal(np.transpose([value.numpy() for value in state]), states)
@@ -71,4 +72,4 @@ def test_it_is_the_formula(execute):
 )
 def test_refusals(options):
     with pytest.raises(scaler.InvalidArgument):
-        scaler.AdaptiveScale(**options)
+        AdaptiveScale(**options)

@@ -9,20 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scaler
-from scaler import (
-    Bounded,
-    Dynamic,
-    Event,
-    Headroom,
-    Histogram,
-    InvalidArgument,
-    LogNormal,
-    RisingFloor,
-    Scheduled,
-    Static,
-    Warmup,
-)
-from scaler.strategies.joined import inner_of
+from scaler import Dynamic, Event, Headroom, Histogram, InvalidArgument, LogNormal, Static
+from scaler.strategies import Bounded, RisingFloor, Scheduled, Warmup
+from scaler.strategies.nested import inner_of
 
 STEPS = 48
 
@@ -141,7 +130,7 @@ def test_combinators_of_one_kind_may_hold_each_other():
         scales.append(state.loss_scale.numpy())
     assert scales == [4.0, 16.0, 64.0, 64.0]
     assert (state.floor_steps.numpy(), state.floor_steps_2.numpy()) == (4, 4)
-    assert inner_of(inner_of(state))._fields == scaler.DynamicState._fields
+    assert inner_of(inner_of(state))._fields == scaler.strategies.DynamicState._fields
 
 
 def test_steps_do_not_overflow():
@@ -152,10 +141,10 @@ def test_steps_do_not_overflow():
 
 def test_needs_and_bounds_are_those_of_the_strategies():
     both = Scheduled({0: LogNormal(), 5: Histogram(edge=8.0, max_scale=2.0**60), 9: Static(2.0**-20)})
-    assert both.needs == scaler.Needs(True, (8.0,))
+    assert both.needs == scaler.strategies.Needs(True, (8.0,))
     assert (both.min_scale, both.max_scale) == (2.0**-20, 2.0**60)
     for wrapped in (Bounded(Headroom(), 1.0, 2.0), RisingFloor(Headroom(), {1: 1.0}), Warmup(Headroom(), 5)):
-        assert wrapped.needs == scaler.Needs(amax=True)
+        assert wrapped.needs == scaler.strategies.Needs(amax=True)
     assert Warmup(dynamic(), 5, initial_scale=2.0**-9).min_scale == 2.0**-9
     assert RisingFloor(dynamic(), {1: 1.0}).max_scale == 2.0**8
     assert (Bounded(dynamic(), 1.0, 2.0).min_scale, Bounded(dynamic(), 1.0, 2.0).max_scale) == (1.0, 2.0)
@@ -216,7 +205,7 @@ def test_what_cannot_work_is_refused(make, says):
 
 
 def test_a_scale_that_is_used_late_goes_on_from_the_one_put_in_its_place():
-    strategy = scaler.Scheduled({0: scaler.Static(8.0), 2: scaler.presets.mxnet(growth_interval=100)})
+    strategy = scaler.strategies.Scheduled({0: scaler.Static(8.0), 2: scaler.presets.mxnet(growth_interval=100)})
     state, scales = strategy.init(), []
     for finite in (True, True, True, False, True, True):
         state = strategy.update(state, scaler.Event(tf.constant(finite)))

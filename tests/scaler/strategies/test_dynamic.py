@@ -13,7 +13,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaler import Dynamic, DynamicState, Event
+from scaler import Dynamic, Event
+from scaler.strategies import DynamicState
 
 WORDS, STEPS = 8, 40
 PARAMETERS = (

@@ -9,7 +9,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaler import Dynamic, DynamicState, Event
+from scaler import Dynamic, Event
+from scaler.strategies import DynamicState
 
 WORDS, STEPS = 64, 96
 SMALLEST, LARGEST = 2.0**-126, 2.0**126

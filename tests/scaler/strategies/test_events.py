@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import scaler
 from scaler import Event, InvalidArgument, LossScaler
+from scaler.layerwise import AdaptiveScale, LayerEvent, Layerwise
 
 TRUE = tf.constant(True)
 
@@ -52,12 +53,13 @@ def test_statistics_that_nobody_needs_are_taken_and_left():
 
 
 @pytest.mark.parametrize(
-    "strategy", [scaler.Headroom(), scaler.DelayedAmax(history_length=2), scaler.LogNormal(), scaler.AdaptiveScale(8.0)]
+    "strategy",
+    [scaler.Headroom(), scaler.DelayedAmax(history_length=2), scaler.LogNormal(), AdaptiveScale(8.0)],
 )
 def test_an_amax_of_nan_counts_as_infinity(strategy):
     def after(amax):
-        if isinstance(strategy, scaler.AdaptiveScale):
-            event = scaler.LayerEvent(TRUE, tf.constant(amax), tf.constant(1.0), tf.constant(1.0), TRUE)
+        if isinstance(strategy, AdaptiveScale):
+            event = LayerEvent(TRUE, tf.constant(amax), tf.constant(1.0), tf.constant(1.0), TRUE)
         else:
             event = Event(TRUE, amax=tf.constant(amax))
         return [value.numpy() for value in strategy.update(strategy.init(), event)]
@@ -71,11 +73,11 @@ def test_an_amax_of_nan_counts_as_infinity(strategy):
     ("make", "name"),
     [
         (LossScaler, "LossScaler"),
-        (lambda thing: scaler.Bounded(thing, 1.0, 2.0), "Bounded"),
-        (lambda thing: scaler.Warmup(thing, 5), "Warmup"),
-        (scaler.RisingFloor, "RisingFloor"),
-        (lambda thing: scaler.Scheduled({0: thing}), "Scheduled"),
-        (lambda thing: scaler.Layerwise({"a": [tf.Variable(1.0)]}, strategy=thing), "Layerwise"),
+        (lambda thing: scaler.strategies.Bounded(thing, 1.0, 2.0), "Bounded"),
+        (lambda thing: scaler.strategies.Warmup(thing, 5), "Warmup"),
+        (scaler.strategies.RisingFloor, "RisingFloor"),
+        (lambda thing: scaler.strategies.Scheduled({0: thing}), "Scheduled"),
+        (lambda thing: Layerwise({"a": [tf.Variable(1.0)]}, strategy=thing), "Layerwise"),
     ],
 )
 def test_who_refuses_a_strategy_says_its_own_name(make, name):
@@ -83,7 +85,7 @@ def test_who_refuses_a_strategy_says_its_own_name(make, name):
         make("dynamic")
 
 
-class HalfState(scaler.StaticState):
+class HalfState(scaler.strategies.StaticState):
     """The state of `Half`."""
 
 

@@ -7,23 +7,9 @@ import pytest
 import tensorflow as tf
 
 import scaler
-from scaler import (
-    AdaptiveScale,
-    Bounded,
-    DelayedAmax,
-    Dynamic,
-    Event,
-    Headroom,
-    Histogram,
-    InvalidArgument,
-    LogNormal,
-    Needs,
-    RisingFloor,
-    Scheduled,
-    Smooth,
-    Static,
-    Warmup,
-)
+from scaler import DelayedAmax, Dynamic, Event, Headroom, Histogram, InvalidArgument, LogNormal, Smooth, Static
+from scaler.layerwise import AdaptiveScale
+from scaler.strategies import Bounded, Needs, RisingFloor, Scheduled, Warmup
 
 LOW, HIGH = 2.0**-14, 2.0**40
 DEFAULTS = {

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 import scaler
 from scaler import (
-    Bounded,
     DelayedAmax,
     Dynamic,
     Event,
@@ -17,12 +16,11 @@ from scaler import (
     InvalidArgument,
     LogNormal,
     LossScaler,
-    RisingFloor,
-    Scheduled,
     Smooth,
     Static,
-    Warmup,
 )
+from scaler.gradients import amax, histogram
+from scaler.strategies import Bounded, RisingFloor, Scheduled, Warmup
 from scaler.testing import check_strategy
 
 # Those inside of others are driven with them.
@@ -62,8 +60,8 @@ def test_defaults_are_those_of_the_papers():
 
 def after(strategy, *events):
     state = strategy.init()
-    for finite, amax in events:
-        state = strategy.update(state, Event(tf.constant(finite), tf.constant(amax, tf.float32)))
+    for finite, largest in events:
+        state = strategy.update(state, Event(tf.constant(finite), tf.constant(largest, tf.float32)))
     return state
 
 
@@ -113,7 +111,7 @@ def test_the_published_histogram_goes_up_and_down_for_ever_and_a_dead_band_rests
         state, found = strategy.init(), []
         for _ in range(20):
             gradient = tf.constant([0.75 * float(state.loss_scale), 1e-3], tf.float32)
-            state = strategy.update(state, Event(tf.constant(True), histogram=scaler.histogram([gradient], edges)))
+            state = strategy.update(state, Event(tf.constant(True), histogram=histogram([gradient], edges)))
             found.append(state.loss_scale.numpy())
         return found[10:]
 
@@ -211,7 +209,7 @@ def test_a_loss_scaler_takes_events_with_statistics_in_a_written_step():
         with tf.GradientTape() as tape:
             scaled = loss_scaler.scale(tf.reduce_sum(weight * [4.0, 1.0]))
         grads = loss_scaler.unscale(tape.gradient(scaled, [weight]))
-        loss_scaler.update(Event(scaler.all_finite(grads), amax=scaler.amax(grads)))
+        loss_scaler.update(Event(scaler.all_finite(grads), amax=amax(grads)))
 
     step()
     assert loss_scaler.loss_scale.numpy() == 2.0**12

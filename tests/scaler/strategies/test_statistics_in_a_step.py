@@ -47,7 +47,7 @@ def test_the_scale_follows_the_gradients(strategy, expected, jit):
 
 
 def test_nobody_pays_for_what_nobody_asked_for(monkeypatch):
-    from scaler import statistics
+    from scaler.gradients import statistics
 
     def refuse(*arguments):
         raise AssertionError("computed for nobody")

@@ -1,0 +1,100 @@
+"""What a `TrainStep` refuses when it is made, rather than at the first batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+import scaler
+from loops.step.by_attempts import ByAttempts
+
+
+def computes_in_float16(model: keras.Model) -> bool:
+    """Whether any of the model's layers does, of those that it has by now."""
+    return any(getattr(layer, "compute_dtype", None) == "float16" for layer in model._flatten_layers())
+
+
+def default_scaler(model: keras.Model, layerwise: object) -> scaler.LossScaler:
+    """What a step without `loss_scaler=` scales by: float16 flushes small gradients to zero, other dtypes do not."""
+    scales = layerwise is None and computes_in_float16(model)
+    return scaler.LossScaler(scaler.Dynamic() if scales else scaler.NoScaling())
+
+
+def check_late_layers(model: keras.Model) -> None:
+    """Refuses float16 in layers that the model made when it was built, after no scaling was chosen for it."""
+    if computes_in_float16(model):
+        raise scaler.InvalidArgument(
+            f"TrainStep: model {model.name!r} computes in float16 in layers that it made when it was built, after the "
+            "step took it for a model that needs no loss scale. Build the model first, or pass loss_scaler=, such as "
+            "scaler.LossScaler(scaler.Dynamic())."
+        )
+
+
+def check_masters(masters: object, allow_16bit_updates: bool, layerwise: object) -> None:
+    """Refuses two ways of treating 16-bit variables at once, and what is no `Layerwise`."""
+    if masters is not None and (allow_16bit_updates or not callable(masters)):
+        raise scaler.InvalidArgument(
+            f"TrainStep(masters={masters!r}, allow_16bit_updates={allow_16bit_updates!r}): expected a function of the "
+            "variables, such as scaler.weights.KahanWeights, and not to train 16-bit variables without it as well."
+        )
+    if layerwise is not None and not isinstance(layerwise, scaler.layerwise.Layerwise):
+        raise scaler.InvalidArgument(
+            f"TrainStep(layerwise={layerwise!r}): expected the Layerwise that "
+            "scaler.layerwise.insert_rescales returned."
+        )
+
+
+def check_made_masters(masters: object, variables: list) -> None:
+    """Refuses what `masters=` returned, unless it is of the model's own variables."""
+    if not isinstance(masters, scaler.MasterWeights):
+        raise scaler.InvalidArgument(
+            f"TrainStep(masters=...): the function returned {masters!r}: expected a scaler.MasterWeights, "
+            "scaler.weights.KahanWeights or scaler.weights.StochasticRounding of the variables it is given."
+        )
+    own = masters.model_variables
+    if len(own) != len(variables) or any(one is not other for one, other in zip(own, variables, strict=True)):
+        raise scaler.InvalidArgument(
+            "TrainStep(masters=...): the function returned masters of other variables than those it was given, the "
+            "trainable ones of this model: pass on its argument, as in lambda variables: "
+            "scaler.weights.KahanWeights(variables)."
+        )
+
+
+def check_scaling(model: keras.Model, optimizer: Any, loss_scaler: scaler.LossScaler, layerwise: object) -> None:
+    """Refuses a model, an optimizer and a scaler that would count or scale one thing twice, or not at all."""
+    if layerwise is None and any(getattr(layer, "scales_gradients", False) for layer in model._flatten_layers()):
+        raise scaler.InvalidArgument(
+            f"TrainStep: model {model.name!r} has layers of scaler.layerwise.insert_rescales, whose scales only "
+            "their Layerwise takes off the gradients again: expected layerwise=, the other thing that "
+            "insert_rescales returned."
+        )
+    if getattr(optimizer, "gradient_accumulation_steps", None):
+        raise scaler.InvalidArgument(
+            f"TrainStep: the optimizer has gradient_accumulation_steps={optimizer.gradient_accumulation_steps!r}, so "
+            "that a step that counts as applied may move nothing. Leave it out, and pass accumulate= to TrainStep."
+        )
+    schedule = getattr(optimizer, "_learning_rate", None)
+    if isinstance(schedule, ByAttempts) and schedule.loss_scaler is not loss_scaler:
+        raise scaler.InvalidArgument(
+            "TrainStep: the optimizer's ByAttempts counts the attempts of another loss scaler: expected the one "
+            "that is passed as loss_scaler=."
+        )
+
+
+def check_parts(model: object, loss_fn: object, loss_scaler: object, accumulate: object) -> None:
+    """Refuses arguments of the wrong kind."""
+    if not isinstance(model, keras.Model):
+        raise scaler.InvalidArgument(
+            f"TrainStep(model={model!r}): expected a keras.Model. For anything else write the step yourself: any "
+            "callable from a batch to a dict of scalar tensors is a train step."
+        )
+    if not callable(loss_fn):
+        raise scaler.InvalidArgument(f"TrainStep(loss_fn={loss_fn!r}): expected a function of (y, prediction).")
+    if loss_scaler is not None and not isinstance(loss_scaler, scaler.LossScaler):
+        raise scaler.InvalidArgument(
+            f"TrainStep(loss_scaler={loss_scaler!r}): expected a scaler.LossScaler, such as "
+            "scaler.LossScaler(scaler.Dynamic())."
+        )
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise scaler.InvalidArgument(f"TrainStep(accumulate={accumulate!r}): expected an integer of at least 1.")

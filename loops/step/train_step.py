@@ -1,0 +1,281 @@
+"""The order of a train step, written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.batches import explaining, parts
+from loops.errors import BadOutputs
+from loops.step.arguments import (
+    check_late_layers,
+    check_made_masters,
+    check_masters,
+    check_parts,
+    check_scaling,
+    computes_in_float16,
+    default_scaler,
+)
+from loops.step.window import Window
+from scaler.backend.graphs import in_xla
+
+OUTPUTS = (
+    "loss",
+    "attempted",
+    "applied",
+    "loss_scale",
+    "grad_norm",
+    "clipped_norm",
+    "cause",
+    "variable",
+    "swallowed",
+)
+"""What every `TrainStep` returns, beside what its loss function adds."""
+
+
+class TrainStep(tf.Module):
+    """A train step for a Keras model: forward, backward, accumulate, then apply or skip.
+
+        step = loops.TrainStep(model, loss_fn, optimizer, loss_scaler=scaler.LossScaler(scaler.Dynamic()))
+        outputs = step((x, y))
+
+    Variables of the model that are float16 or bfloat16 are trained through float32 master weights. A skipped step
+    also puts back the model's non-trainable state (BatchNorm's statistics, seed generators). The model's own losses,
+    such as weight regularisation, are added to the loss.
+
+    With `accumulate=k` each call takes one micro-batch, and every k-th call decides once over the mean gradient of
+    the k: equal to the large batch, but for BatchNorm and rounding. A micro-batch that overflows makes the window a
+    skipped step. A window that the data does not fill moves no weights; BatchNorm's statistics and seed generators have
+    moved with its micro-batches.
+
+    Args:
+        model: A Keras model.
+        loss_fn: `(y, prediction) -> scalar`, or `(y, prediction, sample_weight) -> scalar` for batches with weights:
+            the mean over the examples it is given, which on several replicas are one replica's. A `keras.losses.Loss`
+            is such a function if passed as it is; called inside another function it divides by the number of replicas.
+        optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
+        loss_scaler: Scales the loss. Without one it is `scaler.LossScaler(scaler.Dynamic())` for a model with a layer
+            that computes in float16, and `scaler.LossScaler(scaler.NoScaling())` for any other, and with `layerwise`.
+        accumulate: Micro-batches to a step.
+        clip_norm: Largest global norm of the unscaled gradients, or None.
+        clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` in its place, or None.
+        jit_compile: Whether XLA compiles the forward and backward pass, and nothing else, so that it also works on
+            several replicas. A skip is then never told to be BACKWARD, see `scaler.Cause`; nor is it where XLA compiles
+            the whole step, which would keep every activation for that, nor on several replicas with a BatchNorm that
+            synchronises its statistics.
+        allow_16bit_updates: Train 16-bit variables without masters, unsafely: see `scaler.LossScaler.apply`.
+        masters: Called with the model's trainable variables, gives what 16-bit ones are trained through:
+            `scaler.weights.KahanWeights`, `scaler.weights.StochasticRounding` or a function that calls one of them; if
+            not given, `scaler.MasterWeights` where there are such variables.
+        layerwise: What `scaler.layerwise.insert_rescales` returned beside `model`: a scale for each group of its
+            layers, which moves at every micro-batch. A skip is never told to be BACKWARD then.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        loss_fn: Callable[..., Any],
+        optimizer: Any,
+        *,
+        loss_scaler: scaler.LossScaler | None = None,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        clip: scaler.ClipByNorm | scaler.ClipByValue | None = None,
+        jit_compile: bool = False,
+        allow_16bit_updates: bool = False,
+        masters: Callable[[list], scaler.MasterWeights] | None = None,
+        layerwise: scaler.layerwise.Layerwise | None = None,
+    ):
+        super().__init__(name="train_step")
+        check_parts(model, loss_fn, loss_scaler, accumulate)
+        self.model = model
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.loss_scaler = loss_scaler or default_scaler(model, layerwise)
+        self._unscaled_by_default = loss_scaler is None and layerwise is None and not computes_in_float16(model)
+        self.accumulate = accumulate
+        self.clip_norm = clip_norm
+        self.clip = clip
+        self.allow_16bit_updates = allow_16bit_updates
+        check_masters(masters, allow_16bit_updates, layerwise)
+        check_scaling(model, optimizer, self.loss_scaler, layerwise)
+        self.loss_scaler.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
+        self._make_masters, self.layerwise = masters, layerwise
+        self._compiled = (
+            tf.function(lambda *batch: self._differentiate(*batch)[:3], jit_compile=True) if jit_compile else None
+        )
+        self.masters: scaler.MasterWeights | None = None
+        self.window: Window | None = None
+        self._ready = bool(model.built)
+        if self._ready:
+            # Variables made while a step is traced have it traced twice.
+            self._create_state()
+
+    def __call__(self, batch) -> dict[str, tf.Tensor]:
+        """Takes one (micro-)batch.
+
+        Args:
+            batch: `(x, y)` or `(x, y, sample_weight)`.
+
+        Returns:
+            Scalars. `loss`: float32, unscaled. `attempted`: bool, whether a decision was taken, which only the last
+            micro-batch of a window does. `applied`: bool, whether the weights moved. `loss_scale`: float32, the scale
+            of this call. `grad_norm` and `clipped_norm`: float32, the global norm of the unscaled gradients before and
+            after clipping; both NaN where no step was attempted, the second also where it was skipped. `cause`: int32,
+            why the step was skipped, a `scaler.Cause`; NONE, 0, where it was applied or not attempted. `variable`:
+            int32, the position in `model.trainable_variables` of the variable to look at first, as
+            `scaler.Outcome.variable` says; of a window, as it was in the first micro-batch that was not finite. It is
+            -1 where the step was applied or not attempted, or where a slot of the optimizer's was not finite.
+            `swallowed`, where the masters tell it: float32, the share of the last applied step's
+            updates that rounding to 16 bits lost. And those that the loss function added.
+
+        Raises:
+            BadBatch: If the batch holds what the model or the loss cannot take.
+            scaler.InvalidArgument: For a batch of other parts, and after layers were frozen or unfrozen.
+            BadOutputs: If the loss function returned something else than a scalar, or a scalar and a dict.
+        """
+        x, y, sample_weight = parts(batch)
+        with explaining("TrainStep", self.model, x, y):
+            return self._take(x, y, sample_weight)
+
+    def _take(self, x, y, sample_weight) -> dict[str, tf.Tensor]:
+        self._build(x)
+        self._trainable.keep(
+            f"TrainStep of model {self.model.name!r}",
+            "Make the TrainStep and its optimizer anew after setting `trainable`: its masters go with it.",
+        )
+        loss_scale = self.loss_scaler.loss_scale
+        before = self.window.open() if self.window else scaler.snapshot(self.model.non_trainable_variables)
+        if self._compiled:
+            (loss, extra, grads), diagnose = self._compiled(x, y, sample_weight), None
+        else:
+            loss, extra, grads, diagnose = self._differentiate(x, y, sample_weight)
+        if self.layerwise:
+            grads, seen = grads
+            self.layerwise.update(seen)
+        attempted, outcome = self._decide(grads, before, diagnose)
+        swallowed = getattr(self.masters, "swallowed", None)
+        return {
+            "loss": loss,
+            "attempted": attempted,
+            "applied": outcome.finite,
+            "loss_scale": loss_scale,
+            "grad_norm": outcome.grad_norm,
+            "clipped_norm": outcome.clipped_norm,
+            "cause": outcome.cause,
+            "variable": self._among_weights(outcome.variable),
+            **({} if swallowed is None else {"swallowed": swallowed}),
+            **extra,
+        }
+
+    def _among_weights(self, position: tf.Tensor) -> tf.Tensor:
+        """The position, but -1 for one of the optimizer's own variables, which come after the weights."""
+        return tf.where(position < len(self.model.trainable_variables), position, -1)
+
+    def _build(self, x) -> None:
+        if self._ready:
+            return
+        examples = tf.nest.map_structure(tf.type_spec_from_value, x)
+
+        def build(strategy) -> None:
+            del strategy
+            # Masters copy initial values, which exist only for variables made outside of the graph.
+            with tf.init_scope():
+                if not self.model.built:
+                    self.model(tf.nest.map_structure(_zeros, examples), training=False)
+                self._create_state()
+
+        tf.distribute.get_replica_context().merge_call(build)
+        self._ready = True
+
+    def _create_state(self) -> None:
+        self._trainable = scaler.weights.TrainableSet.of(self.model.weights)
+        variables = self.model.trainable_variables
+        if not variables:
+            raise scaler.InvalidArgument(f"TrainStep: model {self.model.name!r} has no trainable variables.")
+        if self._unscaled_by_default:
+            check_late_layers(self.model)
+        if self._make_masters:
+            self.masters = self._make_masters(variables)
+            check_made_masters(self.masters, variables)
+        elif not self.allow_16bit_updates and any(v.dtype in ("float16", "bfloat16") for v in variables):
+            self.masters = scaler.MasterWeights(variables)
+        if self.accumulate > 1:
+            self.window = Window(self.accumulate, variables, self.model.non_trainable_variables)
+
+    def _differentiate(self, x, y, sample_weight):
+        """The loss, what came with it, scaled gradients, and a function from an output gradient to those for it."""
+        weights = self.model.trainable_variables
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        may_look_again = not in_xla()
+        with tf.GradientTape(persistent=may_look_again) as tape:
+            prediction = self.model(x, training=True)
+            arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
+            loss, extra = _loss_and_extra(self.loss_fn(*arguments))
+            self.loss_scaler.check_precision(prediction, loss)
+            loss = tf.cast(loss, tf.float32)
+            if isinstance(self.loss_fn, keras.losses.Loss):
+                loss *= replicas  # Keras's loss objects divide by it, functions do not.
+            for penalty in self.model.losses:
+                loss += tf.cast(penalty, tf.float32)
+            # Gradients are summed over micro-batches and replicas: each adds its share of the mean.
+            scaled = self.loss_scaler.scale(loss / (self.accumulate * replicas))
+        if self.layerwise:
+            return loss, extra, self.layerwise.gradient(tape, scaled, weights), None
+        grads = tape.gradient(scaled, weights)
+        if replicas > 1 and any(getattr(layer, "synchronized", False) for layer in self.model._flatten_layers()):
+            # Replicas meet in these gradients, which they cannot in the branch of a skip.
+            may_look_again = False
+        if not may_look_again:
+            return loss, extra, grads, None
+        return loss, extra, grads, lambda small: tape.gradient(scaled, weights, output_gradients=small)
+
+    def _decide(self, grads: list, before: scaler.Snapshot, diagnose) -> tuple[tf.Tensor, scaler.Outcome]:
+        """Whether a step was attempted, and its outcome."""
+        complete: bool | tf.Tensor = True
+        if self.window:
+            diagnose = None  # It looks at the last micro-batch alone.
+            self.window.add(grads, self.loss_scaler.scale_of_gradients)
+            tf.cond(self.window.whole, before.restore_nonfinite, before.restore)
+            grads, complete = self.window.gradients(grads), self.window.complete
+        outcome = self.loss_scaler.apply(
+            self.optimizer,
+            grads,
+            self.masters or self.model.trainable_variables,
+            clip_norm=self.clip_norm,
+            clip=self.clip,
+            rollback=before,
+            allow_16bit_updates=self.allow_16bit_updates,
+            diagnose=diagnose,
+            when=complete,
+        )
+        return tf.convert_to_tensor(complete), outcome
+
+
+def _zeros(spec) -> tf.Tensor | tf.RaggedTensor:
+    zeros = tf.zeros([size or 1 for size in spec.shape], spec.dtype)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_tensor(zeros, ragged_rank=spec.ragged_rank)
+    return zeros
+
+
+def _loss_and_extra(result) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """The loss, and the scalars that its function returned beside it."""
+    loss, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if not isinstance(extra, dict) or isinstance(loss, (tuple, list, dict)) or loss is None:
+        raise BadOutputs(
+            f"the loss function returned {result!r}: expected a scalar, or a scalar and a dict of scalars by name."
+        )
+    taken = [name for name in extra if name in OUTPUTS]
+    if taken:
+        raise BadOutputs(
+            f"the loss function returned a scalar named {taken[0]!r}, which the step itself returns: rename it."
+        )
+    return loss, extra

@@ -1,0 +1,103 @@
+"""Where replicas meet. On a single device all of this is what it says, without the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaler.backend.graphs import as_written
+from scaler.errors import InvalidArgument
+
+
+def replica_count() -> int:
+    """Replicas of the strategy in whose scope this is called."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def merge(function: Callable, *values) -> Any:
+    """Calls `function(strategy, *values)` once for all replicas, with what each of them passed.
+
+    Raises:
+        InvalidArgument: Outside of `strategy.run`, where there is no replica to speak for.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise InvalidArgument(
+            "a loss scaler works inside strategy.run(step, ...), where each replica has its gradients; this was called "
+            "in the scope of a strategy, but outside of run."
+        )
+    return context.merge_call(as_written(lambda *shares: function(*shares)), args=values)
+
+
+def each(strategy, function: Callable, *values) -> Any:
+    """Calls `function` on every replica with its share of `values`, from what `merge` calls."""
+    return strategy.extended.call_for_each_replica(as_written(lambda *shares: function(*shares)), args=values)
+
+
+def of_each(strategy, value) -> tuple:
+    """What every replica on this machine passed as `value`."""
+    return strategy.experimental_local_results(value)
+
+
+def total(strategy, tensors: Sequence) -> list:
+    """The sum of each tensor over all replicas, on every replica."""
+    if strategy.num_replicas_in_sync == 1:
+        return list(tensors)
+    return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, [(tensor, tensor) for tensor in tensors])
+
+
+def any_of(strategy, flag) -> tf.Tensor:
+    """Whether `flag`, scalar bool, is true on any replica of any worker."""
+    if strategy.num_replicas_in_sync == 1:
+        return flag
+    count = each(strategy, lambda value: tf.cast(value, tf.float32), flag)
+    return of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, count, count))[0] > 0
+
+
+def all_of(strategy, flag) -> tf.Tensor:
+    """Whether `flag`, scalar bool, is true on all replicas of all workers."""
+    if strategy.num_replicas_in_sync == 1:
+        return flag
+    return tf.logical_not(any_of(strategy, each(strategy, tf.logical_not, flag)))
+
+
+def native(variable) -> tf.Variable:
+    """TensorFlow's variable inside of a Keras one."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def assign_each(strategy, variable, function: Callable, *values) -> None:
+    """Assigns `function(variable, *values)` on every replica, with the replica's share of `values`."""
+
+    @as_written
+    def assign(own, *shares) -> None:
+        own.assign(function(own, *shares))
+
+    strategy.extended.update(native(variable), assign, args=values, group=False)
+
+
+def own_component(variable):
+    """What a replica may assign by itself: its component of a variable that TensorFlow would aggregate assignments of.
+
+    Assigning the variable as a whole would add up, over replicas, a change that is the same on each.
+    """
+    own = native(variable)
+    if not isinstance(own, tf.distribute.DistributedValues) or own.aggregation == tf.VariableAggregation.NONE:
+        return variable
+    context = tf.distribute.get_replica_context()
+    parts = of_each(context.strategy, own)
+    return parts[int(tf.get_static_value(context.replica_id_in_sync_group)) % len(parts)]
+
+
+def local_variable(value, name: str) -> tf.Variable:
+    """A variable that each replica reads and assigns for itself."""
+    return tf.Variable(
+        value,
+        trainable=False,
+        name=name,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )

@@ -1,0 +1,124 @@
+"""Optimizers that make no infinity and no NaN of finite gradients, and the proof for each.
+
+The gate lets a step through when the squared global norm of its gradients is finite in float32, so that each value g of
+them has |g| < 2^64 and g^2 is finite. What is shown for each class is that its slots stay finite, and that a weight
+moves by less than 2^103 a step. That is less than half the distance between the two largest float32 numbers, so that a
+finite weight stays finite, whatever it is.
+
+Weight decay subtracts `weight * decay * rate`, which makes no weight larger as long as `decay * rate <= 2`.
+
+Averages of weights (EMA), and clipping by the optimizer to at most 2^63, keep values within those they are given.
+
+Not proven, since they do make them: `Adagrad` and `Ftrl` add squares up without end. `RMSprop(centered=True)` takes the
+root of a difference that rounding makes negative. `Adafactor` divides by row and column means that may be 0. The others
+of Keras's optimizers, classes of users and functions are not known well enough. A constraint may return anything.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from scaler.gate.updates import Optimizer, move_nothing
+
+_LARGEST = 2.0**37
+"""2^103 / 2^64, a factor of 2 for rounding, and another for a check that only tells rates apart by that."""
+_BELOW_1 = 1 - 2.0**-20
+"""Bias corrections divide by 1 - beta, which must not round to 0."""
+
+
+def largest_learning_rate(optimizer: Optimizer, targets: Sequence) -> float | None:
+    """The learning rate up to which an update is proven to keep finite values finite; None if nothing is proven.
+
+    Args:
+        optimizer: A Keras optimizer or a function `(grads, variables) -> None`.
+        targets: The float32 variables it is to move.
+    """
+    if optimizer is move_nothing:
+        return float("inf")
+    prove = _PROOFS.get(type(optimizer))
+    if prove is None or not _is_plain(optimizer) or any(_constrained(target) for target in targets):
+        return None
+    decay = optimizer.weight_decay or 0.0
+    rate = min(prove(optimizer), 1.0 / decay if decay > 0 else _LARGEST)
+    # Where so little is proven that ordinary learning rates are beyond it, it is of no use.
+    return rate if rate >= 1.0 and decay >= 0 else None
+
+
+def _sgd(optimizer: Any) -> float:
+    """The momentum is at most rate * |g| / (1 - momentum), and nesterov's step no more than it."""
+    momentum = optimizer.momentum
+    return _LARGEST * (1 - momentum) if 0 <= momentum <= _BELOW_1 else 0.0
+
+
+def _adam(optimizer: Any) -> float:
+    """|m| <= max |g|, and v <= max g^2 is not negative: m + (g - m) * (1 - beta) lies between m and g.
+
+    A step is at most rate / (1 - beta_1) * |m| / epsilon.
+    """
+    betas = 0 <= optimizer.beta_1 <= _BELOW_1 and 2.0**-20 <= optimizer.beta_2 <= _BELOW_1
+    return _LARGEST * (1 - optimizer.beta_1) * optimizer.epsilon if betas else 0.0
+
+
+def _adamax(optimizer: Any) -> float:
+    """As Adam, with u = max(beta_2 * u, |g|) in the place of v's root."""
+    betas = 0 <= optimizer.beta_1 <= _BELOW_1 and 0 <= optimizer.beta_2 <= 1
+    return _LARGEST * (1 - optimizer.beta_1) * optimizer.epsilon if betas else 0.0
+
+
+def _nadam(optimizer: Any) -> float:
+    """As Adam; m and g are each divided by at least 1 - beta_1, and v / (1 - beta_2^t) may only be too large."""
+    return _adam(optimizer) / 2
+
+
+def _lion(optimizer: Any) -> float:
+    """|m| <= max |g|, and a step is the rate times a sign."""
+    return _LARGEST if 0 <= optimizer.beta_1 <= 1 and 0 <= optimizer.beta_2 <= 1 else 0.0
+
+
+def _rmsprop(optimizer: Any) -> float:
+    """Its v = rho * v + (1 - rho) * g^2 is not negative.
+
+    Nor is it larger than max g^2, where the two factors add up to no more than 1 in float32. A step is at most
+    rate * |g| / sqrt(epsilon) / (1 - momentum).
+    """
+    rho, momentum = optimizer.rho, optimizer.momentum
+    average = 0 <= rho <= 1 and float(np.float32(rho)) + float(np.float32(1 - rho)) <= 1
+    if optimizer.centered or not average or not 0 <= momentum <= _BELOW_1:
+        return 0.0
+    return _LARGEST * max(optimizer.epsilon, 0.0) ** 0.5 * (1 - momentum)
+
+
+_PROOFS: dict[type, Callable[[Any], float]] = {
+    keras.optimizers.SGD: _sgd,
+    keras.optimizers.Adam: _adam,
+    keras.optimizers.AdamW: _adam,
+    keras.optimizers.Adamax: _adamax,
+    keras.optimizers.Nadam: _nadam,
+    keras.optimizers.Lion: _lion,
+    keras.optimizers.RMSprop: _rmsprop,
+}
+"""By the very class: what a subclass does is its own."""
+
+
+def _is_plain(optimizer: Any) -> bool:
+    """Whether it has constant numbers, a learning rate that may be read twice, and does nothing else to gradients."""
+    names = ("momentum", "beta_1", "beta_2", "rho", "epsilon", "weight_decay")
+    given = [getattr(optimizer, name, None) for name in names]
+    if not all(value is None or isinstance(value, numbers.Real) for value in given):
+        return False
+    # Keras has no public name for what the learning rate is made of. A function of the user's may count its calls.
+    rate = getattr(optimizer, "_learning_rate", None)
+    called = callable(rate) and not isinstance(rate, (keras.optimizers.schedules.LearningRateSchedule, keras.Variable))
+    # Clipping multiplies by its limit before it divides by the norm.
+    limits = [limit for limit in (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue) if limit]
+    known = all(isinstance(limit, (int, float, np.number)) and 0 < limit <= 2.0**63 for limit in limits)
+    return known and not called and not optimizer.gradient_accumulation_steps
+
+
+def _constrained(target) -> bool:
+    return getattr(target, "constraint", None) is not None

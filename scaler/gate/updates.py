@@ -1,0 +1,147 @@
+"""What the gate asks of an optimizer: a Keras one, or any function of gradients and variables."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from scaler.backend import apply_steps, replicas
+from scaler.backend.graphs import as_called
+from scaler.errors import InvalidArgument
+
+Optimizer: TypeAlias = Any
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuses what cannot update variables, and an optimizer that scales by itself."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise InvalidArgument(
+            f"apply: {type(optimizer).__name__} scales losses by itself. Pass its inner_optimizer: "
+            "one loss scaler is enough."
+        )
+    if getattr(optimizer, "loss_scale_factor", None) is not None:
+        raise InvalidArgument(
+            f"apply: the optimizer divides gradients by loss_scale_factor={optimizer.loss_scale_factor!r}, after they "
+            "were unscaled already. Leave loss_scale_factor unset."
+        )
+    if isinstance(optimizer, type) or not (callable(optimizer) or hasattr(optimizer, "apply")):
+        raise InvalidArgument(
+            f"apply: optimizer={optimizer!r}: expected a Keras optimizer such as keras.optimizers.Adam(), or a "
+            "function of (grads, variables)."
+        )
+
+
+def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
+    """Creates a Keras optimizer's slots, for all variables and outside of any branch of the graph.
+
+    Whatever it knows of a 16-bit variable, such as to exclude it from weight decay, it then knows of its master.
+
+    Raises:
+        InvalidArgument: If it was built for other variables before.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return
+    if not optimizer.built:
+        with tf.init_scope(), _knows_masters(optimizer, variables):
+            optimizer.build(list(variables))
+        return
+    own_key: Any = functools.partial(type(optimizer)._var_key, optimizer)
+    known = {own_key(variable) for variable in optimizer._trainable_variables[:]}
+    if not known.issuperset(map(own_key, variables)):
+        raise InvalidArgument(
+            f"apply: the optimizer {optimizer.name!r} was built for other variables than {variables[0].name!r} and "
+            "those beside it. One optimizer goes with one MasterWeights, or with one list of variables: make a new one."
+        )
+
+
+def variables_of(optimizer: Optimizer) -> list:
+    """The variables that an optimizer keeps for itself, as far as it tells: slots, iterations, the learning rate."""
+    found = getattr(optimizer, "variables", ())
+    return list(found() if callable(found) else found)
+
+
+def name_of(optimizer: Optimizer) -> str:
+    """What a sentence calls it."""
+    kind = optimizer if hasattr(optimizer, "__name__") else type(optimizer)
+    return kind.__name__
+
+
+def move_nothing(grads: Sequence, variables: Sequence) -> None:
+    """An optimizer for those who only want to know whether gradients are finite."""
+    del grads, variables
+
+
+@contextlib.contextmanager
+def _knows_masters(optimizer: keras.optimizers.Optimizer, variables: Sequence):
+    """From here on an optimizer, and those inside of a MultiOptimizer, take a master for the variable it copies.
+
+    Keras keeps what it is told of single variables by a key of each. Who chooses among the optimizers inside is asked
+    while they are built, about the variable itself.
+    """
+    copies = [variable for variable in variables if hasattr(variable, "copy_of")]
+    if not copies:
+        yield
+        return
+    attributes: Any = vars(optimizer)
+    choose = attributes.get("_optimizer_map")
+
+    def chosen_for(variable) -> Any:
+        chosen = choose(getattr(variable, "copy_of", variable))
+        if "_var_key" not in vars(chosen):
+            _share_keys(chosen, copies)
+        return chosen
+
+    _share_keys(optimizer, copies)
+    if choose is not None:
+        attributes["_optimizer_map"] = chosen_for
+    try:
+        yield
+    finally:
+        if choose is not None:
+            attributes["_optimizer_map"] = choose
+
+
+def _share_keys(optimizer: Any, copies: Sequence) -> None:
+    own_key = functools.partial(type(optimizer)._var_key, optimizer)
+    of = {own_key(master): own_key(master.copy_of) for master in copies}
+    vars(optimizer)["_var_key"] = functools.partial(_key, own_key, of)
+
+
+def _key(own_key: Callable, of: dict, variable) -> Any:
+    key = own_key(variable)
+    return of.get(key, key)
+
+
+def update_variables(optimizer: Optimizer, grads: Sequence, variables: Sequence) -> None:
+    """Has the optimizer move the variables. On several replicas each calls it, with the same gradients."""
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        optimizer.apply(grads, variables)
+    else:
+        update = optimizer.apply if hasattr(optimizer, "apply") else optimizer
+        as_called(update)(list(grads), [replicas.own_component(variable) for variable in variables])
+
+
+@contextlib.contextmanager
+def gradients_are_reduced(optimizer):
+    """Keeps a Keras optimizer from summing gradients over replicas that were summed already.
+
+    Keras 3 has no argument for this. On one replica the sum is of one, but a step that holds it cannot be exported as a
+    SavedModel. Dividing by the number of replicas first would spoil its own clipping. Any other
+    optimizer is a function of the gradients it is given.
+
+    Raises:
+        UnsupportedVersion: If a release of Keras has no step to take over for it, on several replicas.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for each in (optimizer, *getattr(optimizer, "optimizers", ())):  # A MultiOptimizer has others do the work.
+            if replicas.replica_count() > 1 or not apply_steps.missing(each, apply_steps.SUM):
+                stack.enter_context(apply_steps.taken_over(each, **{apply_steps.SUM: lambda pairs: pairs}))
+        yield

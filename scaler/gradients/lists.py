@@ -1,0 +1,166 @@
+"""Pure functions on a list of gradients. An entry is a tensor, a `tf.IndexedSlices` or None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from scaler.backend import graphs
+from scaler.backend.graphs import as_written
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
+
+
+def unscale(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
+    """Gradients of the loss from gradients of the scaled loss.
+
+    They are cast to float32 and then divided by the scale: exact for powers of two, correctly rounded for others.
+    Duplicate indices of a `tf.IndexedSlices` are summed.
+
+    Args:
+        grads: Gradients of any floating dtype and shape.
+        loss_scale: Scalar float32, the scale their loss was multiplied by.
+
+    Returns:
+        The same structure in float32.
+    """
+    return divide(sum_duplicates(grads), loss_scale)
+
+
+def divide(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
+    """The gradients in float32 divided by a scalar."""
+    # Not a product with 1 / loss_scale: in a loop inside the graph, TensorFlow's optimizer regroups
+    # (g * S) * (1 / S) to (g * (1 / S)) * S, which underflows and overflows where this does not.
+    return _map(lambda values: tf.cast(values, tf.float32) / loss_scale, grads)
+
+
+def multiply(grads: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
+    """The gradients in float32 times a scalar."""
+    return _map(lambda values: tf.cast(values, tf.float32) * factor, grads)
+
+
+def limit(grad: Gradient, limiter: Callable[..., tf.Tensor], position: int | None = None) -> Gradient:
+    """The gradient with `limiter(values, position)` in the place of its values."""
+    return _map_one(lambda values: limiter(values, position), grad)
+
+
+def any_cured(broken: Sequence[Gradient], others: Sequence[Gradient]) -> tf.Tensor:
+    """Whether any value that is not finite in the first gradients is other than 0 in the second, scalar bool."""
+    pairs = [(a, b) for a, b in zip(broken, others, strict=True) if a is not None and b is not None]
+    cured = [
+        tf.reduce_any(tf.logical_and(tf.logical_not(tf.math.is_finite(a)), tf.not_equal(b, tf.zeros_like(b))))
+        for a, b in ((values_of(a), values_of(b)) for a, b in pairs)
+    ]
+    return tf.reduce_any(tf.stack(cured))
+
+
+def opaque(grads: Sequence[Gradient]) -> list[Gradient]:
+    """The same gradients, which TensorFlow's optimizer does not look through: see `graphs.opaque`."""
+    return _map(graphs.opaque, grads)
+
+
+def to_float32(grads: Sequence[Gradient]) -> list[Gradient]:
+    """The gradients in float32, where sums of 16-bit values do not overflow."""
+    return _map(lambda values: tf.cast(values, tf.float32), grads)
+
+
+def add(one: Gradient, other: Gradient) -> Gradient:
+    """The sum of two gradients of one variable, in float32; None counts as nothing.
+
+    Two `tf.IndexedSlices` stay one, with the indices of both.
+    """
+    if one is None or other is None:
+        return other if one is None else one
+    one, other = tf.cast(one, tf.float32), tf.cast(other, tf.float32)
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        indices = tf.concat([tf.cast(grad.indices, tf.int64) for grad in (one, other)], 0)
+        shape = one.dense_shape if other.dense_shape is None else other.dense_shape
+        return tf.IndexedSlices(tf.concat([one.values, other.values], 0), indices, shape)
+    dense, sparse = (other, one) if isinstance(one, tf.IndexedSlices) else (one, other)
+    if isinstance(sparse, tf.IndexedSlices):
+        return tf.tensor_scatter_nd_add(dense, sparse.indices[:, tf.newaxis], sparse.values)
+    return one + other
+
+
+def sum_duplicates(grads: Sequence[Gradient]) -> list[Gradient]:
+    """The gradients with every index of a `tf.IndexedSlices` carrying all of its sum, in float32.
+
+    The shapes stay as they are, which XLA needs: the first occurrence of an index holds the sum and the others zeros.
+    So squares and norms of the values are those of the dense gradient.
+    """
+    return [_sum_duplicates(grad) if isinstance(grad, tf.IndexedSlices) else grad for grad in grads]
+
+
+def squared_norm(grads: Sequence[Gradient]) -> tf.Tensor:
+    """The squared global norm, scalar float32. Not finite if any value is not finite, or if the sum overflows.
+
+    Args:
+        grads: Gradients of any floating dtype and shape; `tf.IndexedSlices` without duplicate indices.
+    """
+    values = (tf.cast(values_of(grad), tf.float32) for grad in grads if grad is not None)
+    return tf.add_n([tf.constant(0.0), *(tf.reduce_sum(tf.square(value)) for value in values)])
+
+
+@as_written
+def all_finite(grads: Sequence[Gradient]) -> tf.Tensor:
+    """Whether a step may be applied: every value is finite, and so is the squared global norm in float32.
+
+    The norm counts because optimizers square: Adam turns a finite gradient of 1e20 into NaN by itself. Duplicate
+    indices of a `tf.IndexedSlices` count with their sum.
+
+    Args:
+        grads: *Unscaled* gradients of any floating dtype and shape, with None and `tf.IndexedSlices` among them.
+
+    Returns:
+        Scalar bool tensor; True for an empty list.
+    """
+    return tf.math.is_finite(squared_norm(sum_duplicates(grads)))
+
+
+def clip_factor(norm: tf.Tensor, clip_norm) -> tf.Tensor:
+    """What gradients of the norm `norm` are multiplied by, so that it is at most `clip_norm`.
+
+    Args:
+        norm: Float32 of any shape.
+        clip_norm: Positive scalar.
+
+    Returns:
+        Float32 of that shape; exactly 1 where the norm is not larger.
+    """
+    clip_norm = tf.cast(clip_norm, tf.float32)
+    return tf.where(norm > clip_norm, clip_norm / norm, 1.0)
+
+
+def _sum_duplicates(grad: tf.IndexedSlices) -> tf.IndexedSlices:
+    values = tf.cast(grad.values, tf.float32)
+    count = tf.shape(grad.indices)[0]
+    # Of no indices the maximum is the least integer.
+    rows = tf.maximum(tf.reduce_max(grad.indices), -1) + 1 if grad.dense_shape is None else grad.dense_shape[0]
+    first = tf.math.unsorted_segment_min(tf.range(count), grad.indices, rows)
+    summed = tf.math.unsorted_segment_sum(values, tf.gather(first, grad.indices), count)
+    return tf.IndexedSlices(summed, grad.indices, grad.dense_shape)
+
+
+def _map(function: Callable[[tf.Tensor], tf.Tensor], grads: Sequence[Gradient]) -> list[Gradient]:
+    return [_map_one(function, grad) for grad in grads]
+
+
+def _map_one(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Gradient:
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
+    return None if grad is None else function(grad)
+
+
+def overwrites(variable) -> bool:
+    """Whether a variable takes its gradient as its new value, as the scales of Keras's float8 layers do.
+
+    Such a gradient is no derivative of the loss: it is neither unscaled nor clipped, and counts in no norm.
+    """
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def values_of(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    """The numbers in a gradient."""
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad

@@ -1,0 +1,43 @@
+"""How large gradients are, at the cost of one pass over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from scaler.backend.graphs import apart, in_xla
+from scaler.checks import within
+from scaler.gradients import lists
+
+_SURELY_EXACT = (2.0**-60, 2.0**100)
+"""Sums of squares in float32 between these have lost nothing that counts to underflow, and nothing to overflow."""
+
+
+def squared_norms(grads: Sequence[lists.Gradient], loss_scale: tf.Tensor) -> tf.Tensor:
+    """The squared norm of each unscaled gradient.
+
+    A norm of the *scaled* gradients needs no unscaled copy of them. It is divided by the scale twice, which changes no
+    bit for a power of two. Only where such a norm leaves the range in which this is sure, the gradients are unscaled to
+    look again: on a skip, above all.
+
+    Args:
+        grads: Scaled gradients of any floating dtype; `tf.IndexedSlices` without duplicate indices.
+        loss_scale: Scalar float32.
+
+    Returns:
+        Float32 of shape [len(grads)]. An entry is not finite if a value of its gradient is not, or if their sum of
+        squares overflows.
+    """
+    if in_xla():
+        return _exactly(grads, loss_scale)  # There unscaling is no pass of its own, but a condition would be dear.
+    # The loss is half the square.
+    scaled = 2.0 * tf.stack([tf.nn.l2_loss(tf.cast(lists.values_of(grad), tf.float32)) for grad in grads])
+    unscaled = scaled / loss_scale / loss_scale
+    sums = tf.reduce_sum([scaled, unscaled], axis=1)
+    sure = tf.reduce_all(sums == within(sums, *_SURELY_EXACT))
+    return tf.cond(sure, lambda: unscaled, lambda: apart(_exactly, list(grads), loss_scale))
+
+
+def _exactly(grads: Sequence[lists.Gradient], loss_scale: tf.Tensor) -> tf.Tensor:
+    return tf.stack([lists.squared_norm([grad]) for grad in lists.divide(grads, loss_scale)])

@@ -1,0 +1,78 @@
+"""Do these gradients belong to these variables? Checked while a step is traced, at no cost when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from scaler.errors import InvalidArgument
+from scaler.gradients.lists import Gradient
+
+_UPDATED_SAFELY = (tf.float32,)
+_REFUSED_16BIT = (tf.float16, tf.bfloat16)
+
+
+def as_gradient(grad) -> tf.Tensor | tf.IndexedSlices:
+    """One entry of a list of gradients as a tensor; raises `InvalidArgument` for a pair."""
+    if isinstance(grad, tuple) and not isinstance(grad, tf.IndexedSlices):
+        raise InvalidArgument(
+            "apply: the gradients are pairs, as for optimizer.apply_gradients: expected two lists, "
+            "apply(optimizer, grads, variables)."
+        )
+    return grad if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
+
+
+def check_pairs(grads: Sequence[Gradient], variables: Sequence, allow_16bit_updates: bool) -> None:
+    """Raises `InvalidArgument` unless every gradient fits its variable, and the variables can be updated safely."""
+    if grads and all(grad is None for grad in grads):
+        raise InvalidArgument(
+            "apply: every gradient is None: the scaled loss does not depend on these variables. Compute the loss and "
+            "loss_scaler.scale(loss) inside the tape, and pass the tape the scaled loss."
+        )
+    for variable in variables:
+        _check_variable(variable, allow_16bit_updates)
+    check_gradients(grads, variables)
+
+
+def check_gradients(grads: Sequence[Gradient], variables: Sequence) -> None:
+    """Raises `InvalidArgument` unless every gradient fits its variable."""
+    if not grads:
+        raise InvalidArgument("apply: the list of gradients is empty: expected one gradient for each variable.")
+    if len(grads) != len(variables):
+        raise InvalidArgument(
+            f"apply: {len(grads)} gradients for {len(variables)} variables: expected one for each. Pass the list "
+            "that tape.gradient was called with. Where layers were frozen or unfrozen since MasterWeights were made, "
+            "make new ones, and a new optimizer: both belong to the list of variables they were made for."
+        )
+    for grad, variable in zip(grads, variables, strict=True):
+        if grad is not None:
+            _check_gradient(as_gradient(grad), variable)
+
+
+def _check_variable(variable, allow_16bit_updates: bool) -> None:
+    dtype = tf.as_dtype(variable.dtype)
+    if dtype in _UPDATED_SAFELY or (dtype in _REFUSED_16BIT and allow_16bit_updates):
+        return
+    if dtype in _REFUSED_16BIT:
+        raise InvalidArgument(
+            f"apply: variable {variable.name!r} has dtype {dtype.name}, in which an optimizer loses small updates "
+            "and makes infinities by itself. Pass scaler.MasterWeights(variables) instead of the list, or ask for it "
+            "with allow_16bit_updates=True."
+        )
+    raise InvalidArgument(
+        f"apply: variable {variable.name!r} has dtype {dtype.name}: expected float32, or float16 or bfloat16 under "
+        "scaler.MasterWeights."
+    )
+
+
+def _check_gradient(grad: tf.Tensor | tf.IndexedSlices, variable) -> None:
+    if not grad.dtype.is_floating:
+        raise InvalidArgument(
+            f"apply: the gradient of {variable.name!r} has dtype {grad.dtype.name}: expected a floating-point one."
+        )
+    if not grad.shape.is_compatible_with(variable.shape):
+        raise InvalidArgument(
+            f"apply: the gradient of {variable.name!r} has shape {grad.shape}: expected {variable.shape}, the "
+            "variable's. Are the two lists in the same order?"
+        )

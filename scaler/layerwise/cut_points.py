@@ -1,0 +1,202 @@
+"""Where a Keras model can be cut into groups of layers, and the same model with the cuts made."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaler.errors import InvalidArgument
+from scaler.layerwise.groups import Layerwise
+from scaler.strategies import Strategy
+
+OUTPUTS = "outputs"
+"""The group next to the loss: what comes behind the last cut."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Call:
+    """One call of a layer: what it was computed from, and whether weights are anywhere among that."""
+
+    layer: Any
+    sources: tuple[_Call, ...]
+    upstream: frozenset[_Call] = frozenset()
+    has_weights: bool = False
+
+    def __post_init__(self) -> None:
+        self.upstream = frozenset({self}).union(*(source.upstream for source in self.sources))
+        self.has_weights = bool(_variables(self.layer)) or any(source.has_weights for source in self.sources)
+
+
+class _Rescale(keras.layers.Layer):
+    """The identity, with the gradient that `apply`, set once the groups are known, gives it."""
+
+    scales_gradients = True
+    """What `loops.TrainStep` knows a model by that needs its `Layerwise`."""
+
+    def __init__(self, group: str):
+        # Without autocast, which would round the outputs to the policy's dtype.
+        super().__init__(name=f"rescale_{group}", autocast=False)
+        self.apply: Callable[[Any], tf.Tensor] = tf.identity
+
+    def call(self, x):
+        return self.apply(x)
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, dtype=x.dtype)
+
+
+def insert_rescales(
+    model: keras.Model, after: Sequence[str], *, strategy: Strategy | None = None
+) -> tuple[keras.Model, Layerwise]:
+    """The model with its gradients rescaled after some of its layers, and the `Layerwise` that owns the scales.
+
+    A layer named in `after` ends a group: it and all it was computed from, as far as no earlier cut takes it. What
+    comes behind the last cut is the group "outputs", whose scale holds from the model's outputs on.
+
+    Gradients meet where a tensor was used twice, and can be added at one scale only. So after a layer is a cut point
+    only if no weight before it has another way to the outputs: after the addition that ends a residual block, but not
+    inside of it; inside of one of several towers, if it shares no layer with the others.
+
+    Args:
+        model: A `keras.Sequential` that is built, or a functional model. Models among its layers count as one layer.
+        after: Names of layers, in any order.
+        strategy: As `Layerwise` takes it.
+
+    Returns:
+        A new functional model of the same layers and so of the same weights, and the `Layerwise`. Train the new one and
+        save the one that was given: the rescaling layers cannot be written to a `.keras` file.
+
+    Raises:
+        InvalidArgument: For a subclassed model or one that is not built, an unknown layer, one that is no cut point,
+            and for layers that add losses of their own, which would come by no rescale.
+    """
+    _check_model(model)
+    if not isinstance(after, Iterable) or not all(isinstance(name, str) for name in after):
+        raise InvalidArgument(f"insert_rescales(after={after!r}): expected a list of names of layers.")
+    names = [after] if isinstance(after, str) else list(after)
+    _check_names(model, names)
+    calls: list[_Call] = []
+    origin: dict[int, _Call] = {}
+    tensors: list[Any] = []  # Their ids are compared, so they must live.
+    rescales = {name: _Rescale(name) for name in [OUTPUTS, *names]}
+
+    def call(layer, *args, **kwargs):
+        result = layer(*args, **kwargs)
+        used = [x for x in keras.tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
+        calls.append(_Call(layer, tuple(origin[id(x)] for x in used if id(x) in origin)))
+        if layer.name in names:
+            if not isinstance(result, keras.KerasTensor) or sum(one.layer is layer for one in calls) > 1:
+                raise InvalidArgument(
+                    f"after={layer.name!r}: the layer is called several times, or has several outputs: expected one "
+                    "output to cut at."
+                )
+            result = rescales[layer.name](result)
+        for x in keras.tree.flatten(result):
+            origin[id(x)] = calls[-1]
+            tensors.append(x)
+        return result
+
+    inputs, outputs = _rebuild(model, call)
+    leaves = {origin[id(x)] for x in keras.tree.flatten(outputs) if id(x) in origin}
+    cuts = {one.layer.name: one for one in calls if one.layer.name in names}
+    for name in names:
+        _check_cut(name, cuts[name], calls, leaves)
+    rebuilt = keras.Model(inputs, keras.tree.map_structure(rescales[OUTPUTS], outputs), name=model.name)
+    _check_losses(rebuilt)
+    # Sets of cut points are nested or apart, so the larger one comes first and the smallest around it is the parent.
+    ordered = sorted(names, key=lambda name: len(cuts[name].upstream), reverse=True)
+    parents = {}
+    for index, name in enumerate(ordered):
+        around = [outer for outer in ordered[:index] if cuts[name] in cuts[outer].upstream]
+        parents[name] = around[-1] if around else OUTPUTS
+    layerwise = Layerwise(_group(calls, cuts, ordered), parents=parents, strategy=strategy)
+    for name, layer in rescales.items():
+        layer.apply = functools.partial(layerwise.rescale, group=name)
+    return rebuilt, layerwise
+
+
+def _rebuild(model: keras.Model, call: Callable) -> tuple[Any, Any]:
+    """The inputs and outputs of the model's graph, built again by `call(layer, *args, **kwargs)` for every layer."""
+    if isinstance(model, keras.Sequential):
+        inputs = outputs = keras.Input(batch_shape=model.inputs[0].shape, dtype=model.inputs[0].dtype)
+        for layer in model.layers:
+            outputs = call(layer, outputs)
+        return inputs, outputs
+    copy = keras.models.clone_model(model, clone_function=lambda layer: layer, call_function=call)
+    return copy.input, copy.output
+
+
+def _group(calls: Sequence[_Call], cuts: dict[str, _Call], ordered: Sequence[str]) -> dict[str, list]:
+    groups: dict[str, list] = {name: [] for name in [OUTPUTS, *ordered]}
+    seen: dict[int, str] = {}
+    for one in calls:
+        inside = [name for name in ordered if one in cuts[name].upstream]
+        group = inside[-1] if inside else OUTPUTS
+        if _variables(one.layer) and seen.setdefault(id(one.layer), group) != group:
+            raise InvalidArgument(
+                f"layer {one.layer.name!r} is called in group {seen[id(one.layer)]!r} and in {group!r}: its gradients "
+                "would be added at two scales. Choose cuts with all of its calls on one side."
+            )
+        known = {id(variable) for variable in groups[group]}
+        groups[group] += [variable for variable in _variables(one.layer) if id(variable) not in known]
+    return groups
+
+
+def _variables(layer) -> list:
+    """Those that may be trained, also if they are frozen now."""
+    return [v for v in getattr(layer, "variables", ()) if "float" in str(v.dtype)]
+
+
+def _check_cut(name: str, cut: _Call, calls: Sequence[_Call], leaves: set[_Call]) -> None:
+    before = [one for one in cut.upstream if one is not cut and one.has_weights]
+    for one in before:
+        past = [user.layer.name for user in calls if one in user.sources and user not in cut.upstream]
+        if past or one in leaves:
+            where = f"layer {past[0]!r}" if past else "an output of the model"
+            raise InvalidArgument(
+                f"after={name!r}: no cut point. The output of {one.layer.name!r}, which comes before, also goes to "
+                f"{where} without passing it, and gradients at two scales cannot be added. Cut where the ways have "
+                "joined, such as after the addition that ends a residual block."
+            )
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, keras.Model):
+        raise InvalidArgument(f"insert_rescales({model!r}): expected a keras.Sequential or functional model.")
+    if isinstance(model, keras.Sequential):
+        if not model.built:
+            raise InvalidArgument(
+                f"insert_rescales: {model.name!r} is not built: begin it with keras.Input(shape), or call it once."
+            )
+    elif not hasattr(model, "operations"):
+        raise InvalidArgument(
+            f"insert_rescales: {model.name!r} is a subclassed model, whose graph is not known: call "
+            "layerwise.rescale(x, group) in its call method instead."
+        )
+
+
+def _check_names(model: keras.Model, names: Sequence[str]) -> None:
+    known = [layer.name for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    known += [one.name for one in getattr(model, "operations", ()) if not isinstance(one, keras.layers.Layer)]
+    for name in names:
+        if name not in known or name == OUTPUTS or names.count(name) > 1:
+            raise InvalidArgument(
+                f"after={name!r}: expected names of layers, each once: {', '.join(map(str, known))}. The group "
+                f"{OUTPUTS!r} is always there."
+            )
+    if not names:
+        raise InvalidArgument("after=[]: expected at least one layer to cut after.")
+
+
+def _check_losses(model: keras.Model) -> None:
+    active = [one.name for one in model.layers if getattr(one, "activity_regularizer", None)]
+    if model.losses or active:
+        raise InvalidArgument(
+            f"insert_rescales: {model.name!r} has regularizers or other losses of its own, whose gradients come by no "
+            "rescale. Use the optimizer's weight decay instead."
+        )

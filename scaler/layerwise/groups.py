@@ -1,0 +1,313 @@
+"""Loss scales that change along the backward pass: one for each group of layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from scaler import gradients
+from scaler.backend import replicas
+from scaler.errors import InvalidArgument
+from scaler.gradients import statistics
+from scaler.layerwise.adaptive import AdaptiveScale, LayerEvent
+from scaler.layerwise.rescaling import MEASURED, measured_rescale, root_mean_square
+from scaler.strategies import Strategy, exact
+from scaler.strategies.base import bounded, check_state, check_strategy, needs_of
+
+_LARGEST = 2.0**60
+"""The quotient of two scales, and a float16 number divided by one, are normal float32 numbers then."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Groups:
+    """Names, nearest to the loss first; each one's parent, the next towards the loss; variables and where they are."""
+
+    names: tuple[str, ...]
+    parents: tuple[int, ...]
+    variables: tuple
+    group_of: dict[int, int]
+
+
+class Layerwise(tf.Module):
+    """Scales each group of layers' gradients by a power of two of its own.
+
+        model, layerwise = scaler.layerwise.insert_rescales(model, after=["block_1", "block_2"])
+        loss_scaler = scaler.LossScaler(scaler.NoScaling())
+
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, model(x, training=True))
+            scaled = loss_scaler.scale(loss)
+        grads, seen = layerwise.gradient(tape, scaled, model.trainable_variables)
+        outcome = loss_scaler.apply(optimizer, grads, masters)
+        layerwise.update(seen)
+
+    The backward pass, from the loss to the input:
+
+        at the end of the group:  g = g * (scale of the group / scale of the group before)     `rescale`
+        inside of it:             every gradient carries the group's scale
+        afterwards:               a weight's gradient, in float32, is divided by its group's scale, which is exact
+
+    So what reaches `LossScaler.apply` are gradients of the scaled loss, as without this, and all that `apply` promises
+    holds. Once a step, each group's scale moves by the strategy on its own; where a group overflows the whole step is
+    skipped, since nothing finite comes behind it, but its scale alone is lowered: what it handed on says nothing about
+    the groups behind. Where the loss's own gradient is not finite, no group is to blame.
+
+    The group next to the loss has a scale as well, so give the `LossScaler` a strategy that stays, such as `NoScaling`:
+    another one would back off at an overflow of any group.
+
+    The loss may depend on the layers through the model's outputs alone. The gradient of a penalty on a weight, or of
+    an activation used in the loss, would come by no `rescale`, and be divided nonetheless: use the optimizer's weight
+    decay.
+
+    It holds the strategy's states in variables of shape [groups], so `tf.train.Checkpoint(layerwise=layerwise)` saves
+    all of it.
+
+    Args:
+        groups: Names and variables of the groups; the one next to the loss first. A layer that is called several
+            times belongs to one group with all calls.
+        parents: For each group the one whose gradients reach it; the one before, if not given. The first has none.
+        strategy: How each scale moves, `AdaptiveScale()` (Zhao et al.) if not given: any strategy, which sees a
+            `LayerEvent`, and whose scale is rounded down to a power of two in [2^-60, 2^60]. DALL-E's blocks
+            (Ramesh et al. 2021, appendix D, https://arxiv.org/abs/2102.12092) have `Smooth(2.0**13,
+            backoff_factor=2**-0.5, backoff_interval=125, min_scale=2.0**7, max_scale=2.0**24)`. Their filter, which
+            makes what is not finite zero where it leaves a block, is not needed to tell blocks apart, and left out: it
+            would hide from the gate what it must see.
+
+    Raises:
+        InvalidArgument: For no group, a variable in two groups, a parent that does not come first, or a strategy that
+            needs a histogram.
+
+    References:
+        Zhao et al. 2019, Adaptive Loss Scaling for Mixed Precision Training (https://arxiv.org/abs/1910.12385).
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, Sequence],
+        *,
+        parents: Mapping[str, str] | None = None,
+        strategy: Strategy | None = None,
+        name: str = "layerwise",
+    ):
+        super().__init__(name=name)
+        self._groups = _groups(groups, {} if parents is None else parents)
+        own: Any = AdaptiveScale() if strategy is None else strategy
+        self.strategy = own
+        check_strategy(self.strategy, "Layerwise")
+        if needs_of(self.strategy).edges:
+            raise InvalidArgument(
+                f"Layerwise(strategy={self.strategy!r}): it needs a histogram, which is not counted for each group. "
+                "Take one that needs nothing or amax, such as scaler.Dynamic() or scaler.Headroom()."
+            )
+        with tf.init_scope():
+            first = self.strategy.init()
+            check_state(self.strategy, first)
+            self._state_type = type(first)
+            self._state = {field: self._variable(value, field) for field, value in first._asdict().items()}
+            self._probes = [tf.Variable(tf.zeros([MEASURED]), name=f"probe_{group}") for group in groups]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The groups, in the order of `state` and of events."""
+        return self._groups.names
+
+    @property
+    def state(self) -> Any:
+        """The strategy's states now, a NamedTuple of tensors whose last axis is that of the groups."""
+        fields = {field: tf.identity(variable) for field, variable in self._state.items()}
+        scale = fields["loss_scale"]
+        known = tf.where(tf.math.is_nan(scale), self.strategy.init().loss_scale, scale)
+        return self._state_type(**{**fields, "loss_scale": bounded(self.strategy, known)})
+
+    @property
+    def scales(self) -> tf.Tensor:
+        """What the gradients of each group carry beside the loss scale, float32 [groups], powers of two."""
+        within = tf.clip_by_value(self.state.loss_scale, 1 / _LARGEST, _LARGEST)
+        return exact.power_of_two_at_most(within)
+
+    def rescale(self, x, group: str) -> tf.Tensor:
+        """`x` itself; what is computed from it belongs to the groups before, what it was computed from to `group`.
+
+        Args:
+            x: Output of the group, of a floating dtype.
+            group: Its name.
+
+        Raises:
+            InvalidArgument: For an unknown name.
+        """
+        if group not in self.names:
+            raise InvalidArgument(f"rescale(x, {group!r}): expected one of the groups {', '.join(self.names)}.")
+        index = self.names.index(group)
+        # Read in the backward pass, right before `unscale` reads it: whatever came between, both see one value.
+        return measured_rescale(x, self._probes[index], lambda: (self.scales / self._before(self.scales))[index])
+
+    def gradient(self, tape: tf.GradientTape, scaled, variables: Sequence) -> tuple[list, LayerEvent]:
+        """Gradients of the scaled loss, all of them at the loss scale again, and what was seen of each group.
+
+        Args:
+            tape: It recorded the forward pass.
+            scaled: Scalar, from `LossScaler.scale`.
+            variables: In any order; each belongs to a group.
+
+        Returns:
+            For each variable a float32 tensor, a `tf.IndexedSlices` or None, for `LossScaler.apply`; and what
+            `update` takes.
+
+        Raises:
+            InvalidArgument: For a variable of no group, or a group that was not rescaled.
+        """
+        variables = list(variables)
+        positions = self._positions(variables)
+        grads, reports = tape.gradient(scaled, (variables, list(self._probes)))
+        for name, report in zip(self.names, reports, strict=True):
+            own = (g for g, at in zip(grads, positions, strict=True) if self.names[at] == name)
+            if report is None and any(g is not None for g in own):
+                raise InvalidArgument(
+                    f"gradient: the gradients of group {name!r} did not come by a rescale. Call "
+                    f"layerwise.rescale(x, {name!r}) on what leaves the group, inside the tape; the tape must watch "
+                    "variables that are read."
+                )
+        seen = tf.stack([tf.zeros([MEASURED]) if report is None else report for report in reports])
+        return self.unscale(grads, variables), self._event(grads, positions, seen)
+
+    def unscale(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> list[gradients.Gradient]:
+        """Each gradient in float32, divided by the scale of its variable's group: exact, but beyond float32's range.
+
+        Args:
+            grads: Gradients of the scaled loss, of any floating dtype, `tf.IndexedSlices` or None.
+            variables: The variable of each.
+
+        Raises:
+            InvalidArgument: For a variable of no group.
+        """
+        scales = tf.unstack(self.scales)
+        positions = self._positions(variables)
+        return [gradients.divide([grad], scales[at])[0] for grad, at in zip(grads, positions, strict=True)]
+
+    def update(self, event: LayerEvent) -> None:
+        """Moves each group's scale, at the end of a step, whether it was applied or skipped.
+
+        On several replicas each calls it with what it saw, and all scales move by what they saw together: the largest
+        magnitude, the smallest deviation of those that saw one, and an overflow on any.
+        """
+        if not isinstance(event, LayerEvent):
+            raise InvalidArgument(
+                f"Layerwise.update({_shown(event)}): expected what Layerwise.gradient returned beside the gradients."
+            )
+        if replicas.replica_count() > 1:
+            event = _of_all(event)
+        replicas.merge(self._update, *event)
+
+    def _update(self, strategy, *event) -> None:
+        event = LayerEvent(*(replicas.of_each(strategy, value)[0] for value in event))
+        before = self.state
+        after = self.strategy.update(before, event)
+        for field, variable in self._state.items():
+            variable.assign(tf.where(event.observed, getattr(after, field), getattr(before, field)))
+
+    def _event(self, grads: Sequence, positions: Sequence[int], seen: tf.Tensor) -> LayerEvent:
+        """From this step's gradients, and what each group's probe reported."""
+        scales, (entering, spread, rescaled) = self.scales, tf.unstack(seen, axis=1)
+        before = self._before(scales)
+        amax, deviation = [], []
+        for group, scale in enumerate(tf.unstack(scales)):
+            own = [grad for grad, at in zip(grads, positions, strict=True) if at == group and grad is not None]
+            largest = statistics.amax(own)
+            values = [tf.reshape(tf.cast(gradients.values_of(grad), tf.float32), [-1]) for grad in own]
+            leaving = [child for child, parent in enumerate(self._groups.parents) if parent == group]
+            inside = tf.stack([largest, *(entering[child] for child in leaving)]) / scale
+            spreads = [spread[child] / scale for child in leaving]
+            if values:
+                spreads.append(root_mean_square(tf.concat(values, axis=0), largest) / scale)
+            # What enters is known at the scale before, even where this group's makes it zero.
+            amax.append(tf.maximum(tf.reduce_max(inside), entering[group] / before[group]))
+            deviation.append(tf.reduce_min(tf.stack([spread[group] / before[group], *spreads])))
+        finite = tf.logical_and(tf.math.is_finite(tf.stack(amax)), tf.math.is_finite(rescaled))
+        return LayerEvent(
+            finite=finite,
+            amax=tf.where(finite, tf.stack(amax), float("inf")),
+            deviation=tf.stack(deviation),
+            entering=entering / before,
+            observed=tf.logical_and(entering > 0.0, tf.math.is_finite(entering)),
+        )
+
+    def _before(self, scales: tf.Tensor) -> tf.Tensor:
+        """The scale that gradients carry when they reach each group."""
+        return tf.gather(tf.concat([[1.0], scales], axis=0), [parent + 1 for parent in self._groups.parents])
+
+    def _positions(self, variables: Sequence) -> list[int]:
+        for variable in variables:
+            if id(replicas.native(variable)) not in self._groups.group_of:
+                raise InvalidArgument(
+                    f"variable {getattr(variable, 'path', variable.name)!r} belongs to none of the groups "
+                    f"{', '.join(self.names)}: give it to the one whose rescale its gradient comes by."
+                )
+        return [self._groups.group_of[id(replicas.native(variable))] for variable in variables]
+
+    def _variable(self, value, name: str) -> tf.Variable:
+        value = tf.convert_to_tensor(value)
+        shape = [*value.shape, len(self.names)]
+        return tf.Variable(
+            tf.broadcast_to(value[..., None], shape),
+            trainable=False,
+            name=name,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+
+def _of_all(event: LayerEvent) -> LayerEvent:
+    """What all replicas saw together."""
+    event = event._replace(deviation=tf.where(event.observed, event.deviation, float("inf")))
+    numbers = tf.stack([tf.cast(value, tf.float32) for value in event])
+    each = tf.distribute.get_replica_context().all_gather(numbers[tf.newaxis], axis=0)
+    each = tf.ensure_shape(each, [None, *numbers.shape])
+    least = LayerEvent(*tf.unstack(tf.reduce_min(each, axis=0)))
+    most = LayerEvent(*tf.unstack(tf.reduce_max(each, axis=0)))
+    return LayerEvent(
+        finite=least.finite > 0.0,
+        amax=most.amax,
+        deviation=least.deviation,
+        entering=most.entering,
+        observed=tf.logical_and(most.observed > 0.0, tf.math.is_finite(most.entering)),
+    )
+
+
+def _groups(groups: Mapping[str, Sequence], parents: Mapping[str, str]) -> _Groups:
+    if not isinstance(groups, Mapping) or not all(isinstance(name, str) for name in groups):
+        raise InvalidArgument(
+            f"Layerwise({_shown(groups)}): expected a dict of lists of variables by the names of their groups, the one "
+            'next to the loss first, such as {"head": head.variables, "body": body.variables}.'
+        )
+    names, kept = tuple(groups), []
+    group_of: dict[int, int] = {}
+    if not names:
+        raise InvalidArgument("Layerwise({}): expected at least one group of variables.")
+    if not isinstance(parents, Mapping) or not set(parents) <= set(names[1:]):
+        raise InvalidArgument(
+            f"Layerwise(parents={_shown(parents)}): expected a dict of names by the names of groups, of any but the "
+            f"first: {', '.join(names[1:]) or 'there is no other'}."
+        )
+    for index, (name, variables) in enumerate(groups.items()):
+        if not isinstance(variables, Sequence) or not all(hasattr(one, "assign") for one in variables):
+            raise InvalidArgument(f"Layerwise: group {name!r} is {_shown(variables)}: expected a list of variables.")
+        for variable in map(replicas.native, variables):
+            if group_of.setdefault(id(variable), index) != index:
+                raise InvalidArgument(
+                    f"variable {variable.name!r} is in group {names[group_of[id(variable)]]!r} and in {name!r}: its "
+                    "gradient would be a sum at two scales. Put all layers that use it in one group."
+                )
+            kept.append(variable)
+    found = [-1]
+    for index, name in enumerate(names[1:], start=1):
+        parent = parents.get(name, names[index - 1])
+        if parent not in names[:index]:
+            raise InvalidArgument(f"the parent of group {name!r} is {parent!r}: expected one of {names[:index]}.")
+        found.append(names.index(parent))
+    return _Groups(names, tuple(found), tuple(kept), group_of)
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} {value!r}"[:80]

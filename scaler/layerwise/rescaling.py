@@ -1,0 +1,93 @@
+"""Operations that leave a tensor as it is and change the scale of its gradient on the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from scaler.errors import InvalidArgument
+from scaler.gradients import statistics
+from scaler.strategies import exact
+
+MEASURED = 3
+"""Numbers that `measured_rescale` reports."""
+
+
+def rescale(x, factor) -> tf.Tensor:
+    """`x` itself, with a gradient that is multiplied by `factor` when it comes back.
+
+    The product is computed in float32 and rounded to the gradient's dtype, or in float64: exact for a power of two, but
+    where it leaves the dtype's range. All gradients of what `x` was computed from are then gradients of `factor` times
+    the loss.
+
+    Args:
+        x: Tensor of a floating dtype and any shape.
+        factor: Scalar, a number or tensor.
+
+    Raises:
+        InvalidArgument: For another dtype of `x`.
+    """
+    x = _checked(x)
+
+    @tf.custom_gradient
+    def identity(x: tf.Tensor):
+        return tf.identity(x), lambda grad: _times(grad, factor)
+
+    return identity(x)
+
+
+def measured_rescale(x, probe: tf.Variable, factor: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """As `rescale`, with a report of the gradient that came back: as the "gradient" of `probe`.
+
+    So what is measured in the backward pass leaves it as a value, in eager mode as in a graph and under XLA, and no
+    variable changes on the way. Used several times, reports add up.
+
+    Args:
+        x: Tensor of a floating dtype.
+        probe: Trainable float32 variable [MEASURED]; its value does not matter. Its gradient is: the largest magnitude
+            that came back, infinity if one is not finite; the root mean square, 0 then; the largest magnitude after
+            rescaling.
+        factor: Called in the backward pass, gives a scalar float32.
+    """
+
+    @tf.custom_gradient
+    def identity(x: tf.Tensor, probe: tf.Tensor):
+        def backward(grad):
+            grad, times = tf.convert_to_tensor(grad), factor()
+            return _times(grad, times), _measure(grad, times)
+
+        return tf.identity(x), backward
+
+    return identity(_checked(x), tf.convert_to_tensor(probe))
+
+
+def root_mean_square(values: tf.Tensor, amax: tf.Tensor) -> tf.Tensor:
+    """Of finite float32 values whose largest magnitude is `amax`; 0 of none and where that is 0 or infinite."""
+    usable = tf.logical_and(amax > 0.0, amax < float("inf"))
+    unit = tf.maximum(exact.power_of_two_at_most(tf.where(usable, amax, 1.0)), 2.0**-126)
+    squares = tf.reduce_sum(tf.square(values / unit))  # Between 1 and 4 times their number: no square is lost.
+    count = tf.maximum(tf.cast(tf.size(values), tf.float32), 1.0)
+    return tf.where(usable, tf.sqrt(squares / count) * unit, 0.0)
+
+
+def _measure(grad: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    amax = statistics.amax([grad])
+    # Rounding keeps the order: the largest one rescaled is the largest of those rescaled.
+    rescaled = tf.cast(_times(tf.cast(amax, grad.dtype), factor), tf.float32)
+    return tf.stack([amax, root_mean_square(tf.cast(grad, tf.float32), amax), rescaled])
+
+
+def _times(grad, factor) -> tf.Tensor:
+    grad = tf.convert_to_tensor(grad)
+    wide = tf.float64 if grad.dtype == tf.float64 else tf.float32
+    return tf.cast(tf.cast(grad, wide) * tf.cast(factor, wide), grad.dtype)
+
+
+def _checked(x) -> tf.Tensor:
+    x = tf.convert_to_tensor(x)
+    if not x.dtype.is_floating:
+        raise InvalidArgument(
+            f"rescale(x): x has dtype {x.dtype.name}, which has no gradient: expected a floating-point tensor."
+        )
+    return x

@@ -1,0 +1,100 @@
+"""Whether gradients certainly come from a loss that nobody scaled: by all that they are computed from in a graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from scaler import gradients
+from scaler.backend import replicas
+from scaler.mistakes.marks import kind_of, upstream
+
+_READS = ("ReadVariableOp", "ResourceGather")
+_HARMLESS_SCALARS = ("Const", "Cast")
+_STOPS = "StopGradient"
+
+
+def nobody_scaled(grads: Sequence[gradients.Gradient], variables: Sequence) -> bool:
+    """Whether these are gradients of a model in this graph, with nothing upstream that may be a scale.
+
+    A wrong yes is worse than a wrong no. So it is yes only where everything upstream is seen, and there is no mark, no
+    variable but the model's own, no scalar that is not made of counts, no argument that may hold gradients and no
+    constant that may be a scale. In eager mode nothing is seen.
+
+    Args:
+        grads: Gradients.
+        variables: Those of the model that are trained, which hold no gradients.
+    """
+    if tf.executing_eagerly():
+        return False
+    values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
+    shapes = [value.shape.as_list() for value in values if value.shape.rank is not None]
+    seen = _all_upstream(values)
+    handles = [getattr(replicas.native(replicas.own_component(own)), "handle", None) for own in variables]
+    of_a_model = any(not _is_eager(tensor) and tensor.op.type in _READS for tensor in seen)
+    return of_a_model and not any(_may_be_scaled(tensor, shapes, handles) for tensor in seen)
+
+
+def _all_upstream(values: list) -> list:
+    """What values come from, and also what no derivative goes through: a factor may."""
+    seen, waiting = [], values
+    while waiting:
+        found = list(upstream(waiting))
+        seen += found
+        waiting = [tensor.op.inputs[0] for tensor in found if not _is_eager(tensor) and tensor.op.type == _STOPS]
+    return seen
+
+
+def _may_be_scaled(tensor: tf.Tensor, shapes: list, handles: list) -> bool:
+    if kind_of(tensor):
+        return True
+    if _is_eager(tensor):
+        return tensor.shape.rank in (0, 1)
+    op = tensor.op
+    if op.type == "Fill":
+        return _looks_like_a_scale(op.inputs[1])
+    if any(source.dtype.is_floating for source in op.inputs):
+        return False
+    if op.type in _READS:
+        return not any(_outside(op.inputs[0]) is handle for handle in handles)
+    # Values may pass unseen in a list of tensors, as in a loop, as bits, or rounded to integers.
+    if op.type == "Bitcast" or any(source.dtype == tf.variant or source.op.type == "Cast" for source in op.inputs):
+        return True
+    if op.type == "Const":
+        # What something is divided by is the size of a batch.
+        multiplies = any(user.type != "RealDiv" for user in tensor.consumers())
+        return tensor.shape.rank == 0 and multiplies and _looks_like_a_scale(tensor)
+    if tensor.shape.rank in (0, None):
+        return op.type not in _HARMLESS_SCALARS
+    return op.type == "Placeholder" and _may_be_gradients(tensor, shapes)
+
+
+def _may_be_gradients(argument: tf.Tensor, shapes: list) -> bool:
+    """Whether an argument is flat, as all gradients in one may be, or has the shape of a gradient."""
+    shape = argument.shape
+    return (shape.rank == 1 and shape.is_fully_defined()) or shape.as_list() in shapes
+
+
+def _outside(captured: tf.Tensor) -> tf.Tensor:
+    """The tensor that a function captured, as it was called where it was made."""
+    while not _is_eager(captured) and captured.op.type == "Placeholder":
+        outer = next((own for own, inner in getattr(captured.graph, "captures", ()) if inner is captured), None)
+        if outer is None:
+            break
+        captured = outer
+    return captured
+
+
+def _looks_like_a_scale(tensor: tf.Tensor) -> bool:
+    """Whether a scalar is unknown, 100 or more, or a power of two from 8 on or its inverse, as scales are."""
+    value = tf.get_static_value(tensor)
+    if value is None:
+        return True
+    fraction, exponent = math.frexp(float(value))
+    return float(value) >= 100.0 or (fraction == 0.5 and abs(exponent - 1) >= 3)
+
+
+def _is_eager(tensor: tf.Tensor) -> bool:
+    return isinstance(tensor, tf.__internal__.EagerTensor)

@@ -1,0 +1,69 @@
+"""What should not be computed in float16, whose smallest number is 6e-8: a loss, and probabilities.
+
+bfloat16 has float32's range, and is not spoken of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from scaler.mistakes.marks import upstream
+
+_LAYERS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
+_SHAPES = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Gather", "GatherV2", "GatherNd", "StridedSlice")
+_PASS_ON = (*_SHAPES, "Maximum", "Minimum", "ClipByValue", "AddV2", "Sub", "RealDiv", "Neg")
+"""What leaves a probability one, nearly: it may be shifted by an epsilon, normalised, clipped or picked."""
+_PROBABILITIES = ("Softmax", "LogSoftmax", "Sigmoid")
+
+
+def float16_loss(loss: Any) -> str | None:
+    """A sentence if a loss is float16, else None."""
+    if getattr(loss, "dtype", None) != tf.float16:
+        return None
+    return (
+        "the loss is float16: it is rounded to three digits, is infinite above 65504, and limits the loss scale to "
+        "2^15. Compute it in float32: give the model's last layer dtype='float32', or cast what it returns."
+    )
+
+
+def float16_probabilities_behind(loss: tf.Tensor) -> str | None:
+    """A sentence if a loss in a graph takes the logarithm of a softmax or sigmoid in float16, else None.
+
+    Behind the last layer with weights nothing is looked for: attention has its softmax there, and gates their sigmoid.
+    """
+    if tf.executing_eagerly():
+        return None
+    after_the_layers = upstream([loss], lambda tensor: _type(tensor) in _LAYERS)
+    logarithms = [tensor.op.inputs[0] for tensor in after_the_layers if _type(tensor) in ("Log", "Log1p")]
+    taken_of = upstream(logarithms, lambda tensor: _type(tensor) not in _PASS_ON)
+    return float16_probabilities(list(taken_of))
+
+
+def float16_probabilities(prediction: Any) -> str | None:
+    """A sentence if a softmax or sigmoid in float16 is among a model's predictions, else None."""
+    if not any(_is_probability(tensor) for tensor in tf.nest.flatten(prediction)):
+        return None
+    return (
+        "the model's last layer is a softmax or sigmoid in float16, where probabilities below 6e-8 are 0 and their "
+        "logarithm is infinite: give that layer dtype='float32'."
+    )
+
+
+def _is_probability(tensor: Any) -> bool:
+    if not tf.is_tensor(tensor) or tensor.dtype != tf.float16:
+        return False
+    # Keras remembers there what its softmax and sigmoid were computed from.
+    if hasattr(tensor, "_keras_logits"):
+        return True
+    if tf.executing_eagerly() or isinstance(tensor, tf.__internal__.EagerTensor):
+        return False
+    op = tensor.op
+    while op.type in ("Identity", "Reshape"):
+        op = op.inputs[0].op
+    return op.type in _PROBABILITIES
+
+
+def _type(tensor: Any) -> str:
+    return getattr(getattr(tensor, "op", None), "type", "")

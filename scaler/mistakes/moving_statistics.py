@@ -1,0 +1,207 @@
+"""BatchNorm's statistics that a forward pass moved, found in the graph that is being traced.
+
+The rule: a variable that is named `moving_...`, as Keras names BatchNorm's, and is assigned in this graph, moved in the
+forward pass of the step that is applied next. Its first value read since the last `apply` is the one from before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from scaler.backend import replicas
+from scaler.errors import ScaleWarning
+from scaler.mistakes import marks
+
+_STEPS = "_halfstep_steps"
+_SHORT = re.compile(r"(^|_)bn($|_|\d)")
+
+
+@dataclasses.dataclass
+class Moved:
+    """A statistic that moved, its value from before, or None where that was not read, and who decided about it."""
+
+    variable: tf.Variable
+    before: tf.Tensor | None
+    users: set = dataclasses.field(default_factory=set)
+    fresh: bool = True
+
+
+@dataclasses.dataclass
+class _Steps:
+    """What is known of a graph up to `position`, and whether it holds an `apply`."""
+
+    position: int = 0
+    applied: bool = False
+    reads: dict = dataclasses.field(default_factory=dict)
+    moved: dict = dataclasses.field(default_factory=dict)
+
+
+def moved_before(targets: Iterable, grads: Iterable, user: object) -> list[Moved]:
+    """The statistics that moved before this `apply`, and that no earlier one of the same user has decided about.
+
+    Those count whose layer is among the updated ones. So do those that no earlier `apply` updated, if the gradients
+    depend on their layer, or if it has no weights of which that could be told. If there are none of either, all count.
+
+    Args:
+        targets: The model's variables that are to be updated.
+        grads: Their gradients.
+        user: Who decides.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    steps = _look(graph)
+    moved = [one for one in steps.moved.values() if id(user) not in one.users]
+    layers = {_layer(target) for target in targets}
+    own = [one for one in moved if _layer(one.variable) in layers]
+    weights = {ref: _layer(variable) for ref, variable in _variables(graph).items() if not _is_statistic(variable)}
+    elsewhere = set(weights.values()) - {weights[ref] for ref in _resources_upstream(grads) & set(weights)}
+    used = [one for one in moved if not one.users and _layer(one.variable) not in layers | elsewhere]
+    for one in own if own + used else moved:
+        one.users.add(id(user))
+    return own + used or moved
+
+
+def likely(variables: Iterable) -> str | None:
+    """The first of these variables that seems to be BatchNorm's, by its path: all that is known outside of a graph."""
+    paths = (getattr(variable, "path", "").split("/") for variable in variables)
+    return next(("/".join(path) for path in paths if _is_batch_norm(path)), None)
+
+
+def of_replicas(variables: Iterable) -> str | None:
+    """One that moved since the last `apply` in the graph that all replicas are traced in; else as `likely`."""
+    moved = _look(tf.compat.v1.get_default_graph()).moved.values()
+    return next((one.variable.name for one in moved if one.fresh), None) or likely(variables)
+
+
+def elsewhere(variables: Iterable) -> str | None:
+    """As `likely`, where the forward pass is not in the graph that is being traced."""
+    here = _statistics(tf.compat.v1.get_default_graph())
+    return None if here else likely(variables)
+
+
+def decided() -> None:
+    """An `apply` is complete: what comes now belongs to the next step, in this graph and in those around it."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        steps = _look(graph)
+        steps.applied, steps.reads = True, {}
+        for one in steps.moved.values():
+            one.fresh = False
+        graph = getattr(graph, "outer_graph", None)
+
+
+def warn_if_late(variables: Sequence) -> None:
+    """Warns of a snapshot of statistics that moved already, since the last `apply` in this graph."""
+    if tf.executing_eagerly() or replicas.replica_count() > 1:
+        return
+    graph = tf.compat.v1.get_default_graph()
+    moved = {id(one.variable) for one in _look(graph).moved.values() if one.fresh}
+    late = [variable for variable in variables if id(replicas.native(variable)) in moved]
+    if late:
+        name = replicas.native(late[0]).name.split(":")[0]
+        warnings.warn(
+            f"snapshot(variables): {name!r} was moved already, by a forward pass before this snapshot, which then "
+            "holds what a skipped step is to undo: take it before the forward pass.",
+            ScaleWarning,
+            stacklevel=4,
+        )
+
+
+def sentence(name: str) -> str:
+    """What to say where these statistics moved and nobody can put them back."""
+    return (
+        f"apply(grads): without rollback, a skipped step leaves BatchNorm's statistics ({name.split(':')[0]!r}) as "
+        "the forward pass moved them, and one bad batch makes them NaN for good. Pass rollback=scaler.snapshot("
+        "model.non_trainable_variables), taken before the forward pass, or scaler.snapshot([]) where they do not move."
+    )
+
+
+def _look(graph) -> _Steps:
+    """Everything up to now, with what was assigned since the last look."""
+    steps = getattr(graph, _STEPS, None) or _Steps()
+    setattr(graph, _STEPS, steps)
+    statistics = _statistics(graph)
+    operations = graph.get_operations()
+    for op in operations[steps.position :]:
+        for index, source in enumerate(op.inputs):
+            variable = statistics.get(source.ref()) if source.dtype == tf.resource else None
+            if variable is None:
+                continue
+            if op.type == "ReadVariableOp":
+                steps.reads.setdefault(source.ref(), op.outputs[0])
+            elif _assigns(op, index):
+                known = steps.moved.get(source.ref())
+                if known is None or not known.fresh:
+                    steps.moved[source.ref()] = Moved(variable, steps.reads.get(source.ref()))
+    steps.position = len(operations)
+    return steps
+
+
+def _assigns(op, index: int) -> bool:
+    """Whether an operation moves the variable that is its input of this number, also inside of a function.
+
+    What a function that holds an `apply` has moved, that one decided about.
+    """
+    if op.type.startswith("Assign"):
+        return True
+    return any(
+        _assigns(inner, at)
+        for body, own in marks.parameters(op, index)
+        if not getattr(getattr(body, _STEPS, None), "applied", False)
+        for inner in body.get_operations()
+        for at, source in enumerate(inner.inputs)
+        if source is own
+    )
+
+
+def _statistics(graph) -> dict:
+    """The variables of this rule by the tensors that stand for them in the graph."""
+    return {ref: variable for ref, variable in _variables(graph).items() if _is_statistic(variable)}
+
+
+def _variables(graph) -> dict:
+    """The variables that a graph has read so far, by the tensors that stand for them in it.
+
+    TensorFlow has no public name for them.
+    """
+    captured = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
+    read: Iterator[Any] = iter(getattr(graph, "_watched_variables", ()))
+    handles = ((variable, id(getattr(variable, "handle", None))) for variable in read)
+    return {captured[handle].ref(): variable for variable, handle in handles if handle in captured}
+
+
+def _resources_upstream(grads: Iterable) -> set:
+    """The variables that gradients depend on in any way, as the tensors that stand for them in the graph."""
+    parts = (part for grad in grads if tf.is_tensor(grad) for part in tf.nest.flatten(grad, expand_composites=True))
+    waiting = [part.op for part in parts if not isinstance(part, tf.__internal__.EagerTensor)]
+    seen: set = set()
+    found: set = set()
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        found |= {source.ref() for source in op.inputs if source.dtype == tf.resource}
+        waiting += [source.op for source in op.inputs if source.dtype != tf.resource]
+    return found
+
+
+def _is_statistic(variable) -> bool:
+    return variable.name.rsplit("/", 1)[-1].startswith("moving_")
+
+
+def _is_batch_norm(path: Sequence[str]) -> bool:
+    """Whether these are the names of a layer and of its variable, as Keras and the models that come with it choose."""
+    layers = [part.lower() for part in path[:-1]]
+    if any("batch_norm" in layer or "batchnorm" in layer for layer in layers):
+        return True
+    return path[-1] in ("gamma", "beta") and any(_SHORT.search(layer) for layer in layers)
+
+
+def _layer(variable) -> str:
+    return replicas.native(variable).name.rpartition("/")[0]

@@ -1,0 +1,138 @@
+"""A loss is scaled once, and a gradient unscaled once, by the same scale: seen by the marks on what they come from."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from scaler import gradients
+from scaler.errors import InvalidArgument
+from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, UNSCALED, kind_of, mark, marks_upstream, upstream
+
+_OWNER = "_halfstep_owner"
+
+
+_LINEAR = (
+    "Mul",
+    "AddV2",
+    "AddN",
+    "Sub",
+    "Neg",
+    "Sum",
+    "Mean",
+    "Identity",
+    "Cast",
+    "Reshape",
+    "Squeeze",
+    "ExpandDims",
+    "Pack",
+)
+
+
+def refuse_scaled(loss: tf.Tensor) -> None:
+    """Raises `InvalidArgument` for a loss that some scaler has scaled, or that was multiplied by a scale by hand.
+
+    By hand is only what goes into the loss through sums and products: a penalty on gradients that were divided by a
+    scale holds one, too.
+    """
+    by_hand = {kind_of(tensor) for tensor in upstream([loss], _ends_a_product)} & {LOSS_SCALE, READ}
+    if by_hand or SCALED in marks_upstream([loss]):
+        raise InvalidArgument(
+            "scale(loss): the loss was scaled already, by this loss scaler or by another one, so that its gradients "
+            "carry the product of both scales and are divided by one of them: expected a loss that nothing scaled. "
+            "Call scale once, on the sum of what is to be differentiated."
+        )
+
+
+def _ends_a_product(tensor: tf.Tensor) -> bool:
+    operation = getattr(tensor, "op", None) if not tf.executing_eagerly() else None
+    return kind_of(tensor) is not None or getattr(operation, "type", "") not in _LINEAR
+
+
+def refuse_gradients(method: str, grads: Sequence[gradients.Gradient], owner: object) -> None:
+    """Raises `InvalidArgument` for gradients that come from `unscale`, or that other scalers than `owner` scaled.
+
+    Those of a penalty on unscaled gradients, or through an inner step, come from there, too, but through a backward
+    pass of their own, which carries a scale of `owner`. For an owner of None nobody else's scale is looked for.
+    """
+    found = _upstream(grads)
+    if set(found) == {UNSCALED} or (owner is not None and any(map(_divided_by_a_scale, grads))):
+        raise InvalidArgument(
+            f"{method}(grads): these gradients went through unscale already, or were divided by loss_scale, and would "
+            "be divided by the loss scale once more: expected gradients of the scaled loss. Those that are unscaled go "
+            "to apply(..., unscaled=True)."
+        )
+    owners = [_owner(tensor) for kind in (LOSS_SCALE, READ) for tensor in found.get(kind, ())]
+    if owner is not None and owners and all(other is not None and other is not owner for other in owners):
+        raise InvalidArgument(
+            f"{method}(grads): another loss scaler scaled these gradients, and they would be divided by the scale of "
+            "this one: expected gradients of a loss that this one scaled. Scale, unscale and apply with one of them."
+        )
+
+
+def _divided_by_a_scale(grad: gradients.Gradient) -> bool:
+    """Whether the last thing that was done to a gradient was to divide it by a scale."""
+    values: Any = gradients.values_of(grad) if tf.is_tensor(grad) else None
+    while getattr(getattr(values, "op", None), "type", "") in ("Identity", "Cast", "Reshape"):
+        values = values.op.inputs[0]
+    if getattr(getattr(values, "op", None), "type", "") != "RealDiv":
+        return False
+    divisor = values.op.inputs[1]
+    return any(kind_of(tensor) in (LOSS_SCALE, READ) for tensor in upstream([divisor], _ends_a_product))
+
+
+def scale_read(grads: Sequence[gradients.Gradient], owner: object, read: bool) -> tuple[tf.Tensor | None, bool]:
+    """What gradients were multiplied by, where it is seen, and whether it may be another scale than the last in use.
+
+    It is seen where it is one scale of `owner` that was read outside of a tape, in this graph or in one around it.
+
+    Args:
+        grads: The gradients.
+        owner: The loss scaler.
+        read: Whether its scale was read outside of a tape lately.
+    """
+    if tf.executing_eagerly():
+        return None, False
+    found = _upstream(grads)
+    reads = {tensor.ref(): tensor for tensor in found.get(READ, ())}
+    known = [tensor for tensor in reads.values() if _owner(tensor) is owner]
+    if set(found) == {READ} and len(reads) == len(known) == 1 and _reachable(known[0]):
+        return known[0], False
+    return None, set(found) == {READ} or (read and not found and not _all_are_arguments(grads))
+
+
+def _all_are_arguments(grads: Sequence[gradients.Gradient]) -> bool:
+    """Whether a function was given its gradients, which another one made of a loss that it scaled as it should."""
+    values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
+    return all(tensor.op.type == "Placeholder" for tensor in values if hasattr(tensor, "op"))
+
+
+def owned(loss_scale: tf.Tensor, kind: str, owner: object) -> tf.Tensor:
+    """A scale of `owner`, marked as such."""
+    marked = mark(loss_scale, kind)
+    setattr(marked, _OWNER, weakref.ref(owner))
+    return marked
+
+
+def _owner(marked: tf.Tensor) -> object | None:
+    return getattr(marked, _OWNER, lambda: None)()
+
+
+def _upstream(grads: Sequence[gradients.Gradient]) -> dict[str, list[tf.Tensor]]:
+    return marks_upstream(gradients.values_of(grad) for grad in grads if tf.is_tensor(grad))
+
+
+def _reachable(tensor: tf.Tensor) -> bool:
+    """Whether a tensor may be used in the present graph: it is of this one, or of one around it."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not tensor.graph:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
+def marked_unscaled(grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
+    """The same gradients, which `refuse_gradients` recognises."""
+    return [gradients.limit(grad, lambda values, _: mark(values, UNSCALED)) for grad in grads]

@@ -1,0 +1,142 @@
+"""What is known, while steps are traced or run eagerly, of how a loss scaler is used: to say what was forgotten."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from scaler import gradients
+from scaler.backend.replicas import replica_count
+from scaler.errors import InvalidArgument, ScaleWarning
+from scaler.mistakes.forgotten import nobody_scaled
+
+_READ = "loss_scale was read outside of a tape, and nothing was scaled since the last step"
+_INSTEAD = (
+    "Scale the loss with scale(loss), or read loss_scale while the tape records; for a log take outcome.loss_scale."
+)
+
+
+class Use:
+    """How one loss scaler was used so far in this process. It says each thing once.
+
+    Attributes:
+        asked: Whether anyone scaled, unscaled or read the scale.
+        read: Whether the scale was read outside of a tape since a loss was last scaled, so that gradients may carry it.
+        unscaled: What `unscale` was given last, in eager mode, if no other step was opened since.
+        statistics_are_kept: Whether somebody else puts back what a model's forward pass has moved, as `protect` does.
+    """
+
+    def __init__(self) -> None:
+        self.asked = self.read = self.statistics_are_kept = False
+        self.unscaled: Unscaled | None = None
+        self._stepped = False
+        self._said: set[str] = set()
+        self._ended_in: Any = None
+
+    def begins(self) -> None:
+        """Something was scaled, unscaled or left to `update`: a step is open."""
+        self.asked = self._stepped = True
+        self._ended_in = None
+
+    def ends(self) -> None:
+        """The step was counted and the scale moved."""
+        self._ended_in = _here()
+
+    def was_read(self, decided: tf.Variable, used: tf.Variable, scale: Callable) -> None:
+        """The scale was read outside of a tape. One that the open step has anyway leaves nothing in doubt."""
+        self.asked = True
+        known = self._stepped and tf.executing_eagerly() and not bool(decided)
+        self.read = self.read or not known or float(used) != float(scale())
+
+    def check_unscaled(self, grads: Sequence) -> None:
+        """Warns of gradients that seem to be made of those that `unscale` gave; in a graph their marks are seen."""
+        if tf.executing_eagerly() and self.unscaled is not None and self.unscaled.seem_to_be(grads):
+            self.say_once(
+                "apply(grads): these gradients seem to be made of what unscale gave, and are divided by the loss scale "
+                "once more: pass unscaled=True, or the gradients of the scaled loss themselves."
+            )
+
+    def check_scaled(self, grads: Sequence, variables: Sequence) -> None:
+        """Warns if gradients are to be unscaled, though nobody can have scaled their loss."""
+        why = "neither scale(loss) (scale_loss of a LossScaleOptimizer) nor loss_scale was ever used" * (not self.asked)
+        if self.asked and nobody_scaled(grads, variables):
+            why = "nothing that they are computed from comes from scale(loss) or was multiplied by loss_scale"
+        if why:
+            self.say_once(
+                f"apply(grads): the gradients are divided by the loss scale, but {why}: they seem to be those of an "
+                "unscaled loss, and the step that many times too small. Differentiate scale(loss); where a constant is "
+                "multiplied in by hand, read it from loss_scale; without any scaling take scaler.NoScaling()."
+            )
+
+    def check_open(self, decided: tf.Variable) -> None:
+        """Warns if the last thing done was to end a step, in the same graph, or in eager mode as now.
+
+        A scaler that is only driven by events is being studied. Replicas are traced in turns, which nobody can tell
+        from steps.
+
+        Args:
+            decided: Whether nothing was scaled since, also by functions that were traced before.
+        """
+        if not self._stepped or self._ended_in is None or self._ended_in != _here() or replica_count() > 1:
+            return
+        if not tf.executing_eagerly() or bool(decided):
+            self.say_once(
+                "update(event): the step before was counted already, by apply or by an update, and nothing was scaled "
+                "since, so that one step moves the scale twice. Leave this update out, or pass update=False to apply."
+            )
+
+    def check_one_scale(self, method: str, decided: tf.Variable, used: tf.Variable, scale: Callable) -> None:
+        """Refuses gradients of which nobody can say which of two scales they carry; in eager mode, where it is seen."""
+        if not self.read or not tf.executing_eagerly() or not bool(decided):
+            return
+        now = float(scale())
+        if float(used) > 0.0 and float(used) != now:
+            raise InvalidArgument(
+                f"{method}(grads): {_READ}: the gradients may carry its scale of {float(used):g} or the present one of "
+                f"{now:g}. {_INSTEAD}"
+            )
+
+    def say_once(self, sentence: str) -> None:
+        """Warns, the first time this is said of this scaler."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            warnings.warn(sentence, ScaleWarning, stacklevel=4)
+
+
+def one_scale(decided: tf.Variable, used: tf.Tensor, now: tf.Tensor) -> Any:
+    """Fails in a running graph, as `check_one_scale` does in eager mode; XLA leaves it out."""
+    known = tf.logical_or(tf.logical_not(decided), tf.equal(used, now))
+    said = f"the gradients may carry its scale or the present one, which are ({_INSTEAD})"
+    return tf.debugging.Assert(known, [f"apply or unscale: {_READ}: {said}:", used, now])
+
+
+class Unscaled:
+    """Gradients before and after `unscale`: those that were given, and the shapes of those that were made."""
+
+    def __init__(self, given: list, shapes: list) -> None:
+        self._given, self._shapes = given, shapes
+
+    @classmethod
+    def of(cls, grads: Sequence, result: Sequence) -> Unscaled | None:
+        """What is kept of them in eager mode; no gradient is kept alive."""
+        if not tf.executing_eagerly():
+            return None
+        return cls([weakref.ref(values) for values in _values(grads)], [values.shape for values in _values(result)])
+
+    def seem_to_be(self, grads: Sequence) -> bool:
+        """Whether these have the same shapes, and none of them is one that was given to `unscale` for a look."""
+        given = {id(values()) for values in self._given}
+        values = _values(grads)
+        return [value.shape for value in values] == self._shapes and not any(id(value) in given for value in values)
+
+
+def _values(grads: Sequence) -> list:
+    return [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
+
+
+def _here() -> Any:
+    return "eager" if tf.executing_eagerly() else weakref.ref(tf.compat.v1.get_default_graph())

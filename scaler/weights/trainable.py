@@ -1,0 +1,74 @@
+"""Notices that a layer was frozen or unfrozen after a step was made for its variables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from scaler.backend.graphs import at_each_call
+from scaler.errors import InvalidArgument
+
+_SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainableSet:
+    """Which of some variables are to be trained, as `layer.trainable` said when this was made.
+
+        trainable = scaler.weights.TrainableSet.of(model.weights)
+        trainable.keep("my step", "Make the step and its optimizer anew.")  # in the step
+
+    Attributes:
+        variables: Keras's or TensorFlow's.
+        flags: `trainable` of each.
+    """
+
+    variables: tuple
+    flags: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, variables: Iterable) -> TrainableSet:
+        """The set as it is now."""
+        variables = tuple(variables)
+        return cls(variables, _flags(variables))
+
+    def keep(self, step: str, remedy: str) -> None:
+        """Refuses a change since this was made, now and at each later call of the function that is being traced.
+
+        A function that sets `trainable` itself does so while it is traced: what it leaves behind is no change.
+
+        Args:
+            step: Who trains, to begin the sentence with.
+            remedy: What to do, to end it with.
+
+        Raises:
+            InvalidArgument: With the names of the variables that were frozen or made trainable.
+        """
+        key = (step, *map(id, self.variables))
+        at_each_call(lambda: _flags(self.variables), lambda now: self._check(now, step, remedy), key)
+
+    def _check(self, now: tuple[bool, ...], step: str, remedy: str) -> None:
+        if now == self.flags:
+            return
+        changed = [pair for *pair, old in zip(self.variables, now, self.flags, strict=True) if pair[1] != old]
+        parts = {
+            "frozen": [_name(variable) for variable, flag in changed if not flag],
+            "made trainable": [_name(variable) for variable, flag in changed if flag],
+        }
+        said = "; ".join(f"{what} since it was made: {_listed(names)}" for what, names in parts.items() if names)
+        raise InvalidArgument(f"{step}: {said}. It would go on with the old list of variables. {remedy}")
+
+
+def _flags(variables: tuple) -> tuple[bool, ...]:
+    return tuple(bool(getattr(variable, "trainable", True)) for variable in variables)
+
+
+def _name(variable: tf.Variable) -> str:
+    return repr(getattr(variable, "path", None) or variable.name.split(":")[0])
+
+
+def _listed(names: list[str]) -> str:
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest

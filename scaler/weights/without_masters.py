@@ -1,0 +1,186 @@
+"""16-bit weights that are trained without float32 masters: rounded at random, or with what rounding keeps carried on.
+
+Zamirai et al. 2020, Revisiting BFloat16 Training (https://arxiv.org/abs/2010.06192), algorithms 1 (stochastic rounding)
+and 2 (Kahan summation).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from scaler.backend import replicas
+from scaler.errors import InvalidArgument
+from scaler.weights.masters import MasterWeights
+from scaler.weights.rounding import add_compensated, round_stochastically, spacing
+
+
+class _WithoutMasters(MasterWeights):
+    """What both modes share: `weights` are where an update is computed in float32, and remember nothing.
+
+    Before an update they become the 16-bit weights, after it they are rounded into them. The optimizer's slots, which
+    have their dtype, are float32.
+    """
+
+    compiles = False
+
+    def __init__(self, variables: Sequence, name: str):
+        super().__init__(variables, name)
+        with tf.init_scope():
+            self._wanted = [_count(master, "wanted") for _, master in self._copies(None)]
+            self._lost = [_count(master, "lost") for _, master in self._copies(None)]
+
+    @property
+    def swallowed(self) -> tf.Tensor:
+        """The share of the last applied step's updates, of those other than 0, that left their 16-bit weight as it was.
+
+        Scalar float32; 0 before the first step. `float32` variables swallow nothing that counts here.
+        """
+        if not self._lost:
+            return tf.constant(0.0)
+        lost, wanted = (tf.add_n([tf.identity(count) for count in counts]) for counts in (self._lost, self._wanted))
+        return tf.cast(lost / tf.maximum(wanted, 1), tf.float32)
+
+    def refresh(self, weights: Sequence | None = None) -> None:
+        """Takes over the 16-bit weights, at the beginning of each update.
+
+        Args:
+            weights: Those of `weights` to look at; all if not given.
+        """
+        for variable, master in self._copies(weights):
+            replicas.assign_each(tf.distribute.get_strategy(), master, _exact, variable)
+
+    def _write(self, position: int, function, *others) -> None:
+        """Assigns `function(position, old, master, *others)`, new values for the variable and the `others`."""
+        variable, master = self._copies(None)[position]
+
+        def assign(own, master, wanted, lost, *others) -> None:
+            old, moved = tf.identity(own), tf.identity(master)
+            new, *kept = function(position, old, moved, *map(tf.identity, others))
+            changing = tf.not_equal(moved, tf.cast(old, tf.float32))
+            wanted.assign(tf.math.count_nonzero(changing))
+            lost.assign(tf.math.count_nonzero(tf.logical_and(changing, tf.equal(old, new))))
+            own.assign(new)
+            for other, value in zip(others, kept, strict=True):
+                other.assign(value)
+
+        values = (master, self._wanted[position], self._lost[position], *others)
+        tf.distribute.get_strategy().extended.update(variable, assign, args=values, group=False)
+
+    def _positions(self, weights: Sequence | None) -> list[int]:
+        wanted = {id(master) for _, master in self._copies(weights)}
+        return [i for i, (_, master) in enumerate(self._copies(None)) if id(master) in wanted]
+
+
+class StochasticRounding(_WithoutMasters):
+    """Rounds updated 16-bit weights up or down at random, so that small updates count on average.
+
+        new = (w + update), rounded up with probability (distance to the neighbour below) / (spacing)
+
+    Pass it in the place of variables: `loss_scaler.apply(optimizer, grads,
+    scaler.weights.StochasticRounding(variables))`. Save it beside the model: it counts its steps, and the numbers drawn
+    depend on `seed`, the variable's position and that count alone, so that a run that was restored draws the same.
+    Skipped steps are not counted.
+
+    For the time of an update each weight is held in float32, in `weights`: what this changes is the arithmetic. It
+    needs as much memory as `MasterWeights`.
+
+    Args:
+        variables: The model's trainable variables: float16, bfloat16, or float32, which are updated as they are.
+        seed: An integer in [0, 2^31).
+
+    Raises:
+        InvalidArgument: As for `MasterWeights`, and for another seed.
+    """
+
+    def __init__(self, variables: Sequence, seed: int = 0, name: str = "stochastic_rounding"):
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
+            raise InvalidArgument(f"StochasticRounding(seed={seed!r}): expected an integer in [0, 2^31).")
+        super().__init__(variables, name)
+        self._seed = seed
+        with tf.init_scope():
+            self._steps = _count(self.weights[0], "steps")
+
+    def write(self, weights: Sequence | None = None) -> None:
+        """Rounds the updated weights into the model's variables.
+
+        Args:
+            weights: Those of `weights` to round; all if not given.
+        """
+        replicas.assign_each(tf.distribute.get_strategy(), self._steps, lambda own: own + tf.constant(1, tf.int64))
+        count = tf.identity(self._steps)
+
+        def rounded(position: int, old: tf.Tensor, moved: tf.Tensor) -> tuple[tf.Tensor]:
+            seed = tf.stack([tf.constant(self._seed + position * 2**31, tf.int64), count])
+            return (round_stochastically(moved, old.dtype, seed),)
+
+        for position in self._positions(weights):
+            self._write(position, rounded)
+
+
+class KahanWeights(_WithoutMasters):
+    """Keeps what rounding takes from 16-bit weights in a second 16-bit number for each, and adds it to the next update.
+
+        y = update - c;  new = round(w + y);  c = round((new - w) - y)
+
+    Pass it in the place of variables: `loss_scaler.apply(optimizer, grads, scaler.weights.KahanWeights(variables))`.
+    Save it beside the model: it holds the compensations c. One that is larger than the distance between two neighbours
+    of its weight cannot stem from it, as after `set_weights` or at the dtype's largest value, and counts as 0.
+
+    For the time of an update each weight is held in float32, in `weights`: what this changes is the arithmetic. It
+    needs more memory than `MasterWeights`.
+
+    Args:
+        variables: The model's trainable variables: float16, bfloat16, or float32, which are updated as they are.
+
+    Raises:
+        InvalidArgument: As for `MasterWeights`.
+    """
+
+    def __init__(self, variables: Sequence, name: str = "kahan_weights"):
+        super().__init__(variables, name)
+        with tf.init_scope():
+            self._compensations = [_zeros(master, v.dtype, "compensation") for v, master in self._copies(None)]
+
+    @property
+    def compensations(self) -> list:
+        """One for each 16-bit variable, of its dtype and shape: what it is too large by."""
+        return list(self._compensations)
+
+    def write(self, weights: Sequence | None = None) -> None:
+        """Rounds the updated weights into the model's variables, and keeps what that takes away.
+
+        Args:
+            weights: Those of `weights` to round; all if not given.
+        """
+        for position in self._positions(weights):
+            self._write(position, _compensated, self._compensations[position])
+
+
+def _compensated(position: int, old: tf.Tensor, moved: tf.Tensor, compensation: tf.Tensor) -> tuple:
+    del position
+    update = moved - tf.cast(old, tf.float32)
+    own = tf.abs(tf.cast(compensation, tf.float32)) <= spacing(tf.cast(old, tf.float32), old.dtype)
+    return add_compensated(old, tf.where(own, compensation, tf.zeros_like(compensation)), update)
+
+
+def _exact(master: tf.Variable, variable: tf.Variable) -> tf.Tensor:
+    del master
+    return tf.cast(variable, tf.float32)
+
+
+def _beside(master: tf.Variable, value: tf.Tensor, name: str) -> tf.Variable:
+    """A variable with a component on each replica that `master` has one on."""
+    distributed = isinstance(master, tf.distribute.DistributedValues)
+    with master.distribute_strategy.scope() if distributed else contextlib.nullcontext():
+        return tf.Variable(value, trainable=False, name=name)
+
+
+def _count(master: tf.Variable, name: str) -> tf.Variable:
+    return _beside(master, tf.zeros([], tf.int64), name)
+
+
+def _zeros(master: tf.Variable, dtype, name: str) -> tf.Variable:
+    return _beside(master, tf.zeros(master.shape, dtype), name)
