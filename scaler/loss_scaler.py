@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
-from scaler.backend.graphs import apart, as_called, as_written
+from scaler.backend.autograph import as_called, as_written
+from scaler.backend.graphs import apart
 from scaler.backend.tapes import tape_records
 from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_flag, within

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.backend.graphs import as_written
+from scaler.backend.autograph import as_written
 from scaler.errors import InvalidArgument
 from scaler.gate.updates import Optimizer, move_nothing
 from scaler.gradients.pairs import check_gradients

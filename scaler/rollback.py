@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
-from scaler.backend.graphs import as_written
+from scaler.backend.autograph import as_written
 from scaler.errors import InvalidArgument
 from scaler.mistakes.moving_statistics import warn_if_late
 

@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
-import tensorflow as tf
-
+from scaler.backend.versions import say_once, versions
 from scaler.errors import UnsupportedVersion
 
 UPDATE, SUM, DECAY = "_distributed_tf_update_step", "_all_reduce_sum_gradients", "_apply_weight_decay"
@@ -89,20 +86,6 @@ def can_be_compiled(optimizer: Any) -> bool:
     """Whether the steps of `apply` are there that a compiled update takes over; warns once if not."""
     gone = missing(optimizer, UPDATE, SUM, DECAY)
     if gone:
-        _say_slower(", ".join(gone))
+        names = ", ".join(gone)
+        say_once(f"have no {names}: updates of large variables are not compiled: slower, with the same numbers.")
     return not gone
-
-
-@functools.cache
-def _say_slower(names: str) -> None:
-    warnings.warn(
-        f"Optimizers of {versions()} have no {names}: updates of large variables are not compiled, which is slower and "
-        "gives the same numbers.",
-        UserWarning,
-        stacklevel=3,
-    )
-
-
-def versions() -> str:
-    """The versions that are installed, in words."""
-    return f"Keras {keras.__version__} on TensorFlow {tf.__version__}"

@@ -1,61 +1,77 @@
-"""What is known of the graph that is being traced, what is kept apart from it, and what AutoGraph rewrites for it."""
+"""What is known of the graph that is being traced, and what is kept apart from it.
+
+GraphOrParentsInXlaContext  whether XLA compiles it           absent: it is taken to: slower, the same numbers
+multi_step_on_iterator      names Keras's loop over steps     absent: replicas fail there with TensorFlow's error
+capture_call_time_value     is asked before each call         absent: what it looks for is looked for while tracing
+_add_scope_exit_callback    when a trace ends                 absent: what a function does to itself is refused too
+_get_function               the functions that it calls       absent: they count as unknown: less is noticed
+_watched_variables          the variables that it read        absent: BatchNorm's are known by their names alone,
+and a missing rollback is said
+captures                    what it takes from outside        absent: as `_get_function`
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.autograph.impl.api import autograph_artifact
-from tensorflow.python.ops import control_flow_util
 
-_Function = TypeVar("_Function", bound=Callable)
+from scaler.backend.versions import say_once
 
-
-def as_written(function: _Function) -> _Function:
-    """Marks a function that a `tf.function` is to trace without rewriting it first.
-
-    This package needs no AutoGraph, which would take seconds of a first step to rewrite it, and milliseconds for every
-    call in it. TensorFlow's public `do_not_convert` would also keep it from users' functions that are called within.
-    """
-    return autograph_artifact(function)
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+LOOPS = ("While", "StatelessWhile")
+_FUNCTIONS = ("f", "then_branch", "else_branch", "branches", "body")
 
 
-def as_called(function: _Function) -> _Function:
-    """A user's function, rewritten by AutoGraph as it would have been in the user's own `tf.function`."""
-    if tf.executing_eagerly():
-        return function
-    autograph = tf.__internal__.autograph
-    return autograph.tf_convert(function, autograph.control_status_ctx())
+def is_eager(tensor: Any) -> bool:
+    """Whether a tensor has its values now."""
+    return hasattr(tensor, "numpy")
 
 
-def in_xla() -> bool:
+def in_xla(*, if_unknown: bool = True) -> bool:
     """Whether this is traced inside of a function with `jit_compile=True`.
 
-    TensorFlow has no public name for it.
+    Args:
+        if_unknown: What to say where TensorFlow does not tell. What works in XLA works elsewhere, too, more slowly.
     """
-    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    if tf.executing_eagerly():
+        return False
+    try:
+        from tensorflow.python.ops import control_flow_util
+
+        return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    except (ImportError, AttributeError):
+        say_once(
+            "does not tell whether XLA compiles a function: every function is traced as if it did, which is slower and "
+            "gives the same numbers but for the last bits."
+        )
+        return if_unknown
 
 
 def in_steps_of_fit() -> bool:
     """Whether this is traced inside of the loop that Keras's `fit` makes for `steps_per_execution > 1`."""
-    names, graph = [], tf.compat.v1.get_default_graph()
-    while graph is not None:
-        names.append(getattr(graph, "name", ""))
-        graph = getattr(graph, "outer_graph", None)
+    names = [getattr(graph, "name", "") for graph in graphs_around()]
     loops = [name for name in names if name.startswith(("while_body", "multi_step_on_iterator"))]
     return any(second.startswith("multi_step") and first.startswith("while_body") for first, second in pairwise(loops))
+
+
+def graphs_around() -> Iterator[Any]:
+    """The graph that is being traced, and those around it, from the inside."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
 
 
 def at_each_call(look: Callable[[], Any], check: Callable[[Any], None], key: Hashable) -> None:
     """Calls `check(look())` now, and on the host before each later call of the functions that are being traced.
 
-    What it raises, the call raises. It adds no operation to the graph. TensorFlow has no public name for it: where this
-    one is missing, `check` is called now alone.
-
-    What a function leaves behind at the end of its trace is its own doing, and is not checked.
+    What it raises, the call raises. It adds no operation to the graph. What a function leaves behind at the end of its
+    trace is its own doing, and is not checked.
 
     Args:
         look: A function of nothing, to a value that can be compared.
@@ -65,15 +81,13 @@ def at_each_call(look: Callable[[], Any], check: Callable[[Any], None], key: Has
     check(look())
     if tf.executing_eagerly():
         return
-    graph = tf.compat.v1.get_default_graph()
     with tf.init_scope():
         nothing = tf.constant(False)
-    while graph is not None:
+    for graph in graphs_around():
         # The bodies of loops and branches are graphs as well, and not called by themselves.
         if type(graph).__name__ == "FuncGraph" and hasattr(graph, "capture_call_time_value"):
             called = _called(graph, look, check, nothing)
             graph.capture_call_time_value(called, tf.TensorSpec([], tf.bool), key=key, default_value=nothing)
-        graph = getattr(graph, "outer_graph", None)
 
 
 def _called(graph: Any, look: Callable[[], Any], check: Callable[[Any], None], nothing: tf.Tensor) -> Callable:
@@ -85,10 +99,43 @@ def _called(graph: Any, look: Callable[[], Any], check: Callable[[Any], None], n
             check(now)
         return nothing
 
-    # TensorFlow has no public name for it; where this one is missing, the function's own doing is checked too.
     with contextlib.suppress(AttributeError, RuntimeError):
         graph._add_scope_exit_callback(lambda: left.append(look()))
     return called
+
+
+def calls_functions(op: Any) -> bool:
+    """Whether an operation calls functions: it is a call, a branch or a loop."""
+    return op.type in (*_CALLS, *_BRANCHES, *LOOPS)
+
+
+def functions_called(op: Any) -> list[Any]:
+    """The graphs of the functions that an operation calls, as far as TensorFlow shows them."""
+    if not calls_functions(op):
+        return []
+    called = [op.get_attr(name) for name in _FUNCTIONS if name in op.node_def.attr]
+    find = getattr(op.graph, "_get_function", lambda name: None)
+    functions = [find(one.name) for value in called for one in (value if isinstance(value, list) else [value])]
+    return [graph for graph in (getattr(function, "graph", None) for function in functions) if graph is not None]
+
+
+def first_argument(op: Any) -> int:
+    """The number of the input that is the first argument of the functions that an operation calls."""
+    return 1 if op.type in _BRANCHES else 0
+
+
+def captured_from(placeholder: tf.Tensor) -> tf.Tensor | None:
+    """The tensor outside of a function that this is captured from, where it was made; None if it is an argument."""
+    captures = getattr(placeholder.graph, "captures", ())
+    return next((outer for outer, inner in captures if inner is placeholder), None)
+
+
+def variables_read(graph: Any) -> dict:
+    """The variables that a graph has read so far, by the tensors that stand for them in it."""
+    captured = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
+    read: Iterator[Any] = iter(getattr(graph, "_watched_variables", ()))
+    handles = ((variable, id(getattr(variable, "handle", None))) for variable in read)
+    return {captured[handle].ref(): variable for variable, handle in handles if handle in captured}
 
 
 def opaque(tensor: tf.Tensor) -> tf.Tensor:
@@ -99,7 +146,7 @@ def opaque(tensor: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tensor, tensor.shape)
 
 
-def apart(function: Callable, *tensors) -> Any:
+def apart(function: Callable, *tensors: Any) -> Any:
     """`function(*tensors)`, which the graph around it does not inline.
 
     For a branch that few steps take: the operations of a branch not taken are visited too, one by one.

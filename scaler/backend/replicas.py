@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaler.backend.graphs import as_written
+from scaler.backend.autograph import as_written
 from scaler.errors import InvalidArgument
 
 

@@ -1,4 +1,9 @@
-"""Variables that a scaler keeps its state in."""
+"""Variables that a scaler keeps its state in.
+
+_restore_from_tensors             is called when a checkpoint   absent: another shape gives TensorFlow's error, and
+_gather_saveables_for_checkpoint    gives a variable its value    `StuckPolicy` also counts the restored steps; said
+once
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from scaler.backend.versions import say_once
 from scaler.errors import InvalidArgument
 
 
@@ -35,17 +41,19 @@ def explain_other_shapes(variable: tf.Variable, what: str) -> None:
 
 
 def when_restored(variable: tf.Variable, call: Callable[[], None]) -> None:
-    """Has `call` called whenever a checkpoint gives the variable a value, on whichever replica.
-
-    TensorFlow has no public name for it; where the private ones are missing, nothing is called.
-    """
+    """Calls `call` whenever a checkpoint gives the variable a value, on whichever replica."""
+    seen = False
     for part in (variable, *getattr(variable, "values", ())):
         restore = getattr(part, "_restore_from_tensors", None)
         if restore is not None:
+            seen = True
             object.__setattr__(part, "_restore_from_tensors", _then(restore, call))
     gather = getattr(variable, "_gather_saveables_for_checkpoint", None)
     if gather is not None and isinstance(variable, tf.distribute.DistributedValues):
+        seen = True
         object.__setattr__(variable, "_gather_saveables_for_checkpoint", lambda: _telling(gather(), call))
+    if not seen:
+        say_once("does not tell when a checkpoint is restored: StuckPolicy also counts the steps before it was saved.")
 
 
 def _telling(saveables: dict, call: Callable[[], None]) -> dict:

@@ -23,6 +23,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from scaler.backend.optimizers import UNKNOWN, learning_rate_source
 from scaler.gate.updates import Optimizer, move_nothing
 
 _LARGEST = 2.0**37
@@ -111,9 +112,10 @@ def _is_plain(optimizer: Any) -> bool:
     given = [getattr(optimizer, name, None) for name in names]
     if not all(value is None or isinstance(value, numbers.Real) for value in given):
         return False
-    # Keras has no public name for what the learning rate is made of. A function of the user's may count its calls.
-    rate = getattr(optimizer, "_learning_rate", None)
-    called = callable(rate) and not isinstance(rate, (keras.optimizers.schedules.LearningRateSchedule, keras.Variable))
+    rate = learning_rate_source(optimizer)
+    # A function of the user's may count its calls.
+    schedules = (keras.optimizers.schedules.LearningRateSchedule, keras.Variable)
+    called = rate is UNKNOWN or (callable(rate) and not isinstance(rate, schedules))
     # Clipping multiplies by its limit before it divides by the norm.
     limits = [limit for limit in (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue) if limit]
     known = all(isinstance(limit, (int, float, np.number)) and 0 < limit <= 2.0**63 for limit in limits)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from scaler.backend import apply_steps, replicas
-from scaler.backend.graphs import as_called
+from scaler.backend.autograph import as_called
+from scaler.backend.optimizers import built_for, key_of, knowing_masters
 from scaler.errors import InvalidArgument
 
 Optimizer: TypeAlias = Any
@@ -47,12 +47,13 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return
     if not optimizer.built:
-        with tf.init_scope(), _knows_masters(optimizer, variables):
+        with tf.init_scope(), knowing_masters(optimizer, variables):
             optimizer.build(list(variables))
         return
-    own_key: Any = functools.partial(type(optimizer)._var_key, optimizer)
-    known = {own_key(variable) for variable in optimizer._trainable_variables[:]}
-    if not known.issuperset(map(own_key, variables)):
+    known = built_for(optimizer)
+    if known is None:
+        return
+    if not {key_of(optimizer, own) for own in known}.issuperset(key_of(optimizer, own) for own in variables):
         raise InvalidArgument(
             f"apply: the optimizer {optimizer.name!r} was built for other variables than {variables[0].name!r} and "
             "those beside it. One optimizer goes with one MasterWeights, or with one list of variables: make a new one."
@@ -74,47 +75,6 @@ def name_of(optimizer: Optimizer) -> str:
 def move_nothing(grads: Sequence, variables: Sequence) -> None:
     """An optimizer for those who only want to know whether gradients are finite."""
     del grads, variables
-
-
-@contextlib.contextmanager
-def _knows_masters(optimizer: keras.optimizers.Optimizer, variables: Sequence):
-    """From here on an optimizer, and those inside of a MultiOptimizer, take a master for the variable it copies.
-
-    Keras keeps what it is told of single variables by a key of each. Who chooses among the optimizers inside is asked
-    while they are built, about the variable itself.
-    """
-    copies = [variable for variable in variables if hasattr(variable, "copy_of")]
-    if not copies:
-        yield
-        return
-    attributes: Any = vars(optimizer)
-    choose = attributes.get("_optimizer_map")
-
-    def chosen_for(variable) -> Any:
-        chosen = choose(getattr(variable, "copy_of", variable))
-        if "_var_key" not in vars(chosen):
-            _share_keys(chosen, copies)
-        return chosen
-
-    _share_keys(optimizer, copies)
-    if choose is not None:
-        attributes["_optimizer_map"] = chosen_for
-    try:
-        yield
-    finally:
-        if choose is not None:
-            attributes["_optimizer_map"] = choose
-
-
-def _share_keys(optimizer: Any, copies: Sequence) -> None:
-    own_key = functools.partial(type(optimizer)._var_key, optimizer)
-    of = {own_key(master): own_key(master.copy_of) for master in copies}
-    vars(optimizer)["_var_key"] = functools.partial(_key, own_key, of)
-
-
-def _key(own_key: Callable, of: dict, variable) -> Any:
-    key = own_key(variable)
-    return of.get(key, key)
 
 
 def update_variables(optimizer: Optimizer, grads: Sequence, variables: Sequence) -> None:

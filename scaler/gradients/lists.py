@@ -8,7 +8,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from scaler.backend import graphs
-from scaler.backend.graphs import as_written
+from scaler.backend.autograph import as_written
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from scaler.backend import apply_steps, replicas
+from scaler.backend import replicas
+from scaler.backend.windows import take_windows_over
 from scaler.checks import SMALLEST_SCALE
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient, overwrites
-
-_KERAS_COUNTS_ITSELF = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 10)
-"""Whether `apply` counts a step; before, the method that a window takes over did."""
 
 
 class Window(tf.Module):
@@ -127,8 +123,7 @@ def take_over(inner: Any, targets: Sequence) -> Window | None:
     steps = getattr(inner, "gradient_accumulation_steps", None)
     if not steps:
         return None
-    apply_steps.require(inner, apply_steps.WINDOW, apply_steps.GIVEN)
-    vars(inner).update({apply_steps.WINDOW: functools.partial(_apply_window, inner), apply_steps.GIVEN: _overwrite})
+    take_windows_over(inner)
     return Window(steps, targets)
 
 
@@ -141,34 +136,6 @@ def without(inner: Any):
         yield
     finally:
         inner.gradient_accumulation_steps = steps
-
-
-def _apply_window(inner: Any, grads: Sequence, variables: Sequence) -> None:
-    # Keras adds the last micro-batch itself.
-    inner._iterations.assign_add(inner.gradient_accumulation_steps - 1)
-    grads = inner._clip_gradients(grads)
-    inner._apply_weight_decay(variables)
-    inner._backend_update_step(grads, variables, inner.learning_rate)
-    if inner.use_ema:
-        inner._update_model_variables_moving_average(inner._trainable_variables)
-        if inner.ema_overwrite_frequency:
-            tf.cond(
-                tf.equal((inner.iterations + 1) % inner.ema_overwrite_frequency, 0),
-                lambda: inner._overwrite_model_variables_with_average_value(inner._trainable_variables),
-                lambda: None,
-            )
-    if not _KERAS_COUNTS_ITSELF:
-        inner._iterations.assign_add(1)
-
-
-def _overwrite(grads: Sequence, variables: Sequence) -> tuple[list, list]:
-    rest = []
-    for grad, variable in zip(grads, variables, strict=True):
-        if overwrites(variable):
-            variable.assign(grad)
-        else:
-            rest.append((grad, variable))
-    return [grad for grad, _ in rest], [variable for _, variable in rest]
 
 
 def _plus(total: tf.Tensor, grad: Gradient, overwriting: bool) -> tf.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from scaler.backend.optimizers import built_for, have_it_go_through
 from scaler.weights.masters import MasterWeights
 
 
@@ -44,5 +45,4 @@ class Followed(list):
 def follow(inner: Any, masters: MasterWeights, strategy: tf.distribute.Strategy) -> None:
     """Has the model follow the masters of an optimizer, and of those inside of a MultiOptimizer."""
     for each in (inner, *getattr(inner, "optimizers", ())):
-        attributes: Any = vars(each)
-        attributes["_trainable_variables"] = Followed(each._trainable_variables, masters, strategy)
+        have_it_go_through(each, Followed(built_for(each) or [], masters, strategy))

@@ -11,11 +11,13 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
+from scaler.backend.checkpoints import AskedForParts, say_if_never_asked
 from scaler.backend.graphs import in_steps_of_fit, in_xla
 from scaler.errors import InvalidArgument
 from scaler.gate.updates import build_optimizer
 from scaler.gradients.lists import Gradient
 from scaler.keras import accumulation, arguments, configs, followed
+from scaler.keras.order import Order
 from scaler.keras.other_names import OtherNames
 from scaler.loss_scaler import LossScaler
 from scaler.mistakes.marks import SCALED, mark
@@ -28,7 +30,7 @@ _SAVED_AT_TIMES = ("masters", "_window", "step_counter", "dynamic_scale")
 
 
 @keras.saving.register_keras_serializable(package="scaler")
-class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
+class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOptimizer):
     """Wraps a Keras optimizer so that losses are scaled, and steps applied or skipped, as `LossScaler` does it.
 
         model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), scaler.Dynamic()), loss=..., metrics=...)
@@ -95,7 +97,9 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         self._window: accumulation.Window | None = None
         self._unscaled = replicas.local_variable(False, "unscaled")
         self._by_hand = False
-        self._updated: set = set()
+        self._made_in = tf.distribute.get_strategy()
+        self._order = Order()
+        say_if_never_asked()
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Keras's class sets it on what it is put around.
@@ -117,7 +121,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         if self.built or not variables:
             return
         self._check_scope(variables)
-        inner, strategy = self.inner_optimizer, self._distribution_strategy
+        inner, strategy = self.inner_optimizer, self._made_in
         inside = strategy is tf.distribute.get_strategy()
         with tf.init_scope(), contextlib.nullcontext() if inside else strategy.scope():
             if any(tf.as_dtype(variable.dtype) in (tf.float16, tf.bfloat16) for variable in variables):
@@ -131,6 +135,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
                     followed.follow(inner, self.masters, strategy)
             # Not Keras's scale and counter of steps: the loss scaler has its own.
             keras.optimizers.Optimizer.build(self, variables)
+            self._order = Order(variables)
         # HDF5 files tell variables apart by it; Keras's own have one.
         for number, variable in enumerate(own for own in self.variables if not hasattr(own, "path")):
             object.__setattr__(variable, "path", f"{self.name}/{number}_{variable.name.split(':')[0]}")
@@ -138,7 +143,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
     @property
     def variables(self) -> list:
         """All that is saved: the inner optimizer's variables, the loss scaler's, masters, an accumulation window."""
-        model = {id(variable) for variable in self._trainable_variables}
+        model = {id(variable) for variable in self._order.variables}
         masters = [master for master in (self.masters.weights if self.masters else ()) if id(master) not in model]
         window = self._window.variables if self._window else ()
         return [*super().variables, *self.loss_scaler.variables, *masters, *window]
@@ -190,9 +195,9 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             raise InvalidArgument(f"apply(grads={grads!r}): expected a list of gradients, one for each variable.")
         if trainable_variables is None and not self.built:
             raise InvalidArgument("apply(grads): pass the variables too, or call build(variables) first.")
-        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        variables = self._order.variables if trainable_variables is None else list(trainable_variables)
         if not self.built:
-            unique = {self._var_key(variable): variable for variable in variables}
+            unique = {id(replicas.native(variable)): variable for variable in variables}
             replicas.merge(lambda strategy: self.build(list(unique.values())))
         grads = self._in_order(list(grads), variables)
         unscaled = tf.identity(self._unscaled) if self._by_hand else False
@@ -200,7 +205,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         if self._window:
             loss_scale = tf.where(unscaled, 1.0, self.loss_scaler.scale_of_gradients)
             grads, complete = self._window.add(grads, loss_scale)
-        targets = self.masters or self._trainable_variables
+        targets = self.masters or self._order.variables
         return self.loss_scaler.apply(self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete)
 
     def apply_gradients(self, grads_and_vars):
@@ -232,30 +237,33 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
         """How many batches, or micro-batches of a window, were not finite, as this replica knows; scalar float32."""
         return self._window.rejected if self._window else tf.cast(self.loss_scaler.counters.skipped, tf.float32)
 
-    def _lookup_dependency(self, name: str, cached_dependencies: dict | None = None):
-        # TensorFlow asks for each part of a checkpoint; without this it would find iterations and no slots.
+    def check_part(self, name: str, cached_dependencies: dict | None) -> None:
+        """Refuses the checkpoint of an optimizer that was not wrapped: TensorFlow would find iterations and no slots.
+
+        Raises:
+            InvalidArgument: With what to restore it into.
+        """
         if cached_dependencies is not None and name not in cached_dependencies and name not in _SAVED_AT_TIMES:
             raise InvalidArgument(
                 f"LossScaleOptimizer: the checkpoint holds an optimizer that was not wrapped (with {name!r}). Restore "
                 "it into the one inside, as tf.train.Checkpoint(optimizer=optimizer.inner_optimizer) does, or into a "
                 "model compiled with that one, and wrap it afterwards: steps and slots are then taken over."
             )
-        return super()._lookup_dependency(name, cached_dependencies)
 
     def updates(self, variable) -> bool:
         """Whether a step so far, as far as it was traced, had a gradient for the variable."""
-        return self._var_key(variable) in self._updated
+        return self._order.updates(variable)
 
     def finalize_variable_values(self, var_list: Sequence) -> None:
         """At the end of `fit`: with EMA in the inner optimizer the variables take its averages, masters with them."""
         inside = (self.inner_optimizer, *getattr(self.inner_optimizer, "optimizers", ()))
         if not any(getattr(each, "use_ema", False) for each in inside):
             self.inner_optimizer.finalize_variable_values(var_list)
-        elif self.inner_optimizer._iterations.numpy():  # Before the first step all averages are zeros.
-            targets = self.masters.weights if self.masters else self._trainable_variables
+        elif int(self.inner_optimizer.iterations):  # Before the first step all averages are zeros.
+            targets = self.masters.weights if self.masters else self._order.variables
             self.inner_optimizer.finalize_variable_values(targets)
             if self.masters:
-                with self._distribution_strategy.scope():
+                with self._made_in.scope():
                     self.masters.write()
 
     def get_config(self) -> dict:
@@ -293,7 +301,7 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
             )
         given: dict[int, Gradient] = {}
         for grad, variable in zip(grads, variables, strict=True):
-            index = self._trainable_variables_indices.get(self._var_key(variable))
+            index = self._order.position(variable)
             if index is None:
                 raise InvalidArgument(
                     f"apply: variable {variable.name!r} is not among those that the optimizer was built for. One "
@@ -303,8 +311,8 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
                 grad = self._added(given[index], grad, variable)
             given[index] = grad
             if grad is not None:
-                self._updated.add(self._var_key(variable))
-        return [given.get(index) for index in range(len(self._trainable_variables))]
+                self._order.has_gradient(index)
+        return [given.get(index) for index in range(len(self._order.variables))]
 
     @staticmethod
     def _added(one: Gradient, other: Gradient, variable) -> Gradient:
@@ -335,14 +343,14 @@ class LossScaleOptimizer(OtherNames, keras.optimizers.LossScaleOptimizer):
                 "overwrite variables there inside of a tf.function. Leave it out: fit takes the averages over at its "
                 "end, and optimizer.finalize_variable_values(model.trainable_variables) whenever it is called."
             )
-        if in_xla():
+        if in_xla(if_unknown=False):
             raise InvalidArgument(
                 "jit_compile=True on several replicas: XLA cannot compile a step in which replicas meet. Pass "
                 "jit_compile=False to compile()."
             )
 
     def _check_scope(self, variables: Sequence) -> None:
-        made_in = self._distribution_strategy
+        made_in = self._made_in
         for variable in variables:
             own = replicas.native(variable)
             other = own.distribute_strategy if isinstance(own, tf.distribute.DistributedValues) else None

@@ -10,6 +10,8 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.optimizers import built_for
+from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument
 from scaler.keras.of_model import loss_scale_optimizers
 from scaler.keras.optimizer import LossScaleOptimizer
@@ -148,8 +150,10 @@ def _updated(model: keras.Model, variable) -> bool:
             if optimizer.updates(variable):
                 return True
         elif isinstance(optimizer, keras.optimizers.Optimizer) and optimizer.built:
-            known = {id(own) for own in optimizer._trainable_variables}
-            if id(variable) in known:
+            known = built_for(optimizer)
+            if known is None:
+                raise unsupported("protect", f"does not tell which variables {type(optimizer).__name__} updates.")
+            if any(variable is own for own in known):
                 return True
     return False
 

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.remembered import direction_of
 
 
 class Shown:
@@ -114,13 +115,10 @@ class Shown:
 
 
 def _worst_of(model: keras.Model, name: str) -> float:
-    """Infinity for what is to be small, minus infinity for what is to be large, NaN where Keras does not know either.
-
-    Keras has no public name for the direction of a metric.
-    """
+    """Infinity for what is to be small, minus infinity for what is to be large, NaN where Keras does not know."""
     metrics = [inner for metric in model.metrics for inner in (metric, *getattr(metric, "metrics", ()))]
     for metric in metrics:
-        direction = getattr(metric, "_direction", None)
+        direction = direction_of(metric)
         if direction in ("up", "down") and (name == metric.name or name.endswith(f"_{metric.name}")):
             return float("-inf" if direction == "up" else "inf")
     return float("inf" if name.endswith("loss") else "nan")

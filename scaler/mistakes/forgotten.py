@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
+from scaler.backend.graphs import calls_functions, captured_from, functions_called, is_eager
 from scaler.mistakes.marks import kind_of, upstream
 
 _READS = ("ReadVariableOp", "ResourceGather")
@@ -33,7 +34,7 @@ def nobody_scaled(grads: Sequence[gradients.Gradient], variables: Sequence) -> b
     shapes = [value.shape.as_list() for value in values if value.shape.rank is not None]
     seen = _all_upstream(values)
     handles = [getattr(replicas.native(replicas.own_component(own)), "handle", None) for own in variables]
-    of_a_model = any(not _is_eager(tensor) and tensor.op.type in _READS for tensor in seen)
+    of_a_model = any(not is_eager(tensor) and tensor.op.type in _READS for tensor in seen)
     return of_a_model and not any(_may_be_scaled(tensor, shapes, handles) for tensor in seen)
 
 
@@ -43,16 +44,18 @@ def _all_upstream(values: list) -> list:
     while waiting:
         found = list(upstream(waiting))
         seen += found
-        waiting = [tensor.op.inputs[0] for tensor in found if not _is_eager(tensor) and tensor.op.type == _STOPS]
+        waiting = [tensor.op.inputs[0] for tensor in found if not is_eager(tensor) and tensor.op.type == _STOPS]
     return seen
 
 
 def _may_be_scaled(tensor: tf.Tensor, shapes: list, handles: list) -> bool:
     if kind_of(tensor):
         return True
-    if _is_eager(tensor):
+    if is_eager(tensor):
         return tensor.shape.rank in (0, 1)
     op = tensor.op
+    if calls_functions(op) and not functions_called(op):
+        return True
     if op.type == "Fill":
         return _looks_like_a_scale(op.inputs[1])
     if any(source.dtype.is_floating for source in op.inputs):
@@ -79,8 +82,8 @@ def _may_be_gradients(argument: tf.Tensor, shapes: list) -> bool:
 
 def _outside(captured: tf.Tensor) -> tf.Tensor:
     """The tensor that a function captured, as it was called where it was made."""
-    while not _is_eager(captured) and captured.op.type == "Placeholder":
-        outer = next((own for own, inner in getattr(captured.graph, "captures", ()) if inner is captured), None)
+    while not is_eager(captured) and captured.op.type == "Placeholder":
+        outer = captured_from(captured)
         if outer is None:
             break
         captured = outer
@@ -94,7 +97,3 @@ def _looks_like_a_scale(tensor: tf.Tensor) -> bool:
         return True
     fraction, exponent = math.frexp(float(value))
     return float(value) >= 100.0 or (fraction == 0.5 and abs(exponent - 1) >= 3)
-
-
-def _is_eager(tensor: tf.Tensor) -> bool:
-    return isinstance(tensor, tf.__internal__.EagerTensor)

@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from scaler.backend.graphs import is_eager
+from scaler.backend.remembered import is_softmax_or_sigmoid
 from scaler.mistakes.marks import upstream
 
 _LAYERS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
@@ -54,10 +56,9 @@ def float16_probabilities(prediction: Any) -> str | None:
 def _is_probability(tensor: Any) -> bool:
     if not tf.is_tensor(tensor) or tensor.dtype != tf.float16:
         return False
-    # Keras remembers there what its softmax and sigmoid were computed from.
-    if hasattr(tensor, "_keras_logits"):
+    if is_softmax_or_sigmoid(tensor):
         return True
-    if tf.executing_eagerly() or isinstance(tensor, tf.__internal__.EagerTensor):
+    if tf.executing_eagerly() or is_eager(tensor):
         return False
     op = tensor.op
     while op.type in ("Identity", "Reshape"):

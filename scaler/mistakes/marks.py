@@ -11,6 +11,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from scaler.backend.graphs import (
+    LOOPS,
+    calls_functions,
+    captured_from,
+    first_argument,
+    functions_called,
+    is_eager,
+)
+
 SCALED = "halfstep_scaled"
 UNSCALED = "halfstep_unscaled"
 LOSS_SCALE = "halfstep_loss_scale"
@@ -19,10 +28,6 @@ _KINDS = (SCALED, UNSCALED, LOSS_SCALE, READ)
 
 # Nothing of the value, or of its derivative, goes through these.
 _OPAQUE = ("OnesLike", "ZerosLike", "Fill", "StopGradient", "Shape", "Sign")
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-_LOOPS = ("While", "StatelessWhile")
-_FUNCTIONS = ("f", "then_branch", "else_branch", "branches", "body")
 
 _Node = tuple[tf.Tensor, tuple]
 
@@ -30,7 +35,7 @@ _Node = tuple[tf.Tensor, tuple]
 def mark(tensor: tf.Tensor, kind: str) -> tf.Tensor:
     """The same tensor, marked."""
     marked = tf.identity(tensor, name=kind)
-    if isinstance(marked, tf.__internal__.EagerTensor):
+    if is_eager(marked):
         setattr(marked, _attribute(kind), True)
     return marked
 
@@ -69,7 +74,7 @@ def upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any] | No
 
 def kind_of(tensor: tf.Tensor) -> str | None:
     """The kind of mark that a tensor is, or None."""
-    if isinstance(tensor, tf.__internal__.EagerTensor):
+    if is_eager(tensor):
         return next((kind for kind in _KINDS if hasattr(tensor, _attribute(kind))), None)
     name = tensor.op.name.rsplit("/", 1)[-1] if tensor.op.type == "Identity" else ""
     return next((kind for kind in _KINDS if name.startswith(kind)), None)
@@ -77,52 +82,42 @@ def kind_of(tensor: tf.Tensor) -> str | None:
 
 def _sources(tensor: tf.Tensor, calls: tuple) -> Iterator[_Node]:
     """What a tensor is computed from; `calls` are the functions that were entered on the way to it."""
-    if isinstance(tensor, tf.__internal__.EagerTensor) or tensor.op.type in _OPAQUE:
+    if is_eager(tensor) or tensor.op.type in _OPAQUE:
         return
     op = tensor.op
     if op.type == "Placeholder":
         yield from _arguments(tensor, calls)
         return
-    if op.type not in (*_CALLS, *_BRANCHES, *_LOOPS):
+    if not calls_functions(op):
         yield from ((source, calls) for source in op.inputs)
         return
-    for body in _bodies(op):
+    for body in functions_called(op):
         if tensor.value_index < len(body.outputs):
             yield body.outputs[tensor.value_index], (*calls, (op, body))
 
 
-def parameters(op, index: int) -> Iterator[tuple[Any, tf.Tensor]]:
+def parameters(op: Any, index: int) -> Iterator[tuple[Any, tf.Tensor]]:
     """The functions that an operation calls, and what its input of this number is called inside of each."""
-    first = 1 if op.type in _BRANCHES else 0
-    for body in _bodies(op) if op.type in (*_CALLS, *_BRANCHES, *_LOOPS) else ():
-        if 0 <= index - first < len(body.inputs):
-            yield body, body.inputs[index - first]
+    for body in functions_called(op):
+        if 0 <= index - first_argument(op) < len(body.inputs):
+            yield body, body.inputs[index - first_argument(op)]
 
 
 def _arguments(placeholder: tf.Tensor, calls: tuple) -> Iterator[_Node]:
     """What a function was called with in the place of a placeholder."""
     if not calls:
-        captures = getattr(placeholder.graph, "captures", ())
-        yield from ((outer, ()) for outer, inner in captures if inner is placeholder)
+        outer = captured_from(placeholder)
+        if outer is not None:
+            yield outer, ()
         return
     op, body = calls[-1]
     index = next((index for index, own in enumerate(body.inputs) if own is placeholder), None)
     if index is None:
         return
-    first = 1 if op.type in _BRANCHES else 0
-    if first + index < len(op.inputs):
-        yield op.inputs[first + index], calls[:-1]
-    if op.type in _LOOPS and index < len(body.outputs):
+    if first_argument(op) + index < len(op.inputs):
+        yield op.inputs[first_argument(op) + index], calls[:-1]
+    if op.type in LOOPS and index < len(body.outputs):
         yield body.outputs[index], calls
-
-
-def _bodies(op) -> list[Any]:
-    """The graphs of the functions that an operation calls, as far as TensorFlow shows them."""
-    called = [op.get_attr(name) for name in _FUNCTIONS if name in op.node_def.attr]
-    # TensorFlow has no public name for them.
-    find = getattr(op.graph, "_get_function", lambda name: None)
-    functions = [find(one.name) for value in called for one in (value if isinstance(value, list) else [value])]
-    return [graph for graph in (getattr(function, "graph", None) for function in functions) if graph is not None]
 
 
 def _attribute(kind: str) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.graphs import graphs_around, is_eager, variables_read
 from scaler.errors import ScaleWarning
 from scaler.mistakes import marks
 
@@ -58,7 +58,7 @@ def moved_before(targets: Iterable, grads: Iterable, user: object) -> list[Moved
     moved = [one for one in steps.moved.values() if id(user) not in one.users]
     layers = {_layer(target) for target in targets}
     own = [one for one in moved if _layer(one.variable) in layers]
-    weights = {ref: _layer(variable) for ref, variable in _variables(graph).items() if not _is_statistic(variable)}
+    weights = {ref: _layer(variable) for ref, variable in variables_read(graph).items() if not _is_statistic(variable)}
     elsewhere = set(weights.values()) - {weights[ref] for ref in _resources_upstream(grads) & set(weights)}
     used = [one for one in moved if not one.users and _layer(one.variable) not in layers | elsewhere]
     for one in own if own + used else moved:
@@ -86,13 +86,11 @@ def elsewhere(variables: Iterable) -> str | None:
 
 def decided() -> None:
     """An `apply` is complete: what comes now belongs to the next step, in this graph and in those around it."""
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
+    for graph in graphs_around():
         steps = _look(graph)
         steps.applied, steps.reads = True, {}
         for one in steps.moved.values():
             one.fresh = False
-        graph = getattr(graph, "outer_graph", None)
 
 
 def warn_if_late(variables: Sequence) -> None:
@@ -161,24 +159,13 @@ def _assigns(op, index: int) -> bool:
 
 def _statistics(graph) -> dict:
     """The variables of this rule by the tensors that stand for them in the graph."""
-    return {ref: variable for ref, variable in _variables(graph).items() if _is_statistic(variable)}
-
-
-def _variables(graph) -> dict:
-    """The variables that a graph has read so far, by the tensors that stand for them in it.
-
-    TensorFlow has no public name for them.
-    """
-    captured = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
-    read: Iterator[Any] = iter(getattr(graph, "_watched_variables", ()))
-    handles = ((variable, id(getattr(variable, "handle", None))) for variable in read)
-    return {captured[handle].ref(): variable for variable, handle in handles if handle in captured}
+    return {ref: variable for ref, variable in variables_read(graph).items() if _is_statistic(variable)}
 
 
 def _resources_upstream(grads: Iterable) -> set:
     """The variables that gradients depend on in any way, as the tensors that stand for them in the graph."""
     parts = (part for grad in grads if tf.is_tensor(grad) for part in tf.nest.flatten(grad, expand_composites=True))
-    waiting = [part.op for part in parts if not isinstance(part, tf.__internal__.EagerTensor)]
+    waiting = [part.op for part in parts if not is_eager(part)]
     seen: set = set()
     found: set = set()
     while waiting:

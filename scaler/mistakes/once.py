@@ -9,27 +9,15 @@ from typing import Any
 import tensorflow as tf
 
 from scaler import gradients
+from scaler.backend.graphs import graphs_around
 from scaler.errors import InvalidArgument
 from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, UNSCALED, kind_of, mark, marks_upstream, upstream
 
 _OWNER = "_halfstep_owner"
 
-
-_LINEAR = (
-    "Mul",
-    "AddV2",
-    "AddN",
-    "Sub",
-    "Neg",
-    "Sum",
-    "Mean",
-    "Identity",
-    "Cast",
-    "Reshape",
-    "Squeeze",
-    "ExpandDims",
-    "Pack",
-)
+_SUMS = ("AddV2", "AddN", "Sub", "Neg", "Sum", "Mean")
+_SHAPES = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Pack")
+_LINEAR = ("Mul", *_SUMS, *_SHAPES)
 
 
 def refuse_scaled(loss: tf.Tensor) -> None:
@@ -127,10 +115,7 @@ def _upstream(grads: Sequence[gradients.Gradient]) -> dict[str, list[tf.Tensor]]
 
 def _reachable(tensor: tf.Tensor) -> bool:
     """Whether a tensor may be used in the present graph: it is of this one, or of one around it."""
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None and graph is not tensor.graph:
-        graph = getattr(graph, "outer_graph", None)
-    return graph is not None
+    return any(graph is tensor.graph for graph in graphs_around())
 
 
 def marked_unscaled(grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:

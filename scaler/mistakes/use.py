@@ -62,8 +62,10 @@ class Use:
 
     def check_scaled(self, grads: Sequence, variables: Sequence) -> None:
         """Warns if gradients are to be unscaled, though nobody can have scaled their loss."""
-        why = "neither scale(loss) (scale_loss of a LossScaleOptimizer) nor loss_scale was ever used" * (not self.asked)
-        if self.asked and nobody_scaled(grads, variables):
+        why = None
+        if not self.asked:
+            why = "neither scale(loss) (scale_loss of a LossScaleOptimizer) nor loss_scale was ever used"
+        elif nobody_scaled(grads, variables):
             why = "nothing that they are computed from comes from scale(loss) or was multiplied by loss_scale"
         if why:
             self.say_once(

@@ -8,6 +8,7 @@ from mirrored import mirrored
 
 import scaler
 from scaler.backend import apply_steps
+from scaler.backend.versions import say_once
 from scaler.gate import compiled
 
 KERAS = next(kind for kind in keras.optimizers.SGD.__mro__ if apply_steps.UPDATE in vars(kind))
@@ -17,7 +18,7 @@ KERAS = next(kind for kind in keras.optimizers.SGD.__mro__ if apply_steps.UPDATE
 def _compiled(monkeypatch):
     """Small variables are compiled, too, and each test hears the warning."""
     monkeypatch.setattr(compiled, "_WORTH_COMPILING", 2 * compiled._HANDLE)
-    apply_steps._say_slower.cache_clear()
+    say_once.cache_clear()
 
 
 def rename(monkeypatch, *names, keep_the_old=False):

@@ -1,0 +1,123 @@
+"""What is known of a Keras optimizer beyond its public face.
+
+_trainable_variables  what it was built for          absent: Keras itself refuses other variables; beside a scaled
+one, in a model under `protect`, it is refused
+_var_key              how it tells variables apart   absent: by identity; what it was told of single variables is
+not known of their masters
+_use_weight_decay     whether it decays a variable   absent: weight decay with masters is refused
+_optimizer_map        who chooses in a               absent: a MultiOptimizer with masters is refused
+MultiOptimizer
+_learning_rate        the schedule behind it         absent: nothing is proven: updates are looked at, which is
+slower and gives the same numbers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from scaler.backend import replicas
+from scaler.backend.versions import say_once, unsupported
+
+UNKNOWN = object()
+
+
+def built_for(optimizer: Any) -> list | None:
+    """The variables that an optimizer was built for; None where Keras does not tell."""
+    known = getattr(optimizer, "_trainable_variables", None)
+    return None if known is None else known[:]
+
+
+def have_it_go_through(optimizer: Any, variables: list) -> None:
+    """Gives an optimizer another list of the same variables, for those who go through it between steps."""
+    if built_for(optimizer) is not None:
+        vars(optimizer)["_trainable_variables"] = variables
+    elif getattr(optimizer, "use_ema", False):
+        say_once(
+            "does not show the variables that an optimizer updates: keras.callbacks.SwapEMAWeights leaves 16-bit "
+            "weights as they are. Call optimizer.finalize_variable_values(model.trainable_variables) instead."
+        )
+
+
+def learning_rate_source(optimizer: Any) -> Any:
+    """The number, variable, schedule or function that gives the learning rate; `UNKNOWN` where Keras does not tell."""
+    return getattr(optimizer, "_learning_rate", UNKNOWN)
+
+
+def key_of(optimizer: Any, variable: Any) -> Any:
+    """What an optimizer's class tells a variable apart by."""
+    own_key = getattr(type(optimizer), "_var_key", None)
+    return id(replicas.native(variable)) if own_key is None else own_key(optimizer, variable)
+
+
+@contextlib.contextmanager
+def knowing_masters(optimizer: Any, variables: Sequence) -> Iterator[None]:
+    """From here on an optimizer, and those inside of a MultiOptimizer, take a master for the variable it copies.
+
+    Keras keeps what it is told of single variables by a key of each. Who chooses among the optimizers inside is asked
+    while they are built, which is to happen in this context, about the variable itself.
+
+    Raises:
+        UnsupportedVersion: If these versions do not allow it, where it would change numbers.
+    """
+    copies = [variable for variable in variables if hasattr(variable, "copy_of")]
+    if not copies:
+        yield
+        return
+    _share_keys(optimizer, copies)
+    if hasattr(optimizer, "optimizers"):
+        with _choosing_by_the_model(optimizer, copies):
+            yield
+    else:
+        yield
+    for each in getattr(optimizer, "optimizers", [optimizer]):
+        _check_decay(each, copies)
+
+
+@contextlib.contextmanager
+def _choosing_by_the_model(optimizer: Any, copies: Sequence) -> Iterator[None]:
+    attributes: Any = vars(optimizer)
+    choose = attributes.get("_optimizer_map")
+    asked = []
+
+    def chosen_for(variable: Any) -> Any:
+        asked.append(variable)
+        chosen = choose(getattr(variable, "copy_of", variable))
+        if "_var_key" not in vars(chosen):
+            _share_keys(chosen, copies)
+        return chosen
+
+    attributes["_optimizer_map"] = chosen_for
+    try:
+        yield
+    finally:
+        attributes["_optimizer_map"] = choose
+    if not asked:
+        raise unsupported("apply", "does not show how a MultiOptimizer chooses, so that it knows no float32 masters.")
+
+
+def _share_keys(optimizer: Any, copies: Sequence) -> None:
+    if not hasattr(type(optimizer), "_var_key"):
+        return
+    own_key = functools.partial(type(optimizer)._var_key, optimizer)
+    of = {own_key(master): own_key(master.copy_of) for master in copies}
+    vars(optimizer)["_var_key"] = functools.partial(_key, own_key, of)
+
+
+def _key(own_key: Callable, of: dict, variable: Any) -> Any:
+    key = own_key(variable)
+    return of.get(key, key)
+
+
+def _check_decay(optimizer: Any, copies: Sequence) -> None:
+    if not getattr(optimizer, "weight_decay", None):
+        return
+    decays = getattr(optimizer, "_use_weight_decay", None)
+    if decays is None or any(decays(master) is not decays(master.copy_of) for master in copies):
+        raise unsupported(
+            "apply",
+            f"does not tell which variables {type(optimizer).__name__} leaves out of weight decay, or not for float32 "
+            "masters, which might decay although their variable was excluded.",
+        )
