@@ -1,10 +1,12 @@
 """Steps of a Keras optimizer's `apply` that are done here instead: Keras has no option for them.
 
-    UPDATE  moves the variables                      absent: the update is not compiled: slower, the same numbers
-    DECAY   decays the weights                       absent: as UPDATE
-    SUM     sums over the replicas                   absent: as UPDATE; several replicas are refused
-    WINDOW  adds up a window of accumulation         absent: gradient_accumulation_steps is refused
-    GIVEN   assigns variables that take a gradient   absent: as WINDOW
+    _distributed_tf_update_step    UPDATE: moves the variables         absent: not compiled: slower, the same numbers
+    _apply_weight_decay            DECAY: decays the weights           absent: as UPDATE
+    _all_reduce_sum_gradients      SUM: sums over the replicas         absent: as UPDATE; several replicas are refused
+    _backend_apply_gradients       WINDOW: adds up a window            absent: gradient_accumulation_steps is refused
+    _overwrite_variables_directly_with_gradients
+                                   GIVEN: assigns what takes a         absent: as WINDOW
+                                     gradient as its value
 
 A method that is taken over but never called would leave its work undone, or done twice: whoever takes it over asks
 `Taken.once` before anything runs.
