@@ -14,11 +14,52 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from scaler.outcome import Cause, Skip
+from scaler.backend.variables import shared_variable
+from scaler.outcome import Cause, Outcome, Skip
 
 MOST_COUNTED = 2**11 - 1
 """This many gradients that are not finite, or more, are kept as one number."""
 _HELPS, _IS_WEIGHT, _POSITION, _COUNT = 2**4, 2**5, 2**6, 2**20
+_NEVER = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
+
+
+class LastSkip:
+    """Keeps the last skip of a scaler.
+
+    Attributes:
+        variables: By name, those that hold it.
+    """
+
+    def __init__(self) -> None:
+        self.variables = {field: shared_variable(value, field) for field, value in _NEVER.items()}
+
+    def keep(self, loss_scale: tf.Tensor, skip: Skip) -> None:
+        """Keeps a skip, in the branch of the graph where a step is skipped."""
+        for field, value in {"loss_scale": loss_scale, **packed(skip)}.items():
+            self.variables[field].assign(value)
+
+    def keep_where(self, skipped: tf.Tensor, outcome: Outcome) -> None:
+        """Keeps the skip of an outcome, where `skipped`."""
+        skip = Skip(*(getattr(outcome, field) for field in Skip._fields))
+        for field, value in {"loss_scale": outcome.loss_scale, **packed(skip)}.items():
+            self.variables[field].assign(tf.where(skipped, value, self.variables[field]))
+
+    def correct(self, backward: tf.Tensor, lower_helps: tf.Tensor) -> None:
+        """Corrects a kept cause of OVERFLOW once it is known better; both scalar bools."""
+        self.variables["cause"].assign_add(correction(backward, lower_helps))
+
+    def outcome(self) -> Outcome:
+        """The outcome of the skip that is kept, without norms."""
+        kept = {field: tf.identity(variable) for field, variable in self.variables.items()}
+        loss_scale, nan = kept.pop("loss_scale"), tf.constant(float("nan"))
+        skip = unpacked(**kept)
+        return Outcome(
+            finite=tf.equal(skip.cause, int(Cause.NONE)),
+            loss_scale=loss_scale,
+            grad_norm=nan,
+            clipped_norm=nan,
+            **skip._asdict(),
+        )
 
 
 def packed(skip: Skip) -> dict[str, tf.Tensor]:

@@ -10,23 +10,24 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.autograph import as_called, as_written
-from scaler.backend.graphs import apart
 from scaler.backend.tapes import tape_records
 from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_flag, within
 from scaler.errors import InvalidArgument
 from scaler.explain import explain
+from scaler.gate.diagnosis import told_apart
 from scaler.gate.gate import Gate
 from scaler.gate.updates import Optimizer, check_optimizer, name_of
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.gradients.pairs import as_gradient, check_pairs
-from scaler.last_skip import correction, packed, unpacked
+from scaler.last_skip import LastSkip
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
 from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, mark
 from scaler.mistakes.once import marked_unscaled, owned, refuse_gradients, refuse_scaled, scale_read
 from scaler.mistakes.use import Unscaled, Use, one_scale
-from scaler.outcome import Cause, Outcome, Skip
+from scaler.open_step import OpenStep
+from scaler.outcome import Cause, Outcome
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, NoScaling, Static, Strategy
 from scaler.strategies.base import check_event, check_state, check_strategy, needs_of
@@ -101,12 +102,10 @@ class LossScaler(tf.Module):
             self._state = {field: shared_variable(value, field) for field, value in state._asdict().items()}
             counts = ("attempted", "applied", "consecutive_skips")
             self._counts = {field: shared_variable(tf.constant(0, tf.int64), field) for field in counts}
-            self._last_skip = {field: shared_variable(value, field) for field, value in _NEVER_SKIPPED.items()}
-            # The scale that the gradients of now carry, until the next `scale`: an `apply` may come after an `update`.
-            self._scale_used = replicas.local_variable(0.0, "scale_used")
-            # Whether the losses since the last decision were finite; one decision may be taken in several `apply`.
-            self._loss_finite = replicas.local_variable(True, "loss_finite")
-            self._decided = replicas.local_variable(False, "decided")
+            self._kept, self._open = LastSkip(), OpenStep()
+        # A checkpoint finds them by these names.
+        self._last_skip = self._kept.variables
+        self._scale_used, self._loss_finite, self._decided = self._open.used, self._open.loss_finite, self._open.decided
         self._names: list[str] = []
         self._optimizer_name = ""
         self._use = Use()
@@ -161,24 +160,13 @@ class LossScaler(tf.Module):
         carry it are recognised in a graph, and in eager mode refused once the scale has moved.
         """
         if tape_records():
-            return owned(self._open_by_hand(), LOSS_SCALE, self)
-        self._use.was_read(self._decided, self._scale_used, self._scale_now)
+            self._use.scales_by_hand()
+            return owned(self._open.begin_by_hand(self._scale_now()), LOSS_SCALE, self)
+        self._use.was_read(self._open, self._scale_now)
         return owned(self._scale_now(), READ, self)
 
     def _scale_now(self) -> tf.Tensor:
         return self._in_bounds(tf.identity(self._state["loss_scale"]))
-
-    def _open_by_hand(self) -> tf.Tensor:
-        """Opens a step whose loss is scaled by hand, if the last one was decided about; the scale of the open one."""
-        self._use.asked = True
-        used = tf.identity(self._scale_used)
-        opens = tf.logical_or(self._decided, used <= 0.0)
-        loss_scale = tf.where(opens, self._scale_now(), used)
-        self._scale_used.assign(loss_scale)
-        self._loss_finite.assign(tf.logical_or(opens, self._loss_finite))
-        self._decided.assign(False)
-        self._use.unscaled = None
-        return loss_scale
 
     def _in_bounds(self, stored: tf.Tensor) -> tf.Tensor:
         known = tf.where(tf.math.is_nan(stored), self.strategy.init().loss_scale, stored)
@@ -231,14 +219,10 @@ class LossScaler(tf.Module):
         refuse_scaled(loss)
         self._say("scale(loss): ", float16_loss(loss))
         self._say("", float16_probabilities_behind(loss))
-        self._use.begins()
-        self._use.read, self._use.unscaled = False, None
+        self._use.scales()
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
         loss_scale = owned(self._scale_now(), LOSS_SCALE, self)
-        self._scale_used.assign(loss_scale)
-        earlier = tf.logical_or(self._decided, self._loss_finite)
-        self._loss_finite.assign(tf.logical_and(earlier, tf.math.is_finite(loss)))
-        self._decided.assign(False)
+        self._open.begin(loss, loss_scale)
         return mark(loss * loss_scale, SCALED)
 
     @as_written
@@ -258,7 +242,7 @@ class LossScaler(tf.Module):
         """
         self._refuse("unscale", grads)
         self._use.begins()
-        self._use.check_one_scale("unscale", self._decided, self._scale_used, self._scale_now)
+        self._use.check_one_scale("unscale", self._open, self._scale_now)
         unscale = gradients.unscale if self.sum_duplicates else gradients.divide
         result = marked_unscaled(unscale(grads, self._scale_of(grads)[0]))
         self._use.unscaled = Unscaled.of(grads, result)
@@ -360,17 +344,18 @@ class LossScaler(tf.Module):
             loss_finite,
             rollback,
             tf.convert_to_tensor(when),
-            lambda skip: self._keep(loss_scale, skip),
+            lambda skip: self._kept.keep(loss_scale, skip),
             self._update if update else (lambda event, done: None),
         )
         # The optimizer has made its slots by now.
         self._names = [getattr(variable, "path", variable.name) for variable in (*targets, *gate.own_values)]
         self._optimizer_name = name_of(optimizer)
-        attempted = tf.get_static_value(decision.attempted)
-        self._decided.assign(True if attempted else tf.logical_or(self._decided, decision.attempted))
+        self._open.end(decision.attempted)
         if not tf.executing_eagerly():
             moving_statistics.decided()
-        skip = decision.skip if diagnose is None else self._told_apart(decision.skip, loss_scale, diagnose)
+        skip = decision.skip
+        if diagnose is not None:
+            skip = told_apart(skip, loss_scale, self._bounds()[0], diagnose, self._kept.correct)
         return Outcome(
             finite=decision.finite,
             loss_scale=loss_scale,
@@ -387,7 +372,7 @@ class LossScaler(tf.Module):
         """Refuses gradients that are unscaled already, and says if it seems that nobody scaled the loss."""
         if unscaled is False:
             self._refuse("apply", grads)
-            self._use.check_one_scale("apply", self._decided, self._scale_used, self._scale_now)
+            self._use.check_one_scale("apply", self._open, self._scale_now)
             if not self._is_one:
                 self._use.check_scaled(grads, variables)
                 self._use.check_unscaled(grads)
@@ -398,20 +383,10 @@ class LossScaler(tf.Module):
 
         Of a window of accumulation it is not known where it began: where only a running step knows `when`, it is said.
         """
-        if when is not None and not when:
-            return None
-        if tf.executing_eagerly():
-            missing = moving_statistics.likely(variables)
-        elif replicas.replica_count() > 1:
-            missing = moving_statistics.of_replicas(variables)
-        else:
-            moved = moving_statistics.moved_before(variables, grads, self)
-            if moved and when is not None and all(one.before is not None for one in moved):
-                return Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
-            missing = moved[0].variable.name if moved else moving_statistics.elsewhere(variables)
+        moved, missing = moving_statistics.before_apply(variables, grads, self, when)
         if missing and not self._use.statistics_are_kept:
             self._use.say_once(moving_statistics.sentence(missing))
-        return None
+        return Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved)) if moved else None
 
     def check_precision(self, prediction: Any, loss: Any) -> None:
         """Warns, once, of probabilities or a loss in float16: for a step that casts the loss before `scale` sees it."""
@@ -450,10 +425,9 @@ class LossScaler(tf.Module):
         if not isinstance(event, Event):
             raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
         check_event(self.strategy, event)
-        self._use.check_open(self._decided)
+        self._use.check_open(self._open)
         self._use.ends()
-        self._use.unscaled = None
-        self._decided.assign(True)
+        self._open.decided.assign(True)
         if tf.distribute.in_cross_replica_context():
             self._update(event)
         else:
@@ -474,16 +448,7 @@ class LossScaler(tf.Module):
     @property
     def last_skip(self) -> Outcome:
         """The outcome of the last skipped step, without norms; its cause is `Cause.NONE` if none was skipped yet."""
-        kept = {field: tf.identity(variable) for field, variable in self._last_skip.items()}
-        loss_scale, nan = kept.pop("loss_scale"), tf.constant(float("nan"))
-        skip = unpacked(**kept)
-        return Outcome(
-            finite=tf.equal(skip.cause, int(Cause.NONE)),
-            loss_scale=loss_scale,
-            grad_norm=nan,
-            clipped_norm=nan,
-            **skip._asdict(),
-        )
+        return self._kept.outcome()
 
     def explain(self, outcome: Outcome | None = None) -> str:
         """One sentence on what a step did, with the name of the variable. It reads the outcome: call it on the host.
@@ -544,38 +509,9 @@ class LossScaler(tf.Module):
             loss_scale=float(self._scale_now()),
         )
 
-    def _told_apart(self, skip: Skip, loss_scale: tf.Tensor, diagnose: Callable) -> Skip:
-        """The reason of a skip, after a look at the gradients at lower scales where an overflow is presumed."""
-        presumed = tf.equal(skip.cause, int(Cause.OVERFLOW))
-
-        def looked() -> tuple[tf.Tensor, tf.Tensor]:
-            # 1 is far above what float16 flushes to zero, and 2^-14 far below what overflows in it.
-            scales = tf.minimum(1.0, loss_scale), tf.minimum(self._bounds()[0], _LOW_SCALE)
-            at_one, at_low = (as_called(diagnose)(tf.maximum(s / loss_scale, SMALLEST_SCALE)) for s in scales)
-            broken = tf.logical_not(gradients.all_finite(at_one))
-            cured = tf.logical_and(gradients.all_finite(at_low), gradients.any_cured(at_one, at_low))
-            return broken, tf.logical_and(broken, tf.logical_not(cured))
-
-        def correct(strategy, broken, backward) -> tuple[tf.Tensor, tf.Tensor]:
-            broken, backward = replicas.any_of(strategy, broken), replicas.any_of(strategy, backward)
-            cause = tf.where(backward, int(Cause.BACKWARD), skip.cause)
-            helps = tf.logical_and(tf.logical_and(presumed, loss_scale > 1.0), tf.logical_not(broken))
-            self._last_skip["cause"].assign_add(correction(backward, helps))
-            return cause, helps
-
-        no = tf.constant(False)
-        cause, helps = replicas.merge(correct, *tf.cond(presumed, lambda: apart(looked), lambda: (no, no)))
-        return skip._replace(cause=cause, lower_helps=helps)
-
-    def _keep(self, loss_scale: tf.Tensor, skip: Skip) -> None:
-        for field, value in {"loss_scale": loss_scale, **packed(skip)}.items():
-            self._last_skip[field].assign(value)
-
     def remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
         """Keeps what `last_skip` and `explain` tell, where `skipped`; `apply` does it by itself."""
-        skip = Skip(*(getattr(outcome, field) for field in Skip._fields))
-        for field, value in {"loss_scale": outcome.loss_scale, **packed(skip)}.items():
-            self._last_skip[field].assign(tf.where(skipped, value, self._last_skip[field]))
+        self._kept.keep_where(skipped, outcome)
 
     @property
     def scale_of_gradients(self) -> tf.Tensor:
@@ -583,29 +519,23 @@ class LossScaler(tf.Module):
 
         It is what the last `scale` multiplied by, also after an `update`.
         """
-        used = tf.identity(self._scale_used)
-        return tf.where(used > 0.0, used, self._scale_now())
+        return self._open.scale_of_gradients(self._scale_now())
 
     def _scale_of(self, grads: Sequence[gradients.Gradient], scaled: bool = True) -> tuple[tf.Tensor, tf.Tensor]:
         """What gradients are scaled by, and whether their loss was finite."""
         read, in_doubt = scale_read(grads, self, self._use.read)
-        loss_finite = tf.identity(self._loss_finite)
+        loss_finite = tf.identity(self._open.loss_finite)
         if read is None:
             used = self.scale_of_gradients
-            checks = [one_scale(self._decided, used, self._scale_now())] if in_doubt and scaled else []
+            checks = [one_scale(self._open.decided, used, self._scale_now())] if in_doubt and scaled else []
             with tf.control_dependencies(checks):
                 return tf.identity(used), loss_finite
-        return read, tf.logical_or(self._decided, loss_finite)
+        return read, tf.logical_or(self._open.decided, loss_finite)
 
     def _bounds(self) -> tuple[tf.Tensor, tf.Tensor]:
         low = getattr(self.strategy, "min_scale", SMALLEST_SCALE)
         high = getattr(self.strategy, "max_scale", LARGEST_SCALE)
         return as_float(low), as_float(high)
-
-
-_LOW_SCALE = 2.0**-14
-"""Where float16's backward pass can hardly overflow any more."""
-_NEVER_SKIPPED = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
 
 
 _MAKE_ANEW = "Make the optimizer, the step and, where there are, the MasterWeights anew, or compile the model again."

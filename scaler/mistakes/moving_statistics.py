@@ -42,6 +42,29 @@ class _Steps:
     moved: dict = dataclasses.field(default_factory=dict)
 
 
+def before_apply(variables: Sequence, grads: Sequence, user: object, when: object) -> tuple[list[Moved], str | None]:
+    """The statistics to put back, where nobody took a snapshot, and the name of one that nobody can put back.
+
+    Of a window of accumulation it is not known where it began: where only a running step knows `when`, it is named.
+
+    Args:
+        variables: The model's variables that are to be updated.
+        grads: Their gradients.
+        user: Who decides.
+        when: Whether it decides now, or None where only the running step knows.
+    """
+    if when is not None and not when:
+        return [], None
+    if tf.executing_eagerly():
+        return [], likely(variables)
+    if replicas.replica_count() > 1:
+        return [], of_replicas(variables)
+    moved = moved_before(variables, grads, user)
+    if moved and when is not None and all(one.before is not None for one in moved):
+        return moved, None
+    return [], moved[0].variable.name if moved else elsewhere(variables)
+
+
 def moved_before(targets: Iterable, grads: Iterable, user: object) -> list[Moved]:
     """The statistics that moved before this `apply`, and that no earlier one of the same user has decided about.
 

@@ -13,6 +13,7 @@ from scaler import gradients
 from scaler.backend.replicas import replica_count
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.mistakes.forgotten import nobody_scaled
+from scaler.open_step import OpenStep
 
 _READ = "loss_scale was read outside of a tape, and nothing was scaled since the last step"
 _INSTEAD = (
@@ -42,15 +43,24 @@ class Use:
         self.asked = self._stepped = True
         self._ended_in = None
 
+    def scales(self) -> None:
+        """A loss was scaled."""
+        self.begins()
+        self.read, self.unscaled = False, None
+
+    def scales_by_hand(self) -> None:
+        """The scale was read while a tape records."""
+        self.asked, self.unscaled = True, None
+
     def ends(self) -> None:
         """The step was counted and the scale moved."""
         self._ended_in = _here()
 
-    def was_read(self, decided: tf.Variable, used: tf.Variable, scale: Callable) -> None:
+    def was_read(self, step: OpenStep, scale: Callable) -> None:
         """The scale was read outside of a tape. One that the open step has anyway leaves nothing in doubt."""
         self.asked = True
-        known = self._stepped and tf.executing_eagerly() and not bool(decided)
-        self.read = self.read or not known or float(used) != float(scale())
+        known = self._stepped and tf.executing_eagerly() and not bool(step.decided)
+        self.read = self.read or not known or float(step.used) != float(scale())
 
     def check_unscaled(self, grads: Sequence) -> None:
         """Warns of gradients that seem to be made of those that `unscale` gave; in a graph their marks are seen."""
@@ -74,31 +84,31 @@ class Use:
                 "multiplied in by hand, read it from loss_scale; without any scaling take scaler.NoScaling()."
             )
 
-    def check_open(self, decided: tf.Variable) -> None:
+    def check_open(self, step: OpenStep) -> None:
         """Warns if the last thing done was to end a step, in the same graph, or in eager mode as now.
 
         A scaler that is only driven by events is being studied. Replicas are traced in turns, which nobody can tell
         from steps.
 
         Args:
-            decided: Whether nothing was scaled since, also by functions that were traced before.
+            step: It knows whether something was scaled since, also by functions that were traced before.
         """
         if not self._stepped or self._ended_in is None or self._ended_in != _here() or replica_count() > 1:
             return
-        if not tf.executing_eagerly() or bool(decided):
+        if not tf.executing_eagerly() or bool(step.decided):
             self.say_once(
                 "update(event): the step before was counted already, by apply or by an update, and nothing was scaled "
                 "since, so that one step moves the scale twice. Leave this update out, or pass update=False to apply."
             )
 
-    def check_one_scale(self, method: str, decided: tf.Variable, used: tf.Variable, scale: Callable) -> None:
+    def check_one_scale(self, method: str, step: OpenStep, scale: Callable) -> None:
         """Refuses gradients of which nobody can say which of two scales they carry; in eager mode, where it is seen."""
-        if not self.read or not tf.executing_eagerly() or not bool(decided):
+        if not self.read or not tf.executing_eagerly() or not bool(step.decided):
             return
-        now = float(scale())
-        if float(used) > 0.0 and float(used) != now:
+        used, now = float(step.used), float(scale())
+        if used > 0.0 and used != now:
             raise InvalidArgument(
-                f"{method}(grads): {_READ}: the gradients may carry its scale of {float(used):g} or the present one of "
+                f"{method}(grads): {_READ}: the gradients may carry its scale of {used:g} or the present one of "
                 f"{now:g}. {_INSTEAD}"
             )
 

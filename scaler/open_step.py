@@ -1,0 +1,53 @@
+"""The scale that the gradients of now carry, from the scaling of a loss until a step is decided about."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from scaler.backend import replicas
+
+
+class OpenStep:
+    """What is remembered between `scale` and `apply`, by each replica for itself.
+
+    Attributes:
+        used: The scale that gradients carry until the next `scale`, also after an `update`; 0 before the first.
+        loss_finite: Whether all losses since the last decision were finite; one decision may take several `apply`.
+        decided: Whether nothing was scaled since the last decision.
+    """
+
+    def __init__(self) -> None:
+        self.used = replicas.local_variable(0.0, "scale_used")
+        self.loss_finite = replicas.local_variable(True, "loss_finite")
+        self.decided = replicas.local_variable(False, "decided")
+
+    def begin(self, loss: tf.Tensor, loss_scale: tf.Tensor) -> None:
+        """A loss was multiplied by the scale."""
+        self.used.assign(loss_scale)
+        earlier = tf.logical_or(self.decided, self.loss_finite)
+        self.loss_finite.assign(tf.logical_and(earlier, tf.math.is_finite(loss)))
+        self.decided.assign(False)
+
+    def begin_by_hand(self, now: tf.Tensor) -> tf.Tensor:
+        """Opens a step whose loss is scaled by hand, if the last one was decided about; returns the open one's scale.
+
+        Args:
+            now: The strategy's scale, scalar float32.
+        """
+        used = tf.identity(self.used)
+        opens = tf.logical_or(self.decided, used <= 0.0)
+        loss_scale = tf.where(opens, now, used)
+        self.used.assign(loss_scale)
+        self.loss_finite.assign(tf.logical_or(opens, self.loss_finite))
+        self.decided.assign(False)
+        return loss_scale
+
+    def end(self, attempted: tf.Tensor) -> None:
+        """The step was decided about, where `attempted`."""
+        known = tf.get_static_value(attempted)
+        self.decided.assign(True if known else tf.logical_or(self.decided, attempted))
+
+    def scale_of_gradients(self, now: tf.Tensor) -> tf.Tensor:
+        """What gradients carry: the scale of the last `scale`, or `now`, if nothing was scaled yet."""
+        used = tf.identity(self.used)
+        return tf.where(used > 0.0, used, now)
