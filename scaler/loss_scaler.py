@@ -190,7 +190,7 @@ class LossScaler(tf.Module):
         return Counters(attempted, applied, attempted - applied, consecutive)
 
     @as_written
-    def scale(self, loss) -> tf.Tensor:
+    def scale(self, loss: Any) -> tf.Tensor:
         """The loss times the loss scale, in float32 whatever its dtype, so that the product itself cannot overflow.
 
         A 16-bit loss still receives the scale as a 16-bit gradient: for float16 that limits the scale to 2^15. Compute
@@ -549,5 +549,5 @@ def _equals_one(value: tf.Tensor) -> bool:
     return bool(tf.get_static_value(tf.equal(value, 1.0)))
 
 
-def _of_first(strategy, event: Event) -> Event:
+def _of_first(strategy: tf.distribute.Strategy, event: Event) -> Event:
     return Event(*(replicas.of_each(strategy, value)[0] for value in event))

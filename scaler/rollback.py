@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -55,7 +56,7 @@ def snapshot(variables: Iterable) -> Snapshot:
     return Snapshot(variables, tuple(tf.identity(variable) for variable in variables))
 
 
-def keep_finite(now, before: tf.Tensor) -> tf.Tensor:
+def keep_finite(now: Any, before: tf.Tensor) -> tf.Tensor:
     """The value of a variable now, but the one before where it stopped being finite.
 
     A moving statistic kept in float16 can overflow on a step whose loss and gradients are finite.

@@ -55,7 +55,7 @@ def taken_over(optimizer: Any, **methods: Callable) -> Iterator[Taken]:
 
     def counted(name: str, method: Callable) -> Callable:
         @functools.wraps(method)
-        def call(*args, **kwargs):
+        def call(*args: Any, **kwargs: Any) -> Any:
             taken.calls[name] = taken.calls.get(name, 0) + 1
             return method(*args, **kwargs)
 

@@ -17,7 +17,7 @@ def replica_count() -> int:
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
-def merge(function: Callable, *values) -> Any:
+def merge(function: Callable, *values: Any) -> Any:
     """Calls `function(strategy, *values)` once for all replicas, with what each of them passed.
 
     Raises:
@@ -32,24 +32,24 @@ def merge(function: Callable, *values) -> Any:
     return context.merge_call(as_written(lambda *shares: function(*shares)), args=values)
 
 
-def each(strategy, function: Callable, *values) -> Any:
+def each(strategy: tf.distribute.Strategy, function: Callable, *values: Any) -> Any:
     """Calls `function` on every replica with its share of `values`, from what `merge` calls."""
     return strategy.extended.call_for_each_replica(as_written(lambda *shares: function(*shares)), args=values)
 
 
-def of_each(strategy, value) -> tuple:
+def of_each(strategy: tf.distribute.Strategy, value: Any) -> tuple:
     """What every replica on this machine passed as `value`."""
     return strategy.experimental_local_results(value)
 
 
-def total(strategy, tensors: Sequence) -> list:
+def total(strategy: tf.distribute.Strategy, tensors: Sequence) -> list:
     """The sum of each tensor over all replicas, on every replica."""
     if strategy.num_replicas_in_sync == 1:
         return list(tensors)
     return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, [(tensor, tensor) for tensor in tensors])
 
 
-def any_of(strategy, flag) -> tf.Tensor:
+def any_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     """Whether `flag`, scalar bool, is true on any replica of any worker."""
     if strategy.num_replicas_in_sync == 1:
         return flag
@@ -57,29 +57,29 @@ def any_of(strategy, flag) -> tf.Tensor:
     return of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, count, count))[0] > 0
 
 
-def all_of(strategy, flag) -> tf.Tensor:
+def all_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     """Whether `flag`, scalar bool, is true on all replicas of all workers."""
     if strategy.num_replicas_in_sync == 1:
         return flag
     return tf.logical_not(any_of(strategy, each(strategy, tf.logical_not, flag)))
 
 
-def native(variable) -> tf.Variable:
+def native(variable: Any) -> tf.Variable:
     """TensorFlow's variable inside of a Keras one."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def assign_each(strategy, variable, function: Callable, *values) -> None:
+def assign_each(strategy: tf.distribute.Strategy, variable: Any, function: Callable, *values: Any) -> None:
     """Assigns `function(variable, *values)` on every replica, with the replica's share of `values`."""
 
     @as_written
-    def assign(own, *shares) -> None:
+    def assign(own: Any, *shares: Any) -> None:
         own.assign(function(own, *shares))
 
     strategy.extended.update(native(variable), assign, args=values, group=False)
 
 
-def own_component(variable):
+def own_component(variable: Any) -> Any:
     """What a replica may assign by itself: its component of a variable that TensorFlow would aggregate assignments of.
 
     Assigning the variable as a whole would add up, over replicas, a change that is the same on each.
@@ -92,7 +92,7 @@ def own_component(variable):
     return parts[int(tf.get_static_value(context.replica_id_in_sync_group)) % len(parts)]
 
 
-def local_variable(value, name: str) -> tf.Variable:
+def local_variable(value: Any, name: str) -> tf.Variable:
     """A variable that each replica reads and assigns for itself."""
     return tf.Variable(
         value,

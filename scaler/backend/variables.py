@@ -17,7 +17,7 @@ from scaler.backend.versions import say_once
 from scaler.errors import InvalidArgument
 
 
-def shared_variable(value, name: str) -> tf.Variable:
+def shared_variable(value: Any, name: str) -> tf.Variable:
     """A variable that all replicas agree on, since they assign it together."""
     return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
@@ -58,7 +58,7 @@ def when_restored(variable: tf.Variable, call: Callable[[], None]) -> None:
 
 def _telling(saveables: dict, call: Callable[[], None]) -> dict:
     def told(make: Callable) -> Callable:
-        def made(*arguments, **named) -> Any:
+        def made(*arguments: Any, **named: Any) -> Any:
             saveable = make(*arguments, **named)
             saveable.restore = _then(saveable.restore, call)
             return saveable
@@ -69,7 +69,7 @@ def _telling(saveables: dict, call: Callable[[], None]) -> dict:
 
 
 def _then(restore: Callable, call: Callable[[], None]) -> Callable:
-    def restored(*arguments, **named) -> Any:
+    def restored(*arguments: Any, **named: Any) -> Any:
         call()
         return restore(*arguments, **named)
 

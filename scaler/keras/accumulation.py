@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -128,7 +128,7 @@ def take_over(inner: Any, targets: Sequence) -> Window | None:
 
 
 @contextlib.contextmanager
-def without(inner: Any):
+def without(inner: Any) -> Iterator[None]:
     """Keeps Keras from making accumulators that nobody uses."""
     steps = inner.gradient_accumulation_steps
     inner.gradient_accumulation_steps = None
@@ -146,7 +146,7 @@ def _plus(total: tf.Tensor, grad: Gradient, overwriting: bool) -> tf.Tensor:
     return tf.maximum(total, own) if overwriting else total + own
 
 
-def _summed(value, name: str) -> tf.Variable:
+def _summed(value: Any, name: str) -> tf.Variable:
     return tf.Variable(
         value,
         trainable=False,

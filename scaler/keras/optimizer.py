@@ -163,7 +163,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
 
-    def scale_loss(self, loss):
+    def scale_loss(self, loss: Any) -> tf.Tensor:
         """The loss times the loss scale, in float32: what to differentiate.
 
         Args:
@@ -208,22 +208,24 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         targets = self.masters or self._order.variables
         return self.loss_scaler.apply(self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete)
 
-    def apply_gradients(self, grads_and_vars):
+    def apply_gradients(self, grads_and_vars: Any) -> tf.Variable:
         """As `apply`, for pairs. Returns the inner optimizer's `iterations`."""
         pairs = list(grads_and_vars)
         self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
         return self.iterations
 
-    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> None:
         """Not supported, as with any Keras optimizer on TensorFlow."""
         raise InvalidArgument("stateless_apply is not supported on TensorFlow: call apply(grads, variables).")
 
-    def exclude_from_weight_decay(self, var_list: Sequence | None = None, var_names: Sequence[str] | None = None):
+    def exclude_from_weight_decay(
+        self, var_list: Sequence | None = None, var_names: Sequence[str] | None = None
+    ) -> None:
         """Keeps variables from the inner optimizer's weight decay: see Keras's method of this name."""
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     @property
-    def iterations(self):
+    def iterations(self) -> tf.Variable:
         """The inner optimizer's: the steps, or windows, that were applied."""
         return self.inner_optimizer.iterations  # Keras's class has its own before 3.9.
 
@@ -250,7 +252,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
                 "model compiled with that one, and wrap it afterwards: steps and slots are then taken over."
             )
 
-    def updates(self, variable) -> bool:
+    def updates(self, variable: Any) -> bool:
         """Whether a step so far, as far as it was traced, had a gradient for the variable."""
         return self._order.updates(variable)
 
@@ -315,7 +317,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         return [given.get(index) for index in range(len(self._order.variables))]
 
     @staticmethod
-    def _added(one: Gradient, other: Gradient, variable) -> Gradient:
+    def _added(one: Gradient, other: Gradient, variable: Any) -> Gradient:
         if one is not None and other is not None and gradients.overwrites(variable):
             raise InvalidArgument(
                 f"apply: 2 new values for variable {variable.name!r}, which takes its gradient as its value: expected "

@@ -33,7 +33,7 @@ class OtherNames:
         """Whether the scale moves."""
         return not isinstance(self.loss_scaler.strategy, (Static, NoScaling))
 
-    def get_scaled_loss(self, loss):
+    def get_scaled_loss(self, loss: Any) -> Any:
         """As `scale_loss`, by the name of tf.keras 2; of a function that returns a loss, one that returns it scaled."""
         return (lambda: self.scale_loss(loss())) if callable(loss) else self.scale_loss(loss)
 
@@ -46,7 +46,7 @@ class OtherNames:
         self._unscaled.assign(True)
         return self.loss_scaler.unscale(grads)
 
-    def minimize(self, loss, var_list: Sequence, tape: tf.GradientTape | None = None):
+    def minimize(self, loss: Any, var_list: Sequence, tape: tf.GradientTape | None = None) -> tf.Variable:
         """Scales, differentiates and applies, as the optimizers of tf.keras 2 do it.
 
         Args:

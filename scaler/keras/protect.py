@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -64,7 +65,7 @@ def protect(model: keras.Model) -> keras.Model:
     own_step, own_reset, own_results = model.train_step, model.reset_metrics, model.get_metrics_result
 
     @functools.wraps(own_step)
-    def train_step(data):
+    def train_step(data: Any) -> Any:
         optimizers = _optimizers(model)
         # Of layers that were unfrozen the optimizer alone knows nothing.
         TrainableSet.of(model.weights).keep(f"fit of model {model.name!r}", "Compile the model again.")
@@ -83,12 +84,12 @@ def protect(model: keras.Model) -> keras.Model:
         return shown.end(logs, counted, bad)
 
     @functools.wraps(own_reset)
-    def reset_metrics():
+    def reset_metrics() -> None:
         own_reset()
         shown.reset()
 
     @functools.wraps(own_results)
-    def get_metrics_result():
+    def get_metrics_result() -> dict[str, Any]:
         return shown.at_rest() if tf.executing_eagerly() else own_results()
 
     setattr(train_step, _MARK, True)
@@ -109,7 +110,7 @@ def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
     return list(found.values())
 
 
-def _with_its_variables(step: Callable, data, made: list[bool]) -> Callable:
+def _with_its_variables(step: Callable, data: Any, made: list[bool]) -> Callable:
     """The step, traced so that it has made its variables before it runs; they can then be read before it."""
     # Replicas cannot meet in a function inside of their own. Keras builds models before, there.
     if replicas.replica_count() > 1:
@@ -126,8 +127,8 @@ def _with_its_variables(step: Callable, data, made: list[bool]) -> Callable:
     return step
 
 
-def _making_variables_outside(step: Callable, data):
-    def create(next_creator, **arguments):
+def _making_variables_outside(step: Callable, data: Any) -> Any:
+    def create(next_creator: Any, **arguments: Any) -> Any:
         value = arguments["initial_value"]
         if tf.is_tensor(value) and not hasattr(value, "numpy"):
             return next_creator(**arguments)
@@ -144,7 +145,7 @@ def _state(model: keras.Model) -> list:
     return [variable for variable in variables.values() if not _updated(model, variable)]
 
 
-def _updated(model: keras.Model, variable) -> bool:
+def _updated(model: keras.Model, variable: Any) -> bool:
     for optimizer in vars(model).values():
         if isinstance(optimizer, LossScaleOptimizer):
             if optimizer.updates(variable):

@@ -109,7 +109,7 @@ class Shown:
             return value
         return tf.fill(tf.shape(value), tf.constant(worst, tf.as_dtype(value.dtype)))
 
-    def _scope(self):
+    def _scope(self) -> contextlib.AbstractContextManager:
         strategy = self._model.distribute_strategy
         return contextlib.nullcontext() if strategy is tf.distribute.get_strategy() else strategy.scope()
 

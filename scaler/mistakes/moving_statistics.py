@@ -10,6 +10,7 @@ import dataclasses
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -142,7 +143,7 @@ def sentence(name: str) -> str:
     )
 
 
-def _look(graph) -> _Steps:
+def _look(graph: Any) -> _Steps:
     """Everything up to now, with what was assigned since the last look."""
     steps = getattr(graph, _STEPS, None) or _Steps()
     setattr(graph, _STEPS, steps)
@@ -163,7 +164,7 @@ def _look(graph) -> _Steps:
     return steps
 
 
-def _assigns(op, index: int) -> bool:
+def _assigns(op: Any, index: int) -> bool:
     """Whether an operation moves the variable that is its input of this number, also inside of a function.
 
     What a function that holds an `apply` has moved, that one decided about.
@@ -180,7 +181,7 @@ def _assigns(op, index: int) -> bool:
     )
 
 
-def _statistics(graph) -> dict:
+def _statistics(graph: Any) -> dict:
     """The variables of this rule by the tensors that stand for them in the graph."""
     return {ref: variable for ref, variable in variables_read(graph).items() if _is_statistic(variable)}
 
@@ -201,7 +202,7 @@ def _resources_upstream(grads: Iterable) -> set:
     return found
 
 
-def _is_statistic(variable) -> bool:
+def _is_statistic(variable: Any) -> bool:
     return variable.name.rsplit("/", 1)[-1].startswith("moving_")
 
 
@@ -213,5 +214,5 @@ def _is_batch_norm(path: Sequence[str]) -> bool:
     return path[-1] in ("gamma", "beta") and any(_SHORT.search(layer) for layer in layers)
 
 
-def _layer(variable) -> str:
+def _layer(variable: Any) -> str:
     return replicas.native(variable).name.rpartition("/")[0]
