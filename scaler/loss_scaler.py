@@ -109,7 +109,8 @@ class LossScaler(tf.Module):
         self._names: list[str] = []
         self._optimizer_name = ""
         self._use = Use()
-        self._is_one = isinstance(self.strategy, (NoScaling, Static)) and _equals_one(state.loss_scale)
+        self._is_constant = isinstance(self.strategy, (NoScaling, Static))
+        self._is_one = self._is_constant and _equals_one(state.loss_scale)
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
         self.stuck = StuckPolicy() if stuck is None else stuck
@@ -376,6 +377,8 @@ class LossScaler(tf.Module):
             if not self._is_one:
                 self._use.check_scaled(grads, variables)
                 self._use.check_unscaled(grads)
+        elif unscaled is True and not self._is_constant:
+            self._use.check_still_scaled(grads)
         self._use.begins()
 
     def _missing_rollback(self, variables: Sequence, grads: Sequence, when: Any) -> Snapshot | None:

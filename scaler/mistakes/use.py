@@ -13,6 +13,7 @@ from scaler import gradients
 from scaler.backend.replicas import replica_count
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.mistakes.forgotten import nobody_scaled
+from scaler.mistakes.still_scaled import still_scaled
 from scaler.open_step import OpenStep
 
 _READ = "loss_scale was read outside of a tape, and nothing was scaled since the last step"
@@ -68,6 +69,15 @@ class Use:
             self.say_once(
                 "apply(grads): these gradients seem to be made of what unscale gave, and are divided by the loss scale "
                 "once more: pass unscaled=True, or the gradients of the scaled loss themselves."
+            )
+
+    def check_still_scaled(self, grads: Sequence) -> None:
+        """Warns of gradients that are said to be unscaled, where nothing seems to have unscaled them."""
+        if still_scaled(grads):
+            self.say_once(
+                "apply(grads, unscaled=True): these gradients come from a scaled loss, and nothing divided them by the "
+                "loss scale since: they seem to be that many times too large. Leave unscaled=True out, or pass what "
+                "unscale(grads) returned."
             )
 
     def check_scaled(self, grads: Sequence, variables: Sequence) -> None:
