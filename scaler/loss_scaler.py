@@ -17,6 +17,7 @@ from scaler.errors import InvalidArgument
 from scaler.explain import explain
 from scaler.gate.diagnosis import told_apart
 from scaler.gate.gate import Gate
+from scaler.gate.targets import Targets
 from scaler.gate.updates import Optimizer, check_optimizer, name_of
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.gradients.pairs import as_gradient, check_pairs
@@ -337,7 +338,8 @@ class LossScaler(tf.Module):
             model = masters.model_variables if masters else targets
             rollback = self._missing_rollback(model, grads, tf.get_static_value(tf.convert_to_tensor(when)))
         positions = [position for position, grad in enumerate(grads) if grad is not None]
-        gate = Gate(optimizer, targets, positions, masters, clipping, needs_of(self.strategy), self.sum_duplicates)
+        moved = Targets(optimizer, targets, positions, masters)
+        gate = Gate(moved, clipping, needs_of(self.strategy), self.sum_duplicates)
         loss_scale, loss_finite = self._scale_of(grads, unscaled is False)
         decision = gate.decide(
             [grads[i] for i in positions],
@@ -349,7 +351,7 @@ class LossScaler(tf.Module):
             self._update if update else (lambda event, done: None),
         )
         # The optimizer has made its slots by now.
-        self._names = [getattr(variable, "path", variable.name) for variable in (*targets, *gate.own_values)]
+        self._names = [getattr(variable, "path", variable.name) for variable in (*targets, *moved.own_values)]
         self._optimizer_name = name_of(optimizer)
         self._open.end(decision.attempted)
         if not tf.executing_eagerly():

@@ -8,14 +8,15 @@
                                    GIVEN: assigns what takes a         absent: as WINDOW
                                      gradient as its value
 
-A method that is taken over but never called would leave its work undone, or done twice: whoever takes it over asks
-`Taken.once` before anything runs.
+Keras may still have such a method and no longer call it: the step would be lost, or taken with scaled gradients. So
+whoever takes over UPDATE calls `check_called_once` while the step is traced, before any of it runs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,47 +27,40 @@ UPDATE, SUM, DECAY = "_distributed_tf_update_step", "_all_reduce_sum_gradients",
 WINDOW, GIVEN = "_backend_apply_gradients", "_overwrite_variables_directly_with_gradients"
 
 
-class Taken:
-    """How often each of the methods that were taken over was called."""
-
-    def __init__(self) -> None:
-        self.calls: dict[str, int] = {}
-
-    def once(self, name: str) -> None:
-        """Raises `UnsupportedVersion` unless the method was called exactly once."""
-        count = self.calls.get(name, 0)
-        if count != 1:
-            raise UnsupportedVersion(
-                f"apply: {versions()} called the optimizer's {name} {count} times, where the versions that were tested "
-                "call it once: the step may be lost, or taken with scaled gradients. Nothing was changed. "
-                "Install a version that this package names in its metadata."
-            )
-
-
 @contextlib.contextmanager
-def taken_over(optimizer: Any, **methods: Callable) -> Iterator[Taken]:
-    """Has an optimizer use these methods instead of its class's.
+def taken_over(optimizer: Any, **methods: Callable) -> Iterator[Counter[str]]:
+    """Gives an optimizer these methods instead of its class's, and counts the calls of each.
 
     Raises:
         UnsupportedVersion: If its class has no method of one of these names.
     """
     require(optimizer, *methods)
-    taken, attributes = Taken(), vars(optimizer)
+    calls, attributes = Counter[str](), vars(optimizer)
 
     def counted(name: str, method: Callable) -> Callable:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            taken.calls[name] = taken.calls.get(name, 0) + 1
+            calls[name] += 1
             return method(*args, **kwargs)
 
         return call
 
     attributes.update({name: counted(name, method) for name, method in methods.items()})
     try:
-        yield taken
+        yield calls
     finally:
         for name in methods:
             del attributes[name]
+
+
+def check_called_once(calls: Counter[str], name: str) -> None:
+    """Raises `UnsupportedVersion` unless a method that was taken over was called exactly once."""
+    if calls[name] != 1:
+        raise UnsupportedVersion(
+            f"apply: {versions()} called the optimizer's {name} {calls[name]} times, where the versions that were "
+            "tested call it once: the step may be lost, or taken with scaled gradients. Nothing was changed. "
+            "Install a version that this package names in its metadata."
+        )
 
 
 def require(optimizer: Any, *names: str) -> None:

@@ -1,13 +1,15 @@
-"""Optimizer updates compiled by XLA, a few variables to a cluster.
+"""An optimizer's update compiled by XLA, a few variables to a call.
 
 Unscaling, clipping, weight decay, the update and the rounding of masters become a few passes over memory, where
-TensorFlow's graph takes one for each operation. Only *how* is decided here, from the variables' sizes: what is computed
-is what the optimizer's own `apply` computes, but for the last bits, which XLA rounds differently.
+TensorFlow's graph takes one pass for each operation. Whether it is worth it depends on the variables' sizes. The result
+is that of the optimizer's own `apply`, except for the last bits, which XLA rounds differently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,89 +17,92 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import apply_steps, replicas
 from scaler.backend.graphs import in_xla
+from scaler.gate.finish import finish
+from scaler.gate.targets import model_follows
 from scaler.gate.updates import Optimizer
 from scaler.gradients.clipping import Limiter
 from scaler.weights.masters import MasterWeights
 
 _HANDLE = 2**12
-"""A variable costs as much as so many of its elements, however small it is."""
+"""What a variable costs beside its elements, in elements: each is read through a handle, however small it is."""
 _WORTH_COMPILING = 2**18
 _MOST = 4
-"""More clusters than cores gain nothing; a cluster a variable loses to its launch."""
+"""Calls of one update. More calls than cores run no faster, and the launch of a call for each variable takes longer
+than its work."""
 
 
-def worth_compiling(optimizer: Optimizer, grads: Sequence, targets: Sequence) -> bool:
-    """Whether `update` can do this update, and does it faster than the optimizer's `apply` in the graph."""
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A Keras optimizer moves variables in compiled calls, inside a graph and on one device.
+
+    Attributes:
+        optimizer: It was built for the variables.
+        variables: One for each gradient.
+        masters: What the variables are masters for, or None.
+    """
+
+    optimizer: Optimizer
+    variables: Sequence
+    masters: MasterWeights | None
+
+    def move(self, grads: Sequence, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
+        """Moves the variables.
+
+        Keras's `apply` does all that surrounds the update, such as the count of steps and moving averages, and calls
+        `step` for the update itself.
+
+        Args:
+            grads: Scaled gradients of any floating dtype, without duplicate indices.
+            loss_scale: Scalar float32. The gradients are multiplied by its reciprocal, which is exact for powers of
+                two.
+            limit: Clips unscaled gradients, or None.
+        """
+        inverse = 1.0 / loss_scale
+        positions = {id(replicas.native(variable)): position for position, variable in enumerate(self.variables)}
+
+        def move_some(grads: Sequence, variables: Sequence, learning_rate: tf.Tensor) -> None:
+            places = [positions[id(variable)] for variable in variables]
+            pairs = zip(grads, places, strict=True)
+            finished = [finish(g, lambda one: gradients.multiply(one, inverse), limit, place) for g, place in pairs]
+            with model_follows(self.masters, variables):
+                self._decay([self.variables[place] for place in places])
+                for grad, variable in zip(finished, variables, strict=True):
+                    self.optimizer.update_step(grad, variable, learning_rate)
+
+        def step(strategy: Any, pairs: Sequence[tuple], learning_rate: Any) -> None:
+            del strategy
+            learning_rate = tf.convert_to_tensor(learning_rate)
+            sparse = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
+            move_some(*_unzipped(sparse), learning_rate)
+            for group in balanced([pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]):
+                _in_one_call(move_some, *_unzipped(group), learning_rate)
+
+        done_in_step = {apply_steps.DECAY: lambda variables: None, apply_steps.SUM: lambda pairs: pairs}
+        with apply_steps.taken_over(self.optimizer, **done_in_step, **{apply_steps.UPDATE: step}) as calls:
+            self.optimizer.apply(list(grads), list(self.variables))
+        if not all(map(gradients.overwrites, self.variables)):
+            apply_steps.check_called_once(calls, apply_steps.UPDATE)
+        if self.masters and self._moves_masters_after_the_step():
+            self.masters.write()
+
+    def _decay(self, variables: list) -> None:
+        getattr(type(self.optimizer), apply_steps.DECAY)(self.optimizer, variables)
+
+    def _moves_masters_after_the_step(self) -> bool:
+        return bool(self.optimizer.ema_overwrite_frequency) or any(variable.constraint for variable in self.variables)
+
+
+def worth_compiling(optimizer: Optimizer, grads: Sequence, variables: Sequence) -> bool:
+    """Whether a `Compiled` can do this update, and does it faster than the optimizer's `apply` in the graph."""
     if tf.executing_eagerly() or in_xla() or tf.distribute.has_strategy() or not _compiles(optimizer):
         return False
-    if len({id(replicas.native(target)) for target in targets}) < len(targets):
-        return False  # What is known of a gradient is known by its variable.
-    dense = [target for grad, target in zip(grads, targets, strict=True) if not isinstance(grad, tf.IndexedSlices)]
-    return (
-        len({replicas.native(target).device for target in targets}) == 1 and sum(map(_cost, dense)) >= _WORTH_COMPILING
-    )
-
-
-def update(
-    optimizer: Optimizer,
-    grads: Sequence[gradients.Gradient],
-    targets: Sequence,
-    masters: MasterWeights | None,
-    loss_scale: tf.Tensor,
-    limit: Limiter | None,
-) -> None:
-    """Has a Keras optimizer move `targets`, inside a graph and on one device.
-
-    Args:
-        optimizer: It was built for the targets.
-        grads: Scaled gradients of any floating dtype, without duplicate indices.
-        targets: A variable for each.
-        masters: Those of the targets, or None. They take over what was assigned to the model first, and are rounded
-            into it last.
-        loss_scale: Scalar float32; the gradients are multiplied by its reciprocal, which is division for powers of two.
-        limit: Clips unscaled gradients, or None.
-    """
-    inverse = 1.0 / loss_scale
-    given = {id(replicas.native(target)): target for target in targets}
-    positions = {name: position for position, name in enumerate(given)}
-
-    def finish(grad: tf.Tensor | tf.IndexedSlices, variable: tf.Variable | None = None):
-        (unscaled,) = gradients.multiply([grad], inverse)
-        return unscaled if limit is None else gradients.limit(unscaled, limit, positions.get(id(variable)))
-
-    def move(pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
-        variables = [variable for _, variable in pairs]
-        if masters:
-            masters.refresh(variables)
-        getattr(type(optimizer), apply_steps.DECAY)(optimizer, [given[id(variable)] for variable in variables])
-        for grad, variable in pairs:
-            optimizer.update_step(grad, variable, learning_rate)
-        if masters:
-            masters.write(variables)
-
-    def compiled(pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
-        grads, variables = zip(*pairs, strict=True)
-
-        @tf.function(jit_compile=True, autograph=False)
-        def cluster(grads: list, learning_rate: tf.Tensor) -> None:
-            move([(finish(grad, v), v) for grad, v in zip(grads, variables, strict=True)], learning_rate)
-
-        cluster(list(grads), learning_rate)
-
-    def run(strategy, pairs: Sequence[tuple], learning_rate) -> None:
-        del strategy
-        learning_rate = tf.convert_to_tensor(learning_rate)
-        move([(finish(grad, v), v) for grad, v in pairs if isinstance(grad, tf.IndexedSlices)], learning_rate)
-        for cluster in balanced([pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]):
-            compiled(cluster, learning_rate)
-
-    done_here = {apply_steps.DECAY: lambda variables: None, apply_steps.SUM: lambda pairs: pairs}
-    with apply_steps.taken_over(optimizer, **done_here, **{apply_steps.UPDATE: run}) as taken:
-        optimizer.apply(list(grads), list(targets))
-    if not all(map(gradients.overwrites, targets)):
-        taken.once(apply_steps.UPDATE)
-    if masters and (optimizer.ema_overwrite_frequency or any(target.constraint for target in targets)):
-        masters.write()  # These have moved the masters once more.
+    if len({id(replicas.native(variable)) for variable in variables}) < len(variables):
+        return False  # Keras passes pairs to `step`, where a gradient's position is known by its variable.
+    dense = [
+        variable for grad, variable in zip(grads, variables, strict=True) if not isinstance(grad, tf.IndexedSlices)
+    ]
+    one_device = len({replicas.native(variable).device for variable in variables}) == 1
+    return one_device and sum(map(_cost, dense)) >= _WORTH_COMPILING
 
 
 def balanced(pairs: Sequence[tuple]) -> list[list[tuple]]:
@@ -112,12 +117,24 @@ def balanced(pairs: Sequence[tuple]) -> list[list[tuple]]:
     return [group for group in groups if group]
 
 
-def _cost(variable) -> int:
+def _in_one_call(move: Callable[..., None], grads: Sequence, variables: Sequence, learning_rate: tf.Tensor) -> None:
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled_update(grads: list, learning_rate: tf.Tensor) -> None:
+        move(grads, variables, learning_rate)
+
+    compiled_update(list(grads), learning_rate)
+
+
+def _unzipped(pairs: Sequence[tuple]) -> tuple[list, list]:
+    return [grad for grad, _ in pairs], [variable for _, variable in pairs]
+
+
+def _cost(variable: Any) -> int:
     return variable.shape.num_elements() + _HANDLE
 
 
 def _compiles(optimizer: Optimizer) -> bool:
-    """One of Keras's own, which are tested, whose `apply` does nothing to gradients before the update step."""
+    """Whether it is one of Keras's own, which are tested, and its `apply` leaves gradients alone before the update."""
     return (
         isinstance(optimizer, keras.optimizers.Optimizer)
         and type(optimizer).__module__.startswith("keras.")

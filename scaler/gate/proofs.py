@@ -122,5 +122,5 @@ def _is_plain(optimizer: Any) -> bool:
     return known and not called and not optimizer.gradient_accumulation_steps
 
 
-def _constrained(target) -> bool:
+def _constrained(target: Any) -> bool:
     return getattr(target, "constraint", None) is not None

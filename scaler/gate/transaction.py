@@ -1,8 +1,9 @@
-"""An update happens whole, with finite values, or not at all: it is proven to, or looked at and taken back."""
+"""An update counts whole and with finite values, or not at all: by a proof, or by a look and a way back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,7 +15,7 @@ from scaler.outcome import Cause, Skip, not_skipped
 
 
 class Proven:
-    """An update that keeps finite values finite at any learning rate up to `rate`, so that nobody need look at them.
+    """An update that keeps finite values finite at any learning rate up to `rate`: its new values are not looked at.
 
     Args:
         optimizer: Its learning rate is looked at, if `rate` is finite.
@@ -33,7 +34,7 @@ class Proven:
         return tf.math.is_finite(squared_norm + rate * (2.0**127 / self._rate))
 
     def holds(self, sound: tf.Tensor, update: Callable[[], None]) -> tf.Tensor:
-        """Whether the update is to count: where the step is sound."""
+        """Whether the update is to count: it does where the step is sound."""
         del update
         return sound
 
@@ -43,7 +44,7 @@ class Proven:
         return tf.math.is_finite(norm)
 
     def complete(self, update: Callable[[], None]) -> None:
-        """Has the update counted: moves the variables."""
+        """Moves the variables."""
         update()
 
     def undo(self) -> Skip:
@@ -52,21 +53,23 @@ class Proven:
 
 
 class Transaction:
-    """Remembers variables, lets an update move them, and puts every bit back if that made a value that is not finite.
+    """Remembers variables, lets an update move them, and puts every bit back if a value is not finite afterwards.
 
     A value that was not finite before is not the update's doing.
 
-    Remembering copies nothing; but an update then writes to new memory, where it would have written in place.
+    Remembering copies nothing, but an update then writes to new memory and not in place.
 
     Args:
-        strategy: Whose replicas each have their own values, from what `replicas.merge` calls.
-        optimizer: It may make variables of its own in an eager update.
+        strategy: TensorFlow's, from what `replicas.merge` calls. Each replica has its own values.
+        optimizer: In an eager update it may make variables of its own.
         kept: All variables that the update may move.
         looked_at: Those of them whose new values have to be finite, of floating dtypes.
         indices: What the `index` of a skip is for each of those.
     """
 
-    def __init__(self, strategy, optimizer: Optimizer, kept: Sequence, looked_at: Sequence, indices: Sequence[int]):
+    def __init__(
+        self, strategy: Any, optimizer: Optimizer, kept: Sequence, looked_at: Sequence, indices: Sequence[int]
+    ):
         self._strategy, self._optimizer = strategy, optimizer
         self._kept = list({id(own): own for own in map(replicas.native, kept)}.values())
         self._looked_at = [replicas.native(variable) for variable in looked_at]
@@ -103,14 +106,14 @@ class Transaction:
         return replicas.all_of(self._strategy, tf.cond(sound, moved, lambda: tf.constant(False)))
 
     def complete(self, update: Callable[[], None]) -> None:
-        """Nothing is left to do: the variables have moved."""
+        """Does nothing: the variables have moved already."""
         del update
 
     def undo(self) -> Skip:
         """Puts everything back, and returns the reason.
 
         Raises:
-            InvalidArgument: If the update made variables whose values before it nobody knows.
+            InvalidArgument: If the update made variables, which had no values before it.
         """
         now, old = ([replicas.of_each(self._strategy, v)[0] for v in one] for one in (self._looked_at, self._old))
         bad = tf.cast(tf.stack(list(map(_spoiled, now, old))), tf.int32)
@@ -140,7 +143,7 @@ def _because(*, has_nan: tf.Tensor, index: tf.Tensor) -> Skip:
     return not_skipped()._replace(cause=tf.constant(int(Cause.UPDATE)), has_nan=has_nan, index=index)
 
 
-def _values(*variables) -> list[tf.Tensor]:
+def _values(*variables: Any) -> list[tf.Tensor]:
     return [tf.identity(variable) for variable in variables]
 
 
@@ -156,6 +159,6 @@ def _all_finite(variables: Sequence, old: Sequence) -> tf.Tensor:
     return tf.cond(tf.math.is_finite(squares), lambda: tf.constant(True), lambda: apart(one_by_one))
 
 
-def _spoiled(variable, old: tf.Tensor) -> tf.Tensor:
+def _spoiled(variable: Any, old: tf.Tensor) -> tf.Tensor:
     """Whether a value is not finite that was before."""
     return tf.reduce_any(tf.logical_and(tf.math.is_finite(old), tf.logical_not(tf.math.is_finite(variable))))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
-from scaler.backend import apply_steps, replicas
-from scaler.backend.autograph import as_called
 from scaler.backend.optimizers import built_for, key_of, knowing_masters
 from scaler.errors import InvalidArgument
 
@@ -75,33 +72,3 @@ def name_of(optimizer: Optimizer) -> str:
 def move_nothing(grads: Sequence, variables: Sequence) -> None:
     """An optimizer for those who only want to know whether gradients are finite."""
     del grads, variables
-
-
-def update_variables(optimizer: Optimizer, grads: Sequence, variables: Sequence) -> None:
-    """Has the optimizer move the variables. On several replicas each calls it, with the same gradients."""
-    if isinstance(optimizer, keras.optimizers.Optimizer):
-        optimizer.apply(grads, variables)
-    else:
-        update = optimizer.apply if hasattr(optimizer, "apply") else optimizer
-        as_called(update)(list(grads), [replicas.own_component(variable) for variable in variables])
-
-
-@contextlib.contextmanager
-def gradients_are_reduced(optimizer):
-    """Keeps a Keras optimizer from summing gradients over replicas that were summed already.
-
-    Keras 3 has no argument for this. On one replica the sum is of one, but a step that holds it cannot be exported as a
-    SavedModel. Dividing by the number of replicas first would spoil its own clipping. Any other
-    optimizer is a function of the gradients it is given.
-
-    Raises:
-        UnsupportedVersion: If a release of Keras has no step to take over for it, on several replicas.
-    """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        for each in (optimizer, *getattr(optimizer, "optimizers", ())):  # A MultiOptimizer has others do the work.
-            if replicas.replica_count() > 1 or not apply_steps.missing(each, apply_steps.SUM):
-                stack.enter_context(apply_steps.taken_over(each, **{apply_steps.SUM: lambda pairs: pairs}))
-        yield

@@ -68,8 +68,8 @@ def moved():
 
 
 def test_as_it_is_the_update_is_compiled(monkeypatch):
-    called, update = [], compiled.update
-    monkeypatch.setattr(compiled, "update", lambda *arguments: called.append(1) or update(*arguments))
+    called, move = [], compiled.Compiled.move
+    monkeypatch.setattr(compiled.Compiled, "move", lambda *arguments: called.append(1) or move(*arguments))
     variables = weights()
     assert step_of(variables)()
     assert called

@@ -180,17 +180,17 @@ def trained(kind, dtype="float32", scale=8.0, count=3, steps=3, wrap=tf.function
 )
 def test_clusters_clip_as_the_graph_does(kind, dtype, monkeypatch):
     plain = trained(kind, dtype, wrap=lambda step: step)  # In eager mode, where the graph's rules hold at no trace.
-    made, update = [], compiled.update
+    made, move = [], compiled.Compiled.move
     monkeypatch.setattr(compiled, "_WORTH_COMPILING", 2 * compiled._HANDLE)
-    monkeypatch.setattr(compiled, "update", lambda *arguments: made.append(1) or update(*arguments))
+    monkeypatch.setattr(compiled.Compiled, "move", lambda *arguments: made.append(1) or move(*arguments))
     for one, other in zip(trained(kind, dtype), plain, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
     assert made
 
 
-@pytest.mark.parametrize(("compiled", "kind"), [(False, "ClipByValue"), (True, "clip_norm"), (True, "ClipByNorm")])
-def test_a_power_of_two_scale_changes_no_bit(kind, compiled, monkeypatch):
-    if compiled:
+@pytest.mark.parametrize(("in_clusters", "kind"), [(False, "ClipByValue"), (True, "clip_norm"), (True, "ClipByNorm")])
+def test_a_power_of_two_scale_changes_no_bit(kind, in_clusters, monkeypatch):
+    if in_clusters:
         monkeypatch.setattr(compiled, "_WORTH_COMPILING", 2 * compiled._HANDLE)
     for one, other in zip(trained(kind, scale=2.0**30), trained(kind, scale=1.0), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -1,4 +1,4 @@
-"""What one gated step costs, counted in its traced graph and not timed: traces, operations, passes over gradients."""
+"""The cost of one gated step, counted in its traced graph: traces, operations, and passes over gradients."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ from scaler_cases import by_hand
 import scaler
 
 LARGE, SMALL = (256, 256), (3, 5)
-"""Four of the large ones are worth compiling; any number of the small ones that a test makes is not."""
+"""Updates of four large variables are compiled; those of the few small variables of a test are not."""
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 BRANCHES = ("If", "StatelessIf")
 ON_THE_HOST = {
@@ -56,7 +56,7 @@ def compiled(graph, operation):
 def applied_path(graph):
     """The operations, outside of XLA, of a step that is applied: the true branch of every condition.
 
-    A call of a compiled function is one operation, and what passes a tensor on is none.
+    A call of a compiled function counts as one operation. Operations that only pass a tensor on do not count.
     """
     for operation in graph.get_operations():
         if operation.type in BRANCHES:
@@ -106,9 +106,10 @@ def test_the_updates_of_large_variables_are_a_few_compiled_calls():
     [(LARGE, "float32", 1.25), (LARGE, "float16", 2.25), (SMALL, "float32", 10), (SMALL, "float16", 26)],
 )
 def test_a_variable_more_costs_a_few_operations(shape, dtype, most):
-    """Of 4 and of 8 variables: what does not depend on their number cancels. A change that saves some lowers `most`.
+    """Compares 4 with 8 variables, so that what does not depend on their number cancels.
 
-    A large one has a norm (and a cast before it) and its share of four calls.
+    A large variable has a norm, a cast before it in 16 bits, and its share of four calls. A change that saves
+    operations lowers `most`.
     """
     few, many = (len(list(applied_path(traced_graph(shape, count, dtype)))) for count in (4, 8))
     assert (many - few) / 4 <= most

@@ -1,6 +1,6 @@
-"""An optimizer's slots are what they are, whoever reads or assigns them, whenever, and in whatever order.
+"""An optimizer's slots have the right values for every reader, thread and order of steps.
 
-Several small variables, whose updates are compiled. Whatever keeps slots elsewhere for speed has to pass this.
+The updates of several small variables are compiled. An update that keeps slots elsewhere for speed has to pass this.
 """
 
 import threading
@@ -20,16 +20,16 @@ GRADS = [np.full(SHAPE, (i + 1) / COUNT, np.float32) for i in range(COUNT)]
 
 @pytest.fixture(autouse=True)
 def updates_made(monkeypatch):
-    """Six are worth compiling here, as a hundred are by themselves; counts the updates that were."""
-    made, update = [], compiled.update
+    """Compiles the updates of six small variables, as by default those of a hundred; counts them."""
+    made, move = [], compiled.Compiled.move
     monkeypatch.setattr(compiled, "_WORTH_COMPILING", 4 * compiled._HANDLE)
-    monkeypatch.setattr(compiled, "update", lambda *arguments: made.append(1) or update(*arguments))
+    monkeypatch.setattr(compiled.Compiled, "move", lambda *arguments: made.append(1) or move(*arguments))
     yield
     assert made
 
 
 class Run:
-    """Six small variables, trained by one optimizer in every way there is."""
+    """Six small variables, trained by one optimizer through each of its interfaces."""
 
     def __init__(self, wrapped=False, seed=None):
         self.weights = [keras.Variable(np.full(SHAPE, i * 0.01, np.float32)) for i in range(COUNT)]

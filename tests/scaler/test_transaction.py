@@ -130,9 +130,9 @@ def test_masters_and_the_model_are_put_back(fault, dtype):
 
 @pytest.mark.parametrize("fault", ["Adafactor", "Adagrad", "Ftrl"])
 def test_compiled_updates_are_taken_back(fault, monkeypatch):
-    made, update = [], compiled.update
+    made, move = [], compiled.Compiled.move
     monkeypatch.setattr(compiled, "_WORTH_COMPILING", 1)
-    monkeypatch.setattr(compiled, "update", lambda *arguments: made.append(1) or update(*arguments))
+    monkeypatch.setattr(compiled.Compiled, "move", lambda *arguments: made.append(1) or move(*arguments))
     Run(fault, tf.function).fail()
     assert made
 
@@ -192,7 +192,7 @@ def test_an_optimizer_with_variables_in_a_method_is_put_back():
 
 
 def test_proven_optimizers_are_not_looked_at(monkeypatch):
-    monkeypatch.setattr("scaler.gate.Transaction", None)
+    monkeypatch.setattr("scaler.gate.choose.Transaction", None)
     weight, optimizer = tf.Variable([1.0]), OPT.Adam(0.1)
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
     assert bool(tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)())

@@ -1,0 +1,54 @@
+"""Chooses how a step moves its variables, and how a move that ends in a NaN or an infinity is kept from counting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from scaler.backend import replicas
+from scaler.gate.compiled import Compiled, worth_compiling
+from scaler.gate.plain import Plain
+from scaler.gate.proofs import largest_learning_rate
+from scaler.gate.targets import Targets
+from scaler.gate.transaction import Proven, Transaction
+from scaler.gate.updates import variables_of
+
+Update: TypeAlias = Plain | Compiled
+"""Its `move(grads, loss_scale, limit)` unscales and clips the gradients, moves the variables and rounds masters."""
+Attempt: TypeAlias = Proven | Transaction
+"""Runs an update where the gradients are sound, and says whether it counts: see the two classes."""
+
+
+def choose_update(targets: Targets, grads: Sequence) -> Update:
+    """A compiled update where one is possible and faster, else a plain one. Both compute the same, but for last bits.
+
+    Args:
+        targets: What the update moves.
+        grads: The gradients it will be given. It is asked which of them are `tf.IndexedSlices`.
+    """
+    optimizer, variables, masters = targets.optimizer, targets.updated, targets.masters
+    # A compiled update refreshes and writes masters a few at a time, a plain one all of them once.
+    if (masters is None or masters.compiles) and worth_compiling(optimizer, grads, variables):
+        return Compiled(optimizer, variables, masters)
+    return Plain(optimizer, variables, masters)
+
+
+def choose_attempt(strategy: Any, targets: Targets, sum_duplicates: bool) -> Attempt:
+    """No look at the new values where they are proven to stay finite, else a look and a way back.
+
+    Args:
+        strategy: TensorFlow's, from what `replicas.merge` calls.
+        targets: What the update moves.
+        sum_duplicates: Whether the optimizer is given the sum of an index's duplicates.
+    """
+    # An optimizer that works in 16 bits was asked for by name, with all it does.
+    unsafe = any(replicas.native(target).dtype.size < 4 for target in targets.updated)
+    rate = float("inf") if unsafe else largest_learning_rate(targets.optimizer, targets.updated)
+    # The proofs say nothing about an index that occurs several times.
+    if rate is not None and (sum_duplicates or unsafe):
+        return Proven(targets.optimizer, rate)
+    masters = (*targets.masters.model_variables, *targets.masters.variables) if targets.masters else ()
+    kept = [*targets.known, *variables_of(targets.optimizer), *masters]
+    looked_at, count = [*targets.updated, *targets.own_values], len(targets.known)
+    indices = [*targets.positions, *range(count, count + len(targets.own_values))]
+    return Transaction(strategy, targets.optimizer, kept, looked_at, indices)

@@ -1,0 +1,79 @@
+"""An update by the optimizer itself, operation by operation, on any number of replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import keras
+import tensorflow as tf
+
+from scaler.backend import apply_steps, replicas
+from scaler.backend.autograph import as_called
+from scaler.gate.finish import finish_all
+from scaler.gate.targets import model_follows
+from scaler.gate.updates import Optimizer
+from scaler.gradients.clipping import Limiter
+from scaler.weights.masters import MasterWeights
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """An optimizer moves variables, in a graph or in eager mode.
+
+    Attributes:
+        optimizer: A Keras optimizer or a function `(grads, variables) -> None`.
+        variables: One for each gradient.
+        masters: What the variables are masters for, or None.
+    """
+
+    optimizer: Optimizer
+    variables: Sequence
+    masters: MasterWeights | None
+
+    def move(self, grads: Sequence, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
+        """Moves the variables on every replica.
+
+        Args:
+            grads: Scaled gradients of any floating dtype, summed over the replicas.
+            loss_scale: Scalar float32, what they are divided by.
+            limit: Clips unscaled gradients, or None.
+        """
+
+        def update(own: list) -> None:
+            finished = finish_all(own, self.variables, loss_scale, limit)
+            _call(self.optimizer, finished, self.variables)
+
+        with model_follows(self.masters), gradients_are_reduced(self.optimizer):
+            replicas.each(tf.distribute.get_strategy(), update, grads)
+
+
+def _call(optimizer: Optimizer, grads: list, variables: Sequence) -> None:
+    """Every replica calls this, with the same gradients."""
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        optimizer.apply(grads, variables)
+    else:
+        update = optimizer.apply if hasattr(optimizer, "apply") else optimizer
+        as_called(update)(grads, [replicas.own_component(variable) for variable in variables])
+
+
+@contextlib.contextmanager
+def gradients_are_reduced(optimizer: Optimizer) -> Iterator[None]:
+    """Keeps a Keras optimizer from summing gradients over replicas that were summed already.
+
+    Keras 3 has no argument for this. On one replica the sum changes nothing, but a step that contains it cannot be
+    exported as a SavedModel. Gradients divided by the number of replicas first would be clipped wrongly by the
+    optimizer's own clipping. Any other optimizer is a function of the gradients it is given.
+
+    Raises:
+        UnsupportedVersion: If a release of Keras has no step to take over for it, on several replicas.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for each in (optimizer, *getattr(optimizer, "optimizers", ())):  # A MultiOptimizer has others do the work.
+            if replicas.replica_count() > 1 or not apply_steps.missing(each, apply_steps.SUM):
+                stack.enter_context(apply_steps.taken_over(each, **{apply_steps.SUM: lambda pairs: pairs}))
+        yield

@@ -1,0 +1,53 @@
+"""Why a step is skipped: which gradients are not finite, and whether a weight was not finite before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from scaler import gradients
+from scaler.backend.graphs import apart
+from scaler.gate.targets import Targets
+from scaler.outcome import Skip, presumed_cause
+
+
+def reason_of(targets: Targets, grads: Sequence, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> Skip:
+    """The reason that gradients give for a skip.
+
+    Args:
+        targets: What the step was to move.
+        grads: Scaled gradients without duplicate indices, of any floating dtype.
+        loss_scale: Scalar float32, what they are scaled by.
+        loss_finite: Scalar bool.
+    """
+    weights = targets.model_weights()
+
+    def look(scaled: list) -> Skip:
+        squares = targets.squared_norms(scaled, loss_scale)
+        broken = _not_finite(list(map(gradients.values_of, scaled)))
+        # Where every value is finite, a squared norm need not be.
+        bad = tf.where(tf.reduce_any(broken), broken, tf.logical_not(tf.math.is_finite(squares)))
+        some, positions = tf.reduce_any(bad), tf.constant(targets.positions)
+        first = tf.where(some, _first(bad), tf.argmax(squares, output_type=tf.int32))
+        last = tf.shape(bad)[0] - 1 - _first(tf.reverse(bad, [0]))
+        spoiled = _not_finite(weights)
+        return Skip(
+            cause=presumed_cause(loss_finite, tf.logical_not(tf.reduce_any(broken))),
+            has_nan=tf.reduce_any(tf.math.is_nan(squares)),
+            index=tf.gather(positions, first),
+            count=tf.math.count_nonzero(bad, dtype=tf.int32),
+            nearest=tf.where(some, tf.gather(positions, last), -1),
+            weight=tf.where(tf.reduce_any(spoiled), _first(spoiled), -1),
+            lower_helps=tf.constant(False),
+        )
+
+    return Skip(*apart(look, list(grads)))
+
+
+def _not_finite(tensors: list) -> tf.Tensor:
+    return tf.stack([tf.logical_not(tf.reduce_all(tf.math.is_finite(values))) for values in tensors])
+
+
+def _first(flags: tf.Tensor) -> tf.Tensor:
+    return tf.argmax(tf.cast(flags, tf.int32), output_type=tf.int32)

@@ -1,0 +1,93 @@
+"""What one step moves: float32 variables, the optimizer that moves them, and the 16-bit model behind masters."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from scaler import gradients
+from scaler.backend import replicas
+from scaler.gate.updates import Optimizer, variables_of
+from scaler.gradients import measurement
+from scaler.weights.masters import MasterWeights
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """The variables of one step.
+
+    A gradient is the derivative of the loss by its variable, or the variable's new value: see `gradients.overwrites`.
+
+    Attributes:
+        optimizer: A Keras optimizer or a function `(grads, variables) -> None`.
+        known: The float32 variables the optimizer is built for, also those that have no gradient.
+        positions: Where each updated variable stands in `known`, one for each gradient.
+        masters: They are rounded into the model after an update; None if the model is float32.
+    """
+
+    optimizer: Optimizer
+    known: Sequence
+    positions: Sequence[int]
+    masters: MasterWeights | None
+
+    @property
+    def updated(self) -> list:
+        """The variables to update, one for each gradient."""
+        return [self.known[position] for position in self.positions]
+
+    @property
+    def own_values(self) -> list:
+        """The optimizer's own variables that have to stay finite."""
+        own = variables_of(self.optimizer)
+        return [variable for variable in own if replicas.native(variable).dtype.is_floating]
+
+    @property
+    def takes_derivative(self) -> list[bool]:
+        """For each gradient whether it is a derivative of the loss."""
+        return [not gradients.overwrites(variable) for variable in self.updated]
+
+    def derivatives(self, grads: Sequence) -> list:
+        """Those of the gradients that are derivatives of the loss."""
+        return [grad for grad, derivative in zip(grads, self.takes_derivative, strict=True) if derivative]
+
+    def squared_norms(self, grads: Sequence, loss_scale: tf.Tensor) -> tf.Tensor:
+        """The squared norm of each unscaled gradient, float32 [n]. A new value counts as 0, or infinity if not finite.
+
+        Args:
+            grads: Scaled gradients without duplicate indices, of any floating dtype.
+            loss_scale: Scalar float32, what the derivatives among them are scaled by.
+        """
+        if all(self.takes_derivative):
+            return measurement.squared_norms(grads, loss_scale)
+        derivatives = self.derivatives(grads)
+        measured = iter(tf.unstack(measurement.squared_norms(derivatives, loss_scale)) if derivatives else ())
+        pairs = zip(grads, self.takes_derivative, strict=True)
+        return tf.stack([next(measured) if derivative else _zero_if_finite(grad) for grad, derivative in pairs])
+
+    def model_weights(self) -> list:
+        """What the forward pass read, on the first replica: the model's own variables, not their masters."""
+        variables = self.masters.model_variables if self.masters else self.known
+        strategy = tf.distribute.get_strategy()
+        return [replicas.of_each(strategy, replicas.native(variable))[0] for variable in variables]
+
+
+@contextlib.contextmanager
+def model_follows(masters: MasterWeights | None, weights: Sequence | None = None) -> Iterator[None]:
+    """Surrounds an update: masters first take over what was assigned to the model, and are rounded into it last.
+
+    Args:
+        masters: None if the model itself is updated.
+        weights: Those of the masters that the update moves; all if not given.
+    """
+    if masters:
+        masters.refresh(weights)
+    yield
+    if masters:
+        masters.write(weights)
+
+
+def _zero_if_finite(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    return tf.where(tf.reduce_all(tf.math.is_finite(gradients.values_of(grad))), 0.0, float("inf"))
