@@ -17,8 +17,8 @@ from scaler.errors import InvalidArgument
 from scaler.explain import explain
 from scaler.gate.diagnosis import told_apart
 from scaler.gate.gate import Gate
+from scaler.gate.optimizers import Optimizer, check_optimizer, name_of
 from scaler.gate.targets import Targets
-from scaler.gate.updates import Optimizer, check_optimizer, name_of
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.gradients.pairs import as_gradient, check_pairs
 from scaler.last_skip import LastSkip

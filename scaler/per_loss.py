@@ -10,7 +10,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend.autograph import as_written
 from scaler.errors import InvalidArgument
-from scaler.gate.updates import Optimizer, move_nothing
+from scaler.gate.optimizers import Optimizer, move_nothing
 from scaler.gradients.pairs import check_gradients
 from scaler.loss_scaler import Counters, LossScaler
 from scaler.outcome import Cause, Outcome, Skip

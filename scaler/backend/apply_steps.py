@@ -9,7 +9,7 @@
                                      gradient as its value
 
 Keras may still have such a method and no longer call it: the step would be lost, or taken with scaled gradients. So
-whoever takes over UPDATE calls `check_called_once` while the step is traced, before any of it runs.
+whoever takes one over calls `check_called_once` while the step is traced, before any of it runs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import tensorflow as tf
 
 from scaler.backend.versions import say_once, versions
 from scaler.errors import UnsupportedVersion
@@ -53,13 +55,20 @@ def taken_over(optimizer: Any, **methods: Callable) -> Iterator[Counter[str]]:
             del attributes[name]
 
 
-def check_called_once(calls: Counter[str], name: str) -> None:
-    """Raises `UnsupportedVersion` unless a method that was taken over was called exactly once."""
-    if calls[name] != 1:
+def check_called_once(calls: Counter[str], name: str, times: int = 1) -> None:
+    """Raises `UnsupportedVersion` unless a method that was taken over was called exactly once.
+
+    Args:
+        calls: From `taken_over`.
+        name: Of the method.
+        times: How many replicas call `apply`, each once.
+    """
+    if calls[name] != times:
+        changed = "The weights have moved: load them anew." if tf.executing_eagerly() else "Nothing was changed."
         raise UnsupportedVersion(
             f"apply: {versions()} called the optimizer's {name} {calls[name]} times, where the versions that were "
-            "tested call it once: the step may be lost, or taken with scaled gradients. Nothing was changed. "
-            "Install a version that this package names in its metadata."
+            f"tested call it {times} times: the step may be lost, or taken with gradients that are scaled or summed "
+            f"twice. {changed} Install a version that this package names in its metadata."
         )
 
 

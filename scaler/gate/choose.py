@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 from scaler.backend import replicas
 from scaler.gate.compiled import Compiled, worth_compiling
+from scaler.gate.optimizers import variables_of
 from scaler.gate.plain import Plain
 from scaler.gate.proofs import largest_learning_rate
 from scaler.gate.targets import Targets
 from scaler.gate.transaction import Proven, Transaction
-from scaler.gate.updates import variables_of
 
 Update: TypeAlias = Plain | Compiled
 """Its `move(grads, loss_scale, limit)` unscales and clips the gradients, moves the variables and rounds masters."""

@@ -18,8 +18,8 @@ from scaler import gradients
 from scaler.backend import apply_steps, replicas
 from scaler.backend.graphs import in_xla
 from scaler.gate.finish import finish
+from scaler.gate.optimizers import Optimizer
 from scaler.gate.targets import model_follows
-from scaler.gate.updates import Optimizer
 from scaler.gradients.clipping import Limiter
 from scaler.weights.masters import MasterWeights
 
@@ -82,6 +82,8 @@ class Compiled:
             self.optimizer.apply(list(grads), list(self.variables))
         if not all(map(gradients.overwrites, self.variables)):
             apply_steps.check_called_once(calls, apply_steps.UPDATE)
+            if self.optimizer.weight_decay:
+                apply_steps.check_called_once(calls, apply_steps.DECAY)
         if self.masters and self._moves_masters_after_the_step():
             self.masters.write()
 

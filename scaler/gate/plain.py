@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
+from scaler import gradients
 from scaler.backend import apply_steps, replicas
 from scaler.backend.autograph import as_called
 from scaler.gate.finish import finish_all
+from scaler.gate.optimizers import Optimizer
 from scaler.gate.targets import model_follows
-from scaler.gate.updates import Optimizer
 from scaler.gradients.clipping import Limiter
 from scaler.weights.masters import MasterWeights
 
@@ -45,8 +47,11 @@ class Plain:
             finished = finish_all(own, self.variables, loss_scale, limit)
             _call(self.optimizer, finished, self.variables)
 
-        with model_follows(self.masters), gradients_are_reduced(self.optimizer):
-            replicas.each(tf.distribute.get_strategy(), update, grads)
+        strategy = tf.distribute.get_strategy()
+        with model_follows(self.masters), gradients_are_reduced(self.optimizer) as sums:
+            replicas.each(strategy, update, grads)
+            if not all(map(gradients.overwrites, self.variables)):
+                check_not_summed_again(sums, len(replicas.of_each(strategy, grads[0])))
 
 
 def _call(optimizer: Optimizer, grads: list, variables: Sequence) -> None:
@@ -59,21 +64,42 @@ def _call(optimizer: Optimizer, grads: list, variables: Sequence) -> None:
 
 
 @contextlib.contextmanager
-def gradients_are_reduced(optimizer: Optimizer) -> Iterator[None]:
+def gradients_are_reduced(optimizer: Optimizer) -> Iterator[list[Counter[str]]]:
     """Keeps a Keras optimizer from summing gradients over replicas that were summed already.
 
     Keras 3 has no argument for this. On one replica the sum changes nothing, but a step that contains it cannot be
     exported as a SavedModel. Gradients divided by the number of replicas first would be clipped wrongly by the
     optimizer's own clipping. Any other optimizer is a function of the gradients it is given.
 
+    Yields:
+        The calls of the step that sums: of the optimizer, or of each of those that a MultiOptimizer has do the work.
+
     Raises:
         UnsupportedVersion: If a release of Keras has no step to take over for it, on several replicas.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        yield
+        yield []
         return
     with contextlib.ExitStack() as stack:
-        for each in (optimizer, *getattr(optimizer, "optimizers", ())):  # A MultiOptimizer has others do the work.
+        sums = []
+        for each in (optimizer, *getattr(optimizer, "optimizers", ())):
             if replicas.replica_count() > 1 or not apply_steps.missing(each, apply_steps.SUM):
-                stack.enter_context(apply_steps.taken_over(each, **{apply_steps.SUM: lambda pairs: pairs}))
-        yield
+                sums.append(stack.enter_context(apply_steps.taken_over(each, **{apply_steps.SUM: lambda pairs: pairs})))
+        yield sums
+
+
+def check_not_summed_again(sums: list[Counter[str]], local: int) -> None:
+    """Refuses an optimizer that may have summed over the replicas by another step than the one that was taken over.
+
+    Args:
+        sums: From `gradients_are_reduced`.
+        local: Replicas on this machine, each of which has called `apply`.
+
+    Raises:
+        UnsupportedVersion: If none of the optimizers, or one of them not on every replica, has called that step.
+    """
+    if replicas.replica_count() == 1 or not sums:
+        return
+    called = [calls for calls in sums if calls] or sums[:1]
+    for calls in called:
+        apply_steps.check_called_once(calls, apply_steps.SUM, local)

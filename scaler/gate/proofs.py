@@ -24,7 +24,7 @@ import keras
 import numpy as np
 
 from scaler.backend.optimizers import UNKNOWN, learning_rate_source
-from scaler.gate.updates import Optimizer, move_nothing
+from scaler.gate.optimizers import Optimizer, move_nothing
 
 _LARGEST = 2.0**37
 """2^103 / 2^64, a factor of 2 for rounding, and another for a check that only tells rates apart by that."""

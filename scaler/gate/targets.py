@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
-from scaler.gate.updates import Optimizer, variables_of
+from scaler.gate.optimizers import Optimizer, variables_of
 from scaler.gradients import measurement
 from scaler.weights.masters import MasterWeights
 

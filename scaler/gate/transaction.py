@@ -10,7 +10,7 @@ import tensorflow as tf
 from scaler.backend import replicas
 from scaler.backend.graphs import apart, in_xla
 from scaler.errors import InvalidArgument
-from scaler.gate.updates import Optimizer, name_of, variables_of
+from scaler.gate.optimizers import Optimizer, name_of, variables_of
 from scaler.outcome import Cause, Skip, not_skipped
 
 

@@ -14,7 +14,7 @@ from scaler.backend import replicas
 from scaler.backend.checkpoints import AskedForParts, say_if_never_asked
 from scaler.backend.graphs import in_steps_of_fit, in_xla
 from scaler.errors import InvalidArgument
-from scaler.gate.updates import build_optimizer
+from scaler.gate.optimizers import build_optimizer
 from scaler.gradients.lists import Gradient
 from scaler.keras import accumulation, arguments, configs, followed
 from scaler.keras.order import Order

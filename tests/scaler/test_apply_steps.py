@@ -21,9 +21,10 @@ def _compiled(monkeypatch):
     say_once.cache_clear()
 
 
-def rename(monkeypatch, *names, keep_the_old=False):
+def rename(monkeypatch, *names, keep_the_old=False, caller="_backend_update_step"):
     """Keras as it would be with other names for these methods, which its own `apply` then calls."""
-    own = vars(KERAS)["_backend_update_step"]
+    kind = next(kind for kind in KERAS.__mro__ if caller in vars(kind))
+    own = vars(kind)[caller]
 
     def with_new_names(optimizer, *args):
         hidden = {name: vars(optimizer).pop(name) for name in names if name in vars(optimizer)}
@@ -36,7 +37,7 @@ def rename(monkeypatch, *names, keep_the_old=False):
                 delattr(optimizer, name)
             vars(optimizer).update(hidden)
 
-    monkeypatch.setattr(KERAS, "_backend_update_step", with_new_names)
+    monkeypatch.setattr(kind, caller, with_new_names)
     for name in names:
         monkeypatch.setattr(KERAS, f"{name}_renamed", vars(KERAS)[name], raising=False)
         if not keep_the_old:
@@ -102,6 +103,31 @@ def test_several_replicas_are_refused_where_gradients_would_be_summed_twice(monk
     rename(monkeypatch, apply_steps.SUM)
     with pytest.raises(scaler.UnsupportedVersion, match=r"SGD of Keras .* has no _all_reduce_sum_gradients"):
         tf.function(lambda: strategy.run(step))()
+    assert values(variables) == values(weights())
+
+
+def test_several_replicas_are_refused_where_another_step_would_sum(monkeypatch):
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = weights()
+        step = step_of(variables)
+    rename(monkeypatch, apply_steps.SUM, keep_the_old=True)
+    with pytest.raises(scaler.UnsupportedVersion, match=r"_all_reduce_sum_gradients 0 times.*Nothing was changed"):
+        tf.function(lambda: strategy.run(step))()
+    assert values(variables) == values(weights())
+
+
+def test_weight_decay_that_keras_takes_by_another_step_is_refused(monkeypatch):
+    variables, loss_scaler = weights(), scaler.LossScaler(scaler.Static(1.0))
+    optimizer = keras.optimizers.SGD(0.125, weight_decay=0.5)
+    rename(monkeypatch, apply_steps.DECAY, keep_the_old=True, caller="_backend_apply_gradients")
+
+    @tf.function
+    def step():
+        loss_scaler.apply(optimizer, [tf.ones(variable.shape) for variable in variables], variables)
+
+    with pytest.raises(scaler.UnsupportedVersion, match=r"_apply_weight_decay 0 times.*Nothing was changed"):
+        step()
     assert values(variables) == values(weights())
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scaler_cases import modes, modes_with
 
 import scaler
+from scaler.gate.optimizers import move_nothing
 from scaler.gate.proofs import largest_learning_rate
-from scaler.gate.updates import move_nothing
 
 OPT = keras.optimizers
 MAX = np.finfo(np.float32).max
