@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def check_bounds(min_scale: object, initial_scale: object, max_scale: object) ->
         )
 
 
-def check_number(name: str, value: object, allowed: str, accept) -> None:
+def check_number(name: str, value: object, allowed: str, accept: Callable[[float], bool]) -> None:
     """Refuses what is no real number, or one whose float32 value `accept` turns down.
 
     Raises:
@@ -61,7 +62,7 @@ def check_number(name: str, value: object, allowed: str, accept) -> None:
         raise InvalidArgument(f"{name}={value!r}: expected {allowed}, also after rounding to float32.")
 
 
-def check_constant(name: str, value: object, allowed: str, accept) -> None:
+def check_constant(name: str, value: object, allowed: str, accept: Callable[[float], bool]) -> None:
     """Refuses what `check_number` does, and tensors and variables: the number shapes the computation."""
     if is_symbolic(value):
         raise InvalidArgument(f"{name}={value!r}: expected {allowed}, as a Python number and not as a tensor.")
@@ -84,7 +85,7 @@ def check_flag(name: str, value: object) -> None:
         raise InvalidArgument(f"{name}={value!r} ({type(value).__name__}): expected True or False.")
 
 
-def within(values: tf.Tensor, low, high) -> tf.Tensor:
+def within(values: tf.Tensor, low: float | tf.Tensor, high: float | tf.Tensor) -> tf.Tensor:
     """`tf.clip_by_value` as one operation and not two, which every step takes several times.
 
     Args:
@@ -96,6 +97,6 @@ def within(values: tf.Tensor, low, high) -> tf.Tensor:
     return tf.raw_ops.ClipByValue(t=values, clip_value_min=low, clip_value_max=high)
 
 
-def as_float(value) -> tf.Tensor:
+def as_float(value: float | tf.Tensor | tf.Variable) -> tf.Tensor:
     """A checked number, tensor or variable as a float32 tensor."""
     return tf.cast(value if is_symbolic(value) else float(value), tf.float32)

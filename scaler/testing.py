@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,9 @@ from scaler.errors import ScalerError
 from scaler.loss_scaler import LossScaler
 from scaler.strategies import base
 from scaler.strategies.base import Event, Needs, Strategy
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
 
 STEPS, WORDS, LONG = 24, 3, 400
 """Steps of a word, words that run side by side to see whether they disturb each other, steps of a run to a bound."""
@@ -92,7 +95,7 @@ def check_strategy(strategy: Strategy, *, examples: int = 20) -> None:
     is_restored()
 
 
-def _words(needs: Needs):
+def _words(needs: Needs) -> SearchStrategy[list[_Seen]]:
     from hypothesis import strategies as st
 
     bins = len(needs.edges) + 1
@@ -277,7 +280,7 @@ def _stacked(word: list[_Seen]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array(finite, bool), np.array(amax, np.float32), np.array(counts, np.int64)
 
 
-def _declared(amax, counts, needs: Needs) -> tuple:
+def _declared(amax: tf.Tensor, counts: tf.Tensor, needs: Needs) -> tuple:
     return (amax if needs.amax else None), (counts if needs.edges else None)
 
 
@@ -312,7 +315,15 @@ def _require_bounds(strategy: Strategy, events: Sequence[_Seen], loss_scale: flo
         raise _broken(strategy, "bounds", events, f"the loss scale is {loss_scale:g}, outside [{low:g}, {high:g}]")
 
 
-def _require_equal(strategy, invariant, events, name, found: dict, other_name, expected: dict) -> None:
+def _require_equal(
+    strategy: Strategy,
+    invariant: str,
+    events: Sequence[_Seen],
+    name: str,
+    found: dict[str, np.ndarray],
+    other_name: str,
+    expected: dict[str, np.ndarray],
+) -> None:
     for field, value in expected.items():
         if not np.array_equal(found[field], value, equal_nan=value.dtype.kind == "f"):
             what = f"{field} is {found[field]} {name}, but {value} {other_name}"
@@ -344,7 +355,7 @@ def _named(strategy: Strategy, invariant: str, events: Sequence[_Seen]) -> Itera
 
 @contextlib.contextmanager
 def _no_variables(strategy: Strategy, events: Sequence[_Seen]) -> Iterator[None]:
-    def refuse(_next_creator, **_options):
+    def refuse(_next_creator: Callable, **_options: Any) -> NoReturn:
         raise _broken(strategy, "purity", events, "a variable was made; keep everything in the state")
 
     with tf.variable_creator_scope(refuse):

@@ -119,7 +119,7 @@ def all_finite(grads: Sequence[Gradient]) -> tf.Tensor:
     return tf.math.is_finite(squared_norm(sum_duplicates(grads)))
 
 
-def clip_factor(norm: tf.Tensor, clip_norm) -> tf.Tensor:
+def clip_factor(norm: tf.Tensor, clip_norm: float | tf.Tensor) -> tf.Tensor:
     """What gradients of the norm `norm` are multiplied by, so that it is at most `clip_norm`.
 
     Args:
@@ -153,7 +153,7 @@ def _map_one(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Grad
     return None if grad is None else function(grad)
 
 
-def overwrites(variable) -> bool:
+def overwrites(variable: object) -> bool:
     """Whether a variable takes its gradient as its new value, as the scales of Keras's float8 layers do.
 
     Such a gradient is no derivative of the loss: it is neither unscaled nor clipped, and counts in no norm.

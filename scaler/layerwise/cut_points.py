@@ -43,10 +43,10 @@ class _Rescale(keras.layers.Layer):
         super().__init__(name=f"rescale_{group}", autocast=False)
         self.apply: Callable[[Any], tf.Tensor] = tf.identity
 
-    def call(self, x):
+    def call(self, x: tf.Tensor) -> tf.Tensor:
         return self.apply(x)
 
-    def compute_output_spec(self, x):
+    def compute_output_spec(self, x: keras.KerasTensor) -> keras.KerasTensor:
         return keras.KerasTensor(x.shape, dtype=x.dtype)
 
 
@@ -85,7 +85,7 @@ def insert_rescales(
     tensors: list[Any] = []  # Their ids are compared, so they must live.
     rescales = {name: _Rescale(name) for name in [OUTPUTS, *names]}
 
-    def call(layer, *args, **kwargs):
+    def call(layer: keras.Operation, *args: Any, **kwargs: Any) -> Any:
         result = layer(*args, **kwargs)
         used = [x for x in keras.tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
         calls.append(_Call(layer, tuple(origin[id(x)] for x in used if id(x) in origin)))
@@ -147,7 +147,7 @@ def _group(calls: Sequence[_Call], cuts: dict[str, _Call], ordered: Sequence[str
     return groups
 
 
-def _variables(layer) -> list:
+def _variables(layer: keras.Operation) -> list[keras.Variable]:
     """Those that may be trained, also if they are frozen now."""
     return [v for v in getattr(layer, "variables", ()) if "float" in str(v.dtype)]
 

@@ -128,7 +128,7 @@ class Layerwise(tf.Module):
         within = tf.clip_by_value(self.state.loss_scale, 1 / _LARGEST, _LARGEST)
         return exact.power_of_two_at_most(within)
 
-    def rescale(self, x, group: str) -> tf.Tensor:
+    def rescale(self, x: tf.types.experimental.TensorLike, group: str) -> tf.Tensor:
         """`x` itself; what is computed from it belongs to the groups before, what it was computed from to `group`.
 
         Args:
@@ -144,7 +144,7 @@ class Layerwise(tf.Module):
         # Read in the backward pass, right before `unscale` reads it: whatever came between, both see one value.
         return measured_rescale(x, self._probes[index], lambda: (self.scales / self._before(self.scales))[index])
 
-    def gradient(self, tape: tf.GradientTape, scaled, variables: Sequence) -> tuple[list, LayerEvent]:
+    def gradient(self, tape: tf.GradientTape, scaled: tf.Tensor, variables: Sequence) -> tuple[list, LayerEvent]:
         """Gradients of the scaled loss, all of them at the loss scale again, and what was seen of each group.
 
         Args:
@@ -201,7 +201,7 @@ class Layerwise(tf.Module):
             event = _of_all(event)
         replicas.merge(self._update, *event)
 
-    def _update(self, strategy, *event) -> None:
+    def _update(self, strategy: tf.distribute.Strategy, *event: tf.Tensor) -> None:
         event = LayerEvent(*(replicas.of_each(strategy, value)[0] for value in event))
         before = self.state
         after = self.strategy.update(before, event)
@@ -247,7 +247,7 @@ class Layerwise(tf.Module):
                 )
         return [self._groups.group_of[id(replicas.native(variable))] for variable in variables]
 
-    def _variable(self, value, name: str) -> tf.Variable:
+    def _variable(self, value: tf.Tensor, name: str) -> tf.Variable:
         value = tf.convert_to_tensor(value)
         shape = [*value.shape, len(self.names)]
         return tf.Variable(

@@ -14,7 +14,7 @@ MEASURED = 3
 """Numbers that `measured_rescale` reports."""
 
 
-def rescale(x, factor) -> tf.Tensor:
+def rescale(x: tf.types.experimental.TensorLike, factor: float | tf.Tensor) -> tf.Tensor:
     """`x` itself, with a gradient that is multiplied by `factor` when it comes back.
 
     The product is computed in float32 and rounded to the gradient's dtype, or in float64: exact for a power of two, but
@@ -31,13 +31,15 @@ def rescale(x, factor) -> tf.Tensor:
     x = _checked(x)
 
     @tf.custom_gradient
-    def identity(x: tf.Tensor):
+    def identity(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         return tf.identity(x), lambda grad: _times(grad, factor)
 
     return identity(x)
 
 
-def measured_rescale(x, probe: tf.Variable, factor: Callable[[], tf.Tensor]) -> tf.Tensor:
+def measured_rescale(
+    x: tf.types.experimental.TensorLike, probe: tf.Variable, factor: Callable[[], tf.Tensor]
+) -> tf.Tensor:
     """As `rescale`, with a report of the gradient that came back: as the "gradient" of `probe`.
 
     So what is measured in the backward pass leaves it as a value, in eager mode as in a graph and under XLA, and no
@@ -52,8 +54,10 @@ def measured_rescale(x, probe: tf.Variable, factor: Callable[[], tf.Tensor]) -> 
     """
 
     @tf.custom_gradient
-    def identity(x: tf.Tensor, probe: tf.Tensor):
-        def backward(grad):
+    def identity(
+        x: tf.Tensor, probe: tf.Tensor
+    ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]]:
+        def backward(grad: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             grad, times = tf.convert_to_tensor(grad), factor()
             return _times(grad, times), _measure(grad, times)
 
@@ -78,13 +82,13 @@ def _measure(grad: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     return tf.stack([amax, root_mean_square(tf.cast(grad, tf.float32), amax), rescaled])
 
 
-def _times(grad, factor) -> tf.Tensor:
+def _times(grad: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
     grad = tf.convert_to_tensor(grad)
     wide = tf.float64 if grad.dtype == tf.float64 else tf.float32
     return tf.cast(tf.cast(grad, wide) * tf.cast(factor, wide), grad.dtype)
 
 
-def _checked(x) -> tf.Tensor:
+def _checked(x: tf.types.experimental.TensorLike) -> tf.Tensor:
     x = tf.convert_to_tensor(x)
     if not x.dtype.is_floating:
         raise InvalidArgument(

@@ -122,7 +122,14 @@ def nnabla(initial_scale: float = 8.0, *, growth_factor: float = 2.0, growth_int
     )
 
 
-def _paddle(initial_scale, growth_factor, backoff_factor, growth_interval, hysteresis, floor) -> Streak:
+def _paddle(
+    initial_scale: float,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    hysteresis: int,
+    floor: float,
+) -> Streak:
     check_factors(growth_factor, backoff_factor)
     return Streak(
         initial_scale,

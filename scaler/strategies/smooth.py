@@ -114,5 +114,5 @@ class Smooth:
             return 1.0 / tf.cast(interval, tf.float64)
         return tf.constant(1.0 / float(interval), tf.float64)
 
-    def _log2(self, value) -> tf.Tensor:
+    def _log2(self, value: float | tf.Tensor) -> tf.Tensor:
         return exact.log2(value) if is_symbolic(value) else tf.constant(math.log2(float(value)), tf.float64)

@@ -96,7 +96,7 @@ class MasterWeights(tf.Module):
             replicas.assign_each(tf.distribute.get_strategy(), variable, _round, master)
         self.in_update = False
 
-    def _copies(self, weights: Sequence | None):
+    def _copies(self, weights: Sequence | None) -> list[tuple[tf.Variable, tf.Variable]]:
         wanted = None if weights is None else {id(weight) for weight in weights}
         return [
             (replicas.native(variable), master)
@@ -113,7 +113,7 @@ def _round(variable: tf.Variable, master: tf.Variable) -> tf.Tensor:
     return tf.saturate_cast(master, variable.dtype)
 
 
-def _master(variable) -> tf.Variable:
+def _master(variable: keras.Variable | tf.Variable) -> tf.Variable:
     native = replicas.native(variable)
     distributed = isinstance(native, tf.distribute.DistributedValues)
     with native.distribute_strategy.scope() if distributed else contextlib.nullcontext(), tf.name_scope(""):

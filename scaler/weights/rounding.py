@@ -19,7 +19,7 @@ _LARGEST = {tf.bfloat16: float(ml_dtypes.finfo(ml_dtypes.bfloat16).max), tf.floa
 _LEAST_EXPONENT = {tf.bfloat16: -126, tf.float16: -14}
 
 
-def round_stochastically(values: tf.Tensor, dtype, seed: tf.Tensor) -> tf.Tensor:
+def round_stochastically(values: tf.Tensor, dtype: str | tf.DType | np.dtype | type, seed: tf.Tensor) -> tf.Tensor:
     """Each value as one of its two neighbours in a 16-bit dtype, at random, so that the mean is the value.
 
     A value between the neighbours a < x < b becomes b with probability (x - a) / (b - a), to within 2^-24, and one that
@@ -119,7 +119,7 @@ def spacing(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.bitcast(tf.bitwise.left_shift(least + 127, 23), tf.float32)
 
 
-def _sixteen_bits(dtype) -> tf.DType:
+def _sixteen_bits(dtype: str | tf.DType | np.dtype | type) -> tf.DType:
     try:
         known = tf.as_dtype(dtype)
     except TypeError:

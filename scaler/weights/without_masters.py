@@ -7,7 +7,7 @@ and 2 (Kahan summation).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -52,11 +52,13 @@ class _WithoutMasters(MasterWeights):
         for variable, master in self._copies(weights):
             replicas.assign_each(tf.distribute.get_strategy(), master, _exact, variable)
 
-    def _write(self, position: int, function, *others) -> None:
+    def _write(self, position: int, function: Callable[..., tuple[tf.Tensor, ...]], *others: tf.Variable) -> None:
         """Assigns `function(position, old, master, *others)`, new values for the variable and the `others`."""
         variable, master = self._copies(None)[position]
 
-        def assign(own, master, wanted, lost, *others) -> None:
+        def assign(
+            own: tf.Variable, master: tf.Variable, wanted: tf.Variable, lost: tf.Variable, *others: tf.Variable
+        ) -> None:
             old, moved = tf.identity(own), tf.identity(master)
             new, *kept = function(position, old, moved, *map(tf.identity, others))
             changing = tf.not_equal(moved, tf.cast(old, tf.float32))
@@ -182,5 +184,5 @@ def _count(master: tf.Variable, name: str) -> tf.Variable:
     return _beside(master, tf.zeros([], tf.int64), name)
 
 
-def _zeros(master: tf.Variable, dtype, name: str) -> tf.Variable:
+def _zeros(master: tf.Variable, dtype: str | tf.DType, name: str) -> tf.Variable:
     return _beside(master, tf.zeros(master.shape, dtype), name)

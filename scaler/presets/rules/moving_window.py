@@ -68,7 +68,7 @@ class MovingWindow:
     min_loss_scale: float = 2.0**-5
 
     def __post_init__(self) -> None:
-        check_tolerance(self)
+        check_tolerance(self.initial_scale, self.growth_factor, self.growth_interval, self.tolerance, self.threshold)
         check_number("min_loss_scale", self.min_loss_scale, "a number in [0, 2^126]", lambda v: 0 <= v <= LARGEST_SCALE)
 
     @property
@@ -88,7 +88,7 @@ class MovingWindow:
     def update(self, state: MovingWindowState, event: Event) -> MovingWindowState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, factor = event.finite, self.growth_factor
-        good_steps, since_change, overflows = count(state, finite)
+        good_steps, since_change, overflows = count(state.good_steps, state.since_change, state.overflows, finite)
         window = tf.maximum(state.window, as_double(1.0))
         grow = tf.logical_and(finite, tf.equal(tf.math.floormod(tf.cast(good_steps, tf.float64), window), 0))
         back_off = exceeds(overflows, since_change, self.tolerance, finite)
