@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from scaler.checks import as_float
 from scaler.errors import ScalerError
 from scaler.loss_scaler import LossScaler
 from scaler.strategies import base
@@ -59,7 +58,7 @@ def check_strategy(strategy: Strategy, *, examples: int = 20) -> None:
         ScalerError: If Hypothesis is not installed.
         AssertionError: With a sentence that says which invariant broke, and after which events.
     """
-    base.check_strategy(strategy, "check_strategy")
+    base.require_strategy(strategy, "check_strategy")
     needs = base.needs_of(strategy)
     try:
         import hypothesis
@@ -310,7 +309,7 @@ def _require_same_kind(strategy: Strategy, events: Sequence[_Seen], before: Any,
 
 
 def _require_bounds(strategy: Strategy, events: Sequence[_Seen], loss_scale: float) -> None:
-    low, high = (float(as_float(bound)) for bound in base.bounds_of(strategy))
+    low, high = map(float, base.float_bounds_of(strategy))
     if not low <= loss_scale <= high:
         raise _broken(strategy, "bounds", events, f"the loss scale is {loss_scale:g}, outside [{low:g}, {high:g}]")
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number, within
 from scaler.errors import InvalidArgument
 
 
@@ -134,10 +134,23 @@ def bounds_of(strategy: object) -> tuple[Any, Any]:
     return getattr(strategy, "min_scale", SMALLEST_SCALE), getattr(strategy, "max_scale", LARGEST_SCALE)
 
 
+def float_bounds_of(strategy: object) -> tuple[tf.Tensor, tf.Tensor]:
+    """The least and the greatest scale a strategy may choose, scalar float32."""
+    low, high = bounds_of(strategy)
+    return as_float(low), as_float(high)
+
+
 def bounded(strategy: object, loss_scale: tf.Tensor) -> tf.Tensor:
     """The loss scale within the strategy's bounds."""
-    low, high = bounds_of(strategy)
-    return tf.clip_by_value(loss_scale, as_float(low), as_float(high))
+    return within(loss_scale, *float_bounds_of(strategy))
+
+
+def usable_scale(strategy: Strategy, stored: tf.Tensor) -> tf.Tensor:
+    """A stored loss scale that a step may use: within the strategy's bounds, its initial scale in place of a NaN.
+
+    Only a damaged or foreign checkpoint brings another one.
+    """
+    return bounded(strategy, tf.where(tf.math.is_nan(stored), strategy.init().loss_scale, stored))
 
 
 def bounded_state(strategy: object, state: Any) -> Any:
@@ -145,8 +158,8 @@ def bounded_state(strategy: object, state: Any) -> Any:
     return state._replace(loss_scale=bounded(strategy, state.loss_scale))
 
 
-def check_strategy(strategy: object, by: str = "LossScaler") -> None:
-    """Refuses, in the name of `by`, an object that is no strategy."""
+def require_strategy(strategy: object, by: str = "LossScaler") -> None:
+    """Refuses, in the name of `by`, an object that is not a strategy."""
     if isinstance(strategy, type) or not isinstance(strategy, Strategy):
         raise InvalidArgument(
             f"{by}({strategy!r}): expected a strategy such as scaler.Dynamic(), scaler.Static(1024.0) or "

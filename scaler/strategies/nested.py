@@ -22,12 +22,12 @@ def join(name: str, inner: Any, **own: tf.Tensor) -> Any:
             number.
     """
     inner_type: Any = type(inner)
-    return _joined_type(name, inner_type, tuple(own))(*inner, *own.values())
+    return _type_around(name, inner_type, tuple(own))(*inner, *own.values())
 
 
 def state_of_fields(name: str, fields: Mapping[str, tf.Tensor]) -> Any:
     """A NamedTuple of the given fields."""
-    return _plain_type(name, tuple(fields))(*fields.values())
+    return _type_of_fields(name, tuple(fields))(*fields.values())
 
 
 def inner_of(state: Any) -> Any:
@@ -65,7 +65,7 @@ def as_schedule(name: str, schedule: Any) -> tuple[tuple[int, Any], ...]:
 
 
 @functools.cache
-def _joined_type(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
+def _type_around(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
     fields = list(inner_type._fields)
     for field in own:
         unique, number = field, 2
@@ -78,5 +78,5 @@ def _joined_type(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
 
 
 @functools.cache
-def _plain_type(name: str, fields: tuple[str, ...]) -> Any:
+def _type_of_fields(name: str, fields: tuple[str, ...]) -> Any:
     return collections.namedtuple(name, fields)

@@ -17,8 +17,8 @@ from scaler.strategies.base import (
     bounded,
     bounded_state,
     bounds_of,
-    check_strategy,
     needs_of,
+    require_strategy,
     together,
 )
 from scaler.strategies.nested import as_schedule, count_up, state_of_fields
@@ -49,7 +49,7 @@ class Scheduled:
     def __post_init__(self) -> None:
         pairs = as_schedule("strategies", self.strategies)
         for _, strategy in pairs:
-            check_strategy(strategy, "Scheduled")
+            require_strategy(strategy, "Scheduled")
         if pairs[0][0] != 0:
             raise InvalidArgument(f"strategies={dict(pairs)!r}: expected one that starts at step 0.")
         together(*(needs_of(strategy) for _, strategy in pairs))
