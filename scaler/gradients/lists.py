@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from scaler.backend import graphs
 from scaler.backend.autograph import as_written
+from scaler.backend.variables import overwrites as overwrites
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
@@ -151,14 +152,6 @@ def _map_one(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Grad
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
     return None if grad is None else function(grad)
-
-
-def overwrites(variable: object) -> bool:
-    """Whether a variable takes its gradient as its new value, as the scales of Keras's float8 layers do.
-
-    Such a gradient is no derivative of the loss: it is neither unscaled nor clipped, and counts in no norm.
-    """
-    return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def values_of(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
