@@ -1,4 +1,4 @@
-"""What each floating-point format can hold, and what a cast to it would do to a tensor."""
+"""The limits of each floating-point format, and what a cast to it does to a tensor."""
 
 from __future__ import annotations
 

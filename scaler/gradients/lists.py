@@ -43,12 +43,12 @@ def multiply(grads: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
 
 
 def limit(grad: Gradient, limiter: Callable[..., tf.Tensor], position: int | None = None) -> Gradient:
-    """The gradient with `limiter(values, position)` in the place of its values."""
+    """The gradient with `limiter(values, position)` as its values."""
     return _map_one(lambda values: limiter(values, position), grad)
 
 
 def any_cured(broken: Sequence[Gradient], others: Sequence[Gradient]) -> tf.Tensor:
-    """Whether any value that is not finite in the first gradients is other than 0 in the second, scalar bool."""
+    """Whether any value that is not finite in the first gradients is not 0 in the second, scalar bool."""
     pairs = [(a, b) for a, b in zip(broken, others, strict=True) if a is not None and b is not None]
     cured = [
         tf.reduce_any(tf.logical_and(tf.logical_not(tf.math.is_finite(a)), tf.not_equal(b, tf.zeros_like(b))))
@@ -86,7 +86,7 @@ def add(one: Gradient, other: Gradient) -> Gradient:
 
 
 def sum_duplicates(grads: Sequence[Gradient]) -> list[Gradient]:
-    """The gradients with every index of a `tf.IndexedSlices` carrying all of its sum, in float32.
+    """The gradients in float32, with duplicate indices of each `tf.IndexedSlices` summed.
 
     The shapes stay as they are, which XLA needs: the first occurrence of an index holds the sum and the others zeros.
     So squares and norms of the values are those of the dense gradient.

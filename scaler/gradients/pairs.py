@@ -1,4 +1,4 @@
-"""Do these gradients belong to these variables? Checked while a step is traced, at no cost when it runs."""
+"""Checks that gradients belong to their variables, while a step is traced: it costs nothing when the step runs."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def paddle(
 ) -> Streak:
     """`paddle.amp.GradScaler` in dygraph mode, in Paddle 3.
 
-    It backs off at each hysteresis-th non-finite step in a row, and starts to count anew. `AmpScaler` starts at 2^15
+    It backs off at each hysteresis-th non-finite step in a row, and starts to count again. `AmpScaler` starts at 2^15
     with an interval of 1000. The scale and the factors are float32.
 
     Parts from it: Paddle has no bounds here; ours stays in [2^-126, 2^126], so from the defaults they part at the 143rd

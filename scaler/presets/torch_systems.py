@@ -237,7 +237,7 @@ def dalle(replicas: int = 1) -> Spaced:
 
 
 def check_factors(growth_factor: float, backoff_factor: float) -> None:
-    """Refuses a growth that is none, or a backoff that is none."""
+    """Refuses a growth factor that does not grow, or a backoff factor that does not shrink."""
     check_number("growth_factor", growth_factor, "a number in (1, 2^126]", lambda v: 1 < v <= LARGEST_SCALE)
     check_number("backoff_factor", backoff_factor, "a number in [2^-126, 1)", lambda v: SMALLEST_SCALE <= v < 1)
 

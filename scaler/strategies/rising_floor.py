@@ -21,9 +21,9 @@ class RisingFloor:
         floor(t) = floors[the greatest key <= t], or nothing before the first key
         state = strategy.update(state, event); t += 1; scale = max(scale, floor(t))
 
-    t counts attempted steps from 0. Late in the training gradients are small, and a spurious overflow would take the
-    scale to where many of them become zero: it is skipped and otherwise ignored once the scale is at its floor. If an
-    overflow at the floor is not spurious, every step is skipped from then on; a `StuckPolicy` says so.
+    t counts attempted steps from 0. Late in training gradients are small, and one spurious overflow would lower the
+    scale to where many of them become zero. At the floor such a step is skipped, and the scale stays. If the overflow
+    is not spurious, every step is skipped from then on; a `StuckPolicy` says so.
 
     The state is the strategy's, with `floor_steps` (scalar int32), the steps attempted so far.
 
@@ -34,7 +34,7 @@ class RisingFloor:
             150,000.
 
     Raises:
-        InvalidArgument: For floors that are no loss scales, do not rise, or exceed the strategy's ceiling.
+        InvalidArgument: For floors that are not loss scales, do not rise, or exceed the strategy's ceiling.
 
     References:
         Mellempudi et al. 2019, Mixed Precision Training With 8-bit Floating Point

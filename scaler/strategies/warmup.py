@@ -1,4 +1,4 @@
-"""Any strategy, with a loss scale that comes up slowly."""
+"""Any strategy, with a loss scale that rises slowly at first."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Warmup:
         scale:    min(target, initial_scale * 2^floor(t * rise / steps)) while t < steps, target from then on
         non-finite while t < steps: the strategy goes on from the scale that was used, which is too large already
 
-    t counts attempted steps from 0. The first gradients of a network are often its largest, and a scale that fits the
-    rest of the training skips the first steps one after the other.
+    t counts attempted steps from 0. The first gradients of a network are often its largest: a scale that fits the
+    rest of the training would overflow in the first steps, one after the other.
 
-    It comes up to the strategy's own scale, whatever the scale was before it: also in the middle of a `Scheduled`, and
-    where a checkpoint of another strategy is restored into it.
+    It rises to the strategy's own scale, whatever the scale was before it began: also in the middle of a `Scheduled`,
+    and after a checkpoint of another strategy was restored into it.
 
     The state is the strategy's, with `target_scale` (scalar float32) and `warmup_steps` (scalar int32), the steps
     attempted so far.
@@ -40,7 +40,7 @@ class Warmup:
             `max_scale`.
 
     Raises:
-        InvalidArgument: For a number outside these ranges, or an object that is no strategy.
+        InvalidArgument: For a number outside these ranges, or an object that is not a strategy.
     """
 
     strategy: Strategy

@@ -44,7 +44,7 @@ class Tolerance:
                          new = max(scale / growth_factor, threshold); since_change = 0; overflows = 0
                          scale = new when new > min_loss_scale, else it stays: fairseq raises here
 
-    A growth does not forget the non-finite steps before it, but starts the share anew, which may then exceed 1.
+    A growth keeps the count of non-finite steps, but restarts the count of steps, so the share may then exceed 1.
 
     Args:
         initial_scale: Loss scale of the first step, in [2^-126, 2^126].
