@@ -1,4 +1,4 @@
-"""Everything `loops` raises by itself.
+"""Every exception and warning that `loops` raises by itself; a bad argument is `scaler.InvalidArgument`.
 
 scaler.ScalerError
 └── LoopError
@@ -8,6 +8,9 @@ scaler.ScalerError
     ├── NotWritable         a file or folder of an action cannot be written (also an OSError)
     ├── CheckpointError     a checkpoint cannot be written or read, or belongs to another run
     └── WorkerLost          another process of a run on several cannot be reached, or has stopped
+
+UserWarning
+└── ResumeWarning           a resumed run will not continue exactly, or a checkpoint is damaged
 """
 
 import scaler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def check_scale(name: str, value: object) -> None:
 
 
 def check_bounds(min_scale: object, initial_scale: object, max_scale: object) -> None:
-    """Refuses loss scales that are none, or that are not in this order."""
+    """Refuses three numbers that are not loss scales, or not in this order."""
     bounds: dict[str, Any] = {"min_scale": min_scale, "initial_scale": initial_scale, "max_scale": max_scale}
     for name, value in bounds.items():
         check_scale(name, value)
@@ -42,8 +43,8 @@ def check_bounds(min_scale: object, initial_scale: object, max_scale: object) ->
         )
 
 
-def check_number(name: str, value: object, allowed: str, accept) -> None:
-    """Refuses what is no real number, or one whose float32 value `accept` turns down.
+def check_number(name: str, value: object, allowed: str, accept: Callable[[float], bool]) -> None:
+    """Refuses anything but a real number whose float32 value `accept` allows.
 
     Raises:
         InvalidArgument: With the name, the value, its type and what is allowed.
@@ -61,15 +62,15 @@ def check_number(name: str, value: object, allowed: str, accept) -> None:
         raise InvalidArgument(f"{name}={value!r}: expected {allowed}, also after rounding to float32.")
 
 
-def check_constant(name: str, value: object, allowed: str, accept) -> None:
-    """Refuses what `check_number` does, and tensors and variables: the number shapes the computation."""
+def check_constant(name: str, value: object, allowed: str, accept: Callable[[float], bool]) -> None:
+    """Refuses what `check_number` refuses, and tensors and variables: the number shapes the computation."""
     if is_symbolic(value):
         raise InvalidArgument(f"{name}={value!r}: expected {allowed}, as a Python number and not as a tensor.")
     check_number(name, value, allowed, accept)
 
 
 def check_count(name: str, value: object, example: int) -> None:
-    """Refuses what is no integer in [1, 2^31 - 1]."""
+    """Refuses anything but an integer in [1, 2^31 - 1]."""
     if is_symbolic(value):
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 1 <= int(value) < 2**31:
@@ -79,13 +80,13 @@ def check_count(name: str, value: object, example: int) -> None:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuses what is no bool."""
+    """Refuses anything but a bool."""
     if not is_symbolic(value) and not isinstance(value, bool):
         raise InvalidArgument(f"{name}={value!r} ({type(value).__name__}): expected True or False.")
 
 
-def within(values: tf.Tensor, low, high) -> tf.Tensor:
-    """`tf.clip_by_value` as one operation and not two, which every step takes several times.
+def within(values: tf.Tensor, low: float | tf.Tensor, high: float | tf.Tensor) -> tf.Tensor:
+    """`tf.clip_by_value` in one operation instead of two: every step clips several times.
 
     Args:
         values: Of any shape.
@@ -96,6 +97,6 @@ def within(values: tf.Tensor, low, high) -> tf.Tensor:
     return tf.raw_ops.ClipByValue(t=values, clip_value_min=low, clip_value_max=high)
 
 
-def as_float(value) -> tf.Tensor:
+def as_float(value: float | tf.Tensor | tf.Variable) -> tf.Tensor:
     """A checked number, tensor or variable as a float32 tensor."""
     return tf.cast(value if is_symbolic(value) else float(value), tf.float32)

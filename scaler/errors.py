@@ -1,11 +1,15 @@
-"""Everything this package raises by itself.
+"""Every exception and warning that `scaler` raises by itself.
 
-ScalerError
-├── InvalidArgument (also a ValueError)     a value that cannot work, found before anything ran
-├── StuckError (also a RuntimeError)        nothing moves any more
-└── UnsupportedVersion (also a RuntimeError)    a Keras or TensorFlow that works otherwise than those that were tested
+Exception
+└── ScalerError
+    ├── InvalidArgument (also a ValueError)         an argument that cannot work, refused before anything ran
+    ├── StuckError (also a RuntimeError)            the scaler makes no progress
+    ├── UnsupportedVersion (also a RuntimeError)    a Keras or TensorFlow that works otherwise than the tested ones
+    └── LoopError                                   what `loops` raises: see loops/errors.py
 
-StuckWarning, ScaleWarning (UserWarning)    the same as StuckError, and a step that is probably not what was meant
+UserWarning
+├── StuckWarning                                    the scaler makes no progress, and the policy is to warn
+└── ScaleWarning                                    a step that is probably not what was meant
 """
 
 import pathlib
@@ -43,7 +47,7 @@ _OWN_FILES = str(pathlib.Path(__file__).parents[1] / "scaler"), str(pathlib.Path
 
 
 class InvalidArgument(ScalerError, ValueError):
-    """An argument that cannot work. The message says what was passed, what is allowed and what to do."""
+    """An argument cannot work. The message says what was passed, what is allowed and what to do."""
 
 
 class StuckError(ScalerError, RuntimeError):
@@ -51,7 +55,7 @@ class StuckError(ScalerError, RuntimeError):
 
 
 class UnsupportedVersion(ScalerError, RuntimeError):
-    """A release of Keras or TensorFlow works otherwise than those that were tested. Nothing was changed."""
+    """This release of Keras or TensorFlow works otherwise than the tested ones. Nothing was changed."""
 
 
 class StuckWarning(UserWarning):

@@ -1,4 +1,4 @@
-"""What each floating-point format can hold, and what a cast to it would do to a tensor."""
+"""The limits of each floating-point format, and what a cast to it does to a tensor."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ class FloatFormat:
         """The format as a TensorFlow dtype."""
         return tf.as_dtype(self.name)
 
-    def overflows(self, x) -> tf.Tensor:
+    def overflows(self, x: tf.types.experimental.TensorLike) -> tf.Tensor:
         """Where a finite `x` would become infinity, or NaN in a format without infinities."""
         magnitude, dtype = _magnitude(x)
         first = _first_pattern(self.overflow_threshold, dtype, inclusive=self.has_infinity)
         infinity = _first_pattern(math.inf, dtype, inclusive=True)
         return tf.logical_and(magnitude >= first, magnitude < infinity)
 
-    def underflows(self, x) -> tf.Tensor:
+    def underflows(self, x: tf.types.experimental.TensorLike) -> tf.Tensor:
         """Where a non-zero `x` would become zero."""
         magnitude, dtype = _magnitude(x)
         return tf.logical_and(magnitude > 0, magnitude < _first_pattern(self.zero_threshold, dtype, inclusive=False))
 
-    def becomes_subnormal(self, x) -> tf.Tensor:
+    def becomes_subnormal(self, x: tf.types.experimental.TensorLike) -> tf.Tensor:
         """Where `x` would become a non-zero subnormal number, which holds fewer bits."""
         magnitude, dtype = _magnitude(x)
         first = _first_pattern(self.zero_threshold, dtype, inclusive=False)
@@ -77,7 +77,7 @@ class FloatFormat:
         return tf.logical_and(magnitude >= first, magnitude < normal)
 
 
-def float_format(dtype) -> FloatFormat:
+def float_format(dtype: str | tf.DType | np.dtype | type) -> FloatFormat:
     """Facts of a floating-point format.
 
     Args:
@@ -109,7 +109,7 @@ def float_format(dtype) -> FloatFormat:
     )
 
 
-def _magnitude(x) -> tuple[tf.Tensor, tf.DType]:
+def _magnitude(x: tf.types.experimental.TensorLike) -> tuple[tf.Tensor, tf.DType]:
     """The bits of |x| as integers, which are ordered as the magnitudes are, and the dtype of `x`."""
     x = tf.convert_to_tensor(x)
     if x.dtype not in _BITS:

@@ -31,7 +31,7 @@ from scaler.open_step import OpenStep
 from scaler.outcome import Cause, Outcome
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, NoScaling, Static, Strategy
-from scaler.strategies.base import check_event, check_state, check_strategy, needs_of
+from scaler.strategies.base import check_event, check_state, needs_of, require_strategy
 from scaler.strategies.described import described
 from scaler.stuck import Reading, StuckPolicy, Watch
 from scaler.weights.masters import MasterWeights
@@ -95,7 +95,7 @@ class LossScaler(tf.Module):
         check_flag("sum_duplicates", sum_duplicates)
         self.sum_duplicates = sum_duplicates
         self.strategy: Strategy = Dynamic() if strategy is None else strategy
-        check_strategy(self.strategy)
+        require_strategy(self.strategy)
         with tf.init_scope():
             state = self.strategy.init()
             check_state(self.strategy, state)

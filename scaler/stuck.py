@@ -14,7 +14,7 @@ _ACTIONS = ("raise", "warn", "continue")
 
 
 class Reading(NamedTuple):
-    """A scaler's counters and scale as the host read them once."""
+    """A scaler's counters and scale, as the host read them at one moment."""
 
     attempted: int
     skipped: int
@@ -33,18 +33,18 @@ class StuckPolicy:
         at_floor: Also stuck when a step was skipped at the strategy's `min_scale`, where nothing lower can be tried.
         at_ceiling: Also stuck when the scale is at the strategy's `max_scale`, where underflow can no longer be cured.
         skip_rate: Also stuck when more than this share of the last `over` attempted steps was skipped; None for never.
-        over: Steps that `skip_rate` is about; the visits of the host decide how exactly they are met. Fewer steps say
-            nothing.
+        over: The number of last steps that `skip_rate` is measured over. How exactly depends on when the host visits.
+            Nothing is concluded from fewer steps.
 
-    The default share is above what a sound run skips at the settings that people use. `Dynamic(growth_interval=1)`
+    The default share is above what a sound run skips at common settings. `Dynamic(growth_interval=1)`
     skips half of all steps for ever, and 0.635 of 200 when it comes down from 2^40 to 2^-14 first; with
     `hysteresis=2`, from 2^15, it is 0.685. A preset with its defaults skips at most 0.17 of any 200 while it looks for
     its level, and 0.02 from then on; `dalle` alone takes a hundred skips in a row for that. One bad batch in ten is far
-    below, three in four are above. Two searches that are sound go beyond it: `Dynamic(2.0**40, growth_interval=1,
-    hysteresis=2)` with 0.73, and a growth factor of 4 that starts 25 octaves too high with 0.705. Pass `skip_rate=None`
-    for such.
+    below the default, three in four are above it. Two sound searches exceed it: `Dynamic(2.0**40, growth_interval=1,
+    hysteresis=2)` with 0.73, and a growth factor of 4 that starts 25 octaves too high with 0.705. Pass
+    `skip_rate=None` for these.
 
-    After a checkpoint was restored the steps are counted anew, so that a run that was mended can go on.
+    Restoring a checkpoint starts the count again, so that a repaired run can go on.
 
     Raises:
         InvalidArgument: For a value that cannot work.
@@ -73,9 +73,9 @@ class StuckPolicy:
         """What is wrong, as the beginning of a sentence, or None.
 
         Args:
-            readings: In the order they were made, the last one of now.
+            readings: In the order they were made; the last one is the current one.
             min_scale: The strategy's floor.
-            max_scale: Its ceiling; a scale that cannot move is neither at a floor nor at a ceiling.
+            max_scale: Its ceiling. A scale that cannot move counts as neither at the floor nor at the ceiling.
         """
         now = readings[-1]
         moves = min_scale < max_scale
@@ -104,7 +104,7 @@ class History:
         self.readings: list[Reading] = [Reading(0, 0, 0, 0.0)]
 
     def add(self, reading: Reading) -> None:
-        """Adds one, and forgets those that no later question can be about."""
+        """Adds a reading, and forgets those that no later question needs."""
         if self.readings and reading.attempted < self.readings[-1].attempted:
             self.readings.clear()  # An earlier state was assigned.
         self.readings.append(reading)
@@ -112,17 +112,17 @@ class History:
             self.readings.pop(0)
 
     def begin(self, reading: Reading) -> None:
-        """Has the steps before this reading count for nothing, if nobody has looked yet."""
+        """Starts from this reading, if nothing was checked yet: the steps before it are not judged."""
         if len(self.readings) == 1 and not self.readings[0].attempted:
             self.readings = [reading]
 
     def forget(self) -> None:
-        """Has the steps before the next reading count for nothing."""
+        """Starts again at the next reading: the steps before it are not judged."""
         self.readings.clear()
 
 
 class Watch:
-    """Follows one scaler's readings, and does what the policy says when they show that it is stuck."""
+    """Follows one scaler's readings, and acts as the policy says when they show that it is stuck."""
 
     def __init__(self, policy: StuckPolicy):
         self.policy = policy
@@ -134,10 +134,10 @@ class Watch:
 
         Args:
             who: The beginning of the sentence, such as "The loss scaler with Dynamic()".
-            reading: Of now.
+            reading: The current one.
             min_scale: The strategy's floor.
             max_scale: Its ceiling.
-            reason: Gives the sentence on the last skip, asked for when something is wrong.
+            reason: Returns the sentence about the last skip; called only when something is wrong.
 
         Raises:
             StuckError: If the scaler is stuck and the policy is to raise.

@@ -1,4 +1,4 @@
-"""Checks for strategies of one's own: the promise, driven through random steps.
+"""Checks for your own strategies: the promise, tested with random steps.
 
 Needs Hypothesis, which is imported when a check is called.
 """
@@ -9,16 +9,18 @@ import contextlib
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from scaler.checks import as_float
 from scaler.errors import ScalerError
 from scaler.loss_scaler import LossScaler
 from scaler.strategies import base
 from scaler.strategies.base import Event, Needs, Strategy
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
 
 STEPS, WORDS, LONG = 24, 3, 400
 """Steps of a word, words that run side by side to see whether they disturb each other, steps of a run to a bound."""
@@ -33,14 +35,14 @@ class _Seen(NamedTuple):
 
 
 def check_strategy(strategy: Strategy, *, examples: int = 20) -> None:
-    """Drives a strategy through random steps and requires of it what the promise rests on.
+    """Drives a strategy through random steps and requires what the promise rests on.
 
     - A state: `init` and `update` give NamedTuples of one type, whose fields keep their dtypes and shapes, with a
       scalar float32 `loss_scale`.
-    - Bounds: the scale is in [min_scale, max_scale], or in [2^-126, 2^126] without them, after any steps whatever:
-      400 non-finite or finite ones on end, gradients of zero, subnormal, near the greatest float32.
-    - Purity: the same state and event give the same state again; no variables are made.
-    - The same values, to the bit, in eager mode, in a `tf.function`, in a `tf.range` loop and under XLA.
+    - Bounds: the scale is in [min_scale, max_scale], or in [2^-126, 2^126] without them, after any sequence of steps:
+      400 non-finite or finite ones in a row, gradients of zero, subnormal, near the greatest float32.
+    - Purity: the same state and event always give the same state, and no variables are made.
+    - The same bits in eager mode, in a `tf.function`, in a `tf.range` loop and under XLA.
     - Elementwise: words that run side by side, along a last axis of the state, give what they give alone.
     - Save and restore: a `LossScaler` restored from a checkpoint goes on as if it had never stopped.
 
@@ -52,11 +54,11 @@ def check_strategy(strategy: Strategy, *, examples: int = 20) -> None:
         examples: How many times three words of steps are drawn.
 
     Raises:
-        InvalidArgument: For an object that is no strategy.
+        InvalidArgument: For an object that is not a strategy.
         ScalerError: If Hypothesis is not installed.
         AssertionError: With a sentence that says which invariant broke, and after which events.
     """
-    base.check_strategy(strategy, "check_strategy")
+    base.require_strategy(strategy, "check_strategy")
     needs = base.needs_of(strategy)
     try:
         import hypothesis
@@ -92,7 +94,7 @@ def check_strategy(strategy: Strategy, *, examples: int = 20) -> None:
     is_restored()
 
 
-def _words(needs: Needs):
+def _words(needs: Needs) -> SearchStrategy[list[_Seen]]:
     from hypothesis import strategies as st
 
     bins = len(needs.edges) + 1
@@ -114,11 +116,11 @@ def _check_init(strategy: Strategy) -> None:
     with _no_variables(strategy, ()):
         first, second = strategy.init(), strategy.init()
     if not hasattr(first, "_asdict"):
-        raise _broken(strategy, "a state", (), f"init() returned {first!r}, which is no NamedTuple")
+        raise _broken(strategy, "a state", (), f"init() returned {first!r}, which is not a NamedTuple")
     for field, value in first._asdict().items():
         if not tf.is_tensor(value):
             shown = f"{field}={value!r} ({type(value).__name__})"
-            what = f"init() returned {shown}, which is no tensor: tf.constant({value!r})"
+            what = f"init() returned {shown}, which is not a tensor: tf.constant({value!r})"
             raise _broken(strategy, "a state", (), what)
     if hasattr(first, "loss_scale") and first.loss_scale.dtype != tf.float32:
         raise _broken(strategy, "a state", (), f"loss_scale has dtype {first.loss_scale.dtype.name}, not float32")
@@ -192,7 +194,7 @@ def _check_restored(strategy: Strategy, needs: Needs, word: list[_Seen]) -> None
 
 
 class _Watched(Event):
-    """An event that remembers which statistics were looked for and not there."""
+    """An event that remembers which missing statistics were asked for."""
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -203,7 +205,7 @@ class _Watched(Event):
 
 @contextlib.contextmanager
 def _only_declared(strategy: Strategy, events: Sequence[_Seen], event: _Watched) -> Iterator[_Watched]:
-    """Says so if what went wrong is that a strategy used a statistic that it did not declare."""
+    """Turns a failure caused by a statistic that the strategy did not declare into a sentence that says so."""
     try:
         yield event
     except Exception as error:
@@ -277,7 +279,7 @@ def _stacked(word: list[_Seen]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array(finite, bool), np.array(amax, np.float32), np.array(counts, np.int64)
 
 
-def _declared(amax, counts, needs: Needs) -> tuple:
+def _declared(amax: tf.Tensor, counts: tf.Tensor, needs: Needs) -> tuple:
     return (amax if needs.amax else None), (counts if needs.edges else None)
 
 
@@ -307,12 +309,20 @@ def _require_same_kind(strategy: Strategy, events: Sequence[_Seen], before: Any,
 
 
 def _require_bounds(strategy: Strategy, events: Sequence[_Seen], loss_scale: float) -> None:
-    low, high = (float(as_float(bound)) for bound in base.bounds_of(strategy))
+    low, high = map(float, base.float_bounds_of(strategy))
     if not low <= loss_scale <= high:
         raise _broken(strategy, "bounds", events, f"the loss scale is {loss_scale:g}, outside [{low:g}, {high:g}]")
 
 
-def _require_equal(strategy, invariant, events, name, found: dict, other_name, expected: dict) -> None:
+def _require_equal(
+    strategy: Strategy,
+    invariant: str,
+    events: Sequence[_Seen],
+    name: str,
+    found: dict[str, np.ndarray],
+    other_name: str,
+    expected: dict[str, np.ndarray],
+) -> None:
     for field, value in expected.items():
         if not np.array_equal(found[field], value, equal_nan=value.dtype.kind == "f"):
             what = f"{field} is {found[field]} {name}, but {value} {other_name}"
@@ -333,7 +343,7 @@ def _shown(seen: _Seen, needs: Needs) -> str:
 
 @contextlib.contextmanager
 def _named(strategy: Strategy, invariant: str, events: Sequence[_Seen]) -> Iterator[None]:
-    """Says which invariant an exception of the strategy's own belongs to."""
+    """Says which invariant was being checked when the strategy itself raised."""
     try:
         yield
     except AssertionError:
@@ -344,7 +354,7 @@ def _named(strategy: Strategy, invariant: str, events: Sequence[_Seen]) -> Itera
 
 @contextlib.contextmanager
 def _no_variables(strategy: Strategy, events: Sequence[_Seen]) -> Iterator[None]:
-    def refuse(_next_creator, **_options):
+    def refuse(_next_creator: Callable, **_options: Any) -> NoReturn:
         raise _broken(strategy, "purity", events, "a variable was made; keep everything in the state")
 
     with tf.variable_creator_scope(refuse):

@@ -17,6 +17,14 @@ from scaler.backend.versions import say_once
 from scaler.errors import InvalidArgument
 
 
+def overwrites(variable: object) -> bool:
+    """Whether a variable takes its gradient as its new value, as the scales of Keras's float8 layers do.
+
+    Such a gradient is not a derivative of the loss: it is not unscaled, not clipped, and not counted in any norm.
+    """
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
 def shared_variable(value: Any, name: str) -> tf.Variable:
     """A variable that all replicas agree on, since they assign it together."""
     return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)

@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from scaler.backend.apply_steps import GIVEN, WINDOW, require
 from scaler.backend.replicas import replica_count
+from scaler.backend.variables import overwrites
 from scaler.backend.versions import unsupported
-from scaler.gradients import overwrites
 
 _METHODS = (
     "_clip_gradients",

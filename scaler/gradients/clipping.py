@@ -1,7 +1,7 @@
-"""How unscaled gradients are limited before an optimizer sees them.
+"""Clipping: how unscaled gradients are limited before the optimizer sees them.
 
-Every clipping has the same three members: `valid`, `limiter` and `squares_after`. Norms are those that the
-gate has measured already, so that clipping by them costs no pass over the gradients.
+Every clipping has the same three members: `valid`, `limiter` and `squares_after`. The gate has
+measured the norms already, so clipping by a norm needs no other pass over the gradients.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from scaler.errors import InvalidArgument
 from scaler.gradients import lists
 
 Limiter: TypeAlias = Callable[[tf.Tensor, int | None], tf.Tensor]
-"""Of an unscaled gradient's values, float32, and its position among the gradients: the values that may pass."""
+"""Takes an unscaled gradient's float32 values and its position among the gradients; returns the limited values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClipByGlobalNorm:
-    """All gradients are scaled down together where their global norm is above `norm`. `clip_norm=` makes one.
+    """Scales all gradients down together if their global norm is above `norm`. `clip_norm=` makes one.
 
     Attributes:
         norm: Positive scalar.
@@ -35,7 +35,7 @@ class ClipByGlobalNorm:
         _check("clip_norm", self.norm)
 
     def valid(self) -> tf.Tensor:
-        """Whether the limit is a positive finite number, scalar bool: of a tensor nobody knew before."""
+        """Whether the limit is a positive finite number, scalar bool: a tensor's value was not known before."""
         return _valid(self.norm)
 
     def limiter(self, squares: tf.Tensor) -> Limiter:
@@ -54,7 +54,7 @@ class ClipByGlobalNorm:
 
 @dataclasses.dataclass(frozen=True)
 class ClipByNorm:
-    """Each gradient is scaled down by itself where its own norm is above `norm`, as by `tf.clip_by_norm`.
+    """Scales each gradient down if its own norm is above `norm`, as `tf.clip_by_norm` does.
 
     Attributes:
         norm: Positive scalar.
@@ -69,7 +69,7 @@ class ClipByNorm:
         _check("ClipByNorm: norm", self.norm)
 
     def valid(self) -> tf.Tensor:
-        """Whether the limit is a positive finite number, scalar bool: of a tensor nobody knew before."""
+        """Whether the limit is a positive finite number, scalar bool: a tensor's value was not known before."""
         return _valid(self.norm)
 
     def limiter(self, squares: tf.Tensor) -> Limiter:
@@ -93,7 +93,7 @@ class ClipByNorm:
 
 @dataclasses.dataclass(frozen=True)
 class ClipByValue:
-    """Each value of each gradient is limited to [-value, value], as by `tf.clip_by_value`. This turns the gradient.
+    """Limits each value of each gradient to [-value, value], as `tf.clip_by_value` does. This changes the direction.
 
     Attributes:
         value: Positive scalar.
@@ -108,17 +108,17 @@ class ClipByValue:
         _check("ClipByValue: value", self.value)
 
     def valid(self) -> tf.Tensor:
-        """Whether the limit is a positive finite number, scalar bool: of a tensor nobody knew before."""
+        """Whether the limit is a positive finite number, scalar bool: a tensor's value was not known before."""
         return _valid(self.value)
 
     def limiter(self, squares: tf.Tensor) -> Limiter:
-        """What is done to gradients, whatever their squared norms."""
+        """What is done to gradients; their squared norms do not matter."""
         del squares
         largest = as_float(self.value)
         return lambda values, position: tf.clip_by_value(values, -largest, largest)
 
     def squares_after(self, squares: tf.Tensor) -> None:
-        """Nothing: only the values themselves can tell."""
+        """None: it depends on the values, not on their norms."""
 
 
 Clipping: TypeAlias = ClipByGlobalNorm | ClipByNorm | ClipByValue
@@ -128,7 +128,7 @@ def clipping_of(clip_norm: float | tf.Tensor | None, clip: ClipByNorm | ClipByVa
     """The one clipping that two arguments ask for.
 
     Raises:
-        InvalidArgument: If both are given, or one is no clipping.
+        InvalidArgument: If both are given, or `clip` is not a clipping.
     """
     if clip is not None and not isinstance(clip, (ClipByNorm, ClipByValue)):
         raise InvalidArgument(

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from scaler.backend import graphs
 from scaler.backend.autograph import as_written
+from scaler.backend.variables import overwrites as overwrites
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
@@ -42,12 +43,12 @@ def multiply(grads: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
 
 
 def limit(grad: Gradient, limiter: Callable[..., tf.Tensor], position: int | None = None) -> Gradient:
-    """The gradient with `limiter(values, position)` in the place of its values."""
+    """The gradient with `limiter(values, position)` as its values."""
     return _map_one(lambda values: limiter(values, position), grad)
 
 
 def any_cured(broken: Sequence[Gradient], others: Sequence[Gradient]) -> tf.Tensor:
-    """Whether any value that is not finite in the first gradients is other than 0 in the second, scalar bool."""
+    """Whether any value that is not finite in the first gradients is not 0 in the second, scalar bool."""
     pairs = [(a, b) for a, b in zip(broken, others, strict=True) if a is not None and b is not None]
     cured = [
         tf.reduce_any(tf.logical_and(tf.logical_not(tf.math.is_finite(a)), tf.not_equal(b, tf.zeros_like(b))))
@@ -85,7 +86,7 @@ def add(one: Gradient, other: Gradient) -> Gradient:
 
 
 def sum_duplicates(grads: Sequence[Gradient]) -> list[Gradient]:
-    """The gradients with every index of a `tf.IndexedSlices` carrying all of its sum, in float32.
+    """The gradients in float32, with duplicate indices of each `tf.IndexedSlices` summed.
 
     The shapes stay as they are, which XLA needs: the first occurrence of an index holds the sum and the others zeros.
     So squares and norms of the values are those of the dense gradient.
@@ -119,7 +120,7 @@ def all_finite(grads: Sequence[Gradient]) -> tf.Tensor:
     return tf.math.is_finite(squared_norm(sum_duplicates(grads)))
 
 
-def clip_factor(norm: tf.Tensor, clip_norm) -> tf.Tensor:
+def clip_factor(norm: tf.Tensor, clip_norm: float | tf.Tensor) -> tf.Tensor:
     """What gradients of the norm `norm` are multiplied by, so that it is at most `clip_norm`.
 
     Args:
@@ -151,14 +152,6 @@ def _map_one(function: Callable[[tf.Tensor], tf.Tensor], grad: Gradient) -> Grad
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(function(grad.values), grad.indices, grad.dense_shape)
     return None if grad is None else function(grad)
-
-
-def overwrites(variable) -> bool:
-    """Whether a variable takes its gradient as its new value, as the scales of Keras's float8 layers do.
-
-    Such a gradient is no derivative of the loss: it is neither unscaled nor clipped, and counts in no norm.
-    """
-    return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def values_of(grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

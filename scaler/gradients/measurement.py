@@ -11,15 +11,15 @@ from scaler.checks import within
 from scaler.gradients import lists
 
 _SURELY_EXACT = (2.0**-60, 2.0**100)
-"""Sums of squares in float32 between these have lost nothing that counts to underflow, and nothing to overflow."""
+"""Between these, a float32 sum of squares has lost nothing that matters to underflow, and nothing to overflow."""
 
 
 def squared_norms(grads: Sequence[lists.Gradient], loss_scale: tf.Tensor) -> tf.Tensor:
     """The squared norm of each unscaled gradient.
 
-    A norm of the *scaled* gradients needs no unscaled copy of them. It is divided by the scale twice, which changes no
-    bit for a power of two. Only where such a norm leaves the range in which this is sure, the gradients are unscaled to
-    look again: on a skip, above all.
+    The norm of the *scaled* gradients needs no unscaled copy of them. It is divided by the scale twice, which is exact
+    for a power of two. Outside the range where this is safe, mostly on a skip, the gradients are unscaled and measured
+    again.
 
     Args:
         grads: Scaled gradients of any floating dtype; `tf.IndexedSlices` without duplicate indices.
@@ -30,8 +30,9 @@ def squared_norms(grads: Sequence[lists.Gradient], loss_scale: tf.Tensor) -> tf.
         squares overflows.
     """
     if in_xla():
-        return _exactly(grads, loss_scale)  # There unscaling is no pass of its own, but a condition would be dear.
-    # The loss is half the square.
+        # XLA fuses the unscaling into the sum, while a condition would be expensive.
+        return _exactly(grads, loss_scale)
+    # l2_loss is half the sum of squares.
     scaled = 2.0 * tf.stack([tf.nn.l2_loss(tf.cast(lists.values_of(grad), tf.float32)) for grad in grads])
     unscaled = scaled / loss_scale / loss_scale
     sums = tf.reduce_sum([scaled, unscaled], axis=1)

@@ -1,9 +1,10 @@
-"""Do these gradients belong to these variables? Checked while a step is traced, at no cost when it runs."""
+"""Checks that gradients belong to their variables, while a step is traced: it costs nothing when the step runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import keras
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
@@ -13,7 +14,7 @@ _UPDATED_SAFELY = (tf.float32,)
 _REFUSED_16BIT = (tf.float16, tf.bfloat16)
 
 
-def as_gradient(grad) -> tf.Tensor | tf.IndexedSlices:
+def as_gradient(grad: tf.types.experimental.TensorLike | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
     """One entry of a list of gradients as a tensor; raises `InvalidArgument` for a pair."""
     if isinstance(grad, tuple) and not isinstance(grad, tf.IndexedSlices):
         raise InvalidArgument(
@@ -50,7 +51,7 @@ def check_gradients(grads: Sequence[Gradient], variables: Sequence) -> None:
             _check_gradient(as_gradient(grad), variable)
 
 
-def _check_variable(variable, allow_16bit_updates: bool) -> None:
+def _check_variable(variable: keras.Variable | tf.Variable, allow_16bit_updates: bool) -> None:
     dtype = tf.as_dtype(variable.dtype)
     if dtype in _UPDATED_SAFELY or (dtype in _REFUSED_16BIT and allow_16bit_updates):
         return
@@ -66,7 +67,7 @@ def _check_variable(variable, allow_16bit_updates: bool) -> None:
     )
 
 
-def _check_gradient(grad: tf.Tensor | tf.IndexedSlices, variable) -> None:
+def _check_gradient(grad: tf.Tensor | tf.IndexedSlices, variable: keras.Variable | tf.Variable) -> None:
     if not grad.dtype.is_floating:
         raise InvalidArgument(
             f"apply: the gradient of {variable.name!r} has dtype {grad.dtype.name}: expected a floating-point one."

@@ -1,4 +1,4 @@
-"""What a strategy may want to know of a step's gradients: pure functions.
+"""What a strategy may want to know about a step's gradients: pure functions.
 
 An entry of a list of gradients is a tensor, a `tf.IndexedSlices` or None.
 """

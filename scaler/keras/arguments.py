@@ -10,7 +10,7 @@ import numpy as np
 
 from scaler.errors import InvalidArgument
 from scaler.strategies import Dynamic, Strategy
-from scaler.strategies.base import check_strategy
+from scaler.strategies.base import require_strategy
 
 _IN_OLD_CONFIGS = {
     "weight_decay": None,
@@ -121,7 +121,7 @@ def chosen_strategy(
             f"LossScaleOptimizer(inner, {strategy!r}): the second argument is the strategy. Expected "
             f"initial_scale={strategy!r} by name, or a strategy such as scaler.Dynamic()."
         )
-    check_strategy(strategy)
+    require_strategy(strategy)
     if initial_scale is not None or dynamic_growth_steps is not None:
         raise InvalidArgument(
             f"LossScaleOptimizer(strategy={strategy!r}) together with initial_scale={initial_scale!r} and "

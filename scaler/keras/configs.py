@@ -14,7 +14,7 @@ from scaler import layerwise, strategies
 from scaler.errors import InvalidArgument
 from scaler.presets import rules
 from scaler.strategies import Strategy
-from scaler.strategies.base import check_strategy
+from scaler.strategies.base import require_strategy
 
 _NAMESPACES = (strategies, rules, layerwise)
 """Where the strategies of this package have their public names."""
@@ -61,7 +61,7 @@ def from_config(config: dict[str, Any], custom_objects: dict | None = None) -> S
         strategy = kind.from_config(config["config"])
     else:
         strategy = kind(**{name: _value(value, custom_objects) for name, value in config["config"].items()})
-    check_strategy(strategy)
+    require_strategy(strategy)
     return strategy
 
 

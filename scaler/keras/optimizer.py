@@ -261,7 +261,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         inside = (self.inner_optimizer, *getattr(self.inner_optimizer, "optimizers", ()))
         if not any(getattr(each, "use_ema", False) for each in inside):
             self.inner_optimizer.finalize_variable_values(var_list)
-        elif int(tf.convert_to_tensor(self.inner_optimizer.iterations)):  # Before the first step all averages are zeros.
+        elif int(tf.convert_to_tensor(self.iterations)):  # Before the first step all averages are zeros.
             targets = self.masters.weights if self.masters else self._order.variables
             self.inner_optimizer.finalize_variable_values(targets)
             if self.masters:

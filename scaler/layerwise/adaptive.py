@@ -26,8 +26,8 @@ class LayerEvent(NamedTuple):
             or of those of all its weights, whichever is least. 0 where one of them is zero altogether.
         entering: Float32, the largest magnitude of the *unscaled* gradients that enter it: known also where the group
             itself overflows.
-        observed: Bool, whether finite gradients that are not all zero entered the group. Where they did not, nothing is
-            known of it, and its state stays as it is.
+        observed: Bool, whether finite gradients that are not all zero entered the group. If not, nothing is known about
+            the group, and its state does not change.
     """
 
     finite: tf.Tensor
@@ -42,7 +42,7 @@ class AdaptiveScaleState(NamedTuple):
 
     Attributes:
         loss_scale: Float32, in [min_scale, max_scale], a power of two if these are.
-        ceiling: Float32, above which no scale is chosen since something overflowed there.
+        ceiling: Float32: no scale above it is chosen, since something overflowed there.
         good_steps: Int32, finite steps since the ceiling moved.
     """
 
@@ -84,7 +84,7 @@ class AdaptiveScale:
         max_scale: Ceiling, at most 2^60.
 
     Raises:
-        InvalidArgument: For a value outside the ranges above; in `update` for an event that is no `LayerEvent`.
+        InvalidArgument: For a value outside the ranges above; in `update` for an event that is not a `LayerEvent`.
 
     References:
         Zhao, Vogel, Ahmed, Luk 2020, Reducing Underflow in Mixed Precision Training by Gradient Scaling; 2019 as

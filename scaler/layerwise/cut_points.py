@@ -15,12 +15,12 @@ from scaler.layerwise.groups import Layerwise
 from scaler.strategies import Strategy
 
 OUTPUTS = "outputs"
-"""The group next to the loss: what comes behind the last cut."""
+"""The group next to the loss: what comes after the last cut."""
 
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """One call of a layer: what it was computed from, and whether weights are anywhere among that."""
+    """One call of a layer: the calls it was computed from, and whether any of them has weights."""
 
     layer: Any
     sources: tuple[_Call, ...]
@@ -33,20 +33,20 @@ class _Call:
 
 
 class _Rescale(keras.layers.Layer):
-    """The identity, with the gradient that `apply`, set once the groups are known, gives it."""
+    """The identity. `apply`, which is set once the groups are known, rescales its gradient."""
 
     scales_gradients = True
-    """What `loops.TrainStep` knows a model by that needs its `Layerwise`."""
+    """By this `loops.TrainStep` recognises a model that needs its `Layerwise`."""
 
     def __init__(self, group: str):
         # Without autocast, which would round the outputs to the policy's dtype.
         super().__init__(name=f"rescale_{group}", autocast=False)
         self.apply: Callable[[Any], tf.Tensor] = tf.identity
 
-    def call(self, x):
+    def call(self, x: tf.Tensor) -> tf.Tensor:
         return self.apply(x)
 
-    def compute_output_spec(self, x):
+    def compute_output_spec(self, x: keras.KerasTensor) -> keras.KerasTensor:
         return keras.KerasTensor(x.shape, dtype=x.dtype)
 
 
@@ -55,8 +55,8 @@ def insert_rescales(
 ) -> tuple[keras.Model, Layerwise]:
     """The model with its gradients rescaled after some of its layers, and the `Layerwise` that owns the scales.
 
-    A layer named in `after` ends a group: it and all it was computed from, as far as no earlier cut takes it. What
-    comes behind the last cut is the group "outputs", whose scale holds from the model's outputs on.
+    A layer named in `after` ends a group: the layer and everything it was computed from, up to earlier cuts. What
+    comes after the last cut is the group "outputs", whose scale holds from the model's outputs on.
 
     Gradients meet where a tensor was used twice, and can be added at one scale only. So after a layer is a cut point
     only if no weight before it has another way to the outputs: after the addition that ends a residual block, but not
@@ -72,8 +72,8 @@ def insert_rescales(
         save the one that was given: the rescaling layers cannot be written to a `.keras` file.
 
     Raises:
-        InvalidArgument: For a subclassed model or one that is not built, an unknown layer, one that is no cut point,
-            and for layers that add losses of their own, which would come by no rescale.
+        InvalidArgument: For a subclassed model or one that is not built, an unknown layer, a layer that is not a cut
+            point, and layers that add losses of their own, whose gradients would pass no rescale.
     """
     _check_model(model)
     if not isinstance(after, Iterable) or not all(isinstance(name, str) for name in after):
@@ -85,7 +85,7 @@ def insert_rescales(
     tensors: list[Any] = []  # Their ids are compared, so they must live.
     rescales = {name: _Rescale(name) for name in [OUTPUTS, *names]}
 
-    def call(layer, *args, **kwargs):
+    def call(layer: keras.Operation, *args: Any, **kwargs: Any) -> Any:
         result = layer(*args, **kwargs)
         used = [x for x in keras.tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
         calls.append(_Call(layer, tuple(origin[id(x)] for x in used if id(x) in origin)))
@@ -147,8 +147,8 @@ def _group(calls: Sequence[_Call], cuts: dict[str, _Call], ordered: Sequence[str
     return groups
 
 
-def _variables(layer) -> list:
-    """Those that may be trained, also if they are frozen now."""
+def _variables(layer: keras.Operation) -> list[keras.Variable]:
+    """Its variables that can be trained, also if they are frozen now."""
     return [v for v in getattr(layer, "variables", ()) if "float" in str(v.dtype)]
 
 
@@ -197,6 +197,6 @@ def _check_losses(model: keras.Model) -> None:
     active = [one.name for one in model.layers if getattr(one, "activity_regularizer", None)]
     if model.losses or active:
         raise InvalidArgument(
-            f"insert_rescales: {model.name!r} has regularizers or other losses of its own, whose gradients come by no "
-            "rescale. Use the optimizer's weight decay instead."
+            f"insert_rescales: {model.name!r} has regularizers or other losses of its own, whose gradients would pass "
+            "no rescale. Use the optimizer's weight decay instead."
         )

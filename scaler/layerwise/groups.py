@@ -15,7 +15,7 @@ from scaler.gradients import statistics
 from scaler.layerwise.adaptive import AdaptiveScale, LayerEvent
 from scaler.layerwise.rescaling import MEASURED, measured_rescale, root_mean_square
 from scaler.strategies import Strategy, exact
-from scaler.strategies.base import bounded, check_state, check_strategy, needs_of
+from scaler.strategies.base import check_state, needs_of, require_strategy, usable_scale
 
 _LARGEST = 2.0**60
 """The quotient of two scales, and a float16 number divided by one, are normal float32 numbers then."""
@@ -50,7 +50,7 @@ class Layerwise(tf.Module):
         inside of it:             every gradient carries the group's scale
         afterwards:               a weight's gradient, in float32, is divided by its group's scale, which is exact
 
-    So what reaches `LossScaler.apply` are gradients of the scaled loss, as without this, and all that `apply` promises
+    So `LossScaler.apply` gets gradients of the scaled loss, as it would without groups, and all that it promises
     holds. Once a step, each group's scale moves by the strategy on its own; where a group overflows the whole step is
     skipped, since nothing finite comes behind it, but its scale alone is lowered: what it handed on says nothing about
     the groups behind. Where the loss's own gradient is not finite, no group is to blame.
@@ -59,8 +59,8 @@ class Layerwise(tf.Module):
     another one would back off at an overflow of any group.
 
     The loss may depend on the layers through the model's outputs alone. The gradient of a penalty on a weight, or of
-    an activation used in the loss, would come by no `rescale`, and be divided nonetheless: use the optimizer's weight
-    decay.
+    an activation used in the loss, would pass no `rescale` and still be divided: use the optimizer's weight decay
+    instead.
 
     It holds the strategy's states in variables of shape [groups], so `tf.train.Checkpoint(layerwise=layerwise)` saves
     all of it.
@@ -72,13 +72,13 @@ class Layerwise(tf.Module):
         strategy: How each scale moves, `AdaptiveScale()` (Zhao et al.) if not given: any strategy, which sees a
             `LayerEvent`, and whose scale is rounded down to a power of two in [2^-60, 2^60]. DALL-E's blocks
             (Ramesh et al. 2021, appendix D, https://arxiv.org/abs/2102.12092) have `Smooth(2.0**13,
-            backoff_factor=2**-0.5, backoff_interval=125, min_scale=2.0**7, max_scale=2.0**24)`. Their filter, which
-            makes what is not finite zero where it leaves a block, is not needed to tell blocks apart, and left out: it
-            would hide from the gate what it must see.
+            backoff_factor=2**-0.5, backoff_interval=125, min_scale=2.0**7, max_scale=2.0**24)`. They also set
+            non-finite values to zero where they leave a block. That is left out: blocks are told apart without it, and
+            it would hide an overflow from `apply`.
 
     Raises:
-        InvalidArgument: For no group, a variable in two groups, a parent that does not come first, or a strategy that
-            needs a histogram.
+        InvalidArgument: If there is no group, a variable is in two groups, a parent does not come first, or the
+            strategy needs a histogram.
 
     References:
         Zhao et al. 2019, Adaptive Loss Scaling for Mixed Precision Training (https://arxiv.org/abs/1910.12385).
@@ -96,7 +96,7 @@ class Layerwise(tf.Module):
         self._groups = _groups(groups, {} if parents is None else parents)
         own: Any = AdaptiveScale() if strategy is None else strategy
         self.strategy = own
-        check_strategy(self.strategy, "Layerwise")
+        require_strategy(self.strategy, "Layerwise")
         if needs_of(self.strategy).edges:
             raise InvalidArgument(
                 f"Layerwise(strategy={self.strategy!r}): it needs a histogram, which is not counted for each group. "
@@ -118,18 +118,16 @@ class Layerwise(tf.Module):
     def state(self) -> Any:
         """The strategy's states now, a NamedTuple of tensors whose last axis is that of the groups."""
         fields = {field: tf.identity(variable) for field, variable in self._state.items()}
-        scale = fields["loss_scale"]
-        known = tf.where(tf.math.is_nan(scale), self.strategy.init().loss_scale, scale)
-        return self._state_type(**{**fields, "loss_scale": bounded(self.strategy, known)})
+        return self._state_type(**{**fields, "loss_scale": usable_scale(self.strategy, fields["loss_scale"])})
 
     @property
     def scales(self) -> tf.Tensor:
-        """What the gradients of each group carry beside the loss scale, float32 [groups], powers of two."""
+        """The scale of each group, on top of the loss scale: float32 [groups], powers of two."""
         within = tf.clip_by_value(self.state.loss_scale, 1 / _LARGEST, _LARGEST)
         return exact.power_of_two_at_most(within)
 
-    def rescale(self, x, group: str) -> tf.Tensor:
-        """`x` itself; what is computed from it belongs to the groups before, what it was computed from to `group`.
+    def rescale(self, x: tf.types.experimental.TensorLike, group: str) -> tf.Tensor:
+        """`x` itself, as the end of `group`: it holds what `x` was computed from, not what is computed from `x`.
 
         Args:
             x: Output of the group, of a floating dtype.
@@ -144,8 +142,8 @@ class Layerwise(tf.Module):
         # Read in the backward pass, right before `unscale` reads it: whatever came between, both see one value.
         return measured_rescale(x, self._probes[index], lambda: (self.scales / self._before(self.scales))[index])
 
-    def gradient(self, tape: tf.GradientTape, scaled, variables: Sequence) -> tuple[list, LayerEvent]:
-        """Gradients of the scaled loss, all of them at the loss scale again, and what was seen of each group.
+    def gradient(self, tape: tf.GradientTape, scaled: tf.Tensor, variables: Sequence) -> tuple[list, LayerEvent]:
+        """Gradients of the scaled loss, without the groups' scales, and what was seen of each group.
 
         Args:
             tape: It recorded the forward pass.
@@ -166,7 +164,7 @@ class Layerwise(tf.Module):
             own = (g for g, at in zip(grads, positions, strict=True) if self.names[at] == name)
             if report is None and any(g is not None for g in own):
                 raise InvalidArgument(
-                    f"gradient: the gradients of group {name!r} did not come by a rescale. Call "
+                    f"gradient: the gradients of group {name!r} did not pass a rescale. Call "
                     f"layerwise.rescale(x, {name!r}) on what leaves the group, inside the tape; the tape must watch "
                     "variables that are read."
                 )
@@ -174,7 +172,7 @@ class Layerwise(tf.Module):
         return self.unscale(grads, variables), self._event(grads, positions, seen)
 
     def unscale(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> list[gradients.Gradient]:
-        """Each gradient in float32, divided by the scale of its variable's group: exact, but beyond float32's range.
+        """Each gradient in float32, divided by the scale of its variable's group: exact within float32's range.
 
         Args:
             grads: Gradients of the scaled loss, of any floating dtype, `tf.IndexedSlices` or None.
@@ -201,7 +199,7 @@ class Layerwise(tf.Module):
             event = _of_all(event)
         replicas.merge(self._update, *event)
 
-    def _update(self, strategy, *event) -> None:
+    def _update(self, strategy: tf.distribute.Strategy, *event: tf.Tensor) -> None:
         event = LayerEvent(*(replicas.of_each(strategy, value)[0] for value in event))
         before = self.state
         after = self.strategy.update(before, event)
@@ -243,11 +241,11 @@ class Layerwise(tf.Module):
             if id(replicas.native(variable)) not in self._groups.group_of:
                 raise InvalidArgument(
                     f"variable {getattr(variable, 'path', variable.name)!r} belongs to none of the groups "
-                    f"{', '.join(self.names)}: give it to the one whose rescale its gradient comes by."
+                    f"{', '.join(self.names)}: give it to the group whose rescale its gradient passes."
                 )
         return [self._groups.group_of[id(replicas.native(variable))] for variable in variables]
 
-    def _variable(self, value, name: str) -> tf.Variable:
+    def _variable(self, value: tf.Tensor, name: str) -> tf.Variable:
         value = tf.convert_to_tensor(value)
         shape = [*value.shape, len(self.names)]
         return tf.Variable(

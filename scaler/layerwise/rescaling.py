@@ -1,4 +1,4 @@
-"""Operations that leave a tensor as it is and change the scale of its gradient on the way back."""
+"""Operations that return their input and rescale its gradient in the backward pass."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MEASURED = 3
 """Numbers that `measured_rescale` reports."""
 
 
-def rescale(x, factor) -> tf.Tensor:
-    """`x` itself, with a gradient that is multiplied by `factor` when it comes back.
+def rescale(x: tf.types.experimental.TensorLike, factor: float | tf.Tensor) -> tf.Tensor:
+    """`x` itself, whose gradient is multiplied by `factor`.
 
-    The product is computed in float32 and rounded to the gradient's dtype, or in float64: exact for a power of two, but
-    where it leaves the dtype's range. All gradients of what `x` was computed from are then gradients of `factor` times
-    the loss.
+    The product is computed in float32, or in float64 for a float64 gradient, and rounded to the gradient's dtype. For a
+    power of two it is exact within the dtype's range. All gradients of what `x` was computed from are then gradients of
+    `factor` times the loss.
 
     Args:
         x: Tensor of a floating dtype and any shape.
@@ -31,14 +31,16 @@ def rescale(x, factor) -> tf.Tensor:
     x = _checked(x)
 
     @tf.custom_gradient
-    def identity(x: tf.Tensor):
+    def identity(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         return tf.identity(x), lambda grad: _times(grad, factor)
 
     return identity(x)
 
 
-def measured_rescale(x, probe: tf.Variable, factor: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """As `rescale`, with a report of the gradient that came back: as the "gradient" of `probe`.
+def measured_rescale(
+    x: tf.types.experimental.TensorLike, probe: tf.Variable, factor: Callable[[], tf.Tensor]
+) -> tf.Tensor:
+    """As `rescale`, and reports what it measured of the gradient as the "gradient" of `probe`.
 
     So what is measured in the backward pass leaves it as a value, in eager mode as in a graph and under XLA, and no
     variable changes on the way. Used several times, reports add up.
@@ -52,8 +54,10 @@ def measured_rescale(x, probe: tf.Variable, factor: Callable[[], tf.Tensor]) -> 
     """
 
     @tf.custom_gradient
-    def identity(x: tf.Tensor, probe: tf.Tensor):
-        def backward(grad):
+    def identity(
+        x: tf.Tensor, probe: tf.Tensor
+    ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]]:
+        def backward(grad: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             grad, times = tf.convert_to_tensor(grad), factor()
             return _times(grad, times), _measure(grad, times)
 
@@ -63,7 +67,7 @@ def measured_rescale(x, probe: tf.Variable, factor: Callable[[], tf.Tensor]) -> 
 
 
 def root_mean_square(values: tf.Tensor, amax: tf.Tensor) -> tf.Tensor:
-    """Of finite float32 values whose largest magnitude is `amax`; 0 of none and where that is 0 or infinite."""
+    """The root mean square of float32 values whose largest magnitude is `amax`; 0 if `amax` is 0 or infinite."""
     usable = tf.logical_and(amax > 0.0, amax < float("inf"))
     unit = tf.maximum(exact.power_of_two_at_most(tf.where(usable, amax, 1.0)), 2.0**-126)
     squares = tf.reduce_sum(tf.square(values / unit))  # Between 1 and 4 times their number: no square is lost.
@@ -78,13 +82,13 @@ def _measure(grad: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     return tf.stack([amax, root_mean_square(tf.cast(grad, tf.float32), amax), rescaled])
 
 
-def _times(grad, factor) -> tf.Tensor:
+def _times(grad: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
     grad = tf.convert_to_tensor(grad)
     wide = tf.float64 if grad.dtype == tf.float64 else tf.float32
     return tf.cast(tf.cast(grad, wide) * tf.cast(factor, wide), grad.dtype)
 
 
-def _checked(x) -> tf.Tensor:
+def _checked(x: tf.types.experimental.TensorLike) -> tf.Tensor:
     x = tf.convert_to_tensor(x)
     if not x.dtype.is_floating:
         raise InvalidArgument(

@@ -22,8 +22,8 @@ def flax(
 
     The scale and the factors are float32, as under `jax.jit`.
 
-    Parts from it: Flax grows up to the largest float32, which is no power of two. Ours stays at 2^126, from the 111th
-    growth by default; without `min_scale` ours stays at 2^-126.
+    Parts from it: Flax grows up to the largest float32, which is not a power of two. Ours stays at 2^126, from the
+    111th growth by default; without `min_scale` ours stays at 2^-126.
     """
     check_factors(growth_factor, backoff_factor)
     check_count("growth_interval", growth_interval, 2000)
@@ -74,7 +74,7 @@ def optax_apply_if_finite_stuck(max_consecutive_errors: int) -> StuckPolicy:
     """Raises at the non-finite step that optax would apply, the one after `max_consecutive_errors` in a row.
 
     Raises:
-        InvalidArgument: If that is no integer of at least 1; at 0 optax applies every step.
+        InvalidArgument: If that is not an integer of at least 1; at 0 optax applies every step.
     """
     check_count("max_consecutive_errors", max_consecutive_errors, 5)
     return StuckPolicy("raise", consecutive_skips=max_consecutive_errors + 1, skip_rate=None)

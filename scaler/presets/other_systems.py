@@ -64,7 +64,7 @@ def paddle(
 ) -> Streak:
     """`paddle.amp.GradScaler` in dygraph mode, in Paddle 3.
 
-    It backs off at each hysteresis-th non-finite step in a row, and starts to count anew. `AmpScaler` starts at 2^15
+    It backs off at each hysteresis-th non-finite step in a row, and starts to count again. `AmpScaler` starts at 2^15
     with an interval of 1000. The scale and the factors are float32.
 
     Parts from it: Paddle has no bounds here; ours stays in [2^-126, 2^126], so from the defaults they part at the 143rd
@@ -122,7 +122,14 @@ def nnabla(initial_scale: float = 8.0, *, growth_factor: float = 2.0, growth_int
     )
 
 
-def _paddle(initial_scale, growth_factor, backoff_factor, growth_interval, hysteresis, floor) -> Streak:
+def _paddle(
+    initial_scale: float,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    hysteresis: int,
+    floor: float,
+) -> Streak:
     check_factors(growth_factor, backoff_factor)
     return Streak(
         initial_scale,

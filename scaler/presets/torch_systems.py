@@ -236,13 +236,13 @@ def dalle(replicas: int = 1) -> Spaced:
     return Spaced(replicas)
 
 
-def check_factors(growth_factor, backoff_factor) -> None:
-    """Refuses a growth that is none, or a backoff that is none."""
+def check_factors(growth_factor: float, backoff_factor: float) -> None:
+    """Refuses a growth factor that does not grow, or a backoff factor that does not shrink."""
     check_number("growth_factor", growth_factor, "a number in (1, 2^126]", lambda v: 1 < v <= LARGEST_SCALE)
     check_number("backoff_factor", backoff_factor, "a number in [2^-126, 1)", lambda v: SMALLEST_SCALE <= v < 1)
 
 
-def checked_bound(name: str, value, if_none: float):
+def checked_bound(name: str, value: float | None, if_none: float) -> float:
     """A bound that a system may go without."""
     if value is None:
         return if_none
@@ -250,7 +250,15 @@ def checked_bound(name: str, value, if_none: float):
     return value
 
 
-def _deepspeed(late: int, initial_scale, growth_factor, growth_interval, min_scale, hysteresis, consecutive) -> Streak:
+def _deepspeed(
+    late: int,
+    initial_scale: float,
+    growth_factor: float,
+    growth_interval: int,
+    min_scale: float,
+    hysteresis: int,
+    consecutive: bool,
+) -> Streak:
     check_factors(growth_factor, 0.5)
     check_count("growth_interval", growth_interval, 1000)
     check_scale("min_scale", min_scale)

@@ -9,19 +9,19 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number
+from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number, within
 from scaler.errors import InvalidArgument
 
 
 class Event(NamedTuple):
-    """What one attempted step showed, the only thing a strategy sees of it.
+    """What one attempted step showed. A strategy sees nothing else of it.
 
     Attributes:
         finite: Scalar bool. True when every unscaled gradient and the squared global norm of all of them are finite
             in float32, which is when the step is applied.
         amax: Scalar float32, the largest magnitude among the *unscaled* float32 gradients, summed over replicas and
-            before clipping: infinity if any value is not finite (also for a NaN), 0 if all are zero. Unscaled, it
-            says the same whatever scale it was measured at. None unless the strategy needs it.
+            before clipping: infinity if any value is not finite (also for a NaN), 0 if all are zero. Since it
+            is unscaled, it does not depend on the loss scale of the step. None unless the strategy needs it.
         histogram: Int64 [edges + 1], how many values of the *scaled* gradients, as the backward pass left them in its
             compute dtype, lie at or below the first edge in magnitude, between the edges, and above the last; summed
             over replicas. Values that are not finite lie above the last. None unless the strategy needs it.
@@ -33,7 +33,7 @@ class Event(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """The statistics a strategy wants in its events beside `finite`. What it does not ask for is not computed.
+    """The statistics a strategy wants in its events beside `finite`. Nothing else is computed.
 
     Attributes:
         amax: Whether `Event.amax` is needed.
@@ -51,7 +51,7 @@ class Strategy(Protocol):
     A state is a NamedTuple of scalar tensors with at least `loss_scale` (float32, in [2^-126, 2^126]). Both methods
     are pure: they create no variables and read nothing but their arguments, so that they give the same values in
     eager mode, in a `tf.function`, in a `tf.range` loop and under XLA, also elementwise on states of any one shape.
-    A state may also hold vectors, such as a history; their own axis comes first then, before that shape.
+    A state may also hold vectors, such as a history; their own axis then comes before that shape.
 
     It may have numbers `min_scale` and `max_scale`: a scale outside of them, or outside of [2^-126, 2^126] without
     them, is never used, wherever it comes from. It may have `needs`, a `Needs`: the statistics it wants to see; without
@@ -71,7 +71,7 @@ def needs_of(strategy: object) -> Needs:
     """The statistics a strategy declares.
 
     Raises:
-        InvalidArgument: For a declaration that is no `Needs`, or for edges that are not positive and ascending.
+        InvalidArgument: If it is not a `Needs`, or its edges are not positive and ascending.
     """
     needs = getattr(strategy, "needs", Needs())
     if not isinstance(needs, Needs):
@@ -92,7 +92,7 @@ def check_edges(edges: Sequence[float]) -> None:
 
 
 def together(*needs: Needs) -> Needs:
-    """What covers all of several strategies' needs.
+    """The needs of several strategies in one.
 
     Raises:
         InvalidArgument: If two of them want histograms with different edges.
@@ -134,10 +134,23 @@ def bounds_of(strategy: object) -> tuple[Any, Any]:
     return getattr(strategy, "min_scale", SMALLEST_SCALE), getattr(strategy, "max_scale", LARGEST_SCALE)
 
 
+def float_bounds_of(strategy: object) -> tuple[tf.Tensor, tf.Tensor]:
+    """The least and the greatest scale a strategy may choose, scalar float32."""
+    low, high = bounds_of(strategy)
+    return as_float(low), as_float(high)
+
+
 def bounded(strategy: object, loss_scale: tf.Tensor) -> tf.Tensor:
     """The loss scale within the strategy's bounds."""
-    low, high = bounds_of(strategy)
-    return tf.clip_by_value(loss_scale, as_float(low), as_float(high))
+    return within(loss_scale, *float_bounds_of(strategy))
+
+
+def usable_scale(strategy: Strategy, stored: tf.Tensor) -> tf.Tensor:
+    """A stored loss scale that a step may use: within the strategy's bounds, its initial scale in place of a NaN.
+
+    Only a damaged or foreign checkpoint brings another one.
+    """
+    return bounded(strategy, tf.where(tf.math.is_nan(stored), strategy.init().loss_scale, stored))
 
 
 def bounded_state(strategy: object, state: Any) -> Any:
@@ -145,8 +158,8 @@ def bounded_state(strategy: object, state: Any) -> Any:
     return state._replace(loss_scale=bounded(strategy, state.loss_scale))
 
 
-def check_strategy(strategy: object, by: str = "LossScaler") -> None:
-    """Refuses, in the name of `by`, an object that is no strategy."""
+def require_strategy(strategy: object, by: str = "LossScaler") -> None:
+    """Refuses an object that is not a strategy; the message begins with `by`."""
     if isinstance(strategy, type) or not isinstance(strategy, Strategy):
         raise InvalidArgument(
             f"{by}({strategy!r}): expected a strategy such as scaler.Dynamic(), scaler.Static(1024.0) or "

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from scaler.checks import check_bounds
-from scaler.strategies.base import Event, Needs, Strategy, bounded, check_strategy, needs_of
+from scaler.strategies.base import Event, Needs, Strategy, bounded, needs_of, require_strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Bounded:
 
         state = strategy.update(state, event); scale = min(max(scale, min_scale), max_scale)
 
-    The strategy goes on from the bounded scale, so that it is back as soon as it moves away from a bound.
+    The strategy goes on from the bounded scale, so it leaves a bound with its first move away from it.
 
     Args:
         strategy: Any strategy.
@@ -23,7 +23,7 @@ class Bounded:
         max_scale: Ceiling, at most 2^126.
 
     Raises:
-        InvalidArgument: For bounds outside these ranges or out of order, or an object that is no strategy.
+        InvalidArgument: For bounds outside these ranges or out of order, or an object that is not a strategy.
     """
 
     strategy: Strategy
@@ -31,7 +31,7 @@ class Bounded:
     max_scale: float
 
     def __post_init__(self) -> None:
-        check_strategy(self.strategy, "Bounded")
+        require_strategy(self.strategy, "Bounded")
         check_bounds(self.min_scale, self.min_scale, self.max_scale)
 
     @property

@@ -42,8 +42,7 @@ class DelayedAmax:
     loss scale an overflow is information: at this scale something was larger than the format. That is what a
     non-finite step appends. Unrounded, as in the original, with power_of_two=False.
 
-    It knows the gradients of the *weights* only: in float16, where those of activations overflow first, give it a
-    margin.
+    It sees the gradients of the *weights* only. In float16 those of activations overflow first: give it a margin.
 
     Args:
         initial_scale: Loss scale until the first observation, in [min_scale, max_scale].

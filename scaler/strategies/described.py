@@ -8,7 +8,7 @@ from scaler.checks import is_symbolic
 
 
 def described(strategy: object) -> str:
-    """A strategy as one would write it: its class, with those of its values that are not the defaults."""
+    """A strategy as one would write it: its class, with the values that are not defaults."""
     if dataclasses.is_dataclass(strategy):
         fields = [field for field in dataclasses.fields(strategy) if field.init]
         values = [(field, getattr(strategy, field.name)) for field in fields]

@@ -14,7 +14,7 @@ GRID = 2.0**16
 _EXPONENT = 0x7F800000
 
 
-def wide(value) -> tf.Tensor:
+def wide(value: float | tf.Tensor) -> tf.Tensor:
     """A float32 tensor, or a number rounded to float32, as float64."""
     return tf.cast(tf.cast(value, tf.float32), tf.float64)
 

@@ -47,9 +47,9 @@ class Headroom:
                      distance = the one that belongs to this scale, when a peak is known
 
     The scale moves with the gradients at once, up or down, without waiting out an interval or risking an overflow.
-    What overflows is rarely the gradient of a weight, though, but that of an activation, which nobody sees: an
-    overflow says that the distance is too small, and it is an octave greater until `relax_interval` finite steps have
-    passed. Always a power of two, within the bounds.
+    But what overflows is rarely the gradient of a weight. It is that of an activation, which is not measured: so an
+    overflow says that the distance is too small, and the distance grows by an octave until `relax_interval` finite
+    steps have passed. The scale is always a power of two, within the bounds.
 
     The defaults were chosen on recorded traces of a small network; `benchmarks/headroom.py --tune` shows them among a
     hundred others, and without `--tune` where this beats `Dynamic` and where it loses.

@@ -43,8 +43,9 @@ class Histogram:
     for ever. With dead_band=1 it grows only where the doubled gradients would still be below the edge, and rests.
 
     It counts the gradients of the *weights* where the original counts those of chosen activations as well; the edge,
-    three octaves below float16's maximum, is the distance kept from them. Ours are the skip of a non-finite step, at
-    which the published rule would still grow if few values are large, the bounds, and that no values say nothing.
+    three octaves below float16's maximum, is the distance kept from them. Added here: a
+    non-finite step halves the scale, where the published rule may still double it; the scale has bounds; and steps
+    without any values change nothing.
 
     Args:
         initial_scale: Loss scale of the first steps, in [min_scale, max_scale].

@@ -43,19 +43,18 @@ class LogNormal:
         sigma = sqrt(max(q - s^2, 0))
         scale = 2^(log_max - (mu + deviations * sigma)), within the bounds
 
-    With 3.09 deviations one step in a thousand would overflow, if the model were true of the gradients that overflow.
-    It is about the gradients of the *weights*; those of activations are seen by nobody, and may be larger.
+    With 3.09 deviations one step in a thousand would overflow, if the model held for the gradients that overflow. But
+    it describes the gradients of the *weights*; those of activations are not measured, and may be larger.
 
-    As published it does not survive its first overflow: a non-finite step counts as x = 2^log_max where log_max is
+    The published rule does not survive its first overflow: a non-finite step counts as x = 2^log_max where log_max is
     meant, which holds the scale at its floor for ten thousand steps; all-zero gradients count as x = -inf, and the
-    scale is NaN from then on; log_max is 16 whatever was asked for. Repaired, which is the default:
+    scale is NaN from then on; log_max is 16 whatever was asked for. The default is a repaired rule:
 
         non-finite:  counts as x = log_max; the scale does not rise
-        amax = 0:    is no observation; nothing changes
+        amax = 0:    does not count as an observation; nothing changes
         scale:       the power of two at or below the formula's, so that scaling is exact
 
-    Not repaired, it is the published rule except where that leaves the numbers: a scale that would be NaN stays as it
-    was.
+    With repaired=False it is the published rule, except that a scale that would be NaN stays as it was.
 
     Args:
         initial_scale: Loss scale until the first observation, in [min_scale, max_scale].

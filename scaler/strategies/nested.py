@@ -1,4 +1,4 @@
-"""What strategies around other strategies share: a flat state, so that every field is one variable, and schedules."""
+"""What strategies that hold others share: a flat state, in which every field is one variable, and schedules."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ def join(name: str, inner: Any, **own: tf.Tensor) -> Any:
     Args:
         name: Of the type.
         inner: A NamedTuple.
-        own: Further fields. One that `inner` has already, as where a combinator holds another of its kind, gets a
-            number.
+        own: Further fields. If `inner` already has a field of this name, because a strategy holds another of its kind,
+            the name gets a number.
     """
     inner_type: Any = type(inner)
-    return _joined_type(name, inner_type, tuple(own))(*inner, *own.values())
+    return _type_around(name, inner_type, tuple(own))(*inner, *own.values())
 
 
 def state_of_fields(name: str, fields: Mapping[str, tf.Tensor]) -> Any:
     """A NamedTuple of the given fields."""
-    return _plain_type(name, tuple(fields))(*fields.values())
+    return _type_of_fields(name, tuple(fields))(*fields.values())
 
 
 def inner_of(state: Any) -> Any:
-    """The `inner` that a state was joined from, with its values of now."""
+    """The state of the strategy inside, from a state that `join` made."""
     return type(state).inner_type(*state[: len(type(state).inner_type._fields)])
 
 
 def own_of(state: Any) -> tuple[tf.Tensor, ...]:
-    """The values of now of what it was joined with."""
+    """The further fields that `join` added to it."""
     return tuple(state[len(type(state).inner_type._fields) :])
 
 
 def count_up(steps: tf.Tensor) -> tf.Tensor:
-    """The next of a count of steps, int32, which stays at the largest integer."""
+    """A count of steps plus one, int32; it stays at the largest integer."""
     return tf.clip_by_value(steps, 0, 2**31 - 2) + 1
 
 
@@ -49,7 +49,7 @@ def as_schedule(name: str, schedule: Any) -> tuple[tuple[int, Any], ...]:
     """A mapping from steps, or pairs of them, as pairs in ascending order.
 
     Raises:
-        InvalidArgument: For no entry, or keys that are no different integers in [0, 2^31).
+        InvalidArgument: If it is empty, or its keys are not different integers in [0, 2^31).
     """
     expected = f"{name}={schedule!r}: expected a dict from steps, different integers in [0, 2^31), to values."
     try:
@@ -65,7 +65,7 @@ def as_schedule(name: str, schedule: Any) -> tuple[tuple[int, Any], ...]:
 
 
 @functools.cache
-def _joined_type(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
+def _type_around(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
     fields = list(inner_type._fields)
     for field in own:
         unique, number = field, 2
@@ -78,5 +78,5 @@ def _joined_type(name: str, inner_type: Any, own: tuple[str, ...]) -> Any:
 
 
 @functools.cache
-def _plain_type(name: str, fields: tuple[str, ...]) -> Any:
+def _type_of_fields(name: str, fields: tuple[str, ...]) -> Any:
     return collections.namedtuple(name, fields)

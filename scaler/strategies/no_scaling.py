@@ -1,4 +1,4 @@
-"""No loss scale, the same gate."""
+"""No loss scale, but the same decision to apply or skip."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from scaler.checks import check_scale, is_symbolic
 from scaler.errors import InvalidArgument
-from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, check_strategy, needs_of
+from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, needs_of, require_strategy
 from scaler.strategies.nested import as_schedule, count_up, inner_of, join, own_of
 
 
@@ -21,9 +21,9 @@ class RisingFloor:
         floor(t) = floors[the greatest key <= t], or nothing before the first key
         state = strategy.update(state, event); t += 1; scale = max(scale, floor(t))
 
-    t counts attempted steps from 0. Late in the training gradients are small, and a spurious overflow would take the
-    scale to where many of them become zero: it is skipped and otherwise ignored once the scale is at its floor. If an
-    overflow at the floor is not spurious, every step is skipped from then on; a `StuckPolicy` says so.
+    t counts attempted steps from 0. Late in training gradients are small, and one spurious overflow would lower the
+    scale to where many of them become zero. At the floor such a step is skipped, and the scale stays. If the overflow
+    is not spurious, every step is skipped from then on; a `StuckPolicy` says so.
 
     The state is the strategy's, with `floor_steps` (scalar int32), the steps attempted so far.
 
@@ -34,7 +34,7 @@ class RisingFloor:
             150,000.
 
     Raises:
-        InvalidArgument: For floors that are no loss scales, do not rise, or exceed the strategy's ceiling.
+        InvalidArgument: For floors that are not loss scales, do not rise, or exceed the strategy's ceiling.
 
     References:
         Mellempudi et al. 2019, Mixed Precision Training With 8-bit Floating Point
@@ -45,7 +45,7 @@ class RisingFloor:
     floors: Mapping[int, float] | tuple[tuple[int, float], ...] = ((40_000, 8192.0), (150_000, 32768.0))
 
     def __post_init__(self) -> None:
-        check_strategy(self.strategy, "RisingFloor")
+        require_strategy(self.strategy, "RisingFloor")
         pairs = as_schedule("floors", self.floors)
         for step, floor in pairs:
             if is_symbolic(floor):

@@ -17,8 +17,8 @@ from scaler.strategies.base import (
     bounded,
     bounded_state,
     bounds_of,
-    check_strategy,
     needs_of,
+    require_strategy,
     together,
 )
 from scaler.strategies.nested import as_schedule, count_up, state_of_fields
@@ -30,9 +30,9 @@ class Scheduled:
 
         active = strategies[the greatest key <= t]
         state[active] = active.update(state[active], event); t += 1
-        at the step of a key: the next strategy starts from its own init(), but with the scale of now, within its bounds
+        at the step of a key: the next strategy starts from its own init(), with the current scale in its bounds
 
-    t counts attempted steps from 0. A strategy that computes its scale from statistics starts without any.
+    t counts attempted steps from 0. A strategy that computes its scale from past statistics starts without them.
 
     The state has `loss_scale`, `schedule_steps` (scalar int32), the steps attempted so far, and the other fields of
     every strategy, with its number as a suffix: `good_steps_0`, `budget_0`, ...
@@ -41,7 +41,7 @@ class Scheduled:
         strategies: Strategies by the step they start at, one of them at 0.
 
     Raises:
-        InvalidArgument: For no strategy at 0, an object that is none, or strategies that want different histograms.
+        InvalidArgument: If none starts at 0, one is not a strategy, or they want different histograms.
     """
 
     strategies: Mapping[int, Strategy] | tuple[tuple[int, Strategy], ...]
@@ -49,7 +49,7 @@ class Scheduled:
     def __post_init__(self) -> None:
         pairs = as_schedule("strategies", self.strategies)
         for _, strategy in pairs:
-            check_strategy(strategy, "Scheduled")
+            require_strategy(strategy, "Scheduled")
         if pairs[0][0] != 0:
             raise InvalidArgument(f"strategies={dict(pairs)!r}: expected one that starts at step 0.")
         together(*(needs_of(strategy) for _, strategy in pairs))

@@ -18,9 +18,9 @@ class SmoothState(NamedTuple):
 
     Attributes:
         loss_scale: Scalar float32, in [min_scale, max_scale]: 2^log2_scale.
-        log2_scale: Scalar float64. If it does not belong to loss_scale, because that was bounded from outside, it is
-            taken from there.
-        since_backoff: Scalar int32, in [0, backoff_interval], steps since the last backoff, no further than needed.
+        log2_scale: Scalar float64. If loss_scale was changed from outside, this is computed from it
+            again.
+        since_backoff: Scalar int32, in [0, backoff_interval], steps since the last backoff, counted up to the interval.
         searching: Scalar bool, whether the scale still doubles at every finite step.
     """
 
@@ -46,8 +46,8 @@ class Smooth:
         DALL-E:            Smooth(M * 2.0**13, backoff_factor=2**-0.5, backoff_interval=125,
                                   min_scale=M * 2.0**7, max_scale=M * 2.0**24), one for each block, M replicas
 
-    There is no interval to wait out, and overflows come one by one instead of when a doubling is tried. The price is
-    that the scale is no power of two: scaling rounds each gradient once more.
+    The scale never waits for an interval to end, and overflows come one at a time, not after each doubling. The price:
+    the scale is not a power of two, so scaling rounds each gradient once more.
 
     Args:
         initial_scale: Loss scale of the first step, in [min_scale, max_scale].
@@ -114,5 +114,5 @@ class Smooth:
             return 1.0 / tf.cast(interval, tf.float64)
         return tf.constant(1.0 / float(interval), tf.float64)
 
-    def _log2(self, value) -> tf.Tensor:
+    def _log2(self, value: float | tf.Tensor) -> tf.Tensor:
         return exact.log2(value) if is_symbolic(value) else tf.constant(math.log2(float(value)), tf.float64)

@@ -1,4 +1,4 @@
-"""Any strategy, with a loss scale that comes up slowly."""
+"""Any strategy, with a loss scale that rises slowly at first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from scaler.checks import check_constant, check_count, check_scale, is_symbolic
 from scaler.errors import InvalidArgument
 from scaler.strategies import exact
-from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, check_strategy, needs_of
+from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, needs_of, require_strategy
 from scaler.strategies.nested import count_up, inner_of, join, own_of
 
 
@@ -24,11 +24,11 @@ class Warmup:
         scale:    min(target, initial_scale * 2^floor(t * rise / steps)) while t < steps, target from then on
         non-finite while t < steps: the strategy goes on from the scale that was used, which is too large already
 
-    t counts attempted steps from 0. The first gradients of a network are often its largest, and a scale that fits the
-    rest of the training skips the first steps one after the other.
+    t counts attempted steps from 0. The first gradients of a network are often its largest: a scale that fits the
+    rest of the training would overflow in the first steps, one after the other.
 
-    It comes up to the strategy's own scale, whatever the scale was before it: also in the middle of a `Scheduled`, and
-    where a checkpoint of another strategy is restored into it.
+    It rises to the strategy's own scale, whatever the scale was before it began: also in the middle of a `Scheduled`,
+    and after a checkpoint of another strategy was restored into it.
 
     The state is the strategy's, with `target_scale` (scalar float32) and `warmup_steps` (scalar int32), the steps
     attempted so far.
@@ -40,7 +40,7 @@ class Warmup:
             `max_scale`.
 
     Raises:
-        InvalidArgument: For a number outside these ranges, or an object that is no strategy.
+        InvalidArgument: For a number outside these ranges, or an object that is not a strategy.
     """
 
     strategy: Strategy
@@ -49,7 +49,7 @@ class Warmup:
     initial_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        check_strategy(self.strategy, "Warmup")
+        require_strategy(self.strategy, "Warmup")
         if is_symbolic(self.steps):
             raise InvalidArgument("Warmup(steps=...): expected a Python integer and not a tensor.")
         check_count("steps", self.steps, 1000)

@@ -26,8 +26,8 @@ class MasterWeights(tf.Module):
     variables is expected: `loss_scaler.apply(optimizer, grads, masters)`. Save it beside the model
     (`tf.train.Checkpoint(model=model, masters=masters, ...)`): the model holds only the rounded values.
 
-    It belongs to the variables it was made for. After `layer.trainable` was set, `model.trainable_variables` is another
-    list: make new masters, and a new optimizer. New ones start from the rounded weights.
+    It belongs to the variables it was made for. Setting `layer.trainable` changes `model.trainable_variables`: then
+    make new masters, and a new optimizer. New masters start from the rounded weights.
 
     Args:
         variables: The model's trainable variables.
@@ -60,7 +60,7 @@ class MasterWeights(tf.Module):
         return list(self._model_variables)
 
     def trained(self, grads: Sequence) -> TrainableSet:
-        """Those of the variables that have a gradient, as they were to be trained when this was made."""
+        """The variables that have a gradient, each with whether it was trainable when this was made."""
         pairs = zip(self._trainable.variables, self._trainable.flags, grads, strict=True)
         return TrainableSet(
             *zip(*((variable, flag) for variable, flag, grad in pairs if grad is not None), strict=True)
@@ -72,7 +72,7 @@ class MasterWeights(tf.Module):
         return list(self._weights)
 
     def refresh(self, weights: Sequence | None = None) -> None:
-        """Takes over values that were assigned to the model: a master whose rounding is not the variable's value.
+        """Takes over values that were assigned to the model: where a master, once rounded, differs from its variable.
 
         `LossScaler.apply` does this before each update. Otherwise the first step after `set_weights` or
         `load_weights` would write the old weights back.
@@ -96,7 +96,7 @@ class MasterWeights(tf.Module):
             replicas.assign_each(tf.distribute.get_strategy(), variable, _round, master)
         self.in_update = False
 
-    def _copies(self, weights: Sequence | None):
+    def _copies(self, weights: Sequence | None) -> list[tuple[tf.Variable, tf.Variable]]:
         wanted = None if weights is None else {id(weight) for weight in weights}
         return [
             (replicas.native(variable), master)
@@ -113,7 +113,7 @@ def _round(variable: tf.Variable, master: tf.Variable) -> tf.Tensor:
     return tf.saturate_cast(master, variable.dtype)
 
 
-def _master(variable) -> tf.Variable:
+def _master(variable: keras.Variable | tf.Variable) -> tf.Variable:
     native = replicas.native(variable)
     distributed = isinstance(native, tf.distribute.DistributedValues)
     with native.distribute_strategy.scope() if distributed else contextlib.nullcontext(), tf.name_scope(""):

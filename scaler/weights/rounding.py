@@ -1,4 +1,4 @@
-"""Updating 16-bit weights that have no float32 masters: two ways not to lose small updates, and how many are lost.
+"""Updating 16-bit weights without float32 masters: two ways to keep small updates, and a count of those lost.
 
 Rounded to nearest, an update smaller than half the distance between two neighbours leaves a weight as it was, however
 often it is repeated. Rounding at random keeps it on average; compensated (Kahan) summation keeps it in a second 16-bit
@@ -19,8 +19,8 @@ _LARGEST = {tf.bfloat16: float(ml_dtypes.finfo(ml_dtypes.bfloat16).max), tf.floa
 _LEAST_EXPONENT = {tf.bfloat16: -126, tf.float16: -14}
 
 
-def round_stochastically(values: tf.Tensor, dtype, seed: tf.Tensor) -> tf.Tensor:
-    """Each value as one of its two neighbours in a 16-bit dtype, at random, so that the mean is the value.
+def round_stochastically(values: tf.Tensor, dtype: str | tf.DType | np.dtype | type, seed: tf.Tensor) -> tf.Tensor:
+    """Rounds each value at random to one of its two neighbours in a 16-bit dtype, so that the mean is the value.
 
     A value between the neighbours a < x < b becomes b with probability (x - a) / (b - a), to within 2^-24, and one that
     the dtype holds stays as it is. A finite value beyond the largest one of the dtype becomes that; infinities and NaN
@@ -48,7 +48,7 @@ def round_stochastically(values: tf.Tensor, dtype, seed: tf.Tensor) -> tf.Tensor
 
 
 def add_compensated(weights: tf.Tensor, compensation: tf.Tensor, update: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Weights plus an update, and what rounding has kept from them so far (Kahan).
+    """Weights plus an update, and what rounding has taken from them so far (Kahan).
 
         y = update - compensation
         new = round(weights + y)
@@ -74,7 +74,7 @@ def add_compensated(weights: tf.Tensor, compensation: tf.Tensor, update: tf.Tens
 
 
 def swallowed_share(before: tf.Tensor, update: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-    """The share of updates other than 0 that left their weight as it was, scalar float32; 0 if there is none.
+    """The share of non-zero updates that did not change their weight, scalar float32; 0 if there are no updates.
 
     Args:
         before: Weights before the update, of any dtype and shape.
@@ -119,7 +119,7 @@ def spacing(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.bitcast(tf.bitwise.left_shift(least + 127, 23), tf.float32)
 
 
-def _sixteen_bits(dtype) -> tf.DType:
+def _sixteen_bits(dtype: str | tf.DType | np.dtype | type) -> tf.DType:
     try:
         known = tf.as_dtype(dtype)
     except TypeError:

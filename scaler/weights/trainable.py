@@ -1,4 +1,4 @@
-"""Notices that a layer was frozen or unfrozen after a step was made for its variables."""
+"""Finds out that a layer was frozen or unfrozen after a step was made for its variables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TrainableSet:
     def keep(self, step: str, remedy: str) -> None:
         """Refuses a change since this was made, now and at each later call of the function that is being traced.
 
-        A function that sets `trainable` itself does so while it is traced: what it leaves behind is no change.
+        A function may set `trainable` itself while it is traced: that does not count as a change.
 
         Args:
             step: Who trains, to begin the sentence with.

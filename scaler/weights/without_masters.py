@@ -1,4 +1,4 @@
-"""16-bit weights that are trained without float32 masters: rounded at random, or with what rounding keeps carried on.
+"""16-bit weights trained without float32 masters: rounded at random, or with the rounding error carried on.
 
 Zamirai et al. 2020, Revisiting BFloat16 Training (https://arxiv.org/abs/2010.06192), algorithms 1 (stochastic rounding)
 and 2 (Kahan summation).
@@ -7,7 +7,7 @@ and 2 (Kahan summation).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -18,7 +18,7 @@ from scaler.weights.rounding import add_compensated, round_stochastically, spaci
 
 
 class _WithoutMasters(MasterWeights):
-    """What both modes share: `weights` are where an update is computed in float32, and remember nothing.
+    """What both modes share: float32 `weights`, in which an update is computed, and which keep nothing between steps.
 
     Before an update they become the 16-bit weights, after it they are rounded into them. The optimizer's slots, which
     have their dtype, are float32.
@@ -34,7 +34,7 @@ class _WithoutMasters(MasterWeights):
 
     @property
     def swallowed(self) -> tf.Tensor:
-        """The share of the last applied step's updates, of those other than 0, that left their 16-bit weight as it was.
+        """The share of the last applied step's non-zero updates that did not change their 16-bit weight.
 
         Scalar float32; 0 before the first step. `float32` variables swallow nothing that counts here.
         """
@@ -52,11 +52,13 @@ class _WithoutMasters(MasterWeights):
         for variable, master in self._copies(weights):
             replicas.assign_each(tf.distribute.get_strategy(), master, _exact, variable)
 
-    def _write(self, position: int, function, *others) -> None:
+    def _write(self, position: int, function: Callable[..., tuple[tf.Tensor, ...]], *others: tf.Variable) -> None:
         """Assigns `function(position, old, master, *others)`, new values for the variable and the `others`."""
         variable, master = self._copies(None)[position]
 
-        def assign(own, master, wanted, lost, *others) -> None:
+        def assign(
+            own: tf.Variable, master: tf.Variable, wanted: tf.Variable, lost: tf.Variable, *others: tf.Variable
+        ) -> None:
             old, moved = tf.identity(own), tf.identity(master)
             new, *kept = function(position, old, moved, *map(tf.identity, others))
             changing = tf.not_equal(moved, tf.cast(old, tf.float32))
@@ -79,12 +81,11 @@ class StochasticRounding(_WithoutMasters):
 
         new = (w + update), rounded up with probability (distance to the neighbour below) / (spacing)
 
-    Pass it in the place of variables: `loss_scaler.apply(optimizer, grads,
-    scaler.weights.StochasticRounding(variables))`. Save it beside the model: it counts its steps, and the numbers drawn
-    depend on `seed`, the variable's position and that count alone, so that a run that was restored draws the same.
-    Skipped steps are not counted.
+    Pass it in place of the variables: `loss_scaler.apply(optimizer, grads,
+    scaler.weights.StochasticRounding(variables))`. Save it beside the model: it counts applied steps, and the numbers
+    it draws depend only on `seed`, the variable's position and that count. So a restored run draws the same ones.
 
-    For the time of an update each weight is held in float32, in `weights`: what this changes is the arithmetic. It
+    During an update each weight is held in float32, in `weights`: only the arithmetic differs from masters. It
     needs as much memory as `MasterWeights`.
 
     Args:
@@ -125,11 +126,11 @@ class KahanWeights(_WithoutMasters):
 
         y = update - c;  new = round(w + y);  c = round((new - w) - y)
 
-    Pass it in the place of variables: `loss_scaler.apply(optimizer, grads, scaler.weights.KahanWeights(variables))`.
+    Pass it in place of the variables: `loss_scaler.apply(optimizer, grads, scaler.weights.KahanWeights(variables))`.
     Save it beside the model: it holds the compensations c. One that is larger than the distance between two neighbours
-    of its weight cannot stem from it, as after `set_weights` or at the dtype's largest value, and counts as 0.
+    of its weight does not belong to it, as after `set_weights` or at the dtype's largest value, and counts as 0.
 
-    For the time of an update each weight is held in float32, in `weights`: what this changes is the arithmetic. It
+    During an update each weight is held in float32, in `weights`: only the arithmetic differs from masters. It
     needs more memory than `MasterWeights`.
 
     Args:
@@ -146,7 +147,7 @@ class KahanWeights(_WithoutMasters):
 
     @property
     def compensations(self) -> list:
-        """One for each 16-bit variable, of its dtype and shape: what it is too large by."""
+        """One for each 16-bit variable, of its dtype and shape: by how much the variable is too large."""
         return list(self._compensations)
 
     def write(self, weights: Sequence | None = None) -> None:
@@ -182,5 +183,5 @@ def _count(master: tf.Variable, name: str) -> tf.Variable:
     return _beside(master, tf.zeros([], tf.int64), name)
 
 
-def _zeros(master: tf.Variable, dtype, name: str) -> tf.Variable:
+def _zeros(master: tf.Variable, dtype: str | tf.DType, name: str) -> tf.Variable:
     return _beside(master, tf.zeros(master.shape, dtype), name)

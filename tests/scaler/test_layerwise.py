@@ -179,7 +179,7 @@ def test_refusals():
         layerwise.unscale([tf.constant(1.0)], [second])
     with tf.GradientTape() as tape:
         loss = first * 2.0
-    with pytest.raises(scaler.InvalidArgument, match="did not come by a rescale"):
+    with pytest.raises(scaler.InvalidArgument, match="did not pass a rescale"):
         layerwise.gradient(tape, loss, [first])
     with pytest.raises(scaler.InvalidArgument, match="int32"):
         rescale(tf.constant([1]), 2.0)

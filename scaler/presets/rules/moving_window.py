@@ -19,7 +19,7 @@ class MovingWindowState(NamedTuple):
     Attributes:
         loss_scale: Scalar float32.
         exact_scale: Scalar float64, which `loss_scale` is rounded from.
-        window: Scalar float64, the growth interval of now; a fraction if the growth factor is one.
+        window: Scalar float64, the current growth interval; a fraction if the growth factor is one.
         good_steps: Scalar int32, finite steps since the last non-finite one.
         since_change: Scalar int32, steps since the scale changed.
         overflows: Scalar int32, non-finite steps since the last backoff.
@@ -68,7 +68,7 @@ class MovingWindow:
     min_loss_scale: float = 2.0**-5
 
     def __post_init__(self) -> None:
-        check_tolerance(self)
+        check_tolerance(self.initial_scale, self.growth_factor, self.growth_interval, self.tolerance, self.threshold)
         check_number("min_loss_scale", self.min_loss_scale, "a number in [0, 2^126]", lambda v: 0 <= v <= LARGEST_SCALE)
 
     @property
@@ -88,7 +88,7 @@ class MovingWindow:
     def update(self, state: MovingWindowState, event: Event) -> MovingWindowState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, factor = event.finite, self.growth_factor
-        good_steps, since_change, overflows = count(state, finite)
+        good_steps, since_change, overflows = count(state.good_steps, state.since_change, state.overflows, finite)
         window = tf.maximum(state.window, as_double(1.0))
         grow = tf.logical_and(finite, tf.equal(tf.math.floormod(tf.cast(good_steps, tf.float64), window), 0))
         back_off = exceeds(overflows, since_change, self.tolerance, finite)
@@ -97,7 +97,7 @@ class MovingWindow:
         lower = change(scale, back_off, 1.0, factor)
         if self.threshold is not None:
             lower = tf.maximum(lower, as_double(self.threshold))
-        # metaseq puts the old scale back after a step that was only tolerated, too: there it is no change.
+        # metaseq also puts the old scale back after a step that was only tolerated, which changes nothing.
         lower = tf.where(lower >= as_double(self.min_loss_scale), lower, scale)
         exact = kept(tf.where(back_off, lower, change(scale, grow, factor)))
         shorter = tf.maximum(tf.floor(change(window, back_off, 1.0, factor)), as_double(1.0))

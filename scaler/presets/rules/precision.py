@@ -14,13 +14,13 @@ import tensorflow as tf
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, is_symbolic
 
 
-def as_double(value) -> tf.Tensor:
+def as_double(value: float | tf.Tensor) -> tf.Tensor:
     """A checked number, tensor or variable in float64."""
     # tf.cast would round a Python number to float32 on its way.
     return tf.cast(value, tf.float64) if is_symbolic(value) else tf.constant(float(value), tf.float64)
 
 
-def single(value):
+def single(value: float | tf.Tensor) -> float | tf.Tensor:
     """A number, tensor or variable rounded to float32, as a float or a float64 tensor, as a float32 original has it."""
     return tf.cast(tf.cast(value, tf.float32), tf.float64) if is_symbolic(value) else float(np.float32(value))
 
@@ -36,17 +36,19 @@ def kept(scale: tf.Tensor) -> tf.Tensor:
     return tf.clip_by_value(scale, as_double(SMALLEST_SCALE), as_double(LARGEST_SCALE))
 
 
-def change(scale: tf.Tensor, where, factor, divisor=1.0) -> tf.Tensor:
+def change(
+    scale: tf.Tensor, where: tf.Tensor, factor: float | tf.Tensor, divisor: float | tf.Tensor = 1.0
+) -> tf.Tensor:
     """`scale * factor / divisor` where asked for, else `scale`; one of the two numbers is 1."""
     one = as_double(1.0)
     return scale * tf.where(where, as_double(factor), one) / tf.where(where, as_double(divisor), one)
 
 
-def smaller(a, b):
+def smaller(a: float | tf.Tensor, b: float | tf.Tensor) -> float | tf.Tensor:
     """The smaller of two numbers or tensors."""
     return tf.minimum(as_double(a), as_double(b)) if is_symbolic(a) or is_symbolic(b) else min(a, b)
 
 
-def larger(a, b):
+def larger(a: float | tf.Tensor, b: float | tf.Tensor) -> float | tf.Tensor:
     """The larger of two numbers or tensors."""
     return tf.maximum(as_double(a), as_double(b)) if is_symbolic(a) or is_symbolic(b) else max(a, b)

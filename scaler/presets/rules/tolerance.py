@@ -44,7 +44,7 @@ class Tolerance:
                          new = max(scale / growth_factor, threshold); since_change = 0; overflows = 0
                          scale = new when new > min_loss_scale, else it stays: fairseq raises here
 
-    A growth does not forget the non-finite steps before it, but starts the share anew, which may then exceed 1.
+    A growth keeps the count of non-finite steps, but restarts the count of steps, so the share may then exceed 1.
 
     Args:
         initial_scale: Loss scale of the first step, in [2^-126, 2^126].
@@ -67,7 +67,7 @@ class Tolerance:
     min_loss_scale: float = 1e-4
 
     def __post_init__(self) -> None:
-        check_tolerance(self)
+        check_tolerance(self.initial_scale, self.growth_factor, self.growth_interval, self.tolerance, self.threshold)
         check_number("min_loss_scale", self.min_loss_scale, "a number in [0, 2^126]", lambda v: 0 <= v <= LARGEST_SCALE)
 
     @property
@@ -86,7 +86,7 @@ class Tolerance:
     def update(self, state: ToleranceState, event: Event) -> ToleranceState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite = event.finite
-        good_steps, since_change, overflows = count(state, finite)
+        good_steps, since_change, overflows = count(state.good_steps, state.since_change, state.overflows, finite)
         grow = tf.logical_and(finite, tf.equal(good_steps % tf.cast(self.growth_interval, tf.int32), 0))
         back_off = exceeds(overflows, since_change, self.tolerance, finite)
 
@@ -105,30 +105,34 @@ class Tolerance:
         )
 
 
-def check_tolerance(strategy) -> None:
+def check_tolerance(
+    initial_scale: float, growth_factor: float, growth_interval: int, tolerance: float, threshold: float | None
+) -> None:
     """Refuses numbers that neither `Tolerance` nor `MovingWindow` can work with."""
-    check_scale("initial_scale", strategy.initial_scale)
-    check_number("growth_factor", strategy.growth_factor, "a number in (1, 2^126]", lambda v: 1 < v <= LARGEST_SCALE)
-    check_count("growth_interval", strategy.growth_interval, 2000)
-    check_number("tolerance", strategy.tolerance, "a share of at least 0", lambda v: 0 <= v < math.inf)
-    if strategy.threshold is not None:
-        check_scale("threshold", strategy.threshold)
+    check_scale("initial_scale", initial_scale)
+    check_number("growth_factor", growth_factor, "a number in (1, 2^126]", lambda v: 1 < v <= LARGEST_SCALE)
+    check_count("growth_interval", growth_interval, 2000)
+    check_number("tolerance", tolerance, "a share of at least 0", lambda v: 0 <= v < math.inf)
+    if threshold is not None:
+        check_scale("threshold", threshold)
 
 
-def count(state, finite: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def count(
+    good_steps: tf.Tensor, since_change: tf.Tensor, overflows: tf.Tensor, finite: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The three counters after a step, before the scale changes."""
     # A checkpoint may bring counts below zero, which would divide by zero.
-    good, since, overflows = (tf.maximum(n, 0) for n in (state.good_steps, state.since_change, state.overflows))
+    good, since, overflows = (tf.maximum(n, 0) for n in (good_steps, since_change, overflows))
     return tf.where(finite, good + 1, 0), since + 1, tf.where(finite, overflows, overflows + 1)
 
 
-def exceeds(overflows: tf.Tensor, since_change: tf.Tensor, tolerance, finite: tf.Tensor) -> tf.Tensor:
+def exceeds(overflows: tf.Tensor, since_change: tf.Tensor, tolerance: float, finite: tf.Tensor) -> tf.Tensor:
     """Whether a non-finite step makes the share of them reach the tolerance."""
     share = tf.cast(overflows, tf.float64) / tf.cast(since_change, tf.float64)
     return tf.logical_and(tf.logical_not(finite), share >= as_double(tolerance))
 
 
-def lowest(initial_scale, divisor, allowed: Callable[[float], bool], bound: float) -> float:
+def lowest(initial_scale: float, divisor: float, allowed: Callable[[float], bool], bound: float) -> float:
     """The last of the scales that repeated division leads to and `allowed` allows, or `bound` if they are too many."""
     scale = float(initial_scale)
     for _ in range(10_000):

@@ -1,0 +1,57 @@
+"""Guards the drawing of the rooms: each stands in it once, and imports only from lines above its own."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
+def drawn(package):
+    """The line of each room."""
+    block = re.search(rf"^    {package}/\n((?:      .+\n)+)", TEXT, re.MULTILINE).group(1)
+    lines = [re.split(r"\s{2,}", line.strip())[0].split(", ") for line in block.splitlines()]
+    return {room: number for number, rooms in enumerate(lines) for room in rooms}
+
+
+def files(package):
+    for path in sorted((ROOT / package).rglob("*.py")):
+        room = path.relative_to(ROOT / package).with_suffix("").parts[0]
+        if room not in ("__init__", "__main__"):
+            yield room, path
+
+
+def imported(path, package):
+    """The rooms of the package that a file imports from, also where only a type checker or a function does."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == package:
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module.startswith(f"{package}."):
+            yield node.module.split(".")[1]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith(f"{package}."))
+
+
+@pytest.mark.parametrize("package", ["scaler", "loops"])
+def test_every_room_is_drawn_and_imports_go_up(package):
+    lines = drawn(package)
+    assert {room for room, _ in files(package)} == set(lines)
+    arrows = {(room, other) for room, path in files(package) for other in imported(path, package) if other != room}
+    assert len(arrows) > 20
+    assert {(room, other) for room, other in arrows if lines[other] >= lines[room]} == set()
+
+
+def test_the_scaler_knows_nothing_of_loops():
+    assert [path for _, path in files("scaler") if any(imported(path, "loops"))] == []
+
+
+def test_files_that_are_named_are_there():
+    there = [
+        f"/{path.relative_to(ROOT)}" for folder in ("scaler", "loops", "tests") for path in (ROOT / folder).rglob("*")
+    ]
+    names = re.findall(r"`([\w/]+(?:/|\.py))", TEXT)
+    assert len(names) > 20
+    assert [name for name in names if not any(path.endswith(f"/{name.rstrip('/')}") for path in there)] == []
