@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.backend.generators import caveats as hidden_generators
 from loops.batches import explained
 from loops.calls import Outputs, StepCalls, TrainStepFunction
 from loops.counters import Counters, CounterVariables
@@ -177,7 +178,7 @@ class Loop:
     def caveats(self) -> list[str]:
         """What a resumed run of this loop loses, a sentence for each."""
         operations = unsaved_random_operations(self._call.trace())
-        found = self.position.caveats
+        found = [*self.position.caveats, *hidden_generators()]
         if operations:
             found.append(
                 f"the train step draws random numbers with {', '.join(operations)}, whose position cannot be saved. "

@@ -11,6 +11,7 @@ import tensorflow as tf
 import scaler
 from loops.batches import explaining, parts
 from loops.errors import BadOutputs
+from loops.layers import layers_of
 from loops.step.arguments import (
     check_late_layers,
     check_made_masters,
@@ -230,7 +231,7 @@ class TrainStep(tf.Module):
         if self.layerwise:
             return loss, extra, self.layerwise.gradient(tape, scaled, weights), None
         grads = tape.gradient(scaled, weights)
-        if replicas > 1 and any(getattr(layer, "synchronized", False) for layer in self.model._flatten_layers()):
+        if replicas > 1 and any(getattr(layer, "synchronized", False) for layer in layers_of(self.model)):
             # Replicas meet in these gradients, which they cannot in the branch of a skip.
             may_look_again = False
         if not may_look_again:
