@@ -22,7 +22,6 @@ from loops.step.arguments import (
     default_scaler,
 )
 from loops.step.window import Window
-from scaler.backend.graphs import in_xla
 
 OUTPUTS = (
     "loss",
@@ -215,7 +214,7 @@ class TrainStep(tf.Module):
         """The loss, what came with it, scaled gradients, and a function from an output gradient to those for it."""
         weights = self.model.trainable_variables
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        may_look_again = not in_xla()
+        may_look_again = self.loss_scaler.may_diagnose()
         with tf.GradientTape(persistent=may_look_again) as tape:
             prediction = self.model(x, training=True)
             arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
