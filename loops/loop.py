@@ -17,6 +17,7 @@ import scaler
 from loops.backend.generators import caveats as hidden_generators
 from loops.batches import explained
 from loops.calls import Outputs, StepCalls, TrainStepFunction
+from loops.checks import check_count
 from loops.counters import Counters, CounterVariables
 from loops.errors import OutOfData, WorkerLost
 from loops.interrupts import Deferred, deferred_signals
@@ -208,7 +209,7 @@ class Loop:
             raise _alone(error) from None
 
     def _run(self, steps: int) -> Counters:
-        _check_count("run(steps)", steps)
+        check_count(f"run(steps)={steps!r}", steps)
         self._check_ahead(steps)
         self._stopped_elsewhere = None
         start = time.perf_counter()
@@ -342,7 +343,7 @@ def _check(train_step: object, dataset: object, steps_per_call: object, actions:
             f"Loop(dataset={type(dataset).__name__}): expected a tf.data.Dataset. Arrays become one with "
             "tf.data.Dataset.from_tensor_slices((x, y)).batch(64)."
         )
-    _check_count("steps_per_call", steps_per_call)
+    check_count(f"steps_per_call={steps_per_call!r}", steps_per_call)
     for action in actions:
         if isinstance(action, type):
             raise scaler.InvalidArgument(
@@ -350,8 +351,3 @@ def _check(train_step: object, dataset: object, steps_per_call: object, actions:
             )
         if not callable(action):
             raise scaler.InvalidArgument(f"Loop(actions=[{action!r}]): expected callables that take a Visit.")
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise scaler.InvalidArgument(f"{name}={value!r}: expected an integer of at least 1.")

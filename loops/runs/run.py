@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import scaler
 from loops.actions import Checkpoint, JsonLines
+from loops.json_values import without_nan
 from loops.loop import Action, Loop
 from loops.resume.variables import components
 from loops.runs.digest import weights_digest
@@ -162,7 +163,7 @@ def numerical_settings() -> dict:
 
 def to_json(value: dict) -> str:
     """The value as JSON, with null for NaN and infinities, which JSON does not have."""
-    return json.dumps(_without_nan(value), indent=2, allow_nan=False)
+    return json.dumps(without_nan(value), indent=2, allow_nan=False)
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:
@@ -170,14 +171,6 @@ def write_json(path: pathlib.Path, value: dict) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(to_json(value) + "\n", encoding="utf-8")
     temporary.replace(path)
-
-
-def _without_nan(value):
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 class _LastLosses:

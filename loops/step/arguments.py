@@ -8,6 +8,7 @@ import keras
 
 import scaler
 from loops.backend.steps import schedule
+from loops.checks import check_count
 from loops.layers import layers_of
 from loops.step.by_attempts import ByAttempts
 
@@ -98,5 +99,4 @@ def check_parts(model: object, loss_fn: object, loss_scaler: object, accumulate:
             f"TrainStep(loss_scaler={loss_scaler!r}): expected a scaler.LossScaler, such as "
             "scaler.LossScaler(scaler.Dynamic())."
         )
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise scaler.InvalidArgument(f"TrainStep(accumulate={accumulate!r}): expected an integer of at least 1.")
+    check_count(f"TrainStep(accumulate={accumulate!r})", accumulate)

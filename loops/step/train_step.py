@@ -21,7 +21,7 @@ from loops.step.arguments import (
     computes_in_float16,
     default_scaler,
 )
-from loops.step.window import Window
+from loops.step.window import MicroBatches
 
 OUTPUTS = (
     "loss",
@@ -100,7 +100,7 @@ class TrainStep(tf.Module):
         self.optimizer = optimizer
         self.loss_scaler = loss_scaler or default_scaler(model, layerwise)
         self._unscaled_by_default = loss_scaler is None and layerwise is None and not computes_in_float16(model)
-        self.accumulate = accumulate
+        self.accumulate = int(accumulate)
         self.clip_norm = clip_norm
         self.clip = clip
         self.allow_16bit_updates = allow_16bit_updates
@@ -112,7 +112,7 @@ class TrainStep(tf.Module):
             tf.function(lambda *batch: self._differentiate(*batch)[:3], jit_compile=True) if jit_compile else None
         )
         self.masters: scaler.MasterWeights | None = None
-        self.window: Window | None = None
+        self.window: MicroBatches | None = None
         self._ready = bool(model.built)
         if self._ready:
             # Variables made while a step is traced have it traced twice.
@@ -208,7 +208,7 @@ class TrainStep(tf.Module):
         elif not self.allow_16bit_updates and any(v.dtype in ("float16", "bfloat16") for v in variables):
             self.masters = scaler.MasterWeights(variables)
         if self.accumulate > 1:
-            self.window = Window(self.accumulate, variables, self.model.non_trainable_variables)
+            self.window = MicroBatches(self.accumulate, variables, self.model.non_trainable_variables)
 
     def _differentiate(self, x, y, sample_weight):
         """The loss, what came with it, scaled gradients, and a function from an output gradient to those for it."""

@@ -7,7 +7,7 @@ import tensorflow as tf
 import scaler
 
 
-class Window(tf.Module):
+class MicroBatches(tf.Module):
     """The sum of scaled gradients over `size` micro-batches, and the state from before the first of them.
 
     The sum is at the scale of the micro-batch added last: where the scale moves inside of a window, it follows.
@@ -16,6 +16,9 @@ class Window(tf.Module):
     would have ended, and `gradients` then holds an infinity or a NaN where the first such micro-batch had one, so that
     the gate skips it and names the right weight. Each replica sums for itself; the gate sums over replicas, once a
     window.
+
+    `scaler.LossScaleOptimizer` has sums of its own, of a Keras optimizer that accumulates: these keep nothing of the
+    model, and a checkpoint of another number of replicas can be read into them.
 
     Args:
         size: Micro-batches in a window, at least 2.
