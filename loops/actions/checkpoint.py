@@ -21,7 +21,8 @@ from loops.resume.variables import layout
 from loops.workers.workers import Workers
 
 if TYPE_CHECKING:
-    from loops.loop import Loop, Visit
+    from loops.loop import Loop
+    from loops.visit import Visit
 
 
 BEST = "best"

@@ -7,7 +7,7 @@ import io
 
 from loops.actions.lines import StepLines
 from loops.errors import LoopError
-from loops.loop import Visit
+from loops.visit import Visit
 
 
 class Csv(StepLines):

@@ -14,7 +14,7 @@ import scaler
 from loops.actions.every import Cadence, Seconds
 from loops.batches import explaining, parts
 from loops.errors import LoopError
-from loops.loop import Visit
+from loops.visit import Visit
 
 
 class Evaluate:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import scaler
 from loops.actions.lines import StepLines
 from loops.json_values import without_nan
-from loops.loop import Visit
 from loops.step.train_step import TrainStep
+from loops.visit import Visit
 
 if TYPE_CHECKING:
-    from loops.json_values import without_nan
-from loops.loop import Loop
+    from loops.loop import Loop
 
 
 class JsonLines(StepLines):

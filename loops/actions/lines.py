@@ -7,7 +7,7 @@ from typing import IO
 from loops.actions.every import Cadence, Seconds
 from loops.actions.places import as_path, writing
 from loops.errors import BadOutputs
-from loops.loop import Visit
+from loops.visit import Visit
 
 
 class StepLines:

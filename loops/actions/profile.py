@@ -9,7 +9,7 @@ import tensorflow as tf
 from loops.actions.places import as_path, check_folder
 from loops.checks import check_count
 from loops.errors import LoopError
-from loops.loop import Visit
+from loops.visit import Visit
 
 if TYPE_CHECKING:
     from loops.loop import Loop

@@ -11,7 +11,7 @@ import rich.progress
 import scaler
 from loops.actions.evaluate import Evaluate
 from loops.actions.every import Cadence, Seconds
-from loops.loop import Visit
+from loops.visit import Visit
 
 if TYPE_CHECKING:
     from loops.loop import Loop

@@ -15,7 +15,7 @@ import tensorflow as tf
 from loops.actions.evaluate import Evaluate
 from loops.actions.every import Cadence, Seconds
 from loops.actions.places import as_path, check_folder
-from loops.loop import Visit
+from loops.visit import Visit
 
 if TYPE_CHECKING:
     from loops.loop import Loop

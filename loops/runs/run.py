@@ -16,12 +16,13 @@ import tensorflow as tf
 import scaler
 from loops.actions import Checkpoint, JsonLines
 from loops.json_values import without_nan
-from loops.loop import Action, Loop
+from loops.loop import Loop
 from loops.resume.variables import components
 from loops.runs.digest import weights_digest
 from loops.runs.strategy_text import parse_strategy
 from loops.step.train_step import TrainStep
 from loops.tasks import Task
+from loops.visit import Action
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 CHECKPOINTS = "checkpoints"

@@ -10,12 +10,12 @@ import numpy as np
 
 import scaler
 from loops.actions import Progress
-from loops.loop import Visit
 from loops.runs.run import RunOptions, train, write_json
 from loops.study.gradients import GradientAction, GradientProbe
 from loops.study.setups import Setup
 from loops.study.summaries import failed
 from loops.tasks import ImageTask, Task
+from loops.visit import Visit
 
 
 def run_study(
