@@ -45,7 +45,7 @@ class Averaged:
             )
         self._model, self._optimizer = model, optimizer
 
-    def __call__(self, x, training: bool = False) -> Any:
+    def __call__(self, x: Any, training: bool = False) -> Any:
         """The model's prediction with averaged weights, for inference.
 
         Args:

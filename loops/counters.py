@@ -43,7 +43,7 @@ class CounterVariables(tf.Module):
         known: Whether the step traced last can be counted.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(name="counters")
         self.data = _count("data")
         self.attempted = _count("attempted")

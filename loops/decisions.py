@@ -59,7 +59,7 @@ class Found:
         return attempted, applied
 
 
-def find(concrete) -> Found:
+def find(concrete: tf.types.experimental.ConcreteFunction) -> Found:
     """The loss scalers of a step.
 
     Args:
@@ -89,7 +89,7 @@ def find(concrete) -> Found:
     return Found(tuple(moved.values()), tuple(pairs), known=bool(moved or pairs) or not seen)
 
 
-def _captured(concrete) -> Iterator[tuple[tf.Variable, bool]]:
+def _captured(concrete: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[tf.Variable, bool]]:
     """Each variable of a graph, in the order of the trace, and whether the graph assigns it."""
     variables = {id(variable.handle): variable for one in concrete.variables for variable in _parts(one)}
     handles = concrete.captured_inputs
@@ -99,5 +99,5 @@ def _captured(concrete) -> Iterator[tuple[tf.Variable, bool]]:
             yield variables[id(handle)], assigns(placeholder)
 
 
-def _parts(variable) -> list:
+def _parts(variable: tf.Variable) -> list:
     return list(getattr(variable, "values", (variable,)))

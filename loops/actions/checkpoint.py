@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -74,7 +75,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        directory,
+        directory: str | os.PathLike,
         *,
         every: int | Seconds,
         keep: int = 3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -32,7 +33,7 @@ class Profile:
 
     chief_only = True
 
-    def __init__(self, directory, *, first: int = 10, steps: int = 5):
+    def __init__(self, directory: str | os.PathLike, *, first: int = 10, steps: int = 5):
         for name, value in (("first", first), ("steps", steps)):
             check_count(f"Profile({name}={value!r})", value)
         self._directory = as_path("Profile", "directory", directory)
@@ -52,7 +53,7 @@ class Profile:
     def __enter__(self) -> Profile:
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stop()
 
     def __call__(self, visit: Visit) -> None:

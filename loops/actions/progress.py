@@ -69,7 +69,7 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._bar:
             self._bar.stop()
             self._bar = None

@@ -13,7 +13,7 @@ from loops.errors import CheckpointError
 
 
 def identity(
-    train_step: object, *, strategy: tf.distribute.Strategy | None, workers: int = 1, element_spec, run: Mapping
+    train_step: object, *, strategy: tf.distribute.Strategy | None, workers: int = 1, element_spec: Any, run: Mapping
 ) -> dict:
     """The options that decide what a run computes, as JSON.
 

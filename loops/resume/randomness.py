@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -63,7 +64,7 @@ def set_generators(saved: dict) -> None:
     np.random.set_state((kind, np.array(words, np.uint32), *rest))
 
 
-def unsaved_random_operations(concrete) -> list[str]:
+def unsaved_random_operations(concrete: tf.types.experimental.ConcreteFunction) -> list[str]:
     """The kinds of random operations in a step whose position cannot be saved.
 
     Args:
@@ -98,16 +99,16 @@ def _set_op_seeds(saved: dict) -> None:
         known[1].setstate(_tuple_state(saved["state"]))
 
 
-def _values(variable) -> list:
+def _values(variable: tf.Variable | keras.Variable) -> list:
     return [component.numpy().tolist() for component in components(variable)]
 
 
-def _assign(variable, values: list) -> None:
+def _assign(variable: tf.Variable | keras.Variable, values: list) -> None:
     for component, value in zip(components(variable), values, strict=True):
         component.assign(value)
 
 
-def _python_state(state) -> list:
+def _python_state(state: tuple) -> list:
     version, words, gauss_next = state
     return [version, list(words), gauss_next]
 

@@ -22,7 +22,7 @@ from loops.runs.digest import weights_digest
 from loops.runs.strategy_text import parse_strategy
 from loops.step.train_step import TrainStep
 from loops.tasks import Task
-from loops.visit import Action
+from loops.visit import Action, Visit
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 CHECKPOINTS = "checkpoints"
@@ -64,7 +64,7 @@ class RunOptions:
 def train(
     task: Task,
     options: RunOptions,
-    out,
+    out: str | os.PathLike,
     actions: Callable[[keras.Model], Iterable[Action]] = lambda model: (),
     *,
     checkpoint_every: int | None = None,
@@ -186,9 +186,9 @@ class _LastLosses:
         self._summary_path.unlink(missing_ok=True)
         return self
 
-    def __exit__(self, *exception) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
 
-    def __call__(self, visit) -> None:
+    def __call__(self, visit: Visit) -> None:
         numbered = enumerate(visit.outputs["loss"].tolist(), visit.first)
         self._losses.extend(pair for pair in numbered if pair[0] > self._from)
 

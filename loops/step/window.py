@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 import scaler
@@ -133,7 +135,7 @@ class MicroBatches(tf.Module):
 _SMALLEST_NORMAL = 2.0**-126
 
 
-def _local(value, name: str) -> tf.Variable:
+def _local(value: Any, name: str) -> tf.Variable:
     return tf.Variable(
         value,
         trainable=False,
@@ -149,7 +151,7 @@ def _kind(value: tf.Tensor) -> tf.Tensor:
     return tf.where(has_nan, 2, tf.cast(tf.reduce_any(tf.math.is_inf(value)), tf.int32))
 
 
-def _plus(total: tf.Variable, grad) -> tf.Tensor:
+def _plus(total: tf.Variable, grad: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor:
     if grad is None:
         return tf.identity(total)
     # Cast first: making slices dense sums those of one index.
