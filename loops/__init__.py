@@ -29,9 +29,9 @@ from loops.errors import OutOfData as OutOfData
 from loops.errors import ResumeWarning as ResumeWarning
 from loops.errors import WorkerLost as WorkerLost
 from loops.loop import Loop as Loop
-from loops.loop import Visit as Visit
 from loops.step.by_attempts import ByAttempts as ByAttempts
 from loops.step.train_step import TrainStep as TrainStep
+from loops.visit import Visit as Visit
 from loops.workers.join import join_workers as join_workers
 
 __all__ = [

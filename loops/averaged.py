@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 import scaler
+from loops.backend.steps import averages
 from loops.errors import LoopError
 
 
@@ -44,7 +45,7 @@ class Averaged:
             )
         self._model, self._optimizer = model, optimizer
 
-    def __call__(self, x, training: bool = False) -> Any:
+    def __call__(self, x: Any, training: bool = False) -> Any:
         """The model's prediction with averaged weights, for inference.
 
         Args:
@@ -68,21 +69,22 @@ class Averaged:
 
         Raises:
             LoopError: Before the first attempted step, or if the optimizer trains another model.
+            scaler.UnsupportedVersion: If the installed Keras keeps its averages in a place that is not known.
         """
         variables = self._model.trainable_variables
-        # Keras has no public name for them.
-        averages = getattr(self._optimizer, "_model_variables_moving_average", None)
-        if averages is None:
+        found = averages(self._optimizer)
+        if found is None:
             raise LoopError(
                 "Averaged: there is no average before the first step, at which the optimizer makes its variables. "
                 "Train first, or evaluate the model itself."
             )
-        if [tuple(one.shape) for one in averages] != [tuple(one.shape) for one in variables]:
+        averaged, targets = found
+        if [tuple(one.shape) for one in averaged] != [tuple(one.shape) for one in variables]:
             raise LoopError(
-                f"Averaged: the optimizer {self._optimizer.name!r} averages {len(averages)} variables of other shapes "
+                f"Averaged: the optimizer {self._optimizer.name!r} averages {len(averaged)} variables of other shapes "
                 f"than the {len(variables)} of model {self._model.name!r}. Give the optimizer that trains this model."
             )
-        for trained, variable in zip(self._optimizer._trainable_variables, variables, strict=True):
+        for trained, variable in zip(targets, variables, strict=True):
             # A variable of 16 bits is trained through another, its master.
             if variable.dtype == "float32" and trained is not variable:
                 raise LoopError(
@@ -92,7 +94,7 @@ class Averaged:
         started = tf.convert_to_tensor(self._optimizer.iterations) > 0
         return [
             tf.where(started, tf.saturate_cast(tf.convert_to_tensor(average), variable.dtype), variable)
-            for average, variable in zip(averages, variables, strict=True)
+            for average, variable in zip(averaged, variables, strict=True)
         ]
 
     @contextlib.contextmanager
@@ -107,9 +109,9 @@ class Averaged:
         """
         variables = self._model.trainable_variables
         own = [tf.identity(variable) for variable in variables]
-        averages = self.weights()
+        averaged = self.weights()
         try:
-            _assign(variables, averages)
+            _assign(variables, averaged)
             yield self._model
         finally:
             _assign(variables, own)

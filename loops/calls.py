@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -37,7 +38,7 @@ class StepCalls:
     def __init__(
         self,
         train_step: TrainStepFunction,
-        element_spec,
+        element_spec: Any,
         counters: CounterVariables,
         *,
         in_graph: bool,
@@ -52,20 +53,20 @@ class StepCalls:
         self.scalers: list[scaler.LossScaler] = []
         self._compile()
 
-    def __call__(self, iterator, limit: int) -> tuple[int, Outputs]:
+    def __call__(self, iterator: tf.data.Iterator, limit: int) -> tuple[int, Outputs]:
         """Takes up to `limit` batches: how many there were, and arrays of shape [taken] for each output."""
         with self._fresh_after_failure():
             result = self._take(iterator, limit)
         self._worked = True
         return result
 
-    def trace(self):
+    def trace(self) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function for the dataset's batches; tracing it makes the step's variables."""
         with self._fresh_after_failure():
             return self._step.get_concrete_function(self._spec)
 
     @contextlib.contextmanager
-    def _fresh_after_failure(self):
+    def _fresh_after_failure(self) -> Iterator[None]:
         """Compiles anew what fails the first time: such a tf.function would refuse the variables of its next trace."""
         try:
             yield
@@ -80,7 +81,7 @@ class StepCalls:
         self._many = tf.function(self._loop)
         self._worked = False
 
-    def _take(self, iterator, limit: int) -> tuple[int, Outputs]:
+    def _take(self, iterator: tf.data.Iterator, limit: int) -> tuple[int, Outputs]:
         if self._in_graph:
             taken, outputs = self._many(iterator, tf.constant(int(limit)))
             taken = int(taken)
@@ -91,7 +92,7 @@ class StepCalls:
             return 0, {}
         return 1, {name: value.numpy()[np.newaxis] for name, value in self._one(batch).items()}
 
-    def _counted(self, batch) -> dict[str, tf.Tensor]:
+    def _counted(self, batch: Any) -> dict[str, tf.Tensor]:
         found = find(self._step.get_concrete_function(batch))
         self.scalers += [one for one in found.scalers if one not in self.scalers]
         before = found.read()
@@ -101,17 +102,17 @@ class StepCalls:
         self._counters.add(outputs, found, before)
         return outputs
 
-    def _loop(self, iterator, limit):
+    def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         # The step's outputs must be known before the loop is built: tracing it also creates its variables.
         specs = self._step.get_concrete_function(self._spec).structured_outputs
         _check_outputs(specs)
         arrays = {name: tf.TensorArray(spec.dtype, size=limit, element_shape=[]) for name, spec in specs.items()}
 
-        def next_unless_done(taken):
+        def next_unless_done(taken: tf.Tensor) -> tf.experimental.Optional:
             nothing = tf.experimental.Optional.empty(self._spec)
             return tf.cond(taken < limit, iterator.get_next_as_optional, lambda: nothing)
 
-        def body(taken, batch, arrays):
+        def body(taken: tf.Tensor, batch: tf.experimental.Optional, arrays: dict) -> tuple:
             outputs = self._counted(batch.get_value())
             arrays = {name: array.write(taken, outputs[name]) for name, array in arrays.items()}
             # A step that fails must not have taken the batch after its own.
@@ -125,7 +126,7 @@ class StepCalls:
         return taken, {name: array.stack() for name, array in arrays.items()}
 
 
-def _check_outputs(outputs) -> None:
+def _check_outputs(outputs: Any) -> None:
     if not isinstance(outputs, dict) or not outputs:
         raise BadOutputs(f"the train step returned {outputs!r}: expected a dict of scalar tensors, such as its loss.")
     for name, value in outputs.items():
@@ -137,7 +138,7 @@ def _check_outputs(outputs) -> None:
             )
 
 
-def _shape_and_dtype(name, value) -> tuple[tf.TensorShape, tf.DType]:
+def _shape_and_dtype(name: object, value: Any) -> tuple[tf.TensorShape, tf.DType]:
     try:
         value = value if isinstance(value, tf.TensorSpec) else tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:

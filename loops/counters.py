@@ -11,7 +11,7 @@ from loops.decisions import Found
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """Counts since the loop was made.
+    """Counts since the loop was made, as Python integers. `scaler.Counters` are those of one loss scaler, as tensors.
 
     What a train step returns as `attempted` and `applied` is believed. Of one that returns neither, the loop looks at
     the loss scalers in its graph: a step in which one of them decided was attempted, and applied if none of them
@@ -43,7 +43,7 @@ class CounterVariables(tf.Module):
         known: Whether the step traced last can be counted.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(name="counters")
         self.data = _count("data")
         self.attempted = _count("attempted")

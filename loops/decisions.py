@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 import scaler
+from loops.backend.steps import COUNTER, SCALE, assigns, is_of_keras_scaler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +59,14 @@ class Found:
         return attempted, applied
 
 
-def find(concrete) -> Found:
+def find(concrete: tf.types.experimental.ConcreteFunction) -> Found:
     """The loss scalers of a step.
 
     Args:
         concrete: Its concrete function.
     """
     moved: dict[int, scaler.LossScaler] = {}
-    seen = False
+    seen = others = False
     keras: dict[tuple[str, str], tf.Variable] = {}
     for variable, assigned in _captured(concrete):
         owner = scaler.LossScaler.owner_of(variable)
@@ -74,40 +75,29 @@ def find(concrete) -> Found:
             seen = True
             if assigned:
                 moved[id(owner)] = owner
-        elif name in ("step_counter", "dynamic_scale"):
+        elif name in (COUNTER, SCALE):
             keras[place, name] = variable
+        else:
+            others = others or is_of_keras_scaler(variable)
     pairs = [
-        KerasScaler(variable, keras[place, "dynamic_scale"])
+        KerasScaler(variable, keras[place, SCALE])
         for (place, name), variable in keras.items()
-        if name == "step_counter" and (place, "dynamic_scale") in keras
+        if name == COUNTER and (place, SCALE) in keras
     ]
-    # A graph without the counter only reads the scale.
-    seen = seen or any(name == "dynamic_scale" for _, name in keras)
+    # A graph without the counter only reads the scale, and one with other variables of such a scaler has other names.
+    seen = seen or others or any(name == SCALE for _, name in keras)
     return Found(tuple(moved.values()), tuple(pairs), known=bool(moved or pairs) or not seen)
 
 
-def _captured(concrete) -> Iterator[tuple[tf.Variable, bool]]:
+def _captured(concrete: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[tf.Variable, bool]]:
     """Each variable of a graph, in the order of the trace, and whether the graph assigns it."""
     variables = {id(variable.handle): variable for one in concrete.variables for variable in _parts(one)}
     handles = concrete.captured_inputs
     inner = concrete.inputs[len(concrete.inputs) - len(handles) :]
     for handle, placeholder in zip(handles, inner, strict=True):
         if id(handle) in variables:
-            yield variables[id(handle)], _assigns(placeholder)
+            yield variables[id(handle)], assigns(placeholder)
 
 
-def _parts(variable) -> list:
+def _parts(variable: tf.Variable) -> list:
     return list(getattr(variable, "values", (variable,)))
-
-
-def _assigns(placeholder: tf.Tensor) -> bool:
-    """Whether something in the graph may assign the variable whose handle this is."""
-    for operation in placeholder.consumers():
-        if operation.type == "ReadVariableOp":
-            continue
-        # Calls, branches and loops name those of their inputs that they only read.
-        listed = operation.node_def.attr.get("_read_only_resource_inputs")
-        places = {place for place, value in enumerate(operation.inputs) if value is placeholder}
-        if listed is None or not places <= set(listed.list.i):
-            return True
-    return False

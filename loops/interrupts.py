@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -53,7 +54,7 @@ def deferred_signals() -> Iterator[Deferred]:
     before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     deferred = Deferred(before)
 
-    def receive(number: int, frame) -> None:
+    def receive(number: int, frame: types.FrameType | None) -> None:
         if number in deferred.received:
             signal.signal(number, before[number])
             signal.raise_signal(number)
@@ -70,6 +71,6 @@ def deferred_signals() -> Iterator[Deferred]:
             signal.signal(number, before[number])
 
 
-def _is_deferrable(number: int, handler) -> bool:
+def _is_deferrable(number: int, handler: Any) -> bool:
     # SIGINT without Python's handler was asked to end the process at once; for SIGTERM that is what nobody asked for.
     return callable(handler) or (number == signal.SIGTERM and handler == signal.SIG_DFL)

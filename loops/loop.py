@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
-import signal
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.backend.generators import caveats as hidden_generators
 from loops.batches import explained
 from loops.calls import Outputs, StepCalls, TrainStepFunction
+from loops.checks import check_count
 from loops.counters import Counters, CounterVariables
-from loops.errors import OutOfData, WorkerLost
+from loops.errors import OutOfData
 from loops.interrupts import Deferred, deferred_signals
+from loops.loop_arguments import check_parts, check_strategy
 from loops.replicate import check_batches, replicate
 from loops.resume.identity import identity
 from loops.resume.position import Position
@@ -26,32 +26,9 @@ from loops.resume.randomness import unsaved_random_operations
 from loops.resume.state import RunState
 from loops.resume.variables import variable_groups
 from loops.signature import taking_batches
+from loops.visit import Action, Visit
+from loops.workers.meeting import meet
 from loops.workers.workers import Workers
-
-
-@dataclasses.dataclass(frozen=True)
-class Visit:
-    """What an action sees each time the loop visits the host.
-
-    Attributes:
-        counters: The counts after the steps reported here.
-        outputs: For each output of the train step, its values over the steps since the last visit: an array [steps].
-        seconds: Wall time since `run` began.
-        goal: The value of `counters.data` at which the run ends.
-    """
-
-    counters: Counters
-    outputs: Mapping[str, np.ndarray]
-    seconds: float
-    goal: int
-
-    @property
-    def first(self) -> int:
-        """The number of the first step reported here, counted from 1 in batches."""
-        return self.counters.data - len(next(iter(self.outputs.values()))) + 1
-
-
-Action = Callable[[Visit], object]
 
 
 class Loop:
@@ -111,14 +88,14 @@ class Loop:
         if not isinstance(actions, Iterable):
             raise scaler.InvalidArgument(f"Loop(actions={actions!r}): expected a list of actions. Put it into one.")
         self.actions = list(actions)
-        _check(train_step, dataset, steps_per_call, self.actions)
+        check_parts(train_step, dataset, steps_per_call, self.actions)
         self._stopped_elsewhere: str | None = None
         self._contradicted = False
         loss_scaler = getattr(train_step, "loss_scaler", None)
         self.train_step = train_step
         train_step = taking_batches(train_step, dataset.element_spec)
         if strategy is not None:
-            _check_strategy(strategy, jit_compile)
+            check_strategy(strategy, jit_compile)
             check_batches(dataset.element_spec, strategy)
             train_step = replicate(train_step, strategy)
         self.workers = Workers(strategy)
@@ -177,7 +154,7 @@ class Loop:
     def caveats(self) -> list[str]:
         """What a resumed run of this loop loses, a sentence for each."""
         operations = unsaved_random_operations(self._call.trace())
-        found = self.position.caveats
+        found = [*self.position.caveats, *hidden_generators()]
         if operations:
             found.append(
                 f"the train step draws random numbers with {', '.join(operations)}, whose position cannot be saved. "
@@ -207,7 +184,7 @@ class Loop:
             raise _alone(error) from None
 
     def _run(self, steps: int) -> Counters:
-        _check_count("run(steps)", steps)
+        check_count(f"run(steps)={steps!r}", steps)
         self._check_ahead(steps)
         self._stopped_elsewhere = None
         start = time.perf_counter()
@@ -268,25 +245,9 @@ class Loop:
 
     def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
         """Raises the error, if there is one; else learns what happened to other workers, as if it had happened here."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        happened = [error is not None, bool(self.stopped), *(number in signals.received for number in numbers)]
-        try:
-            workers = self.workers.gather([int(one) for one in happened])
-        finally:
-            if error:
-                raise error
-        for worker, (failed, stopped, *received) in enumerate(workers):
-            if failed:
-                raise WorkerLost(
-                    f"worker {worker} stopped with an error after step {self.counters.data}, and so worker "
-                    f"{self.workers.index} stops, too: the output of worker {worker} says why. Start all of them again "
-                    "to go on from what all have saved."
-                )
-            if stopped and not self.stopped:
-                self._stopped_elsewhere = f"an action on worker {worker} ended the run"
-            signals.received += [
-                number for number, one in zip(numbers, received, strict=True) if one and number not in signals.received
-            ]
+        stopped_by = meet(self.workers, signals, error, stopped=bool(self.stopped), step=self.counters.data)
+        if stopped_by is not None and not self.stopped:
+            self._stopped_elsewhere = f"an action on worker {stopped_by} ended the run"
 
     def _act(self, visit: Visit) -> Exception | None:
         """Lets every action act, those that are `last` after the others, and returns the first error."""
@@ -294,7 +255,7 @@ class Loop:
         for action in sorted(self.actions, key=lambda action: bool(getattr(action, "last", False))):
             try:
                 action(visit)
-            except Exception as error:
+            except Exception as error:  # Whatever it is: the others are to write what this visit has, and save it.
                 first = first or error
         return first
 
@@ -321,36 +282,3 @@ def _why_out_of_data(done: int, steps: int) -> str:
         f"the dataset ended after {done} of {steps} steps. Let it .repeat(), or run fewer steps; what was done and "
         "written until here is kept."
     )
-
-
-def _check_strategy(strategy: object, jit_compile: bool) -> None:
-    if not isinstance(strategy, tf.distribute.Strategy):
-        raise scaler.InvalidArgument(f"Loop(strategy={strategy!r}): expected a tf.distribute.Strategy, or None.")
-    if jit_compile and strategy.num_replicas_in_sync > 1:
-        raise scaler.InvalidArgument(
-            f"Loop(jit_compile=True) on {strategy.num_replicas_in_sync} replicas: XLA cannot compile a step that "
-            "replicas meet in. Compile what each does by itself: TrainStep(..., jit_compile=True)."
-        )
-
-
-def _check(train_step: object, dataset: object, steps_per_call: object, actions: list) -> None:
-    if not callable(train_step):
-        raise scaler.InvalidArgument(f"Loop(train_step={train_step!r}): expected a callable that takes a batch.")
-    if not isinstance(dataset, tf.data.Dataset):
-        raise scaler.InvalidArgument(
-            f"Loop(dataset={type(dataset).__name__}): expected a tf.data.Dataset. Arrays become one with "
-            "tf.data.Dataset.from_tensor_slices((x, y)).batch(64)."
-        )
-    _check_count("steps_per_call", steps_per_call)
-    for action in actions:
-        if isinstance(action, type):
-            raise scaler.InvalidArgument(
-                f"Loop(actions=[{action.__name__}]): expected an action, and this is its class: {action.__name__}(...)."
-            )
-        if not callable(action):
-            raise scaler.InvalidArgument(f"Loop(actions=[{action!r}]): expected callables that take a Visit.")
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise scaler.InvalidArgument(f"{name}={value!r}: expected an integer of at least 1.")

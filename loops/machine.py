@@ -55,7 +55,7 @@ def verdict(rates: dict[str, float], *, has_gpu: bool, compute_capability: str |
     return f"float16 will not pay here: {measured} on this GPU{chip}; tensor cores need 7.0 or newer."
 
 
-def _capability(device) -> str | None:
+def _capability(device: tf.config.PhysicalDevice) -> str | None:
     capability = tf.config.experimental.get_device_details(device).get("compute_capability")
     return ".".join(map(str, capability)) if capability else None
 

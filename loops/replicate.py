@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 import scaler
@@ -23,14 +25,14 @@ def replicate(train_step: TrainStepFunction, strategy: tf.distribute.Strategy) -
     if strategy.num_replicas_in_sync == 1:
         return lambda batch: strategy.run(train_step, args=(batch,))
 
-    def step(batch) -> dict:
+    def step(batch: Any) -> dict[str, tf.Tensor]:
         outputs = strategy.run(train_step, args=(_shares(strategy, batch),))
         return {name: _join(strategy, value) for name, value in outputs.items()}
 
     return step
 
 
-def check_batches(element_spec, strategy: tf.distribute.Strategy) -> None:
+def check_batches(element_spec: Any, strategy: tf.distribute.Strategy) -> None:
     """Refuses batches that cannot be split evenly, where their size is known.
 
     Raises:
@@ -46,10 +48,10 @@ def check_batches(element_spec, strategy: tf.distribute.Strategy) -> None:
             )
 
 
-def _shares(strategy: tf.distribute.Strategy, batch):
+def _shares(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     replicas = strategy.num_replicas_in_sync
 
-    def share(context):
+    def share(context: Any) -> Any:
         def part(tensor: tf.Tensor) -> tf.Tensor:
             size = tf.shape(tensor)[0]
             even = tf.debugging.assert_equal(size % replicas, 0, message=UNEVEN.format(replicas=replicas))
@@ -64,7 +66,7 @@ def _shares(strategy: tf.distribute.Strategy, batch):
     return strategy.experimental_distribute_values_from_function(share)
 
 
-def _join(strategy: tf.distribute.Strategy, value) -> tf.Tensor:
+def _join(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     first = strategy.experimental_local_results(value)[0]
     if first.dtype.is_floating:
         return strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None)

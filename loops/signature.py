@@ -35,7 +35,7 @@ def taking_batches(train_step: TrainStepFunction, element_spec: Any) -> TrainSte
     parts = len(element_spec) if isinstance(element_spec, tuple) else 1
     if not by_name and 2 <= len(needed) <= parts and (any_number or parts <= len(places)):
 
-        def step(batch) -> Any:
+        def step(batch: Any) -> Any:
             return train_step(*batch)
 
         return step

@@ -10,6 +10,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.autograph import as_called, as_written
+from scaler.backend.graphs import in_xla
 from scaler.backend.tapes import tape_records
 from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_flag, within
@@ -392,6 +393,16 @@ class LossScaler(tf.Module):
         if missing and not self._use.statistics_are_kept:
             self._use.say_once(moving_statistics.sentence(missing))
         return Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved)) if moved else None
+
+    @staticmethod
+    def may_diagnose() -> bool:
+        """Whether `apply(diagnose=...)` is worth its price in the function that is traced now.
+
+        Returns:
+            False inside of a function with `jit_compile=True`, where every activation would be kept for it at each
+            step; else True.
+        """
+        return not in_xla()
 
     def check_precision(self, prediction: Any, loss: Any) -> None:
         """Warns, once, of probabilities or a loss in float16: for a step that casts the loss before `scale` sees it."""

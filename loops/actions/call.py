@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import scaler
 from loops.actions.every import Cadence, Seconds
-from loops.loop import Visit
+from loops.visit import Visit
 
 
 class Call:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import tensorflow as tf
 
 import scaler
 from loops.actions.best import Best
 from loops.actions.every import Cadence, Seconds
 from loops.actions.places import as_path
+from loops.checks import check_count
 from loops.errors import CheckpointError, ResumeWarning
 from loops.resume import folder
 from loops.resume.common import Found, newest_common, place
@@ -21,7 +22,8 @@ from loops.resume.variables import layout
 from loops.workers.workers import Workers
 
 if TYPE_CHECKING:
-    from loops.loop import Loop, Visit
+    from loops.loop import Loop
+    from loops.visit import Visit
 
 
 BEST = "best"
@@ -73,7 +75,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        directory,
+        directory: str | os.PathLike,
         *,
         every: int | Seconds,
         keep: int = 3,
@@ -82,7 +84,7 @@ class Checkpoint:
         run: Mapping[str, object] | None = None,
     ):
         self._cadence = Cadence("Checkpoint", every)
-        _check("keep", keep, 2)
+        check_count(f"Checkpoint(keep={keep!r})", keep, 2)
         if best is not None and not isinstance(best, Best):
             raise scaler.InvalidArgument(
                 f"Checkpoint(best={best!r}): expected a loops.Best, such as loops.Best(evaluate, 'loss')."
@@ -235,8 +237,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, tf.errors.OpError):
         return " ".join(error.message.split())
     return getattr(error, "strerror", None) or str(error)
-
-
-def _check(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise scaler.InvalidArgument(f"Checkpoint({name}={value!r}): expected an integer of at least {least}.")

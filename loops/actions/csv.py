@@ -7,7 +7,7 @@ import io
 
 from loops.actions.lines import StepLines
 from loops.errors import LoopError
-from loops.loop import Visit
+from loops.visit import Visit
 
 
 class Csv(StepLines):
@@ -30,7 +30,8 @@ class Csv(StepLines):
         header = _row(["step", *names])
         columns = [visit.outputs[name].tolist() for name in names]
         rows = [
-            _row([visit.first + row, *(_plain(column[row]) for column in columns)]) for row in self._cadence.rows(visit)
+            _row([visit.first + place, *(_number(column[place]) for column in columns)])
+            for place in self._cadence.rows(visit)
         ]
         return rows if self._has(header) else [header, *rows]
 
@@ -52,5 +53,5 @@ def _row(values: list) -> str:
     return text.getvalue()
 
 
-def _plain(value):
+def _number(value: float | int | bool) -> float | int:
     return int(value) if isinstance(value, bool) else value

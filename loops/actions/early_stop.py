@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import scaler
 from loops.actions.best import Best
-from loops.loop import Visit
+from loops.checks import check_count
+from loops.visit import Visit
 
 if TYPE_CHECKING:
     from loops.loop import Loop
@@ -30,8 +31,7 @@ class EarlyStop:
             raise scaler.InvalidArgument(
                 f"EarlyStop({best!r}): expected a loops.Best, such as loops.Best(evaluate, 'loss')."
             )
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise scaler.InvalidArgument(f"EarlyStop(patience={patience!r}): expected an integer of at least 1.")
+        check_count(f"EarlyStop(patience={patience!r})", patience)
         self._best, self._patience = best, patience
 
     @property

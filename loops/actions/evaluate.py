@@ -14,7 +14,7 @@ import scaler
 from loops.actions.every import Cadence, Seconds
 from loops.batches import explaining, parts
 from loops.errors import LoopError
-from loops.loop import Visit
+from loops.visit import Visit
 
 
 class Evaluate:
@@ -113,12 +113,12 @@ class Evaluate:
         self.step = value["step"]
         self.results = {name: float(result) for name, result in value["results"].items()}
 
-    def _update_metrics(self, batch) -> None:
+    def _update_metrics(self, batch: Any) -> None:
         x, y, sample_weight = parts(batch, "Evaluate")
         with explaining(f"Evaluate({self.name!r})", self._model, x, y):
             self._measure(x, y, sample_weight)
 
-    def _measure(self, x, y, sample_weight) -> None:
+    def _measure(self, x: Any, y: Any, sample_weight: Any) -> None:
         prediction = self._model(x, training=False)
         prediction = tf.nest.map_structure(lambda one: tf.cast(one, tf.float32), prediction)
         for metric in self._metrics:

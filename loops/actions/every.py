@@ -12,9 +12,8 @@ import dataclasses
 import math
 from typing import Any
 
-import numpy as np
-
 import scaler
+from loops.checks import is_count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +50,7 @@ class Cadence:
     """
 
     def __init__(self, action: str, every: int | Seconds):
-        steps = isinstance(every, (int, np.integer)) and not isinstance(every, bool) and every >= 1
-        if not steps and not isinstance(every, Seconds):
+        if not is_count(every) and not isinstance(every, Seconds):
             raise scaler.InvalidArgument(
                 f"{action}(every={every!r}): expected an integer of at least 1, in steps, or loops.Seconds(60)."
             )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 import scaler
 from loops.actions.lines import StepLines
-from loops.loop import Visit
+from loops.json_values import without_nan
 from loops.step.train_step import TrainStep
+from loops.visit import Visit
 
 if TYPE_CHECKING:
     from loops.loop import Loop
@@ -48,14 +48,9 @@ class JsonLines(StepLines):
             columns["variable"] = [paths[value] if value >= 0 else None for value in columns["variable"]]
         lines = []
         for row in self._cadence.rows(visit):
-            line = {"step": visit.first + row}
-            line.update({name: _plain(values[row]) for name, values in columns.items()})
-            lines.append(json.dumps(line, allow_nan=False))
+            line = {"step": visit.first + row, **{name: values[row] for name, values in columns.items()}}
+            lines.append(json.dumps(without_nan(line), allow_nan=False))
         return lines
 
     def _step_of(self, line: bytes) -> int | None:
         return json.loads(line)["step"]
-
-
-def _plain(value):
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import IO
 
 from loops.actions.every import Cadence, Seconds
 from loops.actions.places import as_path, writing
 from loops.errors import BadOutputs
-from loops.loop import Visit
+from loops.visit import Visit
 
 
 class StepLines:
@@ -26,7 +27,7 @@ class StepLines:
 
     chief_only = True
 
-    def __init__(self, path, *, every: int | Seconds = 1):
+    def __init__(self, path: str | os.PathLike, *, every: int | Seconds = 1):
         self._path = as_path(type(self).__name__, "path", path)
         self._cadence = Cadence(type(self).__name__, every)
         self._step = 0
@@ -51,7 +52,7 @@ class StepLines:
         self._mode = "ab"
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._file:
             self._file.close()
             self._file = None

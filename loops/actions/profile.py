@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-import numpy as np
 import tensorflow as tf
 
-import scaler
 from loops.actions.places import as_path, check_folder
+from loops.checks import check_count
 from loops.errors import LoopError
-from loops.loop import Visit
+from loops.visit import Visit
 
 if TYPE_CHECKING:
     from loops.loop import Loop
@@ -33,10 +33,9 @@ class Profile:
 
     chief_only = True
 
-    def __init__(self, directory, *, first: int = 10, steps: int = 5):
+    def __init__(self, directory: str | os.PathLike, *, first: int = 10, steps: int = 5):
         for name, value in (("first", first), ("steps", steps)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise scaler.InvalidArgument(f"Profile({name}={value!r}): expected an integer of at least 1.")
+            check_count(f"Profile({name}={value!r})", value)
         self._directory = as_path("Profile", "directory", directory)
         self._first, self._steps = int(first), int(steps)
         self._since: int | None = None
@@ -54,7 +53,7 @@ class Profile:
     def __enter__(self) -> Profile:
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stop()
 
     def __call__(self, visit: Visit) -> None:

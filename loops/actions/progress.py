@@ -11,7 +11,7 @@ import rich.progress
 import scaler
 from loops.actions.evaluate import Evaluate
 from loops.actions.every import Cadence, Seconds
-from loops.loop import Visit
+from loops.visit import Visit
 
 if TYPE_CHECKING:
     from loops.loop import Loop
@@ -69,7 +69,7 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._bar:
             self._bar.stop()
             self._bar = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import scaler
 from loops.actions.every import Cadence, Seconds
-from loops.loop import Visit
+from loops.visit import Visit
 
 if TYPE_CHECKING:
     from loops.loop import Loop

@@ -15,7 +15,7 @@ import tensorflow as tf
 from loops.actions.evaluate import Evaluate
 from loops.actions.every import Cadence, Seconds
 from loops.actions.places import as_path, check_folder
-from loops.loop import Visit
+from loops.visit import Visit
 
 if TYPE_CHECKING:
     from loops.loop import Loop
@@ -52,7 +52,7 @@ class TensorBoard:
 
     chief_only = True
 
-    def __init__(self, directory, *, every: int | Seconds = 10):
+    def __init__(self, directory: str | os.PathLike, *, every: int | Seconds = 10):
         self._directory = as_path("TensorBoard", "directory", directory)
         self._cadence = Cadence("TensorBoard", every)
         self._writer: Any = None
@@ -95,7 +95,7 @@ class TensorBoard:
         self._shown = {id(one): one.step for one in self._evaluations}
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._writer:
             self._writer.close()
             self._writer = None

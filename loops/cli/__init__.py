@@ -7,6 +7,7 @@ import contextlib
 import signal
 import sys
 import threading
+import types
 from collections.abc import Iterator, Sequence
 
 import scaler
@@ -64,7 +65,7 @@ def _termination_is_an_exit() -> Iterator[None]:
         yield
         return
 
-    def leave(number: int, frame) -> None:
+    def leave(number: int, frame: types.FrameType | None) -> None:
         raise SystemExit(EXIT_TERMINATED)
 
     before = signal.signal(signal.SIGTERM, leave)

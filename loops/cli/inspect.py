@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from loops.resume.describe import describe
 from loops.runs.run import CHECKPOINTS, to_json
 
 
-def add_parser(commands) -> None:
+def add_parser(commands: Any) -> None:
     """Declares the subcommand."""
     parser = commands.add_parser(
         "inspect", help="show what a run's newest checkpoint holds, without building the model"
@@ -50,11 +51,11 @@ def text(found: dict) -> str:
     return "\n".join(lines)
 
 
-def _number(value) -> str:
+def _number(value: Any) -> str:
     return f"of {len(value)} numbers" if isinstance(value, list) else f"{value:g}"
 
 
-def _line(value) -> str:
+def _line(value: Any) -> str:
     if isinstance(value, dict):
         return "  ".join(f"{name} {inner}" for name, inner in value.items())
     if isinstance(value, bool):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Sequence
 
 from loops.errors import LoopError, WorkerLost
@@ -42,7 +43,7 @@ def launch(arguments: Sequence[str], count: int) -> None:
     workers = [f"127.0.0.1:{port}" for port in _free_ports(count)]
     processes: list[subprocess.Popen] = []
 
-    def forward(number: int, frame) -> None:
+    def forward(number: int, frame: types.FrameType | None) -> None:
         for process in processes:
             process.send_signal(number)
 

@@ -6,6 +6,7 @@ import argparse
 import pathlib
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import rich.box
 import rich.console
@@ -25,7 +26,7 @@ EXIT_ALL_FAILED = 1
 EXIT_SOME_FAILED = 3
 
 
-def add_parser(commands) -> None:
+def add_parser(commands: Any) -> None:
     """Declares the subcommand."""
     parser = commands.add_parser(
         "study",

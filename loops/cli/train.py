@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import scaler
 from loops import tasks
@@ -14,7 +15,7 @@ from loops.runs.strategy_text import FORMS
 from loops.workers.join import SECONDS, addresses, join_workers
 
 
-def add_parser(commands) -> None:
+def add_parser(commands: Any) -> None:
     """Declares the subcommand."""
     parser = commands.add_parser("train", help="train one task and write DIR/summary.json and DIR/steps.jsonl")
     parser.add_argument("task", metavar="TASK", help="digits, mnist or text")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 from loops.errors import CheckpointError
 from loops.resume import folder
 
 
-def describe(directory, subfolder: str = "") -> dict:
+def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
     """The newest checkpoint of a folder that can be read, and what else lies there.
 
     Args:

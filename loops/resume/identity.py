@@ -13,7 +13,7 @@ from loops.errors import CheckpointError
 
 
 def identity(
-    train_step: object, *, strategy: tf.distribute.Strategy | None, workers: int = 1, element_spec, run: Mapping
+    train_step: object, *, strategy: tf.distribute.Strategy | None, workers: int = 1, element_spec: Any, run: Mapping
 ) -> dict:
     """The options that decide what a run computes, as JSON.
 
@@ -41,7 +41,7 @@ def identity(
     if clip is not None:
         facts["clip"] = repr(clip)
     facts["run"] = dict(run)
-    return json.loads(json.dumps(facts, default=_plain))
+    return json.loads(json.dumps(facts, default=_told_apart_by))
 
 
 def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
@@ -90,7 +90,8 @@ def _describe(optimizer: object) -> Any:
     return getattr(optimizer, "__qualname__", type(optimizer).__qualname__)
 
 
-def _plain(value: object):
+def _told_apart_by(value: object) -> Any:
+    """What JSON holds in the place of a value that it cannot hold."""
     if hasattr(value, "item"):
         return value.item()
     return type(value).__qualname__  # A repr may hold an address, which differs between processes.

@@ -5,9 +5,8 @@ outside of the iterator. A saved iterator has them only while it holds the opera
 below them once they have seen its end, and a `prefetch` that reads ahead makes this happen long before the epoch ends:
 the run then resumes without an error, and later epochs are different. Found by trying, with TensorFlow 2.21.
 
-TensorFlow has no public way to walk a pipeline that does not copy its data. The private names are all in this file: a
-dataset's `_inputs` and `_functions`, its class name, and its arguments. What is not found under its name counts as
-unknown, and is named.
+TensorFlow has no public way to walk a pipeline that does not copy its data: what it keeps of one is read in
+`loops.backend.datasets`. An operation is told by its class name; one that is not known is named in a warning.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+
+from loops.backend import datasets
 
 
 class Memory(enum.Enum):
@@ -78,28 +79,10 @@ def holds_state(op: str) -> bool:
     return op in STATES or ("Stateless" not in op and _RANDOM.search(op) is not None)
 
 
-def inputs(dataset: Any) -> list:
-    """The datasets that one is made of, each once; readers hide one behind an attribute."""
-    held = [*getattr(dataset, "_inputs", list)(), *vars(dataset).values()]
-    found = {id(part): part for part in held if isinstance(part, tf.data.Dataset)}
-    return list(found.values())
-
-
-def functions(dataset: Any) -> list:
-    """The concrete functions that an operation calls."""
-    return [wrapper.function for wrapper in getattr(dataset, "_functions", list)()]
-
-
-def argument(dataset: Any, name: str, default: object = None) -> Any:
-    """One that the dataset was made with, where it is known; else the default."""
-    value = getattr(dataset, f"_{name}", default)
-    return tf.get_static_value(value) if tf.is_tensor(value) else value
-
-
 def order(dataset: Any, kind: str) -> str:
     """What a parallel operation was told of the order of its elements: "true", "false" or "default"."""
     if kind != "ParallelInterleave":
-        return argument(dataset, "deterministic", "true")
+        return datasets.order(dataset, kind)
     # Its object does not keep what it was told. Below it there are names of files, as a rule, which are few.
     told = [node.deterministic for node in _serialized(tf.data.experimental.to_variant(dataset)) if node.kind == kind]
     return "false" if "false" in told else "default"
@@ -109,9 +92,9 @@ def draws(dataset: Any, kind: str) -> tuple[bool, bool] | None:
     """Whether an operation draws random numbers without a seed, and others each time it starts; None if it has none."""
     if kind not in _SEEDS:
         return None
-    unseeded = [argument(dataset, "seed", 0), argument(dataset, "seed2", 0)] == [0, 0]
-    anew = argument(dataset, "rerandomize", False) if kind == "Random" else True
-    return unseeded, bool(argument(dataset, "reshuffle_each_iteration", anew))
+    unseeded = [datasets.argument(dataset, "seed", 0), datasets.argument(dataset, "seed2", 0)] == [0, 0]
+    anew = datasets.argument(dataset, "rerandomize", False) if kind == "Random" else True
+    return unseeded, bool(datasets.argument(dataset, "reshuffle_each_iteration", anew))
 
 
 REPEATS = ("Repeat", "ShuffleAndRepeat")
@@ -155,7 +138,7 @@ def captured(function: Any) -> Iterator[Node]:
 
 def hidden(dataset: Any) -> list[Node]:
     """The operations of a dataset that TensorFlow holds as a value alone, as it does what it has rewritten."""
-    if type(dataset).__name__ != "_VariantDataset":
+    if kind(type(dataset).__name__) != "Variant":
         return []
     return list(_serialized(tf.data.experimental.to_variant(dataset)))
 

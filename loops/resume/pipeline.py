@@ -7,18 +7,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from loops.backend.datasets import argument, functions, inputs, unsaid
 from loops.resume.operations import (
     OPERATIONS,
     REPEATS,
     Memory,
     Node,
-    argument,
     captured,
     draws,
-    functions,
     hidden,
     holds_state,
-    inputs,
     kind,
     nodes,
     order,
@@ -38,6 +36,7 @@ class Findings:
         unordered: Operations that give elements in the order in which they are ready.
         unknown: Operations of which nobody has tried what a saved iterator remembers.
         ignored: Operations with a state that TensorFlow was told to ignore.
+        unsaid: What the installed TensorFlow does not tell of them, such as "inputs of map".
     """
 
     problem: str | None
@@ -46,6 +45,7 @@ class Findings:
     unordered: list[str]
     unknown: list[str]
     ignored: list[str]
+    unsaid: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +83,7 @@ def look(dataset: tf.data.Dataset) -> Findings:
         unordered=sorted(walk.unordered),
         unknown=sorted(walk.unknown),
         ignored=sorted(walk.ignored),
+        unsaid=sorted(walk.unsaid),
     )
 
 
@@ -95,6 +96,7 @@ class _Walk:
         self.unordered: set[str] = set()
         self.unknown: set[str] = set()
         self.ignored: set[str] = set()
+        self.unsaid: set[str] = set()
         policy = options.experimental_external_state_policy
         self._ignores = policy not in (None, tf.data.experimental.ExternalStatePolicy.FAIL)
         self._unordered = {"false"} | ({"default"} if options.deterministic is False else set())
@@ -106,6 +108,9 @@ class _Walk:
         what = kind(name) or name
         memory = OPERATIONS.get(what)
         self._look_at(what, memory, order(dataset, what))
+        if memory is not None:
+            hides = unsaid(dataset, what, is_source=memory is Memory.SOURCE)
+            self.unsaid |= {f"{part} of {spelled(what)}" for part in hides}
         if what == "Cache" and argument(dataset, "filename", b""):
             self.problem = self.problem or _files("cache in a file")
         if _selects_for_ever(dataset, what):

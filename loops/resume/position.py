@@ -9,9 +9,10 @@ import tempfile
 
 import tensorflow as tf
 
+from loops.backend.generators import ordered_by_force
+from loops.backend.versions import versions
 from loops.resume.operations import STATES, holds_state
 from loops.resume.pipeline import Findings, look
-from loops.resume.randomness import ordered_by_force
 
 
 class Position:
@@ -102,6 +103,11 @@ def _unlike(findings: Findings, *, skipping: bool) -> list[str]:
         found.append(
             f"the dataset uses {', '.join(findings.unknown)}, of which nobody has tried whether a saved position is "
             "exact: a resumed run may see other data. Compare a resumed run with a whole one, or do without it."
+        )
+    if findings.unsaid:
+        found.append(
+            f"{versions()} hides parts of the dataset ({', '.join(findings.unsaid)}), so that nobody can tell whether "
+            "a saved position is exact: a resumed run may see other data. Compare a resumed run with a whole one."
         )
     return found
 

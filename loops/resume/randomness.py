@@ -10,9 +10,8 @@ import random
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.framework import config
 
+from loops.backend.generators import keras_generator, made_keras_generator, op_seeds
 from loops.resume.variables import components
 
 _KERNELS = {
@@ -39,7 +38,7 @@ def generators() -> dict:
     """
     kind, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
     global_generator = _global_generator()
-    made_by_keras = _keras_generator()
+    made_by_keras = keras_generator()
     return {
         "tf_generator": _values(global_generator.state) if global_generator else None,
         "keras_generator": _values(made_by_keras.state) if made_by_keras else None,
@@ -54,8 +53,9 @@ def set_generators(saved: dict) -> None:
     if saved["tf_generator"] is not None:
         _assign((_global_generator() or _new_global_generator()).state, saved["tf_generator"])
     if saved["keras_generator"] is not None:
-        made_by_keras = _keras_generator() or keras.src.random.seed_generator.global_seed_generator()
-        _assign(made_by_keras.state, saved["keras_generator"])
+        made_by_keras = made_keras_generator()
+        if made_by_keras:  # Else the run was told.
+            _assign(made_by_keras.state, saved["keras_generator"])
     if saved["op_seeds"] is not None:
         _set_op_seeds(saved["op_seeds"])
     # Last, since making Keras's generator draws from Python's.
@@ -64,7 +64,7 @@ def set_generators(saved: dict) -> None:
     np.random.set_state((kind, np.array(words, np.uint32), *rest))
 
 
-def unsaved_random_operations(concrete) -> list[str]:
+def unsaved_random_operations(concrete: tf.types.experimental.ConcreteFunction) -> list[str]:
     """The kinds of random operations in a step whose position cannot be saved.
 
     Args:
@@ -73,20 +73,6 @@ def unsaved_random_operations(concrete) -> list[str]:
     graph = concrete.graph.as_graph_def()
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     return sorted({node.op for node in nodes} & _KERNELS)
-
-
-def ordered_by_force() -> bool:
-    """Whether `tf.config.experimental.enable_op_determinism` is on, which orders what a dataset does in parallel."""
-    enabled = getattr(config, "is_op_determinism_enabled", None)  # No public name tells.
-    return bool(enabled and enabled())
-
-
-def _keras_generator():
-    # Keras has no public name for it; asking by the private one would make it, and draw a random number.
-    common = keras.src.backend.common.global_state
-    # Before Keras 3.13 the name was written out where it is used.
-    name = getattr(keras.src.random.seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
-    return common.get_global_attribute(name)
 
 
 def _global_generator() -> tf.random.Generator | None:
@@ -102,28 +88,27 @@ def _new_global_generator() -> tf.random.Generator:
 
 
 def _op_seeds() -> dict | None:
-    state = context.context()  # No public name either.
-    generator = getattr(state, "_rng", None)
-    if state._seed is None or generator is None:
-        return None
-    return {"seed": int(state._seed), "state": _python_state(generator.getstate())}
+    known = op_seeds()
+    return {"seed": known[0], "state": _python_state(known[1].getstate())} if known else None
 
 
 def _set_op_seeds(saved: dict) -> None:
     tf.random.set_seed(saved["seed"])
-    context.context()._rng.setstate(_tuple_state(saved["state"]))
+    known = op_seeds()
+    if known:  # Else the run was told.
+        known[1].setstate(_tuple_state(saved["state"]))
 
 
-def _values(variable) -> list:
+def _values(variable: tf.Variable | keras.Variable) -> list:
     return [component.numpy().tolist() for component in components(variable)]
 
 
-def _assign(variable, values: list) -> None:
+def _assign(variable: tf.Variable | keras.Variable, values: list) -> None:
     for component, value in zip(components(variable), values, strict=True):
         component.assign(value)
 
 
-def _python_state(state) -> list:
+def _python_state(state: tuple) -> list:
     version, words, gauss_next = state
     return [version, list(words), gauss_next]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -116,13 +116,13 @@ class RunState:
 class _Facts(tf.train.experimental.PythonState):
     """JSON inside of a checkpoint, which can be read without the model."""
 
-    def __init__(self, describe):
+    def __init__(self, describe: Callable[[], dict]):
         self._describe = describe
 
     def serialize(self) -> str:
         return json.dumps(self._describe())
 
-    def deserialize(self, string_value) -> None:
+    def deserialize(self, string_value: str) -> None:
         """Nothing: `restore` is given them, read before anything was assigned."""
 
 

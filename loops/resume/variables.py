@@ -20,7 +20,7 @@ _PARTS: dict[str, Callable[[Any], Iterable]] = {
 _REST = "step"
 
 
-def variable_groups(train_step: object, concrete) -> Groups:
+def variable_groups(train_step: object, concrete: tf.types.experimental.ConcreteFunction) -> Groups:
     """Every variable that a train step reads or writes, on every replica, in an order given by the program alone.
 
     Variables of the step's `model`, `optimizer`, `masters`, `loss_scaler` and `window` come under these names, where
@@ -52,7 +52,7 @@ def variable_groups(train_step: object, concrete) -> Groups:
     return {name: found for name, found in groups.items() if found}
 
 
-def components(variable) -> list[tf.Variable]:
+def components(variable: tf.Variable | keras.Variable) -> list[tf.Variable]:
     """The variable on each local replica; the variable itself where there is one."""
     native = variable.value if isinstance(variable, keras.Variable) else variable
     return list(native.values) if isinstance(native, tf.distribute.DistributedValues) else [native]

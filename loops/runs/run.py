@@ -15,12 +15,14 @@ import tensorflow as tf
 
 import scaler
 from loops.actions import Checkpoint, JsonLines
-from loops.loop import Action, Loop
+from loops.json_values import without_nan
+from loops.loop import Loop
 from loops.resume.variables import components
 from loops.runs.digest import weights_digest
 from loops.runs.strategy_text import parse_strategy
 from loops.step.train_step import TrainStep
 from loops.tasks import Task
+from loops.visit import Action, Visit
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 CHECKPOINTS = "checkpoints"
@@ -62,7 +64,7 @@ class RunOptions:
 def train(
     task: Task,
     options: RunOptions,
-    out,
+    out: str | os.PathLike,
     actions: Callable[[keras.Model], Iterable[Action]] = lambda model: (),
     *,
     checkpoint_every: int | None = None,
@@ -162,7 +164,7 @@ def numerical_settings() -> dict:
 
 def to_json(value: dict) -> str:
     """The value as JSON, with null for NaN and infinities, which JSON does not have."""
-    return json.dumps(_without_nan(value), indent=2, allow_nan=False)
+    return json.dumps(without_nan(value), indent=2, allow_nan=False)
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:
@@ -170,14 +172,6 @@ def write_json(path: pathlib.Path, value: dict) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(to_json(value) + "\n", encoding="utf-8")
     temporary.replace(path)
-
-
-def _without_nan(value):
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 class _LastLosses:
@@ -192,9 +186,9 @@ class _LastLosses:
         self._summary_path.unlink(missing_ok=True)
         return self
 
-    def __exit__(self, *exception) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
 
-    def __call__(self, visit) -> None:
+    def __call__(self, visit: Visit) -> None:
         numbered = enumerate(visit.outputs["loss"].tolist(), visit.first)
         self._losses.extend(pair for pair in numbered if pair[0] > self._from)
 

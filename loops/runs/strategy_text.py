@@ -8,6 +8,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import scaler
 
@@ -160,7 +161,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {found[0]!r}? " if found else ""
 
 
-def _number(value: str):
+def _number(value: str) -> Any:
     """A number or True or False; whether it fits is for the strategy to say."""
     base, power, exponent = value.partition("**")
     try:

@@ -7,12 +7,15 @@ from typing import Any
 import keras
 
 import scaler
+from loops.backend.steps import schedule
+from loops.checks import check_count
+from loops.layers import layers_of
 from loops.step.by_attempts import ByAttempts
 
 
 def computes_in_float16(model: keras.Model) -> bool:
     """Whether any of the model's layers does, of those that it has by now."""
-    return any(getattr(layer, "compute_dtype", None) == "float16" for layer in model._flatten_layers())
+    return any(getattr(layer, "compute_dtype", None) == "float16" for layer in layers_of(model))
 
 
 def default_scaler(model: keras.Model, layerwise: object) -> scaler.LossScaler:
@@ -63,7 +66,7 @@ def check_made_masters(masters: object, variables: list) -> None:
 
 def check_scaling(model: keras.Model, optimizer: Any, loss_scaler: scaler.LossScaler, layerwise: object) -> None:
     """Refuses a model, an optimizer and a scaler that would count or scale one thing twice, or not at all."""
-    if layerwise is None and any(getattr(layer, "scales_gradients", False) for layer in model._flatten_layers()):
+    if layerwise is None and any(getattr(layer, "scales_gradients", False) for layer in layers_of(model)):
         raise scaler.InvalidArgument(
             f"TrainStep: model {model.name!r} has layers of scaler.layerwise.insert_rescales, whose scales only "
             "their Layerwise takes off the gradients again: expected layerwise=, the other thing that "
@@ -74,8 +77,8 @@ def check_scaling(model: keras.Model, optimizer: Any, loss_scaler: scaler.LossSc
             f"TrainStep: the optimizer has gradient_accumulation_steps={optimizer.gradient_accumulation_steps!r}, so "
             "that a step that counts as applied may move nothing. Leave it out, and pass accumulate= to TrainStep."
         )
-    schedule = getattr(optimizer, "_learning_rate", None)
-    if isinstance(schedule, ByAttempts) and schedule.loss_scaler is not loss_scaler:
+    rate = schedule(optimizer)
+    if isinstance(rate, ByAttempts) and rate.loss_scaler is not loss_scaler:
         raise scaler.InvalidArgument(
             "TrainStep: the optimizer's ByAttempts counts the attempts of another loss scaler: expected the one "
             "that is passed as loss_scaler=."
@@ -96,5 +99,4 @@ def check_parts(model: object, loss_fn: object, loss_scaler: object, accumulate:
             f"TrainStep(loss_scaler={loss_scaler!r}): expected a scaler.LossScaler, such as "
             "scaler.LossScaler(scaler.Dynamic())."
         )
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise scaler.InvalidArgument(f"TrainStep(accumulate={accumulate!r}): expected an integer of at least 1.")
+    check_count(f"TrainStep(accumulate={accumulate!r})", accumulate)

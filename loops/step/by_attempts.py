@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
 import scaler
@@ -38,7 +40,7 @@ class ByAttempts(keras.optimizers.schedules.LearningRateSchedule):
         self.schedule = schedule
         self.loss_scaler = loss_scaler
 
-    def __call__(self, step):
+    def __call__(self, step: Any) -> Any:
         """The learning rate of the step that is attempted now.
 
         Args:
@@ -52,7 +54,7 @@ class ByAttempts(keras.optimizers.schedules.LearningRateSchedule):
         return {"schedule": keras.optimizers.schedules.serialize(self.schedule)}
 
     @classmethod
-    def from_config(cls, config: dict, custom_objects: dict | None = None):
+    def from_config(cls, config: dict, custom_objects: dict | None = None) -> ByAttempts:
         """Refused: a configuration has no loss scaler.
 
         Raises:

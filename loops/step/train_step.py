@@ -11,6 +11,7 @@ import tensorflow as tf
 import scaler
 from loops.batches import explaining, parts
 from loops.errors import BadOutputs
+from loops.layers import layers_of
 from loops.step.arguments import (
     check_late_layers,
     check_made_masters,
@@ -20,8 +21,7 @@ from loops.step.arguments import (
     computes_in_float16,
     default_scaler,
 )
-from loops.step.window import Window
-from scaler.backend.graphs import in_xla
+from loops.step.window import MicroBatches
 
 OUTPUTS = (
     "loss",
@@ -100,7 +100,7 @@ class TrainStep(tf.Module):
         self.optimizer = optimizer
         self.loss_scaler = loss_scaler or default_scaler(model, layerwise)
         self._unscaled_by_default = loss_scaler is None and layerwise is None and not computes_in_float16(model)
-        self.accumulate = accumulate
+        self.accumulate = int(accumulate)
         self.clip_norm = clip_norm
         self.clip = clip
         self.allow_16bit_updates = allow_16bit_updates
@@ -112,13 +112,13 @@ class TrainStep(tf.Module):
             tf.function(lambda *batch: self._differentiate(*batch)[:3], jit_compile=True) if jit_compile else None
         )
         self.masters: scaler.MasterWeights | None = None
-        self.window: Window | None = None
+        self.window: MicroBatches | None = None
         self._ready = bool(model.built)
         if self._ready:
             # Variables made while a step is traced have it traced twice.
             self._create_state()
 
-    def __call__(self, batch) -> dict[str, tf.Tensor]:
+    def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
         """Takes one (micro-)batch.
 
         Args:
@@ -145,7 +145,7 @@ class TrainStep(tf.Module):
         with explaining("TrainStep", self.model, x, y):
             return self._take(x, y, sample_weight)
 
-    def _take(self, x, y, sample_weight) -> dict[str, tf.Tensor]:
+    def _take(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
         self._build(x)
         self._trainable.keep(
             f"TrainStep of model {self.model.name!r}",
@@ -179,12 +179,12 @@ class TrainStep(tf.Module):
         """The position, but -1 for one of the optimizer's own variables, which come after the weights."""
         return tf.where(position < len(self.model.trainable_variables), position, -1)
 
-    def _build(self, x) -> None:
+    def _build(self, x: Any) -> None:
         if self._ready:
             return
         examples = tf.nest.map_structure(tf.type_spec_from_value, x)
 
-        def build(strategy) -> None:
+        def build(strategy: tf.distribute.Strategy) -> None:
             del strategy
             # Masters copy initial values, which exist only for variables made outside of the graph.
             with tf.init_scope():
@@ -208,13 +208,13 @@ class TrainStep(tf.Module):
         elif not self.allow_16bit_updates and any(v.dtype in ("float16", "bfloat16") for v in variables):
             self.masters = scaler.MasterWeights(variables)
         if self.accumulate > 1:
-            self.window = Window(self.accumulate, variables, self.model.non_trainable_variables)
+            self.window = MicroBatches(self.accumulate, variables, self.model.non_trainable_variables)
 
-    def _differentiate(self, x, y, sample_weight):
+    def _differentiate(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, dict, Any, Callable | None]:
         """The loss, what came with it, scaled gradients, and a function from an output gradient to those for it."""
         weights = self.model.trainable_variables
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        may_look_again = not in_xla()
+        may_look_again = self.loss_scaler.may_diagnose()
         with tf.GradientTape(persistent=may_look_again) as tape:
             prediction = self.model(x, training=True)
             arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
@@ -230,14 +230,16 @@ class TrainStep(tf.Module):
         if self.layerwise:
             return loss, extra, self.layerwise.gradient(tape, scaled, weights), None
         grads = tape.gradient(scaled, weights)
-        if replicas > 1 and any(getattr(layer, "synchronized", False) for layer in self.model._flatten_layers()):
+        if replicas > 1 and any(getattr(layer, "synchronized", False) for layer in layers_of(self.model)):
             # Replicas meet in these gradients, which they cannot in the branch of a skip.
             may_look_again = False
         if not may_look_again:
             return loss, extra, grads, None
         return loss, extra, grads, lambda small: tape.gradient(scaled, weights, output_gradients=small)
 
-    def _decide(self, grads: list, before: scaler.Snapshot, diagnose) -> tuple[tf.Tensor, scaler.Outcome]:
+    def _decide(
+        self, grads: list, before: scaler.Snapshot, diagnose: Callable | None
+    ) -> tuple[tf.Tensor, scaler.Outcome]:
         """Whether a step was attempted, and its outcome."""
         complete: bool | tf.Tensor = True
         if self.window:
@@ -259,14 +261,14 @@ class TrainStep(tf.Module):
         return tf.convert_to_tensor(complete), outcome
 
 
-def _zeros(spec) -> tf.Tensor | tf.RaggedTensor:
+def _zeros(spec: Any) -> tf.Tensor | tf.RaggedTensor:
     zeros = tf.zeros([size or 1 for size in spec.shape], spec.dtype)
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensor.from_tensor(zeros, ragged_rank=spec.ragged_rank)
     return zeros
 
 
-def _loss_and_extra(result) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+def _loss_and_extra(result: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """The loss, and the scalars that its function returned beside it."""
     loss, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(extra, dict) or isinstance(loss, (tuple, list, dict)) or loss is None:

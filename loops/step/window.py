@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 import scaler
 
 
-class Window(tf.Module):
+class MicroBatches(tf.Module):
     """The sum of scaled gradients over `size` micro-batches, and the state from before the first of them.
 
     The sum is at the scale of the micro-batch added last: where the scale moves inside of a window, it follows.
@@ -16,6 +18,9 @@ class Window(tf.Module):
     would have ended, and `gradients` then holds an infinity or a NaN where the first such micro-batch had one, so that
     the gate skips it and names the right weight. Each replica sums for itself; the gate sums over replicas, once a
     window.
+
+    `scaler.LossScaleOptimizer` has sums of its own, of a Keras optimizer that accumulates: these keep nothing of the
+    model, and a checkpoint of another number of replicas can be read into them.
 
     Args:
         size: Micro-batches in a window, at least 2.
@@ -130,7 +135,7 @@ class Window(tf.Module):
 _SMALLEST_NORMAL = 2.0**-126
 
 
-def _local(value, name: str) -> tf.Variable:
+def _local(value: Any, name: str) -> tf.Variable:
     return tf.Variable(
         value,
         trainable=False,
@@ -146,7 +151,7 @@ def _kind(value: tf.Tensor) -> tf.Tensor:
     return tf.where(has_nan, 2, tf.cast(tf.reduce_any(tf.math.is_inf(value)), tf.int32))
 
 
-def _plus(total: tf.Variable, grad) -> tf.Tensor:
+def _plus(total: tf.Variable, grad: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor:
     if grad is None:
         return tf.identity(total)
     # Cast first: making slices dense sums those of one index.

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 
+import keras
 import numpy as np
 
 import scaler
 from loops.actions import Progress
-from loops.loop import Visit
 from loops.runs.run import RunOptions, train, write_json
 from loops.study.gradients import GradientAction, GradientProbe
 from loops.study.setups import Setup
 from loops.study.summaries import failed
 from loops.tasks import ImageTask, Task
+from loops.visit import Action, Visit
 
 
 def run_study(
@@ -24,7 +26,7 @@ def run_study(
     *,
     steps: int,
     seeds: int,
-    out,
+    out: str | os.PathLike,
     progress: Callable[[str], Progress] | None = None,
 ) -> dict:
     """Trains every set-up with seeds 0 to `seeds` - 1, one after the other.
@@ -112,7 +114,15 @@ def summarise(setups: Sequence[Setup], runs: Sequence[dict]) -> list[dict]:
     return rows
 
 
-def _run(task: ImageTask, setup: Setup, steps: int, seed: int, out: pathlib.Path, probe: GradientProbe, progress):
+def _run(
+    task: ImageTask,
+    setup: Setup,
+    steps: int,
+    seed: int,
+    out: pathlib.Path,
+    probe: GradientProbe,
+    progress: Callable[[str], Progress] | None,
+) -> dict:
     folder = f"runs/{setup.name}-seed{seed}"
     options = RunOptions(
         policy=setup.policy,
@@ -125,7 +135,7 @@ def _run(task: ImageTask, setup: Setup, steps: int, seed: int, out: pathlib.Path
     counting: list[GradientAction] = []
     last = _LastStep()
 
-    def actions(model):
+    def actions(model: keras.Model) -> list[Action]:
         counting.append(probe.counting(model, setup.loss_factor))
         return [last, *counting, *([progress(f"{setup.name} seed {seed}")] if progress else [])]
 

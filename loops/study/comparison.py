@@ -92,7 +92,9 @@ def _skips(axes: Axes, rows: Sequence[Mapping], found: Mapping[str, Mark], summa
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(3, integer=True))
 
 
-def _loss_scales(figure, rows: Sequence[Mapping], found: Mapping[str, Mark], summary: Mapping, steps: Steps) -> None:
+def _loss_scales(
+    figure: Figure, rows: Sequence[Mapping], found: Mapping[str, Mark], summary: Mapping, steps: Steps
+) -> None:
     axes = figure.subplots()
     for row in rows:
         mark = found[row["name"]]

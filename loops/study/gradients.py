@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.loop import Visit
 from loops.tasks import ImageTask
+from loops.visit import Visit
 
 LOWEST, HIGHEST = -60, 20
 """The exponents that are counted one by one: floor(log2|g|), with everything below or above in the end bins."""
@@ -75,7 +75,7 @@ class GradientProbe:
         counted = self._count(tf.constant(loss_factor, tf.float32), tf.constant(loss_scale, tf.float32))
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), counted)
 
-    def _count_all(self, loss_factor, loss_scale):
+    def _count_all(self, loss_factor: tf.Tensor, loss_scale: tf.Tensor) -> dict[str, dict[str, tf.Tensor]]:
         weights = self._twin.trainable_variables
         with tf.GradientTape() as tape:
             hidden, activations = self._images, []
@@ -89,7 +89,7 @@ class GradientProbe:
             "activations": self._count_list(by_activation, loss_scale),
         }
 
-    def _count_list(self, grads, loss_scale):
+    def _count_list(self, grads: list, loss_scale: tf.Tensor) -> dict[str, tf.Tensor]:
         values = tf.concat([tf.reshape(grad, [-1]) for grad in grads], axis=0)
         scaled = values * loss_scale
         return {

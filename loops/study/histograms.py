@@ -52,7 +52,7 @@ def small_loss_figure(summary: Mapping, steps: Steps) -> Figure:
     return figure
 
 
-def _histograms(figure, summary: Mapping, rows: Sequence[Mapping], kinds: Sequence[str]) -> None:
+def _histograms(figure: Figure, summary: Mapping, rows: Sequence[Mapping], kinds: Sequence[str]) -> None:
     grid = figure.subplots(len(rows), len(kinds), sharex=True, sharey=True, squeeze=False)
     legend: dict[str, Any] = {
         label: Patch(color=tint, alpha=0.25, linewidth=0) for _, _, tint, label in _REGIONS if label

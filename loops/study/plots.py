@@ -74,7 +74,9 @@ def logarithmic_scales(axes: Axes) -> None:
     axes.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
 
 
-def loss_panels(figure, panels: Sequence[Axes], rows: Sequence[Mapping], summary: Mapping, steps: Steps) -> None:
+def loss_panels(
+    figure: Figure, panels: Sequence[Axes], rows: Sequence[Mapping], summary: Mapping, steps: Steps
+) -> None:
     """The loss of each row in a panel of its own, on top of float32's, with one legend above all."""
     float32 = [row for row in summary["setups"] if options_of(summary, row)["policy"] == "float32"]
     reference = next((row for row in float32 if comparable(summary, row, rows[0])), None)

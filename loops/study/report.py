@@ -6,6 +6,7 @@ import base64
 import html
 import json
 import math
+import os
 import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ _FAR = 5.0  # Percentage points below float32 that call for an explanation.
 _NONE = "–"
 
 
-def write_report(folder) -> list[pathlib.Path]:
+def write_report(folder: str | os.PathLike) -> list[pathlib.Path]:
     """Draws a study and writes `report.html` around the figures.
 
     Args:
@@ -249,7 +250,7 @@ def _factor(value: float) -> str:
     return f"2<sup>{exponent - 1}</sup>".replace("-", "−") if mantissa == 0.5 else f"{value:g}"
 
 
-def _with_range(mean: str, low, high) -> str:
+def _with_range(mean: str, low: object, high: object) -> str:
     return mean if low == high else f"{mean} <small>{low} to {high}</small>"
 
 
@@ -269,5 +270,5 @@ def _policy(summary: Mapping, row: Mapping) -> str:
     return options_of(summary, row)["policy"]
 
 
-def _text(value) -> str:
+def _text(value: object) -> str:
     return html.escape(str(value))

@@ -21,7 +21,7 @@ class Setup:
         name: As on the command line and in folder names.
         title: For people.
         policy: Keras dtype policy.
-        strategy: As `loops.strategies.parse_strategy` takes it.
+        strategy: As `loops.runs.strategy_text.parse_strategy` takes it.
         masters: Whether 16-bit variables have float32 masters.
         loss_factor: A constant the loss is multiplied by.
     """

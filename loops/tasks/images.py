@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import keras
 import numpy as np
@@ -44,7 +45,7 @@ class ImageTask:
             policy: "float32", "mixed_float16", "mixed_bfloat16", "float16" or "bfloat16".
         """
 
-        def block(filters: int, **arguments) -> list:
+        def block(filters: int, **arguments: Any) -> list:
             return [
                 keras.layers.Conv2D(filters, 3, padding="same", use_bias=False, dtype=policy, **arguments),
                 keras.layers.BatchNormalization(momentum=0.9, dtype=policy),

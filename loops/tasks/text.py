@@ -134,8 +134,8 @@ def encode(text: str) -> np.ndarray:
 class _Positions(keras.layers.Layer):
     """Adds a learnt vector for each place."""
 
-    def build(self, input_shape):
+    def build(self, input_shape: tuple) -> None:
         self.vectors = self.add_weight(shape=input_shape[1:], initializer="random_normal", name="vectors")
 
-    def call(self, x):
+    def call(self, x: tf.Tensor) -> tf.Tensor:
         return x + tf.cast(self.vectors, x.dtype)

@@ -88,13 +88,13 @@ class Workers:
     def _sum_over_replicas(self, rows: tf.Tensor) -> tf.Tensor:
         assert self._strategy is not None
 
-        def replica(value):
+        def replica(value: tf.Tensor) -> tf.Tensor:
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
 
         return self._strategy.experimental_local_results(self._strategy.run(replica, args=(rows,)))[0]
 
 
-def _index(resolver) -> int:
+def _index(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> int:
     chiefs = resolver.cluster_spec().as_dict().get("chief", ())
     return int(resolver.task_id) + (len(chiefs) if resolver.task_type == "worker" else 0)
 

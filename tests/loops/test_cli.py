@@ -97,7 +97,7 @@ def test_study_prints_json_alone_also_with_nan(capsys, tmp_path, monkeypatch):
 
 
 def test_doctor_measures_and_has_a_verdict(capsys, monkeypatch):
-    monkeypatch.setattr("loops.doctor._SECONDS_EACH", 0.01)
+    monkeypatch.setattr("loops.machine._SECONDS_EACH", 0.01)
     status, printed, _ = run(capsys, "doctor", "--json")
     found = strict(printed)
     assert status == 0

@@ -10,7 +10,7 @@ _NAMES = """
 import sys
 for name in ("matplotlib", "sklearn", "tensorboard"):
     sys.modules[name] = None   # As if it were not installed: Keras looks for matplotlib by itself.
-import loops, loops.cli, loops.runs, loops.doctor, loops.tasks, loops.study.compare
+import loops, loops.cli, loops.runs, loops.machine, loops.tasks, loops.study.compare
 found = [n for n, m in sys.modules.items() if m and n.partition(".")[0] in ("matplotlib", "sklearn", "tensorboard")]
 print("found", found)
 """

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 from position_cases import forgotten, numbers, resumed, shuffled, take
 
-from loops.resume.operations import OPERATIONS, Memory, functions, kind, nodes, spelled
+from loops.backend.datasets import functions
+from loops.resume.operations import OPERATIONS, Memory, kind, nodes, spelled
 from loops.resume.pipeline import _bottom_up, look
 from loops.resume.position import Position
 

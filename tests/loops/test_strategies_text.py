@@ -173,7 +173,7 @@ def test_other_texts_are_named(text, named):
 def test_an_enormous_power_is_refused_and_not_computed():
     """In a process of its own: an integer power cannot be interrupted."""
     code = (
-        "import scaler; from loops.strategies import parse_strategy\n"
+        "import scaler; from loops.runs.strategy_text import parse_strategy\n"
         "try: parse_strategy('static:9**999999999')\n"
         "except scaler.InvalidArgument as error: print('refused', error)"
     )

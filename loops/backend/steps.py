@@ -1,0 +1,89 @@
+"""What a step's optimizer and graph do not tell publicly.
+
+    _model_variables_moving_average  an optimizer's averages of its weights   absent: scaler.UnsupportedVersion
+    _trainable_variables             the weights that it averages             absent: scaler.UnsupportedVersion
+    _learning_rate                   its schedule                             absent: a UserWarning: not checked
+    _read_only_resource_inputs       what a call in a graph only reads        absent: a UserWarning: counts as moved
+    step_counter, dynamic_scale      of keras.optimizers.LossScaleOptimizer   absent: `Counters.known` is False
+
+What is absent is noticed when a step is made or traced, before any weight moves.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.backend.versions import versions
+
+_CALLS = (
+    *("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "Case", "StatelessCase"),
+    *("While", "StatelessWhile"),
+)
+COUNTER, SCALE = "step_counter", "dynamic_scale"
+"""The variables that Keras's own scaler moves, by their names in a graph."""
+
+
+def averages(optimizer: Any) -> tuple[list, list] | None:
+    """The averages of a Keras optimizer made with `use_ema=True`, and the weights they are of; None before it is built.
+
+    Raises:
+        scaler.UnsupportedVersion: If it is built, and does not have them under the names that were tested.
+    """
+    found = getattr(optimizer, "_model_variables_moving_average", None)
+    trained = getattr(optimizer, "_trainable_variables", None)
+    if found and trained and len(found) == len(trained):
+        return list(found), list(trained)
+    if not optimizer.built:
+        return None
+    raise scaler.UnsupportedVersion(
+        f"Averaged: the optimizer {type(optimizer).__name__} of {versions()} keeps its averages in another place than "
+        "the versions that were tested. Install a version that this package names in its metadata."
+    )
+
+
+def schedule(optimizer: Any) -> Any:
+    """The learning rate or the schedule that an optimizer was made with; None for one that is not Keras's.
+
+    Warns if it cannot be found in a Keras optimizer.
+    """
+    if isinstance(optimizer, keras.optimizers.Optimizer) and not hasattr(optimizer, "_learning_rate"):
+        warnings.warn(
+            f"TrainStep: the optimizer {type(optimizer).__name__} of {versions()} does not show its learning rate: "
+            "nobody has checked whether a ByAttempts in it counts the attempts of this step's loss scaler.",
+            UserWarning,
+            stacklevel=4,
+        )
+    return getattr(optimizer, "_learning_rate", None)
+
+
+def is_of_keras_scaler(variable: tf.Variable) -> bool:
+    """Whether a variable's name says that it is of a `keras.optimizers.LossScaleOptimizer` that was given no name."""
+    return "loss_scale_optimizer" in variable.name
+
+
+def assigns(placeholder: tf.Tensor) -> bool:
+    """Whether something in a graph may assign the variable whose handle this is.
+
+    Warns where the graph does not tell.
+    """
+    for operation in placeholder.consumers():
+        if operation.type == "ReadVariableOp":
+            continue
+        # Calls, branches and loops name those of their inputs that they only read.
+        listed = operation.node_def.attr.get("_read_only_resource_inputs")
+        places = {place for place, value in enumerate(operation.inputs) if value is placeholder}
+        if listed is None and operation.type in _CALLS:
+            warnings.warn(
+                f"{versions()} does not mark what a call in a graph only reads: a train step that multiplies by a loss "
+                "scale and never updates it is counted as one that attempts nothing.",
+                UserWarning,
+                stacklevel=4,
+            )
+        if listed is None or not places <= set(listed.list.i):
+            return True
+    return False
