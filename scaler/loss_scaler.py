@@ -13,7 +13,7 @@ from scaler.backend.autograph import as_called, as_written
 from scaler.backend.graphs import in_xla
 from scaler.backend.tapes import tape_records
 from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
-from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_flag, within
+from scaler.checks import check_flag
 from scaler.errors import InvalidArgument
 from scaler.explain import explain
 from scaler.gate.diagnosis import told_apart
@@ -32,7 +32,7 @@ from scaler.open_step import OpenStep
 from scaler.outcome import Cause, Outcome
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, NoScaling, Static, Strategy
-from scaler.strategies.base import check_event, check_state, needs_of, require_strategy
+from scaler.strategies.base import check_event, check_state, float_bounds_of, needs_of, require_strategy, usable_scale
 from scaler.strategies.described import described
 from scaler.stuck import Reading, StuckPolicy, Watch
 from scaler.weights.masters import MasterWeights
@@ -149,7 +149,7 @@ class LossScaler(tf.Module):
 
     def _state_now(self) -> Any:
         fields = {field: tf.identity(variable) for field, variable in self._state.items()}
-        return self._state_type(**{**fields, "loss_scale": self._in_bounds(fields["loss_scale"])})
+        return self._state_type(**{**fields, "loss_scale": usable_scale(self.strategy, fields["loss_scale"])})
 
     @property
     def loss_scale(self) -> tf.Tensor:
@@ -169,11 +169,7 @@ class LossScaler(tf.Module):
         return owned(self._scale_now(), READ, self)
 
     def _scale_now(self) -> tf.Tensor:
-        return self._in_bounds(tf.identity(self._state["loss_scale"]))
-
-    def _in_bounds(self, stored: tf.Tensor) -> tf.Tensor:
-        known = tf.where(tf.math.is_nan(stored), self.strategy.init().loss_scale, stored)
-        return within(known, *self._bounds())
+        return usable_scale(self.strategy, tf.identity(self._state["loss_scale"]))
 
     @staticmethod
     def owner_of(variable: object) -> LossScaler | None:
@@ -359,7 +355,7 @@ class LossScaler(tf.Module):
             moving_statistics.decided()
         skip = decision.skip
         if diagnose is not None:
-            skip = told_apart(skip, loss_scale, self._bounds()[0], diagnose, self._kept.correct)
+            skip = told_apart(skip, loss_scale, float_bounds_of(self.strategy)[0], diagnose, self._kept.correct)
         return Outcome(
             finite=decision.finite,
             loss_scale=loss_scale,
@@ -489,7 +485,7 @@ class LossScaler(tf.Module):
 
     def _pinned(self, loss_scale: float) -> str:
         """Why the scale cannot go below this one, and what to change; nothing if it can."""
-        low, high = (float(bound) for bound in self._bounds())
+        low, high = (float(bound) for bound in float_bounds_of(self.strategy))
         if loss_scale > low:
             return ""
         strategy = type(self.strategy).__name__
@@ -508,7 +504,7 @@ class LossScaler(tf.Module):
         """
         if not tf.executing_eagerly():
             raise InvalidArgument("check() reads numbers on the host: call it outside of the tf.function.")
-        low, high = (float(bound) for bound in self._bounds())
+        low, high = (float(bound) for bound in float_bounds_of(self.strategy))
         who = f"{self._called} with {described(self.strategy)}"
         self._watch.look(who, self._reading(), low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
 
@@ -547,11 +543,6 @@ class LossScaler(tf.Module):
             with tf.control_dependencies(checks):
                 return tf.identity(used), loss_finite
         return read, tf.logical_or(self._open.decided, loss_finite)
-
-    def _bounds(self) -> tuple[tf.Tensor, tf.Tensor]:
-        low = getattr(self.strategy, "min_scale", SMALLEST_SCALE)
-        high = getattr(self.strategy, "max_scale", LARGEST_SCALE)
-        return as_float(low), as_float(high)
 
 
 _MAKE_ANEW = "Make the optimizer, the step and, where there are, the MasterWeights anew, or compile the model again."
