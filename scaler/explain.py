@@ -1,4 +1,4 @@
-"""One sentence on what a step did, and what would help."""
+"""Explains in one sentence what a step did and what would help."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from scaler.outcome import Cause, Outcome
 
 
 def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer: str = "the optimizer") -> str:
-    """One sentence on what happened and what would help. Reads the outcome: call it on the host.
+    """Explains in one sentence what happened and what would help. It reads the outcome, so call it on the host.
 
     Args:
         outcome: From `LossScaler.apply`.
-        names: The variables' names, in the order of the gradients, and then those of the optimizer's own.
-        pinned: Why the scale cannot go lower and what to change, or nothing if it can.
-        optimizer: What the optimizer is called.
+        names: The names of the variables in the order of the gradients, then those of the optimizer's own variables.
+        pinned: Why the scale cannot go lower, and what to change. Empty if it can.
+        optimizer: The name of the optimizer.
     """
     scale = f"{float(outcome.loss_scale):g}"
     why = Cause(int(outcome.cause))

@@ -232,10 +232,10 @@ def test_before_any_step_and_any_skip():
     weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler(scaler.Static(1.0))
     assert loss_scaler.explain() == "No step was attempted yet."
     loss_scaler.apply(lambda grads, variables: None, [tf.constant([1.0])], [weight])
-    assert loss_scaler.explain() == "No step was skipped yet: 1 of 1 attempted ones were applied."
+    assert loss_scaler.explain() == "No step was skipped yet: 1 of 1 attempted steps were applied."
     loss_scaler.scale(tf.constant(1.0))
     loss_scaler.update(scaler.Event(tf.constant(False)))
-    assert loss_scaler.explain() == "1 of 2 steps were skipped, but through `update`, which is not told why."
+    assert loss_scaler.explain() == "1 of 2 steps were skipped through `update`, which does not know why."
 
 
 @pytest.mark.parametrize(
