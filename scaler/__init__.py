@@ -3,11 +3,11 @@
 The order of a step:
 
     batch -> forward -> loss (float32) -> scale -> backward -> scaled gradients -> unscale in float32 -> finite?
-          -> applied: clip -> optimizer on float32 weights -> finite? else put back -> round masters into the model
-          |  skipped: put non-trainable state back
+          -> applied: clip -> optimizer on float32 weights -> finite? else roll back -> round masters into the model
+          |  skipped: roll non-trainable state back
           -> strategy(state, event) -> next scale -> counters -> outcome
 
-What most programs need is here. What a researcher or the author of a strategy needs beside it is read in its namespace:
+Most programs need only the names here. The namespaces hold what researchers and authors of strategies need beside them:
 `scaler.strategies`, `scaler.layerwise`, `scaler.weights`, `scaler.gradients`, `scaler.presets`, `scaler.testing`.
 """
 
@@ -96,7 +96,7 @@ __all__ = [
 if not typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Names that stood here before they had a namespace: `scaler.Warmup` is `scaler.strategies.Warmup`."""
+        """Finds the flat names from before the namespaces: `scaler.Warmup` is `scaler.strategies.Warmup`."""
         for namespace in (strategies, layerwise, weights, gradients):
             if name in namespace.__all__:
                 return getattr(namespace, name)

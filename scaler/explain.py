@@ -1,4 +1,4 @@
-"""One sentence on what a step did, and what would help."""
+"""Explains in one sentence what a step did and what would help."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from scaler.outcome import Cause, Outcome
 
 
 def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer: str = "the optimizer") -> str:
-    """One sentence on what happened and what would help. Reads the outcome: call it on the host.
+    """Explains in one sentence what happened and what would help. It reads the outcome, so call it on the host.
 
     Args:
         outcome: From `LossScaler.apply`.
-        names: The variables' names, in the order of the gradients, and then those of the optimizer's own.
-        pinned: Why the scale cannot go lower and what to change, or nothing if it can.
-        optimizer: What the optimizer is called.
+        names: The names of the variables in the order of the gradients, then those of the optimizer's own variables.
+        pinned: Why the scale cannot go lower, and what to change. Empty if it can.
+        optimizer: The name of the optimizer.
     """
     scale = f"{float(outcome.loss_scale):g}"
     why = Cause(int(outcome.cause))
@@ -26,12 +26,12 @@ def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer:
         return _of_update(outcome, names, optimizer)
     where, weight = _where(outcome, names), int(outcome.weight)
     if weight >= 0 and bool(outcome.lower_helps):
-        where += f"; the weight {_name(names, weight)!r} is not finite already, but that is not why"
+        where += f"; the weight {_name(names, weight)!r} is already non-finite, but that is not why"
     elif weight >= 0:
-        loss = ", and so the loss is not" if why is Cause.LOSS else ""
+        loss = ", and so is the loss" if why is Cause.LOSS else ""
         return (
-            f"The step was skipped because the weight {_name(names, weight)!r} is not finite already"
-            f"{loss}; {where}. No loss scale can help: load weights from before, and look for what assigned it."
+            f"The step was skipped because the weight {_name(names, weight)!r} is already non-finite"
+            f"{loss}; {where}. No loss scale can help: load earlier weights, and look for what assigned it."
         )
     return _SENTENCES[why].format(
         scale=scale,
@@ -62,8 +62,8 @@ _SENTENCES = {
 def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
     if int(outcome.index) == -2:
         return (
-            "The step was skipped because the limit of the clipping is not a positive finite number. Look at the "
-            "tensor that clip_norm, ClipByNorm or ClipByValue was given."
+            "The step was skipped because the limit of the clipping is not a positive finite number. Check the "
+            "tensor passed to clip_norm, ClipByNorm or ClipByValue."
         )
     if int(outcome.index) < 0:
         return (
@@ -73,9 +73,9 @@ def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
     value = "a NaN" if bool(outcome.has_nan) else "an infinity"
     name = _name(names, int(outcome.index))
     return (
-        f"The step was skipped because {optimizer} made {value} of finite gradients, first in {name!r}; everything was "
-        "put back. No loss scale can help: look at its epsilon and its slots, clip the gradients, or use another "
-        "optimizer."
+        f"The step was skipped because {optimizer} turned finite gradients into {value}, first in {name!r}; everything "
+        "was rolled back. No loss scale can help: look at its epsilon and its slots, clip the gradients, or use "
+        "another optimizer."
     )
 
 
@@ -90,18 +90,18 @@ def _helps(outcome: Outcome, pinned: str) -> str:
 def _where(outcome: Outcome, names: Sequence[str]) -> str:
     first, count, nearest = int(outcome.index), int(outcome.count), int(outcome.nearest)
     if first < 0:
-        return "which gradient was not finite is not kept"
+        return "the non-finite gradient was not recorded"
     number = f"{MOST_COUNTED} or more" if count >= MOST_COUNTED else str(count)
     gradient = f"the gradient of {_name(names, first)!r}"
     if int(outcome.cause) == Cause.TOO_LARGE:
-        return f"{gradient} is the first of {number} too large ones" if count > 1 else f"{gradient} is the largest"
+        return f"{gradient} is the first of {number} that are too large" if count > 1 else f"{gradient} is the largest"
     kind = "a NaN" if bool(outcome.has_nan) else "an infinity"
     if count <= 1:
         return f"{gradient} is the first with {kind}" + (", and the only one" if count else "")
-    several = f"{gradient} is the first of {number} that are not finite, with {kind} among them"
+    several = f"{gradient} is the first of {number} that are non-finite, with {kind} among them"
     if nearest < 0:
         return several
-    return f"{several}, and that of {_name(names, nearest)!r} the last, as a rule the nearest to the loss"
+    return f"{several}, and that of {_name(names, nearest)!r} the last, usually the nearest to the loss"
 
 
 def _name(names: Sequence[str], position: int) -> str:

@@ -40,12 +40,12 @@ from scaler.weights.trainable import TrainableSet
 
 
 class Counters(NamedTuple):
-    """Steps since the scaler was made, as scalar int64 tensors.
+    """Counts of steps since the scaler was created, as scalar int64 tensors.
 
     Attributes:
         attempted: Calls of `apply` or `update`: `applied + skipped`.
-        applied: Those whose gradients were finite, so that the weights moved.
-        skipped: Those that changed nothing.
+        applied: Steps with finite gradients, which moved the weights.
+        skipped: Steps that changed nothing.
         consecutive_skips: Skipped steps since the last applied one.
     """
 
@@ -56,7 +56,7 @@ class Counters(NamedTuple):
 
 
 class LossScaler(tf.Module):
-    """Scales losses, unscales gradients, applies or skips steps, and moves the scale by a strategy.
+    """Scales losses, unscales gradients, applies or skips steps, and adjusts the scale by a strategy.
 
         loss_scaler = scaler.LossScaler(scaler.Dynamic())
 
@@ -69,19 +69,19 @@ class LossScaler(tf.Module):
             grads = tape.gradient(scaled, model.trainable_variables)
             outcome = loss_scaler.apply(optimizer, grads, masters, clip_norm=1.0, rollback=before)
 
-    It holds the strategy's state and the counters in variables, so `tf.train.Checkpoint(loss_scaler=loss_scaler)`
-    saves all of it.
+    It holds the strategy's state and the counters in variables. `tf.train.Checkpoint(loss_scaler=loss_scaler)` saves
+    them all.
 
     Args:
-        strategy: How the scale moves; `Dynamic()` if not given.
-        stuck: What `check` finds wrong, and what it does then; `StuckPolicy()` if not given.
-        sum_duplicates: Whether duplicate indices of a `tf.IndexedSlices`, as an Embedding's repeated ids make them, are
-            summed before the optimizer sees them, so that it moves as with the dense gradient. False gives it the
-            slices as they are, and repeats what Keras does alone: Adam and others then square each by itself. What is
-            decided and measured is of the sum either way.
+        strategy: How the scale moves. Default: `Dynamic()`.
+        stuck: When `check` considers the scaler stuck, and what it does then. Default: `StuckPolicy()`.
+        sum_duplicates: Whether duplicate indices of a `tf.IndexedSlices` are summed before the optimizer sees them. An
+            Embedding makes such duplicates from repeated ids. The optimizer then moves as with the dense gradient.
+            With False it receives the slices unchanged, as from Keras alone: Adam and others then square each slice by
+            itself. The finite check and the norm use the sum either way.
 
     Raises:
-        InvalidArgument: For an object that is no strategy, or whose state has no scalar `loss_scale`.
+        InvalidArgument: If `strategy` is not a strategy, or its state has no scalar `loss_scale`.
     """
 
     def __init__(
@@ -124,7 +124,10 @@ class LossScaler(tf.Module):
         self._take_variables()
 
     def _take_variables(self) -> None:
-        """Tells the variables whose they are; a deep copy or a pickled scaler has new ones, a shallow copy has not."""
+        """Makes this scaler the owner of its variables, unless they have one.
+
+        A deep copy and an unpickled scaler have variables of their own. A shallow copy shares those of the original.
+        """
         for variable in (*self._state.values(), *self._counts.values()):
             if owner_of(variable) is not None:
                 return
@@ -135,7 +138,7 @@ class LossScaler(tf.Module):
 
     @property
     def stuck(self) -> StuckPolicy:
-        """What `check` finds wrong, and what it does then. A new policy starts with a new history."""
+        """When `check` considers the scaler stuck, and what it does then. A new policy starts a new history."""
         return self._watch.policy
 
     @stuck.setter
@@ -144,7 +147,7 @@ class LossScaler(tf.Module):
 
     @property
     def state(self) -> Any:
-        """The strategy's state now, a NamedTuple of scalar tensors; its `loss_scale` is the property of this name."""
+        """The strategy's current state, a NamedTuple of tensors, with `loss_scale` kept within the bounds."""
         return self._state_now()._replace(loss_scale=self.loss_scale)
 
     def _state_now(self) -> Any:
@@ -153,14 +156,14 @@ class LossScaler(tf.Module):
 
     @property
     def loss_scale(self) -> tf.Tensor:
-        """The scale the next loss is multiplied by, scalar float32.
+        """The scale that multiplies the next loss, scalar float32.
 
-        A value outside the strategy's bounds, which only a damaged or foreign checkpoint can bring, counts as the
-        nearest bound; a NaN counts as the strategy's initial scale.
+        A value outside the strategy's bounds counts as the nearest bound, a NaN as the strategy's initial scale. Only a
+        damaged or foreign checkpoint can hold such values.
 
-        A loss may be multiplied by it by hand, in the place of `scale`: read it while the tape records, once for each
-        step, and the gradients are unscaled by what was read. A read outside of a tape is for a log; gradients that
-        carry it are recognised in a graph, and in eager mode refused once the scale has moved.
+        You may multiply the loss by it yourself, in place of `scale`. Read it once a step, while the tape records; the
+        gradients are then unscaled by the value you read. A read outside the tape is meant for logging. A graph still
+        recognises gradients that carry such a value. Eager mode refuses them once the scale has moved.
         """
         if tape_records():
             self._use.scales_by_hand()
@@ -173,33 +176,36 @@ class LossScaler(tf.Module):
 
     @staticmethod
     def owner_of(variable: object) -> LossScaler | None:
-        """The loss scaler that keeps its state or its counts in a variable, or None for any other variable.
+        """Returns the loss scaler whose state or counters a variable holds, or None for any other variable.
 
-        A graph that assigns one of them takes the scaler's decisions, one that only reads them does not.
+        A graph that assigns such a variable makes the scaler's decisions. A graph that only reads it does not.
 
         Args:
-            variable: Such as one of `tf.function(step).get_concrete_function(batch).variables`.
+            variable: For example one of `tf.function(step).get_concrete_function(batch).variables`.
         """
         return owner_of(variable)
 
     @property
     def counters(self) -> Counters:
-        """What was attempted, applied and skipped so far."""
+        """The steps attempted, applied and skipped so far."""
         attempted, applied, consecutive = (tf.identity(variable) for variable in self._counts.values())
         return Counters(attempted, applied, attempted - applied, consecutive)
 
     @as_written
     def scale(self, loss: Any) -> tf.Tensor:
-        """The loss times the loss scale, in float32 whatever its dtype, so that the product itself cannot overflow.
+        """Multiplies the loss by the loss scale, always in float32: the product itself cannot overflow in 16 bits.
 
-        A 16-bit loss still receives the scale as a 16-bit gradient: for float16 that limits the scale to 2^15. Compute
+        A 16-bit loss still receives the scale as a 16-bit gradient. For float16 that limits the scale to 2^15. Compute
         the loss in float32.
 
         Args:
             loss: Scalar of a floating dtype.
 
+        Returns:
+            The scaled loss, scalar float32.
+
         Raises:
-            InvalidArgument: For another shape or dtype.
+            InvalidArgument: If the loss has another shape or dtype, or was scaled already.
         """
         if loss is None:
             raise InvalidArgument(
@@ -226,18 +232,18 @@ class LossScaler(tf.Module):
 
     @as_written
     def unscale(self, grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
-        """Gradients of the loss from gradients of the scaled loss, for a step written in the long form.
+        """Turns gradients of the scaled loss into gradients of the loss, for a step written in the long form.
 
-        They are divided by the scale that the last `scale` multiplied by, also after an `update`.
+        It divides them by the scale that the last `scale` used, even after an `update`.
 
         Args:
             grads: Tensors of any floating dtype, `tf.IndexedSlices` or None.
 
         Returns:
-            The same structure in float32, with duplicate indices summed, unless `sum_duplicates` is False.
+            The same structure in float32. Duplicate indices are summed unless `sum_duplicates` is False.
 
         Raises:
-            InvalidArgument: For gradients that went through `unscale` already.
+            InvalidArgument: If the gradients are unscaled already.
         """
         self._refuse("unscale", grads)
         self._use.begins()
@@ -265,51 +271,53 @@ class LossScaler(tf.Module):
     ) -> Outcome:
         """Applies the step if all unscaled gradients and their squared global norm are finite, else skips it.
 
-        Applied: unscale, clip, update the float32 weights, round masters into the model; elements of `rollback` that
-        are not finite any more are put back. Skipped: variables, slots, `optimizer.iterations` and masters keep every
-        bit, and all of `rollback` is put back. Either way the strategy moves the scale and the counters count,
-        afterwards.
+        An applied step unscales, clips, updates the float32 weights and rounds masters into the model. It also restores
+        the elements of `rollback` that became non-finite. A skipped step leaves every bit of the variables, slots,
+        `optimizer.iterations` and masters unchanged, and restores all of `rollback`. In both cases the strategy then
+        adjusts the scale and the counters advance.
 
-        If the optimizer makes a value that is not finite of finite gradients, in a variable or in one of its own, the
-        step is skipped, too, and everything put back. Its own are those in its attribute `variables`; a function has
-        none, and what it keeps elsewhere is neither seen nor put back.
+        An optimizer can turn finite gradients into non-finite values, in a variable or in one of its own. Such a step
+        is skipped, too, and everything is rolled back. The optimizer's own variables are those in its attribute
+        `variables`. A function has none: state that it keeps elsewhere is neither checked nor rolled back.
 
-        Under a `tf.distribute` strategy it is called inside `strategy.run`, with each replica's gradients. They are
-        summed over the replicas in float32 first; the decision, the norm and the clipping are of the sum. So divide
-        the loss by the size of the *global* batch.
+        Under a `tf.distribute` strategy call it inside `strategy.run`, with each replica's gradients. They are first
+        summed over the replicas in float32. The finite check, the norm and the clipping use the sum. So divide the loss
+        by the size of the *global* batch.
 
         Args:
             optimizer: A Keras optimizer, or any function `(grads, variables) -> None`. It is called with the unscaled
-                float32 gradients that are not None. On several replicas each calls a function with the same, summed
-                gradients; variables of its own must be made in the strategy's scope, as all others.
+                float32 gradients that are not None. On several replicas each replica calls a function with the same
+                summed gradients. Create the function's own variables in the strategy's scope, like all others.
             grads: Gradients of the *scaled* loss, one for each variable: tensors of a floating dtype,
                 `tf.IndexedSlices` or None.
             variables: The variables the gradients belong to, or a `MasterWeights` over them.
-            clip_norm: Largest global norm of the unscaled gradients, or None for no clipping by it.
-            clip: Another way to clip them, in its place: `ClipByNorm(1.0)`, each by itself, or `ClipByValue(1.0)`.
-            rollback: `snapshot(model.non_trainable_variables)` taken before the forward pass: put back on a skip, so
-                that BatchNorm's statistics never hold a value of a step that did not happen.
-            allow_16bit_updates: Let the optimizer work on 16-bit variables. It makes infinities by itself (Adam's
-                epsilon and second moments underflow in float16), so the promise does not cover it.
-            diagnose: Called on a skip alone, with a scalar, it gives the gradients for that output gradient, as
-                `lambda small: tape.gradient(scaled, weights, output_gradients=small)` does with a persistent tape. It
-                is called twice. If they are finite at a loss scale of 1, `outcome.lower_helps`. If not, and not even
-                at 2^-14, or if what is not finite at 1 is flushed to zero there, `outcome.cause` is BACKWARD and not
-                OVERFLOW. Each replica calls it by itself, so that replicas cannot meet in it, as in the gradient of a
-                BatchNorm that synchronises its statistics.
-            update: False leaves the scale and the counters to one `update` for several `apply`: with several
-                optimizers, `update(Event(a.finite & b.finite))`.
-            when: Scalar bool, the same on all replicas. False does nothing, and leaves an outcome that was not applied
-                with norms of NaN and no cause: for accumulation.
-            unscaled: Scalar bool, the same on all replicas: whether the gradients went through `unscale` already. A
-                strategy that needs histograms sees them as they are.
+            clip_norm: Largest global norm of the unscaled gradients, or None.
+            clip: Another way to clip, in place of `clip_norm`: `ClipByNorm(1.0)`, which clips each gradient by itself,
+                or `ClipByValue(1.0)`.
+            rollback: `snapshot(model.non_trainable_variables)`, taken before the forward pass. A skip restores it.
+                BatchNorm's statistics then never hold values from a step that did not happen.
+            allow_16bit_updates: Let the optimizer update 16-bit variables. In float16 Adam's epsilon and second moments
+                underflow, and the optimizer itself makes infinities. The promise does not cover this.
+            diagnose: A function from a scalar output gradient to the gradients, such as
+                `lambda small: tape.gradient(scaled, weights, output_gradients=small)` with a persistent tape. It is
+                called only on a skip, twice: for a loss scale of 1, and for 2^-14 or the strategy's floor if that is
+                less. `outcome.lower_helps` is True if the gradients are finite at 1. `outcome.cause` is BACKWARD
+                instead of OVERFLOW if they are non-finite at both, or if those that are non-finite at 1 are flushed to
+                zero at the lower scale. Each replica calls the function by itself. It must not need other replicas, as
+                the gradient of a synchronised BatchNorm does.
+            update: False leaves the scale and the counters to one `update` after several `apply`. With several
+                optimizers call `update(Event(a.finite & b.finite))`.
+            when: Scalar bool, the same on all replicas. False does nothing, for accumulation. The outcome is then not
+                applied, with norms of NaN and no cause.
+            unscaled: Scalar bool, the same on all replicas: whether the gradients are unscaled already. A strategy that
+                needs histograms sees them unchanged.
 
         Returns:
             What happened, as tensors.
 
         Raises:
-            InvalidArgument: For lists that do not match, no gradient at all, a wrong dtype or shape, 16-bit variables
-                without masters, or an optimizer that scales by itself.
+            InvalidArgument: If the lists do not match, every gradient is None, a dtype or shape is wrong, 16-bit
+                variables have no masters, or the optimizer scales losses itself.
         """
         clipping = self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         if rollback is not None and not isinstance(rollback, Snapshot):
@@ -319,8 +327,8 @@ class LossScaler(tf.Module):
             )
         if variables is None:
             raise InvalidArgument(
-                "apply(optimizer, grads): expected two lists, apply(optimizer, grads, variables), and no pairs of a "
-                "gradient and a variable, as optimizer.apply_gradients takes."
+                "apply(optimizer, grads): expected two lists, apply(optimizer, grads, variables). Pairs of a gradient "
+                "and a variable are for optimizer.apply_gradients alone."
             )
         masters = variables if isinstance(variables, MasterWeights) else None
         grads = [grad if grad is None else as_gradient(grad) for grad in grads]
@@ -347,7 +355,7 @@ class LossScaler(tf.Module):
             lambda skip: self._kept.keep(loss_scale, skip),
             self._update if update else (lambda event, done: None),
         )
-        # The optimizer has made its slots by now.
+        # By now the optimizer has created its slots.
         self._names = [getattr(variable, "path", variable.name) for variable in (*targets, *moved.own_values)]
         self._optimizer_name = name_of(optimizer)
         self._open.end(decision.attempted)
@@ -365,11 +373,11 @@ class LossScaler(tf.Module):
         )
 
     def _refuse(self, method: str, grads: Sequence[gradients.Gradient]) -> None:
-        # What another one scaled, and was divided by hand, a scale of one may divide.
+        # A scale of 1 may divide gradients that another scaler scaled and the user unscaled.
         refuse_gradients(method, grads, None if self._is_one else self)
 
     def _check_use(self, grads: Sequence[gradients.Gradient], unscaled: bool | tf.Tensor, variables: Sequence) -> None:
-        """Refuses gradients that are unscaled already, and says if it seems that nobody scaled the loss."""
+        """Refuses gradients that are unscaled already, and warns if it seems that nobody scaled the loss."""
         if unscaled is False:
             self._refuse("apply", grads)
             self._use.check_one_scale("apply", self._open, self._scale_now)
@@ -381,9 +389,9 @@ class LossScaler(tf.Module):
         self._use.begins()
 
     def _missing_rollback(self, variables: Sequence, grads: Sequence, when: Any) -> Snapshot | None:
-        """The snapshot that nobody took, of BatchNorm's statistics that moved in this graph; else says what is missing.
+        """Makes the missing snapshot of BatchNorm's statistics that moved in this graph, or warns that it cannot.
 
-        Of a window of accumulation it is not known where it began: where only a running step knows `when`, it is said.
+        If only the running step knows `when`, the start of an accumulation window is unknown, and it warns.
         """
         moved, missing = moving_statistics.before_apply(variables, grads, self, when)
         if missing and not self._use.statistics_are_kept:
@@ -401,7 +409,10 @@ class LossScaler(tf.Module):
         return not in_xla()
 
     def check_precision(self, prediction: Any, loss: Any) -> None:
-        """Warns, once, of probabilities or a loss in float16: for a step that casts the loss before `scale` sees it."""
+        """Warns once about probabilities or a loss in float16.
+
+        It is for a step that casts the loss before `scale` sees it.
+        """
         self._say("", float16_probabilities(prediction))
         self._say("", float16_loss(loss))
 
@@ -416,23 +427,23 @@ class LossScaler(tf.Module):
         clip_norm: float | tf.Tensor | None = None,
         clip: ClipByNorm | ClipByValue | None = None,
     ) -> Clipping | None:
-        """Refuses what `apply` would refuse at the first step, and returns the clipping that is asked for.
+        """Checks the arguments that `apply` would refuse at the first step, and returns the requested clipping.
 
         Raises:
-            InvalidArgument: For an optimizer that is none or scales by itself, or a clipping that cannot work.
+            InvalidArgument: If `optimizer` is not an optimizer or scales losses itself, or the clipping is invalid.
         """
         check_optimizer(optimizer)
         return clipping_of(clip_norm, clip)
 
     @as_written
     def update(self, event: Event) -> None:
-        """Moves the scale by the strategy and counts the step: the end of a step written in the long form.
+        """Adjusts the scale by the strategy and counts the step. A step written in the long form ends with it.
 
         Args:
-            event: What the step showed, such as `Event(finite=all_finite(unscaled))`.
+            event: The result of the step, such as `Event(finite=all_finite(unscaled))`.
 
         Raises:
-            InvalidArgument: For what is no `Event`, or a part of one with another shape or dtype than `Event` names.
+            InvalidArgument: If `event` is not an `Event`, or one of its fields has a wrong shape or dtype.
         """
         if not isinstance(event, Event):
             raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
@@ -449,7 +460,7 @@ class LossScaler(tf.Module):
         state = as_called(self.strategy.update)(self._state_now(), event)
         counts, applied = self._counts, tf.cast(event.finite, tf.int64)
         skips = (counts["consecutive_skips"] + 1) * (1 - applied)
-        # Nothing here depends on it by itself: a step that breaks off is not to be counted.
+        # Nothing below depends on `done` by itself, and a step that fails must not be counted.
         with tf.control_dependencies([] if done is None else [done]):
             for field, variable in self._state.items():
                 variable.assign(getattr(state, field))
@@ -459,15 +470,17 @@ class LossScaler(tf.Module):
 
     @property
     def last_skip(self) -> Outcome:
-        """The outcome of the last skipped step, without norms; its cause is `Cause.NONE` if none was skipped yet."""
+        """The outcome of the last skipped step, without norms. Its cause is `Cause.NONE` before the first skip."""
         return self._kept.outcome()
 
     def explain(self, outcome: Outcome | None = None) -> str:
-        """One sentence on what a step did, with the name of the variable. It reads the outcome: call it on the host.
+        """Explains in one sentence what a step did, with the name of the variable.
+
+        It reads the outcome, so call it on the host.
 
         Args:
-            outcome: From the `apply` that was traced last, whose variables' names are used, and no other: one of
-                another step function would be told with wrong names. The last skip if not given.
+            outcome: From the `apply` that was traced last. The sentence uses the names of its variables, which are
+                wrong for the outcome of another step function. Default: the last skip.
         """
         known = self.last_skip if outcome is None else outcome
         if outcome is None and int(known.cause) == Cause.NONE:
@@ -480,11 +493,11 @@ class LossScaler(tf.Module):
         if not attempted:
             return "No step was attempted yet."
         if not skipped:
-            return f"No step was skipped yet: {attempted} of {attempted} attempted ones were applied."
-        return f"{skipped} of {attempted} steps were skipped, but through `update`, which is not told why."
+            return f"No step was skipped yet: {attempted} of {attempted} attempted steps were applied."
+        return f"{skipped} of {attempted} steps were skipped through `update`, which does not know why."
 
     def _pinned(self, loss_scale: float) -> str:
-        """Why the scale cannot go below this one, and what to change; nothing if it can."""
+        """Says why the scale cannot go below this one, and what to change. Empty if it can."""
         low, high = (float(bound) for bound in float_bounds_of(self.strategy))
         if loss_scale > low:
             return ""
@@ -494,22 +507,22 @@ class LossScaler(tf.Module):
         return f"{low:g} is the floor of {strategy}: set a lower min_scale"
 
     def check(self) -> None:
-        """Raises, warns or does nothing, as the `stuck` policy says, if the scaler makes no progress.
+        """Raises, warns or does nothing if the scaler makes no progress: the `stuck` policy decides.
 
-        Call it on the host, every now and then: it reads four numbers. A `loops.Loop` calls it at each visit.
+        Call it on the host now and then. It reads four numbers. A `loops.Loop` calls it at each visit.
 
         Raises:
-            StuckError: With the reason of the last skip, if the policy is to raise.
+            StuckError: If the policy raises. The error names the reason for the last skip.
             InvalidArgument: Inside a `tf.function`.
         """
         if not tf.executing_eagerly():
-            raise InvalidArgument("check() reads numbers on the host: call it outside of the tf.function.")
+            raise InvalidArgument("check() reads numbers on the host: expected a call outside of the tf.function.")
         low, high = (float(bound) for bound in float_bounds_of(self.strategy))
         who = f"{self._called} with {described(self.strategy)}"
         self._watch.look(who, self._reading(), low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
 
     def watch_from_here(self) -> None:
-        """Has `check` judge the steps from now on, if nothing was checked yet: for one that was loaded from a file."""
+        """Makes `check` ignore all earlier steps, unless it ran already: for a scaler loaded from a file."""
         self._watch.history.begin(self._reading())
 
     def _reading(self) -> Reading:
@@ -522,19 +535,19 @@ class LossScaler(tf.Module):
         )
 
     def remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
-        """Keeps what `last_skip` and `explain` tell, where `skipped`; `apply` does it by itself."""
+        """Stores the outcome for `last_skip` and `explain` where `skipped` is True. `apply` calls it itself."""
         self._kept.keep_where(skipped, outcome)
 
     @property
     def scale_of_gradients(self) -> tf.Tensor:
-        """The scale that gradients carry now, and that `apply` will divide them by: scalar float32.
+        """The scale that gradients carry now, by which `apply` will divide them: scalar float32.
 
-        It is what the last `scale` multiplied by, also after an `update`.
+        It is the scale that the last `scale` used, even after an `update`.
         """
         return self._open.scale_of_gradients(self._scale_now())
 
     def _scale_of(self, grads: Sequence[gradients.Gradient], scaled: bool = True) -> tuple[tf.Tensor, tf.Tensor]:
-        """What gradients are scaled by, and whether their loss was finite."""
+        """The scale that gradients carry, and whether their loss was finite."""
         read, in_doubt = scale_read(grads, self, self._use.read)
         loss_finite = tf.identity(self._open.loss_finite)
         if read is None:
@@ -545,7 +558,7 @@ class LossScaler(tf.Module):
         return read, tf.logical_or(self._open.decided, loss_finite)
 
 
-_MAKE_ANEW = "Make the optimizer, the step and, where there are, the MasterWeights anew, or compile the model again."
+_MAKE_ANEW = "Create the optimizer, the step and any MasterWeights again, or compile the model again."
 
 
 def _with_gradient(variables: Sequence, grads: Sequence) -> list:

@@ -1,4 +1,4 @@
-"""The scale that the gradients of now carry, from the scaling of a loss until a step is decided about."""
+"""The scale that gradients carry between the scaling of a loss and the decision about its step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from scaler.backend import replicas
 
 
 class OpenStep:
-    """What is remembered between `scale` and `apply`, by each replica for itself.
+    """What each replica remembers for itself between `scale` and `apply`.
 
     Attributes:
-        used: The scale that gradients carry until the next `scale`, also after an `update`; 0 before the first.
-        loss_finite: Whether all losses since the last decision were finite; one decision may take several `apply`.
-        decided: Whether nothing was scaled since the last decision.
+        used: The scale that gradients carry until the next `scale`, even after an `update`. 0 before the first `scale`.
+        loss_finite: Whether all losses since the last decision were finite. One decision may take several `apply`.
+        decided: Whether nothing has been scaled since the last decision.
     """
 
     def __init__(self) -> None:
@@ -22,17 +22,20 @@ class OpenStep:
         self.decided = replicas.local_variable(False, "decided")
 
     def begin(self, loss: tf.Tensor, loss_scale: tf.Tensor) -> None:
-        """A loss was multiplied by the scale."""
+        """Records that a loss was multiplied by the scale."""
         self.used.assign(loss_scale)
         earlier = tf.logical_or(self.decided, self.loss_finite)
         self.loss_finite.assign(tf.logical_and(earlier, tf.math.is_finite(loss)))
         self.decided.assign(False)
 
     def begin_by_hand(self, now: tf.Tensor) -> tf.Tensor:
-        """Opens a step whose loss is scaled by hand, if the last one was decided about; returns the open one's scale.
+        """Opens a step whose loss the user scales by hand, unless a step is open already.
 
         Args:
             now: The strategy's scale, scalar float32.
+
+        Returns:
+            The scale of the open step, scalar float32.
         """
         used = tf.identity(self.used)
         opens = tf.logical_or(self.decided, used <= 0.0)
@@ -43,11 +46,11 @@ class OpenStep:
         return loss_scale
 
     def end(self, attempted: tf.Tensor) -> None:
-        """The step was decided about, where `attempted`."""
+        """Records the decision about the step where `attempted` is True."""
         known = tf.get_static_value(attempted)
         self.decided.assign(True if known else tf.logical_or(self.decided, attempted))
 
     def scale_of_gradients(self, now: tf.Tensor) -> tf.Tensor:
-        """What gradients carry: the scale of the last `scale`, or `now`, if nothing was scaled yet."""
+        """The scale that gradients carry: that of the last `scale`, or `now` if nothing was scaled yet."""
         used = tf.identity(self.used)
         return tf.where(used > 0.0, used, now)

@@ -12,16 +12,16 @@ class Cause(enum.IntEnum):
     """Why a step was skipped.
 
     Attributes:
-        NONE: It was applied.
-        LOSS: The loss was not finite already. No scale can help: look at the data and the forward pass.
-        BACKWARD: The loss was finite, but its derivatives are not, even at a loss scale of 2^-14 or the strategy's
-            floor, whichever is less: a square root at 0, for example. Or what is not finite at a scale of 1 is all
-            zero there, since float16 flushes what comes before it.
-        OVERFLOW: The scaled backward pass overflowed. A lower scale helps if `Outcome.lower_helps`, and may help if
-            not. Presumed where `apply` was given no `diagnose` that tells it from BACKWARD.
-        TOO_LARGE: Every scaled gradient was finite, but not the unscaled ones or their squared global norm in float32.
-        UPDATE: The gradients were finite, but the optimizer made a value of them that is not, in a weight or in a slot
-            of its own. Or its learning rate is NaN, or so large that it would.
+        NONE: The step was applied.
+        LOSS: The loss itself was non-finite. No scale can help: look at the data and the forward pass.
+        BACKWARD: The loss was finite, but its derivatives are non-finite at any scale: a square root at 0, for example.
+            They were found so at a loss scale of 2^-14, or at the strategy's floor if that is less. Or the gradients
+            that are non-finite at a scale of 1 are all zero there, because float16 flushes what comes before them.
+        OVERFLOW: The scaled backward pass overflowed. A lower scale helps if `Outcome.lower_helps` is True, else it may
+            help. Without `diagnose`, `apply` cannot tell it from BACKWARD and presumes OVERFLOW.
+        TOO_LARGE: Every scaled gradient was finite, but an unscaled one or the squared global norm exceeds float32.
+        UPDATE: The optimizer turned finite gradients into a non-finite value, in a weight or in one of its slots. Or
+            its learning rate is NaN, or so large that it would. Or the limit of the clipping is invalid.
     """
 
     NONE = 0
@@ -37,14 +37,15 @@ class Skip(NamedTuple):
 
     Attributes:
         cause: Int32, a `Cause`.
-        has_nan: Bool, whether an unscaled gradient had a NaN; False for infinities alone.
-        index: Int32, the position in the list of gradients of the first one that was not finite, or else the largest.
-            For UPDATE, the position of the first variable that was not finite, among those with a gradient and then the
-            optimizer's own; -1 for its learning rate, -2 for the limit of a clipping.
-        count: Int32, how many gradients were not finite; of finite ones, how many have a squared norm beyond float32.
-        nearest: Int32, the position of the last of these, which is nearest to the loss if the list is in the order of
-            the forward pass; -1 if there are none.
-        weight: Int32, the position of the first variable that was not finite already; -1 if all were.
+        has_nan: Bool, whether an unscaled gradient had a NaN. False if there were only infinities.
+        index: Int32, the position of the first non-finite gradient in the list, or else of the largest gradient. For
+            UPDATE it is the position of the first non-finite variable, among those with a gradient and then the
+            optimizer's own. There -1 stands for the learning rate, and -2 for the limit of the clipping.
+        count: Int32, the number of non-finite gradients. If all were finite, the number of gradients whose squared norm
+            exceeds float32.
+        nearest: Int32, the position of the last of these; -1 if there are none. It is the nearest to the loss if the
+            list is in the order of the forward pass.
+        weight: Int32, the position of the first variable that was non-finite before the step; -1 if all were finite.
         lower_helps: Bool, whether the gradients were found finite at a lower loss scale.
     """
 
@@ -58,16 +59,16 @@ class Skip(NamedTuple):
 
 
 def not_skipped() -> Skip:
-    """What a step that was applied, or not attempted, has in the place of a reason."""
+    """The `Skip` of a step that was applied or not attempted."""
     none, no = tf.constant(-1), tf.constant(False)
     return Skip(tf.constant(int(Cause.NONE)), no, none, tf.constant(0), none, none, no)
 
 
 def unless_limited(skip: Skip, limited: tf.Tensor) -> Skip:
-    """The reason of a skip, but UPDATE where gradients had no limit to clip them to.
+    """Replaces the reason for a skip by UPDATE if the limit of the clipping is invalid.
 
     Args:
-        skip: Why the step was skipped, as far as gradients and optimizer tell.
+        skip: Why the step was skipped, judging by gradients and optimizer.
         limited: Scalar bool, whether the limit is a positive finite number.
     """
     cause, index = tf.where(limited, skip.cause, int(Cause.UPDATE)), tf.where(limited, skip.index, -2)
@@ -75,20 +76,21 @@ def unless_limited(skip: Skip, limited: tf.Tensor) -> Skip:
 
 
 class Outcome(NamedTuple):
-    """What one attempted step did, as scalar tensors: nothing was read by the host.
+    """What one attempted step did, as scalar tensors. The host has read none of them.
 
     Attributes:
-        finite: Bool, whether the step was applied; False when it was skipped.
-        loss_scale: Float32, the scale this step was attempted with.
-        grad_norm: Float32, the global norm of the unscaled gradients before clipping; not finite on a skipped step.
+        finite: Bool, True if the step was applied, False if it was skipped.
+        loss_scale: Float32, the loss scale of this step.
+        grad_norm: Float32, the global norm of the unscaled gradients before clipping. Non-finite on a skipped step.
         cause: Int32, a `Cause`.
-        has_nan: Bool, whether a gradient had a NaN; False for infinities alone.
-        index: Int32, the position in the list of gradients of the first one that was not finite; -1 if applied.
-        clipped_norm: Float32, the global norm of the unscaled gradients after clipping, as the optimizer saw them; NaN
+        has_nan: Bool, whether a gradient had a NaN. False if there were only infinities.
+        index: Int32, the position of the first non-finite gradient in the list; -1 if the step was applied. `Skip` says
+            what it is for TOO_LARGE and UPDATE.
+        clipped_norm: Float32, the global norm of the unscaled gradients after clipping, as the optimizer saw them. NaN
             on a skipped step.
-        count: Int32, how many gradients were not finite; 0 if applied, or not known.
-        nearest: Int32, the position of the last one that was not finite; -1 if applied, or not known.
-        weight: Int32, the position of the first variable that was not finite before the step already; -1 if none.
+        count: Int32, the number of non-finite gradients; 0 if the step was applied or the number is unknown.
+        nearest: Int32, the position of the last non-finite gradient; -1 if the step was applied or it is unknown.
+        weight: Int32, the position of the first variable that was non-finite before the step; -1 if none was.
         lower_helps: Bool, whether the gradients were found finite at a lower loss scale.
     """
 
@@ -108,9 +110,9 @@ class Outcome(NamedTuple):
     def variable(self) -> tf.Tensor:
         """The position of the variable to look at first, scalar int32; -1 if the step was applied or not attempted.
 
-        The first one that was not finite already, if no lower scale was seen to help; or else the last one whose
-        gradient was not finite, which the backward pass met first if the list is in the order of the forward pass; or
-        else the one of `index`.
+        It is the first variable that was non-finite before the step, unless a lower scale was seen to help. Else it is
+        the last one with a non-finite gradient. The backward pass met that one first if the list is in the order of the
+        forward pass. Else it is the variable of `index`.
         """
         last = tf.where(tf.greater_equal(self.nearest, 0), self.nearest, self.index)
         spoiled = tf.logical_and(tf.greater_equal(self.weight, 0), tf.logical_not(self.lower_helps))
@@ -118,7 +120,7 @@ class Outcome(NamedTuple):
 
 
 def presumed_cause(loss_finite: tf.Tensor, scaled_finite: tf.Tensor) -> tf.Tensor:
-    """The `Cause` of a skipped step, scalar int32, as long as nobody has told BACKWARD from OVERFLOW.
+    """The `Cause` of a skipped step, scalar int32. Without a diagnosis it is OVERFLOW where it may be BACKWARD.
 
     Args:
         loss_finite: Scalar bool.

@@ -1,4 +1,4 @@
-"""Several losses whose gradients meet in the same weights, each with a loss scale of its own."""
+"""Several losses for the same weights, each with its own loss scale."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ class PerLoss(tf.Module):
                                              otherwise:  nothing moves
         each loss's strategy sees whether its *own* gradients were finite, with its own statistics
 
-    So of two losses only the one whose gradients overflowed backs off, and a step that was skipped on account of
-    another loss counts for its growth. On several replicas each loss's gradients count as summed over all of them.
+    If one of two losses overflows, only its own scale backs off. For the other loss the skipped step still counts
+    towards growth. On several replicas each loss's gradients are first summed over all replicas.
 
-    `losses["task"]` is the `LossScaler` of a loss, for its `loss_scale`, `counters` and `explain()`. All are saved with
-    `tf.train.Checkpoint(losses=losses)`.
+    `losses["task"]` is the `LossScaler` of a loss, with its `loss_scale`, `counters` and `explain()`.
+    `tf.train.Checkpoint(losses=losses)` saves them all.
 
     Args:
-        strategies: A strategy for each loss, by name. A name is also a key of checkpoints.
-        stuck: What `check` finds wrong with a loss or with the steps; `StuckPolicy()` if not given.
+        strategies: A strategy for each loss, by name. The name is also a key in checkpoints.
+        stuck: When `check` considers a loss or the step stuck, and what it does then. Default: `StuckPolicy()`.
 
     Raises:
-        InvalidArgument: For no loss, a name that is no text, or an object that is no strategy.
+        InvalidArgument: If there is no loss, a name is not a string, or a value is not a strategy.
 
     References:
-        NVIDIA/apex, apex/amp, `initialize(num_losses=...)` and `scale_loss(loss_id=...)`, which do the same for losses
-        of one optimizer.
+        NVIDIA/apex, apex/amp: `initialize(num_losses=...)` and `scale_loss(loss_id=...)` do the same for the losses of
+        one optimizer.
     """
 
     def __init__(self, strategies: Mapping[str, Strategy], *, stuck: StuckPolicy | None = None, name: str = "per_loss"):
@@ -71,33 +71,33 @@ class PerLoss(tf.Module):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The losses, in the order they were given in."""
+        """The names of the losses, in the order of `strategies`."""
         return tuple(self._scalers)
 
     def __getitem__(self, loss: str) -> LossScaler:
-        """The scaler of one loss; its counters are those of the loss's own gradients.
+        """Returns the scaler of one loss. Its counters count the loss's own gradients.
 
         Raises:
-            InvalidArgument: For a name that is none of the losses.
+            InvalidArgument: If there is no loss of this name.
         """
         if loss not in self._scalers:
-            raise InvalidArgument(f"PerLoss: {loss!r} is none of the losses {', '.join(self.names)}.")
+            raise InvalidArgument(f"PerLoss: no loss is named {loss!r}: expected one of {', '.join(self.names)}.")
         return self._scalers[loss]
 
     @property
     def counters(self) -> Counters:
-        """What was attempted, applied and skipped so far: the steps, whichever loss was to blame."""
+        """The steps attempted, applied and skipped so far, whichever loss caused a skip."""
         return self._gate.counters
 
     @as_written
     def scale(self, losses: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Each loss times its own scale, in float32.
+        """Multiplies each loss by its own scale, in float32. Call it inside the tape.
 
         Args:
-            losses: Scalars of floating dtypes, by name, one for each loss. Call it inside of the tape.
+            losses: Scalars of floating dtypes, by name, one for each loss.
 
         Raises:
-            InvalidArgument: For other names, or a loss that `LossScaler.scale` refuses.
+            InvalidArgument: If the names differ, or `LossScaler.scale` refuses a loss.
         """
         self._check_names("scale", losses)
         scaled = {}
@@ -120,21 +120,21 @@ class PerLoss(tf.Module):
 
         Args:
             optimizer: As for `LossScaler.apply`.
-            grads: By loss, the gradients of its *scaled* value, one for each variable, or None for one that the loss
-                does not depend on.
+            grads: For each loss the gradients of its *scaled* value, one for each variable, or None where the loss
+                does not depend on the variable.
             variables: The variables the gradients belong to, or a `MasterWeights` over them.
             clip_norm: Largest global norm of the sum, or None for no clipping.
             rollback: As for `LossScaler.apply`.
 
         Returns:
-            What happened to the step. Of a skipped one `loss_scale`, `cause` and all that belongs to it are those of
-            the first loss whose gradients were not finite; if only their sum was not, the scale is 1.
+            What happened to the step. After a skip `loss_scale`, `cause` and its details describe the first loss with
+            non-finite gradients. If only the sum of the gradients was non-finite, the scale is 1.
 
         Raises:
-            InvalidArgument: For other names, and whatever `LossScaler.apply` refuses.
+            InvalidArgument: If the names differ, or `LossScaler.apply` refuses an argument.
         """
         self._check_names("apply", grads)
-        # Masters are not to be rounded into the model for each loss.
+        # Masters must not be rounded into the model once per loss.
         targets = variables.weights if isinstance(variables, MasterWeights) else list(variables)
         unscaled = {}
         for loss, own in self._scalers.items():
@@ -144,7 +144,7 @@ class PerLoss(tf.Module):
         total = [_sum(parts) for parts in zip(*unscaled.values(), strict=True)]
         step = self._gate.apply(optimizer, total, variables, clip_norm=clip_norm, rollback=rollback)
         outcomes = []
-        # A step that breaks off in the update is not to be counted.
+        # A step that fails in the update must not be counted.
         with tf.control_dependencies([step.cause]):
             for loss, own in self._scalers.items():
                 with _named("apply", loss):
@@ -154,19 +154,20 @@ class PerLoss(tf.Module):
         return outcome
 
     def explain(self, outcome: Outcome | None = None) -> str:
-        """One sentence on what a step did, with the name of the variable. It reads the outcome: call it on the host.
+        """Explains in one sentence what a step did, with the name of the variable.
+
+        It reads the outcome, so call it on the host. `losses["task"].explain()` explains the last skip of one loss.
 
         Args:
-            outcome: From `apply`; the last skip if not given. What a single loss last skipped for, its own scaler
-                tells: `losses["task"].explain()`.
+            outcome: From `apply`. Default: the last skip.
         """
         return self._gate.explain(outcome)
 
     def check(self) -> None:
-        """Raises, warns or does nothing, as the `stuck` policy says, if a loss or the step makes no progress.
+        """Raises, warns or does nothing if a loss or the step makes no progress: the `stuck` policy decides.
 
         Raises:
-            StuckError: With the name of the loss.
+            StuckError: If the policy raises. The error names the loss.
             InvalidArgument: Inside a `tf.function`.
         """
         for own in self._scalers.values():
@@ -182,7 +183,7 @@ class PerLoss(tf.Module):
 
 
 class _StepScaler(LossScaler):
-    """Decides for all losses together. The scale that it tells of a skip is that of the loss to blame."""
+    """Decides for all losses together. After a skip it reports the scale of the loss that caused it."""
 
     def _pinned(self, loss_scale: float) -> str:
         del loss_scale
@@ -190,8 +191,8 @@ class _StepScaler(LossScaler):
 
 
 def _blamed(step: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
-    """The step's outcome with what the first loss says whose own gradients were not finite."""
-    # What the gate calls an overflow at scale 1 without any loss's is an overflow of the sum.
+    """The step's outcome, with the details of the first loss whose own gradients were non-finite."""
+    # If the gate reports an overflow at scale 1 and no loss does, the sum overflowed.
     skipped = tf.logical_not(step.finite)
     of_sum = tf.logical_and(skipped, tf.not_equal(step.cause, Cause.UPDATE))
     result = step._replace(cause=tf.where(of_sum, int(Cause.TOO_LARGE), step.cause))
@@ -209,7 +210,7 @@ def _sum(parts: Sequence[gradients.Gradient]) -> gradients.Gradient:
     slices = [part for part in present if isinstance(part, tf.IndexedSlices)]
     if len(slices) < len(present):
         return tf.add_n([tf.convert_to_tensor(part) for part in present])
-    # Equal indices are summed where the gradients are decided about.
+    # The gate sums equal indices before it decides.
     values, indices = (tf.concat([getattr(part, n) for part in slices], axis=0) for n in ("values", "indices"))
     return tf.IndexedSlices(values, indices, slices[0].dense_shape)
 

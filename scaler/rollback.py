@@ -1,4 +1,4 @@
-"""Putting variables back as they were before a step."""
+"""Rolls variables back to their values before a step."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from scaler.mistakes.moving_statistics import warn_if_late
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """Variables and the values they had, made by `snapshot`."""
+    """Variables and the values that they had when `snapshot` was called."""
 
     variables: tuple
     values: tuple[tf.Tensor, ...]
 
     @as_written
     def restore(self) -> None:
-        """Assigns every variable the value it had, bit for bit."""
+        """Restores the saved value of every variable, bit for bit."""
         for variable, value in zip(self.variables, self.values, strict=True):
             variable.assign(value)
 
     @as_written
     def restore_nonfinite(self) -> None:
-        """Assigns the value they had to those elements that are not finite now."""
+        """Restores the saved values of those elements that are non-finite now."""
         for variable, value in zip(self.variables, self.values, strict=True):
             variable.assign(keep_finite(variable, value))
 
 
 @as_written
 def snapshot(variables: Iterable) -> Snapshot:
-    """Remembers the values of `variables`, for the `rollback` argument of `LossScaler.apply`.
+    """Saves the values of `variables` for the `rollback` argument of `LossScaler.apply`.
 
-    Take it before the forward pass, which already moves BatchNorm's statistics and seed generators:
-    `before = scaler.snapshot(model.non_trainable_variables)`. Inside a `tf.function` it belongs to one call.
+    Take it before the forward pass: `before = scaler.snapshot(model.non_trainable_variables)`. The forward pass already
+    moves BatchNorm's statistics and seed generators. A snapshot taken inside a `tf.function` is valid for that call.
 
     Args:
         variables: `tf.Variable`s or Keras variables of any dtype and shape.
 
     Raises:
-        InvalidArgument: For a model instead of its variables, or what is no list.
+        InvalidArgument: If `variables` is a model, or not a list of variables.
     """
     if isinstance(variables, keras.layers.Layer):
-        raise InvalidArgument("snapshot(model): expected variables: model.non_trainable_variables.")
+        raise InvalidArgument("snapshot(model): expected its variables: pass model.non_trainable_variables.")
     if not isinstance(variables, Iterable):
         raise InvalidArgument(f"snapshot({variables!r}): expected a list of variables.")
     variables = tuple(variables)
@@ -57,9 +57,9 @@ def snapshot(variables: Iterable) -> Snapshot:
 
 
 def keep_finite(now: Any, before: tf.Tensor) -> tf.Tensor:
-    """The value of a variable now, but the one before where it stopped being finite.
+    """The current value of a variable, with the value `before` in the elements that are non-finite now.
 
-    A moving statistic kept in float16 can overflow on a step whose loss and gradients are finite.
+    A moving statistic kept in float16 can overflow in a step whose loss and gradients are finite.
     """
     value = tf.convert_to_tensor(now)
     return tf.where(tf.math.is_finite(value), value, before) if value.dtype.is_floating else value

@@ -1,1 +1,1 @@
-"""What TensorFlow and Keras do not offer publicly: each private name with what happens when it is gone."""
+"""What TensorFlow and Keras do not offer publicly: each private name, and what happens without it."""

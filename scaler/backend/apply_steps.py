@@ -1,15 +1,15 @@
-"""Steps of a Keras optimizer's `apply` that are done here instead: Keras has no option for them.
+"""Steps of a Keras optimizer's `apply` that this package replaces, because Keras has no option for them.
 
     _distributed_tf_update_step    UPDATE: moves the variables         absent: not compiled: slower, the same numbers
     _apply_weight_decay            DECAY: decays the weights           absent: as UPDATE
     _all_reduce_sum_gradients      SUM: sums over the replicas         absent: as UPDATE; several replicas are refused
     _backend_apply_gradients       WINDOW: adds up a window            absent: gradient_accumulation_steps is refused
     _overwrite_variables_directly_with_gradients
-                                   GIVEN: assigns what takes a         absent: as WINDOW
-                                     gradient as its value
+                                   GIVEN: assigns the variables        absent: as WINDOW
+                                     whose gradient is their value
 
-Keras may still have such a method and no longer call it: the step would be lost, or taken with scaled gradients. So
-whoever takes one over calls `check_called_once` while the step is traced, before any of it runs.
+Keras may keep such a method and no longer call it. The step would then be lost, or use scaled gradients. So whoever
+replaces a method calls `check_called_once` while the step is traced, before any of it runs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ WINDOW, GIVEN = "_backend_apply_gradients", "_overwrite_variables_directly_with_
 
 @contextlib.contextmanager
 def taken_over(optimizer: Any, **methods: Callable) -> Iterator[Counter[str]]:
-    """Gives an optimizer these methods instead of its class's, and counts the calls of each.
+    """Replaces methods of an optimizer while the context is active, and counts the calls of each.
 
     Raises:
-        UnsupportedVersion: If its class has no method of one of these names.
+        UnsupportedVersion: If the optimizer's class lacks a method of one of these names.
     """
     require(optimizer, *methods)
     calls, attributes = Counter[str](), vars(optimizer)
@@ -56,41 +56,41 @@ def taken_over(optimizer: Any, **methods: Callable) -> Iterator[Counter[str]]:
 
 
 def check_called_once(calls: Counter[str], name: str, times: int = 1) -> None:
-    """Raises `UnsupportedVersion` unless a method that was taken over was called exactly once.
+    """Raises `UnsupportedVersion` unless each replica called a replaced method exactly once.
 
     Args:
-        calls: From `taken_over`.
-        name: Of the method.
-        times: How many replicas call `apply`, each once.
+        calls: The counts from `taken_over`.
+        name: The name of the method.
+        times: The number of replicas that call `apply`.
     """
     if calls[name] != times:
-        changed = "The weights have moved: load them anew." if tf.executing_eagerly() else "Nothing was changed."
+        changed = "The weights have moved: load them again." if tf.executing_eagerly() else "Nothing was changed."
         raise UnsupportedVersion(
-            f"apply: {versions()} called the optimizer's {name} {calls[name]} times, where the versions that were "
-            f"tested call it {times} times: the step may be lost, or taken with gradients that are scaled or summed "
-            f"twice. {changed} Install a version that this package names in its metadata."
+            f"apply: {versions()} called the optimizer's {name} {calls[name]} times, but the tested versions call it "
+            f"{times} times: the step may be lost, or use gradients that are scaled or summed twice. {changed} "
+            "Install a version that this package names in its metadata."
         )
 
 
 def require(optimizer: Any, *names: str) -> None:
-    """Raises `UnsupportedVersion` if the optimizer's class has no method of one of these names."""
+    """Raises `UnsupportedVersion` if the optimizer's class lacks a method of one of these names."""
     gone = missing(optimizer, *names)
     if gone:
         raise UnsupportedVersion(
             f"apply: the optimizer {type(optimizer).__name__} of {versions()} has no {', '.join(gone)}, which this "
-            "package has to take over here. Install a version that this package names in its metadata."
+            "package must replace here. Install a version that this package names in its metadata."
         )
 
 
 def missing(optimizer: Any, *names: str) -> list[str]:
-    """Those of the methods that the optimizer's class does not have."""
+    """The methods among these that the optimizer's class lacks."""
     return [name for name in names if not callable(getattr(type(optimizer), name, None))]
 
 
 def can_be_compiled(optimizer: Any) -> bool:
-    """Whether the steps of `apply` are there that a compiled update takes over; warns once if not."""
+    """Whether `apply` has the steps that a compiled update replaces. Warns once if not."""
     gone = missing(optimizer, UPDATE, SUM, DECAY)
     if gone:
         names = ", ".join(gone)
-        say_once(f"have no {names}: updates of large variables are not compiled: slower, with the same numbers.")
+        say_once(f"have no {names}: updates of large variables are not compiled. Slower, with the same numbers.")
     return not gone

@@ -1,7 +1,7 @@
-"""What a checkpoint is asked for while it is restored.
+"""Which parts of an object a checkpoint looks up while it is restored.
 
 _lookup_dependency   is called for each part of an object   absent: a checkpoint of an optimizer that was not wrapped
-is restored without its slots; said once
+is restored without its slots; one warning
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from scaler.backend.versions import say_once
 
 
 class AskedForParts:
-    """Has `check_part` called with each part that a checkpoint looks for in an object, before it is given a value."""
+    """Calls `check_part` with each part that a checkpoint looks up in an object, before the part is restored."""
 
     def check_part(self, name: str, cached_dependencies: dict | None) -> None:
-        """Raises for a part that is not to be restored.
+        """Raises an error for a part that must not be restored.
 
         Args:
             name: The part's name in the checkpoint.
@@ -31,9 +31,9 @@ class AskedForParts:
 
 
 def say_if_never_asked() -> None:
-    """Warns, once, where nobody calls `check_part`."""
+    """Warns once if these versions never call `check_part`."""
     if not hasattr(keras.optimizers.Optimizer, "_lookup_dependency"):
         say_once(
-            "does not tell what a checkpoint looks for: that of an optimizer without a loss scaler is restored into a "
-            "LossScaleOptimizer without its slots, in silence. Restore it into optimizer.inner_optimizer."
+            "does not tell what a checkpoint looks for: a checkpoint of an optimizer that was not wrapped is silently "
+            "restored into a LossScaleOptimizer without its slots. Restore it into optimizer.inner_optimizer."
         )

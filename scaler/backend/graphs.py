@@ -1,13 +1,13 @@
-"""What is known of the graph that is being traced, and what is kept apart from it.
+"""What is known about the graph that is being traced, and what is kept apart from it.
 
-GraphOrParentsInXlaContext  whether XLA compiles it           absent: it is taken to: slower, the same numbers
+GraphOrParentsInXlaContext  whether XLA compiles it           absent: XLA is assumed: slower, the same numbers
 multi_step_on_iterator      names Keras's loop over steps     absent: replicas fail there with TensorFlow's error
-capture_call_time_value     is asked before each call         absent: what it looks for is looked for while tracing
-_add_scope_exit_callback    when a trace ends                 absent: what a function does to itself is refused too
-_get_function               the functions that it calls       absent: they count as unknown: less is noticed
+capture_call_time_value     runs before each call             absent: its check runs only while tracing
+_add_scope_exit_callback    runs when a trace ends            absent: changes by the function itself are refused, too
+_get_function               the functions that it calls       absent: they count as unknown: fewer mistakes are noticed
 _watched_variables          the variables that it read        absent: BatchNorm's are known by their names alone,
-and a missing rollback is said
-captures                    what it takes from outside        absent: as `_get_function`
+and a missing rollback gives a warning
+captures                    its captured tensors              absent: as `_get_function`
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _FUNCTIONS = ("f", "then_branch", "else_branch", "branches", "body")
 
 
 def is_eager(tensor: Any) -> bool:
-    """Whether a tensor has its values now."""
+    """Whether a tensor is eager, with values that can be read now."""
     return hasattr(tensor, "numpy")
 
 
 def in_xla(*, if_unknown: bool = True) -> bool:
-    """Whether this is traced inside of a function with `jit_compile=True`.
+    """Whether this is traced inside a function with `jit_compile=True`.
 
     Args:
-        if_unknown: What to say where TensorFlow does not tell. What works in XLA works elsewhere, too, more slowly.
+        if_unknown: What to return if TensorFlow does not tell. Code for XLA works elsewhere, too, more slowly.
     """
     if tf.executing_eagerly():
         return False
@@ -46,21 +46,21 @@ def in_xla(*, if_unknown: bool = True) -> bool:
         return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
     except (ImportError, AttributeError):
         say_once(
-            "does not tell whether XLA compiles a function: every function is traced as if it did, which is slower and "
-            "gives the same numbers but for the last bits."
+            "does not tell whether XLA compiles a function: every function is traced as if it did. This is slower and "
+            "gives the same numbers except for the last bits."
         )
         return if_unknown
 
 
 def in_steps_of_fit() -> bool:
-    """Whether this is traced inside of the loop that Keras's `fit` makes for `steps_per_execution > 1`."""
+    """Whether this is traced inside the loop that Keras's `fit` makes for `steps_per_execution > 1`."""
     names = [getattr(graph, "name", "") for graph in graphs_around()]
     loops = [name for name in names if name.startswith(("while_body", "multi_step_on_iterator"))]
     return any(second.startswith("multi_step") and first.startswith("while_body") for first, second in pairwise(loops))
 
 
 def graphs_around() -> Iterator[Any]:
-    """The graph that is being traced, and those around it, from the inside."""
+    """The graph that is being traced and those around it, the innermost first."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
         yield graph
@@ -70,13 +70,13 @@ def graphs_around() -> Iterator[Any]:
 def at_each_call(look: Callable[[], Any], check: Callable[[Any], None], key: Hashable) -> None:
     """Calls `check(look())` now, and on the host before each later call of the functions that are being traced.
 
-    What it raises, the call raises. It adds no operation to the graph. What a function leaves behind at the end of its
-    trace is its own doing, and is not checked.
+    An error from the check is raised by that call. No operation is added to the graph. The value at the end of a
+    function's trace is the function's own doing and passes unchecked.
 
     Args:
-        look: A function of nothing, to a value that can be compared.
+        look: A function without arguments that returns a comparable value.
         check: A function of such a value.
-        key: One check of equal keys is kept in a graph.
+        key: A graph keeps one check for each key.
     """
     check(look())
     if tf.executing_eagerly():
@@ -84,7 +84,7 @@ def at_each_call(look: Callable[[], Any], check: Callable[[Any], None], key: Has
     with tf.init_scope():
         nothing = tf.constant(False)
     for graph in graphs_around():
-        # The bodies of loops and branches are graphs as well, and not called by themselves.
+        # The bodies of loops and branches are graphs, too, but nobody calls them directly.
         if type(graph).__name__ == "FuncGraph" and hasattr(graph, "capture_call_time_value"):
             called = _called(graph, look, check, nothing)
             graph.capture_call_time_value(called, tf.TensorSpec([], tf.bool), key=key, default_value=nothing)
@@ -105,7 +105,7 @@ def _called(graph: Any, look: Callable[[], Any], check: Callable[[Any], None], n
 
 
 def calls_functions(op: Any) -> bool:
-    """Whether an operation calls functions: it is a call, a branch or a loop."""
+    """Whether an operation calls functions: whether it is a call, a branch or a loop."""
     return op.type in (*_CALLS, *_BRANCHES, *LOOPS)
 
 
@@ -120,18 +120,18 @@ def functions_called(op: Any) -> list[Any]:
 
 
 def first_argument(op: Any) -> int:
-    """The number of the input that is the first argument of the functions that an operation calls."""
+    """The index of the input that becomes the first argument of the functions that an operation calls."""
     return 1 if op.type in _BRANCHES else 0
 
 
 def captured_from(placeholder: tf.Tensor) -> tf.Tensor | None:
-    """The tensor outside of a function that this is captured from, where it was made; None if it is an argument."""
+    """The outer tensor that a function captured as this placeholder, or None if the placeholder is an argument."""
     captures = getattr(placeholder.graph, "captures", ())
     return next((outer for outer, inner in captures if inner is placeholder), None)
 
 
 def variables_read(graph: Any) -> dict:
-    """The variables that a graph has read so far, by the tensors that stand for them in it."""
+    """The variables that a graph has read so far, keyed by the tensors that represent them in it."""
     captured = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
     read: Iterator[Any] = iter(getattr(graph, "_watched_variables", ()))
     handles = ((variable, id(getattr(variable, "handle", None))) for variable in read)
@@ -139,17 +139,17 @@ def variables_read(graph: Any) -> dict:
 
 
 def opaque(tensor: tf.Tensor) -> tf.Tensor:
-    """The same tensor, for numbers that must not depend on what is made of them.
+    """Returns the same tensor behind an operation that TensorFlow does not look through.
 
-    TensorFlow regroups products, on one replica otherwise than on another. It does not look through this operation.
+    TensorFlow regroups products, on one replica differently from another. Use this for values that must not change.
     """
     return tf.ensure_shape(tensor, tensor.shape)
 
 
 def apart(function: Callable, *tensors: Any) -> Any:
-    """`function(*tensors)`, which the graph around it does not inline.
+    """Calls `function(*tensors)` as a function that the surrounding graph does not inline.
 
-    For a branch that few steps take: the operations of a branch not taken are visited too, one by one.
+    It is for a branch that few steps take. TensorFlow visits every inlined operation, even of a branch not taken.
     """
     if tf.executing_eagerly() or in_xla():
         return function(*tensors)

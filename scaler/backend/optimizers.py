@@ -1,14 +1,13 @@
-"""What is known of a Keras optimizer beyond its public face.
+"""What is known about a Keras optimizer beyond its public interface.
 
-_trainable_variables  what it was built for          absent: Keras itself refuses other variables; beside a scaled
-one, in a model under `protect`, it is refused
-_var_key              how it tells variables apart   absent: by identity; what it was told of single variables is
-not known of their masters
+_trainable_variables  what it was built for          absent: Keras itself refuses other variables; a second, unscaled
+optimizer in a model under `protect` is refused
+_var_key              how it tells variables apart   absent: by identity; settings for single variables do not apply
+to their masters
 _use_weight_decay     whether it decays a variable   absent: weight decay with masters is refused
-_optimizer_map        who chooses in a               absent: a MultiOptimizer with masters is refused
-MultiOptimizer
-_learning_rate        the schedule behind it         absent: nothing is proven: updates are looked at, which is
-slower and gives the same numbers
+_optimizer_map        how a MultiOptimizer chooses   absent: a MultiOptimizer with masters is refused
+_learning_rate        the schedule behind it         absent: nothing is proven: updates are checked, which is slower
+and gives the same numbers
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ UNKNOWN = object()
 
 
 def built_for(optimizer: Any) -> list | None:
-    """The variables that an optimizer was built for; None where Keras does not tell."""
+    """The variables that an optimizer was built for, or None if Keras does not tell."""
     known = getattr(optimizer, "_trainable_variables", None)
     return None if known is None else known[:]
 
 
 def have_it_go_through(optimizer: Any, variables: list) -> None:
-    """Gives an optimizer another list of the same variables, for those who go through it between steps."""
+    """Gives an optimizer another list of the same variables, for callbacks that iterate over it between steps."""
     if built_for(optimizer) is not None:
         vars(optimizer)["_trainable_variables"] = variables
     elif getattr(optimizer, "use_ema", False):
@@ -42,25 +41,26 @@ def have_it_go_through(optimizer: Any, variables: list) -> None:
 
 
 def learning_rate_source(optimizer: Any) -> Any:
-    """The number, variable, schedule or function that gives the learning rate; `UNKNOWN` where Keras does not tell."""
+    """The number, variable, schedule or function that gives the learning rate. `UNKNOWN` if Keras does not tell."""
     return getattr(optimizer, "_learning_rate", UNKNOWN)
 
 
 def key_of(optimizer: Any, variable: Any) -> Any:
-    """What an optimizer's class tells a variable apart by."""
+    """The key by which an optimizer's class tells variables apart."""
     own_key = getattr(type(optimizer), "_var_key", None)
     return id(replicas.native(variable)) if own_key is None else own_key(optimizer, variable)
 
 
 @contextlib.contextmanager
 def knowing_masters(optimizer: Any, variables: Sequence) -> Iterator[None]:
-    """From here on an optimizer, and those inside of a MultiOptimizer, take a master for the variable it copies.
+    """Makes an optimizer treat a master like the variable that it copies, also inside a MultiOptimizer.
 
-    Keras keeps what it is told of single variables by a key of each. Who chooses among the optimizers inside is asked
-    while they are built, which is to happen in this context, about the variable itself.
+    Keras stores settings for single variables by a key of each variable. The masters share these keys from here on. A
+    MultiOptimizer chooses among its optimizers while it is built: build it in this context. It then chooses by the
+    variable, not by its master.
 
     Raises:
-        UnsupportedVersion: If these versions do not allow it, where it would change numbers.
+        UnsupportedVersion: If these versions do not allow it and numbers would change.
     """
     copies = [variable for variable in variables if hasattr(variable, "copy_of")]
     if not copies:
@@ -95,7 +95,7 @@ def _choosing_by_the_model(optimizer: Any, copies: Sequence) -> Iterator[None]:
     finally:
         attributes["_optimizer_map"] = choose
     if not asked:
-        raise unsupported("apply", "does not show how a MultiOptimizer chooses, so that it knows no float32 masters.")
+        raise unsupported("apply", "does not show how a MultiOptimizer chooses: it cannot work with float32 masters.")
 
 
 def _share_keys(optimizer: Any, copies: Sequence) -> None:
@@ -118,6 +118,6 @@ def _check_decay(optimizer: Any, copies: Sequence) -> None:
     if decays is None or any(decays(master) is not decays(master.copy_of) for master in copies):
         raise unsupported(
             "apply",
-            f"does not tell which variables {type(optimizer).__name__} leaves out of weight decay, or not for float32 "
-            "masters, which might decay although their variable was excluded.",
+            f"does not tell which variables {type(optimizer).__name__} leaves out of weight decay, or does not for "
+            "their float32 masters. A master might decay although its variable was excluded.",
         )

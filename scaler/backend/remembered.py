@@ -1,7 +1,7 @@
-"""What Keras remembers on its objects for itself.
+"""What Keras stores on its objects for its own use.
 
 _keras_logits   what a softmax or sigmoid was computed from   absent: one in float16 is known by its operation
-_direction      whether a metric is to be large or small      absent: it is not known
+_direction      whether a metric should be large or small     absent: the direction is unknown
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def is_softmax_or_sigmoid(tensor: Any) -> bool:
-    """Whether Keras remembers logits behind a tensor."""
+    """Whether Keras knows the tensor as the result of a softmax or sigmoid, with the logits behind it."""
     return hasattr(tensor, "_keras_logits")
 
 
 def direction_of(metric: Any) -> str | None:
-    """The word "up" for a metric that is to be large, "down" for one that is to be small; None if it is not known."""
+    """Returns "up" for a metric that should be large, "down" for one that should be small, None if unknown."""
     return getattr(metric, "_direction", None)

@@ -1,4 +1,4 @@
-"""Where replicas meet. On a single device all of this is what it says, without the replicas."""
+"""Communication between replicas. On a single device each function does the same for one replica."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from scaler.errors import InvalidArgument
 
 
 def replica_count() -> int:
-    """Replicas of the strategy in whose scope this is called."""
+    """The number of replicas of the current `tf.distribute` strategy."""
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def merge(function: Callable, *values: Any) -> Any:
-    """Calls `function(strategy, *values)` once for all replicas, with what each of them passed.
+    """Calls `function(strategy, *values)` once for all replicas, with the values that each replica passed.
 
     Raises:
-        InvalidArgument: Outside of `strategy.run`, where there is no replica to speak for.
+        InvalidArgument: In the scope of a strategy, but outside `strategy.run`, where there is no replica.
     """
     context = tf.distribute.get_replica_context()
     if context is None:
         raise InvalidArgument(
-            "a loss scaler works inside strategy.run(step, ...), where each replica has its gradients; this was called "
+            "a loss scaler works inside strategy.run(step, ...), where each replica has its gradients. This call was "
             "in the scope of a strategy, but outside of run."
         )
     return context.merge_call(as_written(lambda *shares: function(*shares)), args=values)
 
 
 def each(strategy: tf.distribute.Strategy, function: Callable, *values: Any) -> Any:
-    """Calls `function` on every replica with its share of `values`, from what `merge` calls."""
+    """Calls `function` on every replica with its share of `values`. Use it inside the function passed to `merge`."""
     return strategy.extended.call_for_each_replica(as_written(lambda *shares: function(*shares)), args=values)
 
 
 def of_each(strategy: tf.distribute.Strategy, value: Any) -> tuple:
-    """What every replica on this machine passed as `value`."""
+    """The components of `value` on all replicas of this machine."""
     return strategy.experimental_local_results(value)
 
 
@@ -65,7 +65,7 @@ def all_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
 
 
 def native(variable: Any) -> tf.Variable:
-    """TensorFlow's variable inside of a Keras one."""
+    """Returns TensorFlow's variable inside a Keras variable, or the variable itself."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
@@ -80,9 +80,9 @@ def assign_each(strategy: tf.distribute.Strategy, variable: Any, function: Calla
 
 
 def own_component(variable: Any) -> Any:
-    """What a replica may assign by itself: its component of a variable that TensorFlow would aggregate assignments of.
+    """Returns what a replica may assign by itself: its component of a variable with aggregated assignments.
 
-    Assigning the variable as a whole would add up, over replicas, a change that is the same on each.
+    An assignment to the whole variable would add up a change that is the same on each replica.
     """
     own = native(variable)
     if not isinstance(own, tf.distribute.DistributedValues) or own.aggregation == tf.VariableAggregation.NONE:
@@ -93,7 +93,7 @@ def own_component(variable: Any) -> Any:
 
 
 def local_variable(value: Any, name: str) -> tf.Variable:
-    """A variable that each replica reads and assigns for itself."""
+    """Creates a variable that each replica reads and assigns for itself."""
     return tf.Variable(
         value,
         trainable=False,

@@ -1,14 +1,14 @@
 """Whether a gradient tape records now.
 
-could_possibly_record    absent: nothing seems to record: a `loss_scale` that is multiplied in by hand counts as read
-for a log, which a graph recognises, and which eager mode refuses once the scale has moved
+could_possibly_record    absent: no tape seems to record: a `loss_scale` that multiplies the loss by hand counts as
+read for logging; a graph still recognises it, and eager mode refuses it once the scale has moved
 """
 
 from __future__ import annotations
 
 
 def tape_records() -> bool:
-    """Whether a `tf.GradientTape` around this call records what it computes; False where TensorFlow does not tell."""
+    """Whether a `tf.GradientTape` records the computations of this call. False if TensorFlow does not tell."""
     try:
         from tensorflow.python.eager import record
 

@@ -1,8 +1,8 @@
-"""Variables that a scaler keeps its state in.
+"""Variables that hold a scaler's state.
 
 _restore_from_tensors             is called when a checkpoint   absent: another shape gives TensorFlow's error, and
-_gather_saveables_for_checkpoint    gives a variable its value    `StuckPolicy` also counts the restored steps; said
-once
+_gather_saveables_for_checkpoint    restores a variable           `StuckPolicy` also counts the restored steps; one
+warning
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def overwrites(variable: object) -> bool:
 
 
 def shared_variable(value: Any, name: str) -> tf.Variable:
-    """A variable that all replicas agree on, since they assign it together."""
+    """Creates a variable with the same value on all replicas, which assign it together."""
     return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 
 def explain_other_shapes(variable: tf.Variable, what: str) -> None:
-    """Has a checkpoint with another shape refused in a sentence. On replicas TensorFlow does so itself."""
+    """Refuses a checkpoint with another shape in one sentence. On several replicas TensorFlow refuses it itself."""
     restore = getattr(variable, "_restore_from_tensors", None)
     if variable.shape.rank == 0 or restore is None:
         return
@@ -40,8 +40,8 @@ def explain_other_shapes(variable: tf.Variable, what: str) -> None:
         for value in tensors.values():
             if not value.shape.is_compatible_with(variable.shape):
                 raise InvalidArgument(
-                    f"the checkpoint holds {what} with shape {value.shape}, and this one has {variable.shape}: restore "
-                    "it into a strategy with the length it was saved with, such as history_length of DelayedAmax."
+                    f"the checkpoint holds {what} with shape {value.shape}, but this strategy has {variable.shape}: "
+                    "restore it into a strategy with the saved length, such as history_length of DelayedAmax."
                 )
         return restore(tensors)
 
@@ -49,7 +49,7 @@ def explain_other_shapes(variable: tf.Variable, what: str) -> None:
 
 
 def when_restored(variable: tf.Variable, call: Callable[[], None]) -> None:
-    """Calls `call` whenever a checkpoint gives the variable a value, on whichever replica."""
+    """Calls `call` whenever a checkpoint restores the variable, on any replica."""
     seen = False
     for part in (variable, *getattr(variable, "values", ())):
         restore = getattr(part, "_restore_from_tensors", None)
@@ -85,13 +85,13 @@ def _then(restore: Callable, call: Callable[[], None]) -> Callable:
 
 
 def mark_owner(variable: tf.Variable, owner: object) -> None:
-    """Has `owner_of` lead from the variable, and from its component on each replica, to the owner."""
+    """Records the owner of a variable and of its component on each replica, for `owner_of`."""
     for part in (variable, *getattr(variable, "values", ())):
         object.__setattr__(part, _OWNER, weakref.ref(owner))
 
 
 def owner_of(variable: object) -> Any:
-    """What `mark_owner` was called with; None for another variable, and where the owner is gone."""
+    """The owner that `mark_owner` recorded. None for any other variable, and if the owner no longer exists."""
     reference = getattr(variable, _OWNER, None)
     return None if reference is None else reference()
 

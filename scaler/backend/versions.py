@@ -1,4 +1,4 @@
-"""What to say of a release of TensorFlow or Keras that lacks what this package needs."""
+"""Messages about a release of TensorFlow or Keras that lacks what this package needs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _REMEDY = "Install a version that this package names in its metadata."
 
 
 def versions() -> str:
-    """The versions that are installed, in words."""
+    """The installed versions, in words."""
     return f"Keras {keras.__version__} on TensorFlow {tf.__version__}"
 
 
 @functools.cache
 def say_once(what: str) -> None:
-    """Warns, the first time, that something works otherwise with these versions; `what` follows their names."""
+    """Warns once that something works differently with these versions; `what` follows their names."""
     warnings.warn(f"{versions()} {what}", UserWarning, stacklevel=3)
 
 
 def unsupported(where: str, what: str) -> UnsupportedVersion:
-    """The error to raise where these versions cannot be used; `what` follows their names."""
+    """Makes the error for versions that cannot be used here; `what` follows their names."""
     return UnsupportedVersion(f"{where}: {versions()} {what} {_REMEDY}")

@@ -1,6 +1,6 @@
-"""Accumulation windows of a Keras optimizer: the mean of a whole window, taken where Keras would add up by itself.
+"""Accumulation windows of a Keras optimizer: it takes the mean of a whole window where Keras would sum by itself.
 
-_backend_apply_gradients            what is taken over, and
+_backend_apply_gradients            what is replaced, and
 _overwrite_variables_directly_...     must then be called    absent: gradient_accumulation_steps is refused
 _clip_gradients, _apply_weight_decay, _backend_update_step,
 _update_model_variables_moving_average,
@@ -32,15 +32,15 @@ _METHODS = (
 )
 _VALUES = ("_iterations", "_trainable_variables")
 _KERAS_COUNTS_ITSELF = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 10)
-"""Whether `apply` counts a step; before, the method that a window takes over did."""
+"""Whether Keras's `apply` counts the step. Before 3.10 the replaced method counted it."""
 
 
 def take_windows_over(inner: Any) -> None:
-    """Has `inner.apply` take the mean of a whole window, whatever it was built to add up.
+    """Makes `inner.apply` take the mean of a whole window instead of summing micro-batches itself.
 
     Raises:
-        UnsupportedVersion: If these versions have no such steps, or, at the first `apply` and before anything moves, if
-            they do not take them.
+        UnsupportedVersion: If these versions lack the steps to replace. At the first `apply`, before anything moves, if
+            they do not call them.
     """
     require(inner, WINDOW, GIVEN, *_METHODS)
     calls: Counter[str] = Counter()
@@ -55,7 +55,7 @@ def take_windows_over(inner: Any) -> None:
             raise unsupported("apply", f"has no {', '.join(missing)}, which gradient_accumulation_steps needs here.")
         own = functools.partial(type(inner).apply, inner, grads, trainable_variables)
         if tf.executing_eagerly() and replica_count() == 1 and not calls:
-            # Nothing moves while it is traced.
+            # Tracing moves nothing.
             tf.function(own, autograph=False).get_concrete_function()
             check()
         calls.clear()
@@ -65,13 +65,13 @@ def take_windows_over(inner: Any) -> None:
 
     def check() -> None:
         if calls[WINDOW] != 1:
-            raise unsupported("apply", f"calls {WINDOW} {calls[WINDOW]} times a step: gradients would be added up.")
+            raise unsupported("apply", f"calls {WINDOW} {calls[WINDOW]} times a step: gradients would add up.")
 
     vars(inner).update({WINDOW: window, GIVEN: _overwrite, "apply": checked_apply})
 
 
 def _apply_window(inner: Any, grads: Sequence, variables: Sequence) -> None:
-    # Keras adds the last micro-batch itself.
+    # Keras counts the last micro-batch itself.
     inner._iterations.assign_add(inner.gradient_accumulation_steps - 1)
     grads = inner._clip_gradients(grads)
     inner._apply_weight_decay(variables)

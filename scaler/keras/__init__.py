@@ -1,4 +1,4 @@
-"""Loss scaling for `compile` and `fit`: an optimizer around an optimizer, `protect`, and a callback."""
+"""Loss scaling for `compile` and `fit`: an optimizer that wraps another, `protect`, and a callback."""
 
 from scaler.keras.callback import LossScaleLogger as LossScaleLogger
 from scaler.keras.optimizer import LossScaleOptimizer as LossScaleOptimizer

@@ -1,4 +1,4 @@
-"""Gradient accumulation that works on several replicas, and whose windows end where they should on an overflow."""
+"""Gradient accumulation for several replicas, with windows that keep their length on an overflow."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from scaler.gradients.lists import Gradient, overwrites
 
 
 class Window(tf.Module):
-    """Scaled gradients summed in float32 over the micro-batches of a window, by each replica for itself.
+    """Sums scaled gradients in float32 over the micro-batches of a window. Each replica has sums of its own.
 
-    The sum is at the scale of the micro-batch added last: where the scale moves inside of a window, it follows.
+    The sum carries the scale of the last micro-batch. If the scale moves inside a window, the sum is rescaled.
 
-    A micro-batch that cannot be added spoils its window: nothing that is not finite is kept, the window ends where it
-    would have ended, and its gradients then hold a NaN, so that the gate skips it.
+    A non-finite micro-batch spoils its window. The sums never hold a non-finite value, and the window ends where it
+    would have ended. Its gradients then hold a NaN, which makes the gate skip the step.
 
-    A checkpoint holds the sum over the replicas, and gives each an equal share of it back.
+    A checkpoint holds the sum over the replicas. A restore gives each replica an equal share of it.
 
     Args:
         size: Micro-batches in a window, at least 2.
-        targets: The variables that gradients belong to.
+        targets: The variables that the gradients belong to.
     """
 
     def __init__(self, size: int, targets: Sequence):
@@ -38,7 +38,7 @@ class Window(tf.Module):
         self._overwrites = [overwrites(target) for target in targets]
         with tf.init_scope():
             self._count = replicas.local_variable(0, "micro_batches")
-            # What the sums are scaled by; 0 if none was added yet, or a checkpoint does not say it.
+            # The scale of the sums; 0 before the first micro-batch, or if a checkpoint does not hold it.
             self._scale = replicas.local_variable(0.0, "sum_scale")
             self._spoiled = _summed(0.0, "spoiled")
             self._rejected = _summed(0.0, "rejected")
@@ -46,12 +46,12 @@ class Window(tf.Module):
 
     @property
     def opens(self) -> tf.Tensor:
-        """Whether the next micro-batch is the first of a window, scalar bool."""
+        """Whether the next micro-batch is the first one of a window, scalar bool."""
         return tf.equal(self._count, 0)
 
     @property
     def rejected(self) -> tf.Tensor:
-        """Micro-batches that could not be added so far, on this replica; scalar float32."""
+        """The number of non-finite micro-batches so far on this replica, scalar float32."""
         return tf.identity(self._rejected)
 
     def add(self, grads: Sequence[Gradient], loss_scale: tf.Tensor) -> tuple[list[Gradient], tf.Tensor]:
@@ -59,13 +59,13 @@ class Window(tf.Module):
 
         Args:
             grads: A gradient or None for each target.
-            loss_scale: Scalar float32, what their loss was multiplied by.
+            loss_scale: Scalar float32, the scale of their loss.
 
         Returns:
-            The mean over the window where there is a gradient, and whether this micro-batch completed it.
+            The mean over the window for each target with a gradient, and whether this micro-batch completed the window.
 
         Raises:
-            InvalidArgument: If other targets have a gradient than in an earlier micro-batch.
+            InvalidArgument: If the targets with a gradient differ from those of an earlier micro-batch.
         """
         self._check_same_targets(grads)
         first = self.opens
@@ -93,32 +93,36 @@ class Window(tf.Module):
         # Which variables an update moves is fixed in a trace, and a trace knows no other micro-batch of its window.
         now = frozenset(position for position, grad in enumerate(grads) if grad is not None)
         before = self._with_gradient or now
-        # Without any gradient the gate says so.
+        # The gate refuses a micro-batch without any gradient.
         for position in sorted(now ^ before) if now else ():
             has, had = ("no gradient", "one") if position in before else ("a gradient", "none")
             raise InvalidArgument(
                 f"apply with gradient_accumulation_steps={self._size}: variable {self._names[position]!r} has {has} in "
-                f"this micro-batch, and had {had} in an earlier one: expected the same variables in all, since their "
-                "mean makes one step. Add 0.0 * tf.reduce_sum(variable) to the loss for each variable that it leaves "
-                "out, or take an optimizer for each kind of batch."
+                f"this micro-batch, and had {had} in an earlier one: expected gradients for the same variables in all "
+                "micro-batches, since their mean makes one step. Add 0.0 * tf.reduce_sum(variable) to the loss for "
+                "each variable that it leaves out, or use one optimizer for each kind of batch."
             )
         self._with_gradient = before
 
     def _followed(self, sums: list, first: tf.Tensor, loss_scale: tf.Tensor) -> list:
-        """The sums at another scale; NaN where that is beyond float32."""
+        """The sums rescaled to `loss_scale`; NaN if the factor underflows float32."""
         before = tf.identity(self._scale)
         moved = tf.logical_not(tf.reduce_any([first, before <= 0.0, tf.equal(before, loss_scale)]))
         factor = loss_scale / before
-        # Below the normal numbers the sums would become zeros.
+        # A factor below the smallest normal number would turn the sums into zeros.
         factor = tf.where(factor >= SMALLEST_SCALE, factor, float("nan"))
         pairs = list(zip(sums, self._overwrites, strict=True))
         return tf.cond(moved, lambda: [own if kept else own * factor for own, kept in pairs], lambda: sums)
 
 
 def take_over(inner: Any, targets: Sequence) -> Window | None:
-    """Has `inner.apply` take the mean of a whole window, and returns what makes one; None if it does not accumulate.
+    """Makes `inner.apply` take the mean of a whole window instead of a micro-batch.
 
-    `inner.iterations` keeps its meaning: the windows that were applied. Learning rate schedules see the micro-batches.
+    `inner.iterations` keeps its meaning, the number of applied windows. Learning rate schedules still count
+    micro-batches.
+
+    Returns:
+        The window that sums micro-batches, or None if the optimizer does not accumulate.
     """
     steps = getattr(inner, "gradient_accumulation_steps", None)
     if not steps:
@@ -129,7 +133,7 @@ def take_over(inner: Any, targets: Sequence) -> Window | None:
 
 @contextlib.contextmanager
 def without(inner: Any) -> Iterator[None]:
-    """Keeps Keras from making accumulators that nobody uses."""
+    """Prevents Keras from creating accumulators that nobody uses."""
     steps = inner.gradient_accumulation_steps
     inner.gradient_accumulation_steps = None
     try:
@@ -141,7 +145,7 @@ def without(inner: Any) -> Iterator[None]:
 def _plus(total: tf.Tensor, grad: Gradient, overwriting: bool) -> tf.Tensor:
     if grad is None:
         return total
-    # Cast first: making slices dense sums those of one index.
+    # Cast first: the conversion to a dense tensor sums duplicate indices.
     own = tf.convert_to_tensor(tf.cast(grad, tf.float32))
     return tf.maximum(total, own) if overwriting else total + own
 

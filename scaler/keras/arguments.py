@@ -1,4 +1,4 @@
-"""What `LossScaleOptimizer` may be made of."""
+"""Checks the arguments of `LossScaleOptimizer`."""
 
 from __future__ import annotations
 
@@ -23,48 +23,47 @@ _IN_OLD_CONFIGS = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
-"""What `get_config` of Keras's class holds before 3.12; the class lets it do nothing, whatever the value."""
+"""What `get_config` of Keras's class holds before 3.12. Keras's class ignores these values."""
 
 
 def check_inner(inner: object) -> None:
-    """Refuses what is no Keras optimizer, or one that scales by itself.
+    """Refuses anything but a Keras optimizer that does not scale losses itself.
 
     Raises:
         InvalidArgument: With what was passed and what to pass.
     """
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise InvalidArgument(
-            f"LossScaleOptimizer({type(inner).__name__}): it scales losses by itself. Pass its inner_optimizer: one "
-            "loss scaler is enough."
+            f"LossScaleOptimizer({type(inner).__name__}): it scales losses by itself. Pass its inner_optimizer instead."
         )
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise InvalidArgument(
             f"LossScaleOptimizer({inner!r}): expected a Keras optimizer, such as keras.optimizers.Adam(1e-3)"
-            + (f"; keras.optimizers.get({inner!r}) makes one of a name." if isinstance(inner, str) else ".")
+            + (f"; keras.optimizers.get({inner!r}) creates one by name." if isinstance(inner, str) else ".")
         )
 
 
 def check_keras_arguments(given: dict) -> None:
-    """Refuses arguments that would do nothing, but for those of old configurations with the values they hold.
+    """Refuses arguments that would have no effect. Those of old configurations pass with the values that they hold.
 
     Raises:
-        InvalidArgument: Naming the first of them, and where it belongs.
+        InvalidArgument: With the name of the first such argument, and where it belongs.
     """
     for name, value in given.items():
         if name not in _IN_OLD_CONFIGS:
             raise InvalidArgument(f"LossScaleOptimizer has no argument `{name}`; {value!r} was passed.")
         if value != _IN_OLD_CONFIGS[name]:
             raise InvalidArgument(
-                f"LossScaleOptimizer({name}={value!r}): it has no `{name}` of its own. Set it on the "
-                "`inner_optimizer`, where it works on unscaled gradients."
+                f"LossScaleOptimizer({name}={value!r}): the wrapper has no `{name}`. Set it on the `inner_optimizer`, "
+                "where it works on unscaled gradients."
             )
 
 
 def only_inner(inner: object, by_keras_name: object) -> Any:
-    """The optimizer to wrap, which Keras calls `inner_optimizer`.
+    """Returns the optimizer to wrap, which Keras calls `inner_optimizer`.
 
     Raises:
-        InvalidArgument: For two.
+        InvalidArgument: If two were passed.
     """
     if inner is not None and by_keras_name is not None:
         raise InvalidArgument(
@@ -82,18 +81,18 @@ def check_dynamic(dynamic: object) -> None:
     """
     if not isinstance(dynamic, (bool, np.bool_)):
         raise InvalidArgument(
-            f"LossScaleOptimizer(dynamic={dynamic!r}): expected True. How the scale moves is said by a strategy, such "
-            "as scaler.Dynamic(initial_scale) or scaler.Static(1024.0), as the second argument."
+            f"LossScaleOptimizer(dynamic={dynamic!r}): expected True. The second argument, a strategy, says how the "
+            "scale moves: for example scaler.Dynamic(initial_scale) or scaler.Static(1024.0)."
         )
     if not dynamic:
         raise InvalidArgument(
-            "LossScaleOptimizer(dynamic=False): for a constant scale pass the strategy scaler.Static(1024.0). "
-            "Without any check of the gradients, set `loss_scale_factor` on the optimizer and do not wrap it."
+            "LossScaleOptimizer(dynamic=False): for a constant scale pass the strategy scaler.Static(1024.0). To scale "
+            "without any check of the gradients, set `loss_scale_factor` on the optimizer and do not wrap it."
         )
 
 
 def check_name(name: object) -> None:
-    """Refuses a name that is none.
+    """Refuses a name that is not a string.
 
     Raises:
         InvalidArgument: With what was passed.
@@ -105,10 +104,10 @@ def check_name(name: object) -> None:
 def chosen_strategy(
     strategy: Strategy | None, initial_scale: float | None, dynamic_growth_steps: int | None
 ) -> Strategy:
-    """The strategy, or the `Dynamic` that Keras's arguments configure.
+    """Returns the strategy, or the `Dynamic` that Keras's arguments configure.
 
     Raises:
-        InvalidArgument: For both, or what is no strategy.
+        InvalidArgument: If both were passed, or `strategy` is not a strategy.
     """
     if strategy is None:
         default = Dynamic()

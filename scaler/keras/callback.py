@@ -1,4 +1,4 @@
-"""What the scaler does, in the logs of `fit`."""
+"""Reports the loss scale and skipped steps in the logs of `fit`."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from scaler.stuck import StuckPolicy
 
 
 class LossScaleLogger(keras.callbacks.Callback):
-    """Puts the loss scale and the skips into `logs`, and stops a run that makes no progress.
+    """Adds the loss scale and the skips to `logs`, and stops a run that makes no progress.
 
         model.fit(x, y, callbacks=[scaler.LossScaleLogger(), keras.callbacks.CSVLogger("run.csv")])
 
-    Callbacks after it in the list, the progress bar and the history see, for each batch and each epoch: `loss_scale`;
-    `skipped_steps`, since the optimizer was made; `last_skip`, the `Cause` of the last one as a number, 0 if there was
-    none. `model.optimizer.loss_scaler.explain()` says it in words.
+    The progress bar, the history and later callbacks in the list see three numbers for each batch and each epoch:
+    `loss_scale`; `skipped_steps`, counted since the optimizer was created; and `last_skip`, the `Cause` of the last
+    skip as a number, 0 if there was none. `model.optimizer.loss_scaler.explain()` explains it in words.
 
     A model may have several `LossScaleOptimizer`s as attributes, as a GAN does. Each is then logged under the
     attribute's name: `d_optimizer_loss_scale`.
 
-    It reads a few numbers each time `fit` visits the host: every `steps_per_execution` steps.
+    The callback reads a few numbers whenever `fit` returns to the host, every `steps_per_execution` steps.
 
     Args:
-        stuck: When the scaler counts as stuck and what happens then; without one, what its `LossScaler` has:
-            `StuckPolicy()`, an error after a hundred skipped steps in a row, or more than seven in ten of the last 200.
+        stuck: When the scaler counts as stuck, and what happens then. Default: the policy of its `LossScaler`, which is
+            `StuckPolicy()` unless changed. That raises after a hundred skipped steps in a row, or when more than seven
+            in ten of the last 200 were skipped.
 
     Raises:
-        InvalidArgument: For no `StuckPolicy`; when training starts, for a model without a `LossScaleOptimizer`.
-        StuckError: From `fit`, when the policy finds the scaler stuck and says "raise".
+        InvalidArgument: If `stuck` is not a `StuckPolicy`. Also when training starts on a model without a
+            `LossScaleOptimizer`.
+        StuckError: From `fit`, if the scaler is stuck and the policy says "raise".
     """
 
     def __init__(self, *, stuck: StuckPolicy | None = None):
@@ -47,7 +49,7 @@ class LossScaleLogger(keras.callbacks.Callback):
             raise InvalidArgument(
                 f"LossScaleLogger: the model's optimizer is a {_called(self.model.optimizer)}: expected a "
                 "scaler.LossScaleOptimizer, as in compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), ...), or "
-                "several as attributes of the model."
+                "attributes of the model that are such optimizers."
             )
         alone = len(found) == 1
         self._scalers = {"" if alone else f"{name}_": optimizer.loss_scaler for name, optimizer in found.items()}
@@ -57,7 +59,7 @@ class LossScaleLogger(keras.callbacks.Callback):
             loss_scaler.watch_from_here()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Adds to the logs of the batch, then asks the stuck policy."""
+        """Adds to the logs of the batch, then checks whether a scaler is stuck."""
         self._add(logs)
         for loss_scaler in self._scalers.values():
             loss_scaler.check()
@@ -76,6 +78,6 @@ class LossScaleLogger(keras.callbacks.Callback):
 
 
 def _called(optimizer: object) -> str:
-    # Keras puts its own around a name or an optimizer that is compiled under the policy mixed_float16.
+    # Under the policy mixed_float16 `compile` wraps an optimizer, or the name of one, in Keras's own class.
     kind = type(optimizer)
     return f"keras.optimizers.{kind.__name__}" if kind is keras.optimizers.LossScaleOptimizer else kind.__name__

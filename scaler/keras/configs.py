@@ -1,4 +1,4 @@
-"""Strategies as plain data for saved models, and back."""
+"""Converts strategies to plain data for saved models, and back."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from scaler.strategies import Strategy
 from scaler.strategies.base import require_strategy
 
 _NAMESPACES = (strategies, rules, layerwise)
-"""Where the strategies of this package have their public names."""
+"""The namespaces with the public names of this package's strategies."""
 
 
 def to_config(strategy: Strategy) -> dict[str, Any]:
-    """A strategy as what JSON can hold: its class and its fields.
+    """Converts a strategy to its class and its fields, as data for JSON.
 
-    A class registered with `keras.saving.register_keras_serializable` is written by its own `get_config`, any other
-    frozen dataclass by its fields. A number that is a variable is written with the value it has.
+    A class registered with `keras.saving.register_keras_serializable` is written by its own `get_config`. Any other
+    frozen dataclass is written by its fields. A variable is written as its current value.
 
     Raises:
-        InvalidArgument: For a strategy of another kind, or a field that is no plain value.
+        InvalidArgument: If the strategy is neither, or a field is not a plain value.
     """
     kind: Any = type(strategy)
     registered = keras.saving.get_registered_name(kind)
@@ -39,8 +39,8 @@ def to_config(strategy: Strategy) -> dict[str, Any]:
         config = {field.name: _plain(strategy, field.name, getattr(strategy, field.name)) for field in fields}
     else:
         raise InvalidArgument(
-            f"get_config: the strategy {strategy!r} is no dataclass: expected one, or a class registered with "
-            "@keras.saving.register_keras_serializable that has a get_config()."
+            f"get_config: the strategy {strategy!r} is not a dataclass: expected a dataclass, or a class registered "
+            "with @keras.saving.register_keras_serializable that has a get_config()."
         )
     return {
         "class_name": kind.__qualname__,
@@ -51,10 +51,10 @@ def to_config(strategy: Strategy) -> dict[str, Any]:
 
 
 def from_config(config: dict[str, Any], custom_objects: dict | None = None) -> Strategy:
-    """The strategy that `to_config` wrote.
+    """Makes the strategy that `to_config` wrote.
 
     Raises:
-        InvalidArgument: If its class is not one of this package, not registered and not in `custom_objects`.
+        InvalidArgument: If its class is not of this package, not registered and not in `custom_objects`.
     """
     kind = _find(config, custom_objects)
     if hasattr(kind, "from_config"):
@@ -71,9 +71,9 @@ def _find(config: dict[str, Any], custom_objects: dict | None) -> Any:
         found = known and keras.saving.get_registered_object(known, custom_objects=custom_objects)
         if found:
             return found
-    # Nothing is imported: a file is not to choose what code runs.
+    # Nothing is imported: a file must not choose which code runs.
     if module and module.startswith("scaler."):
-        # Files from before there were public names hold the module that a class was in then.
+        # Older files hold the internal module of the class instead of the public namespace.
         found = next((_named(name, public) for public in _NAMESPACES if name in public.__all__), None)
         if dataclasses.is_dataclass(found):
             return found

@@ -1,4 +1,4 @@
-"""Masters that something outside of a step gives other values, such as `keras.callbacks.SwapEMAWeights`."""
+"""Masters that change outside of a step, for example by `keras.callbacks.SwapEMAWeights`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from scaler.weights.masters import MasterWeights
 
 
 class Followed(list):
-    """An optimizer's variables, masters among them. The model follows when they are gone through between two steps.
+    """An optimizer's list of variables, with masters among them. An iteration between two steps also updates the model.
 
-    Keras's callback swaps them with their averages, one after the other, and knows nothing of the model's own 16-bit
-    variables. So these are taken over before, and written after the last.
+    Keras's callback iterates over the list and swaps each variable with its average. It does not know the model's own
+    16-bit variables. So masters and model are synchronised before the first swap, and the model is written after the
+    last one.
     """
 
     def __init__(self, variables: list, masters: MasterWeights, strategy: tf.distribute.Strategy):
@@ -24,7 +25,7 @@ class Followed(list):
         self._masters, self._strategy = masters, strategy
 
     def __iter__(self) -> Iterator:
-        """As of any list; between two steps, around that, the model and the masters are made to agree."""
+        """Iterates as any list does. Between two steps it also makes model and masters agree, before and after."""
         if not tf.executing_eagerly() or self._masters.in_update:
             return super().__iter__()
         return self._around(super().__iter__())
@@ -43,6 +44,6 @@ class Followed(list):
 
 
 def follow(inner: Any, masters: MasterWeights, strategy: tf.distribute.Strategy) -> None:
-    """Has the model follow the masters of an optimizer, and of those inside of a MultiOptimizer."""
+    """Makes the model follow the masters of an optimizer, and of the optimizers inside a MultiOptimizer."""
     for each in (inner, *getattr(inner, "optimizers", ())):
         have_it_go_through(each, Followed(built_for(each) or [], masters, strategy))

@@ -8,6 +8,6 @@ from scaler.keras.optimizer import LossScaleOptimizer
 
 
 def loss_scale_optimizers(model: keras.Model) -> dict[str, LossScaleOptimizer]:
-    """Each once, by the attribute that holds it: the compiled one, or those that a GAN keeps by itself."""
+    """Finds them by the attributes that hold them, each once: the compiled one, or several as in a GAN."""
     found = {id(value): name for name, value in vars(model).items() if isinstance(value, LossScaleOptimizer)}
     return {name: getattr(model, name) for name in found.values()}

@@ -1,4 +1,4 @@
-"""The scaler as a Keras optimizer, in the place of `keras.optimizers.LossScaleOptimizer`."""
+"""The loss scaler as a Keras optimizer, which replaces `keras.optimizers.LossScaleOptimizer`."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ from scaler.strategies import Strategy
 from scaler.weights.masters import MasterWeights
 
 _SAVED_AT_TIMES = ("masters", "_window", "step_counter", "dynamic_scale")
-"""Parts that not every checkpoint of a loss scale optimizer has, ours or Keras's."""
+"""Parts that some checkpoints of a loss scale optimizer lack, ours or Keras's."""
 
 
 @keras.saving.register_keras_serializable(package="scaler")
 class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOptimizer):
-    """Wraps a Keras optimizer so that losses are scaled, and steps applied or skipped, as `LossScaler` does it.
+    """Wraps a Keras optimizer. It scales losses and applies or skips steps as `LossScaler` does.
 
         model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), scaler.Dynamic()), loss=..., metrics=...)
-        scaler.protect(model)  # BatchNorm, seed generators and metrics are put back on a skipped step
+        scaler.protect(model)  # a skipped step also rolls back BatchNorm, seed generators and metrics
         model.fit(x, y, callbacks=[scaler.LossScaleLogger()])
 
-    It is a `keras.optimizers.LossScaleOptimizer` by type, so that `compile` does not wrap it once more under the policy
-    `mixed_float16`; of that class's scaling nothing is left. Variables in float16 and bfloat16 get float32 masters,
+    It is a subclass of `keras.optimizers.LossScaleOptimizer`, because `compile` then does not wrap it again under the
+    policy `mixed_float16`. It uses none of that class's scaling. Variables in float16 and bfloat16 get float32 masters,
     which are saved with the optimizer. Clipping, weight decay, EMA and gradient accumulation of the inner optimizer
-    work on unscaled gradients summed over replicas. An accumulated window is one step: a micro-batch that is not finite
-    has it skipped at the end where it would have ended, and `iterations` counts the windows that were applied.
+    work on unscaled gradients summed over replicas. An accumulated window is one step: a non-finite micro-batch skips
+    its whole window, which still ends where it would have ended. `iterations` counts the applied windows.
 
-    In a train step of your own, differentiate `scale_loss(loss)` and pass the scaled gradients to `apply`. Code for
-    tf.keras 2 passes those of `get_scaled_loss` through `get_unscaled_gradients` to `apply_gradients`.
+    In your own train step, differentiate `scale_loss(loss)` and pass the scaled gradients to `apply`. Code for tf.keras
+    2 passes the gradients of `get_scaled_loss` through `get_unscaled_gradients` to `apply_gradients`.
 
     Args:
-        inner: A Keras optimizer that does not scale by itself. Its `loss_scale_factor` is set to None.
-        strategy: How the scale moves; `Dynamic()` if not given.
-        initial_scale: The first loss scale of the default `Dynamic`, as Keras's class has it; 2^15 if not given.
-        dynamic_growth_steps: Its growth interval; 2000 if not given.
-        sum_duplicates: As `LossScaler` has it: False repeats the optimizer's bits on an Embedding's repeated ids.
+        inner: A Keras optimizer that does not scale losses itself. Its `loss_scale_factor` is set to None.
+        strategy: How the scale moves. Default: `Dynamic()`.
+        initial_scale: The first loss scale of the default `Dynamic`, as in Keras's class. Default: 2^15.
+        dynamic_growth_steps: The growth interval of the default `Dynamic`. Default: 2000.
+        sum_duplicates: As for `LossScaler`. False reproduces Keras bit for bit on an Embedding's repeated ids.
         name: The optimizer's name.
-        **keras_arguments: `inner_optimizer` for `inner`, `dynamic=True`, and what old configurations of Keras's class
-            hold, with the values they hold; nothing else.
+        **keras_arguments: `inner_optimizer` for `inner`, `dynamic=True`, and the arguments in old configurations of
+            Keras's class with the values that they hold there. Nothing else.
 
     Attributes:
         loss_scaler: The `LossScaler` inside: counters, `explain()`, `last_skip`, the strategy's state.
-        masters: The float32 masters, or None where all variables are float32.
+        masters: The float32 masters, or None if all variables are float32.
 
     Raises:
-        InvalidArgument: For an inner object that is no optimizer or scales by itself, a strategy together with Keras's
-            arguments, or a value that cannot work.
+        InvalidArgument: If `inner` is not a Keras optimizer or scales losses itself, if a strategy is passed together
+            with Keras's arguments, or if a value is out of range.
     """
 
     loss_scaler: LossScaler
@@ -87,11 +87,11 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         given = strategy
         strategy = arguments.chosen_strategy(strategy, initial_scale, dynamic_growth_steps)
         super().__init__(inner, float(strategy.init().loss_scale), None, name=name)
-        inner.loss_scale_factor = None  # Keras's class leaves it before 3.10.
+        inner.loss_scale_factor = None  # Keras's class does not reset it before 3.10.
         self._strategy_given = given is not None
         self.dynamic_growth_steps = getattr(strategy, "growth_interval", None)
         self.loss_scaler = LossScaler(strategy, sum_duplicates=sum_duplicates)
-        # By `protect`: what it does not know of is put back without a word where that can be done.
+        # No warning of a missing rollback: `protect` rolls statistics back, and without it `apply` where it can.
         self.loss_scaler._use.statistics_are_kept = True
         self.masters = None
         self._window: accumulation.Window | None = None
@@ -102,22 +102,23 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         say_if_never_asked()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Keras's class sets it on what it is put around.
+        # Keras's class sets it on the optimizer that it wraps.
         if name == "loss_scale_factor" and "loss_scaler" in vars(self):
             raise InvalidArgument(
                 f"loss_scale_factor={value!r} on a scaler.LossScaleOptimizer, or another loss scaler around it: it "
-                "scales losses by itself, and one loss scaler is enough. Pass scaler.Static(...) for a constant."
+                "scales losses by itself. Expected one loss scaler; pass scaler.Static(...) for a constant scale."
             )
         super().__setattr__(name, value)
 
     def build(self, variables: Sequence) -> None:
-        """Makes the inner optimizer's slots, masters for 16-bit variables and sums for accumulation.
+        """Creates the inner optimizer's slots, masters for 16-bit variables and sums for accumulation.
 
         Raises:
-            InvalidArgument: For variables of another `tf.distribute` strategy than the one this was made in.
+            InvalidArgument: If the variables were created in the scope of another `tf.distribute` strategy than this
+                optimizer.
         """
         variables = list(variables)
-        # Keras passes none while it loads an HDF5 file: the first step brings them.
+        # Keras passes none while it loads an HDF5 file. The first step then passes them.
         if self.built or not variables:
             return
         self._check_scope(variables)
@@ -133,16 +134,16 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
                     build_optimizer(inner, targets)
                 if self.masters:
                     followed.follow(inner, self.masters, strategy)
-            # Not Keras's scale and counter of steps: the loss scaler has its own.
+            # This skips the scale and the step counter of Keras's class: the loss scaler has its own.
             keras.optimizers.Optimizer.build(self, variables)
             self._order = Order(variables)
-        # HDF5 files tell variables apart by it; Keras's own have one.
+        # HDF5 files tell variables apart by `path`, which only Keras's own variables have.
         for number, variable in enumerate(own for own in self.variables if not hasattr(own, "path")):
             object.__setattr__(variable, "path", f"{self.name}/{number}_{variable.name.split(':')[0]}")
 
     @property
     def variables(self) -> list:
-        """All that is saved: the inner optimizer's variables, the loss scaler's, masters, an accumulation window."""
+        """All saved variables: those of the inner optimizer and the loss scaler, masters, an accumulation window."""
         model = {id(variable) for variable in self._order.variables}
         masters = [master for master in (self.masters.weights if self.masters else ()) if id(master) not in model]
         window = self._window.variables if self._window else ()
@@ -152,22 +153,22 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         """Assigns all of `variables`.
 
         Raises:
-            InvalidArgument: For another number of arrays.
+            InvalidArgument: If the number of arrays differs.
         """
         variables = self.variables
         if len(weights) != len(variables):
             raise InvalidArgument(
                 f"set_weights: {len(weights)} arrays for {len(variables)} variables: expected one for each of "
-                "optimizer.variables, of an optimizer that was built for the same model."
+                "optimizer.variables. Take them from an optimizer that was built for the same model."
             )
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
 
     def scale_loss(self, loss: Any) -> tf.Tensor:
-        """The loss times the loss scale, in float32: what to differentiate.
+        """Multiplies the loss by the loss scale, in float32. Differentiate the result.
 
         Args:
-            loss: Of a floating dtype; a scalar, or losses whose sum is differentiated.
+            loss: A floating-point scalar, or a tensor of losses whose sum is differentiated.
         """
         loss = tf.convert_to_tensor(loss)
         if self._by_hand:
@@ -181,20 +182,21 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         """Applies the step if the unscaled gradients are finite, else skips it: see `LossScaler.apply`.
 
         Args:
-            grads: Gradients of the scaled loss: tensors, `tf.IndexedSlices` or None. Those of one variable are added.
-            trainable_variables: A variable for each; those this was built for if not given.
+            grads: Gradients of the scaled loss: tensors, `tf.IndexedSlices` or None. Several gradients of one variable
+                are added.
+            trainable_variables: A variable for each gradient. Default: the variables that this was built for.
 
         Returns:
             What happened, as tensors.
 
         Raises:
-            InvalidArgument: In cross-replica context, or for gradients and variables that do not match.
+            InvalidArgument: In cross-replica context, or if gradients and variables do not match.
         """
         self._check_context()
         if not isinstance(grads, (list, tuple)) or not grads:
             raise InvalidArgument(f"apply(grads={grads!r}): expected a list of gradients, one for each variable.")
         if trainable_variables is None and not self.built:
-            raise InvalidArgument("apply(grads): pass the variables too, or call build(variables) first.")
+            raise InvalidArgument("apply(grads): pass the variables, too, or call build(variables) first.")
         variables = self._order.variables if trainable_variables is None else list(trainable_variables)
         if not self.built:
             unique = {id(replicas.native(variable)): variable for variable in variables}
@@ -209,7 +211,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         return self.loss_scaler.apply(self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete)
 
     def apply_gradients(self, grads_and_vars: Any) -> tf.Variable:
-        """As `apply`, for pairs. Returns the inner optimizer's `iterations`."""
+        """Does the same as `apply` for pairs of a gradient and a variable. Returns the inner `iterations`."""
         pairs = list(grads_and_vars)
         self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
         return self.iterations
@@ -221,47 +223,50 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
     def exclude_from_weight_decay(
         self, var_list: Sequence | None = None, var_names: Sequence[str] | None = None
     ) -> None:
-        """Keeps variables from the inner optimizer's weight decay: see Keras's method of this name."""
+        """Excludes variables from the inner optimizer's weight decay: see Keras's method of this name."""
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     @property
     def iterations(self) -> tf.Variable:
-        """The inner optimizer's: the steps, or windows, that were applied."""
-        return self.inner_optimizer.iterations  # Keras's class has its own before 3.9.
+        """The inner optimizer's `iterations`: the number of applied steps or windows."""
+        return self.inner_optimizer.iterations  # Before 3.9 Keras's class has its own.
 
     @property
     def loss_scale(self) -> tf.Tensor:
-        """The scale that the next loss is multiplied by, scalar float32."""
+        """The scale that multiplies the next loss, scalar float32."""
         return self.loss_scaler.loss_scale
 
     @property
     def rejected(self) -> tf.Tensor:
-        """How many batches, or micro-batches of a window, were not finite, as this replica knows; scalar float32."""
+        """The number of non-finite batches, or micro-batches of windows, known to this replica; scalar float32."""
         return self._window.rejected if self._window else tf.cast(self.loss_scaler.counters.skipped, tf.float32)
 
     def check_part(self, name: str, cached_dependencies: dict | None) -> None:
-        """Refuses the checkpoint of an optimizer that was not wrapped: TensorFlow would find iterations and no slots.
+        """Refuses the checkpoint of an optimizer that was not wrapped.
+
+        TensorFlow would restore its iterations and none of its slots.
 
         Raises:
-            InvalidArgument: With what to restore it into.
+            InvalidArgument: With the object to restore it into.
         """
         if cached_dependencies is not None and name not in cached_dependencies and name not in _SAVED_AT_TIMES:
             raise InvalidArgument(
-                f"LossScaleOptimizer: the checkpoint holds an optimizer that was not wrapped (with {name!r}). Restore "
-                "it into the one inside, as tf.train.Checkpoint(optimizer=optimizer.inner_optimizer) does, or into a "
-                "model compiled with that one, and wrap it afterwards: steps and slots are then taken over."
+                f"LossScaleOptimizer: the checkpoint holds an optimizer that was not wrapped (with {name!r}): expected "
+                "a wrapped one. Restore it into the inner optimizer, with "
+                "tf.train.Checkpoint(optimizer=optimizer.inner_optimizer), or into a model compiled with the inner "
+                "optimizer, and wrap that afterwards. Steps and slots are then kept."
             )
 
     def updates(self, variable: Any) -> bool:
-        """Whether a step so far, as far as it was traced, had a gradient for the variable."""
+        """Whether any step traced so far had a gradient for the variable."""
         return self._order.updates(variable)
 
     def finalize_variable_values(self, var_list: Sequence) -> None:
-        """At the end of `fit`: with EMA in the inner optimizer the variables take its averages, masters with them."""
+        """Assigns the inner optimizer's EMA to variables and masters. Keras calls it at the end of `fit`."""
         inside = (self.inner_optimizer, *getattr(self.inner_optimizer, "optimizers", ()))
         if not any(getattr(each, "use_ema", False) for each in inside):
             self.inner_optimizer.finalize_variable_values(var_list)
-        elif int(tf.convert_to_tensor(self.iterations)):  # Before the first step all averages are zeros.
+        elif int(tf.convert_to_tensor(self.iterations)):  # Before the first step all averages are zero.
             targets = self.masters.weights if self.masters else self._order.variables
             self.inner_optimizer.finalize_variable_values(targets)
             if self.masters:
@@ -269,10 +274,10 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
                     self.masters.write()
 
     def get_config(self) -> dict:
-        """The inner optimizer and the strategy as plain data.
+        """Returns the inner optimizer and the strategy as plain data.
 
         Raises:
-            InvalidArgument: For a strategy that cannot be written down.
+            InvalidArgument: If the strategy cannot be saved.
         """
         config = {"name": self.name, "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer)}
         if not self.loss_scaler.sum_duplicates:
@@ -283,10 +288,10 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
 
     @classmethod
     def from_config(cls, config: dict, custom_objects: dict | None = None) -> LossScaleOptimizer:
-        """The optimizer of a `get_config`.
+        """Makes the optimizer that `get_config` describes.
 
         Raises:
-            InvalidArgument: For a strategy of a class that is not known here.
+            InvalidArgument: If the class of the strategy is not known here.
         """
         config = dict(config)
         inner = keras.saving.deserialize_keras_object(config.pop("inner_optimizer"), custom_objects=custom_objects)
@@ -295,7 +300,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         return cls(inner, **config)
 
     def _in_order(self, grads: list, variables: Sequence) -> list:
-        """A gradient or None for each variable this was built for, in their order."""
+        """A gradient or None for each variable that this was built for, in their order."""
         if len(grads) != len(variables):
             raise InvalidArgument(
                 f"apply: {len(grads)} gradients for {len(variables)} variables: expected one for each. Pass the list "
@@ -307,7 +312,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
             if index is None:
                 raise InvalidArgument(
                     f"apply: variable {variable.name!r} is not among those that the optimizer was built for. One "
-                    "optimizer goes with one list of variables: make a new one, or compile again."
+                    "optimizer serves one list of variables: create a new optimizer, or compile the model again."
                 )
             if index in given:
                 grad = self._added(given[index], grad, variable)
@@ -320,8 +325,8 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
     def _added(one: Gradient, other: Gradient, variable: Any) -> Gradient:
         if one is not None and other is not None and gradients.overwrites(variable):
             raise InvalidArgument(
-                f"apply: 2 new values for variable {variable.name!r}, which takes its gradient as its value: expected "
-                "one. Pass the variable once."
+                f"apply: 2 new values for variable {variable.name!r}, whose gradient is its new value: expected one. "
+                "Pass the variable once."
             )
         return gradients.add(one, other)
 
@@ -335,20 +340,20 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
             return
         if in_steps_of_fit():
             raise InvalidArgument(
-                "steps_per_execution > 1 on several replicas: Keras's loop over steps fails there, with any optimizer. "
+                "steps_per_execution > 1 on several replicas: Keras's loop over steps fails there with any optimizer. "
                 "Pass steps_per_execution=1 to compile()."
             )
         inner: Any = self.inner_optimizer
         if getattr(inner, "ema_overwrite_frequency", None) and not tf.executing_eagerly():
             raise InvalidArgument(
                 f"ema_overwrite_frequency={inner.ema_overwrite_frequency!r} on several replicas: Keras cannot "
-                "overwrite variables there inside of a tf.function. Leave it out: fit takes the averages over at its "
-                "end, and optimizer.finalize_variable_values(model.trainable_variables) whenever it is called."
+                "overwrite variables there inside a tf.function. Leave it out. fit assigns the averages at its end, "
+                "and optimizer.finalize_variable_values(model.trainable_variables) whenever you call it."
             )
         if in_xla(if_unknown=False):
             raise InvalidArgument(
-                "jit_compile=True on several replicas: XLA cannot compile a step in which replicas meet. Pass "
-                "jit_compile=False to compile()."
+                "jit_compile=True on several replicas: XLA cannot compile a step with an all-reduce over replicas. "
+                "Pass jit_compile=False to compile()."
             )
 
     def _check_scope(self, variables: Sequence) -> None:
@@ -359,5 +364,5 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
             if other is not None and other is not made_in:
                 raise InvalidArgument(
                     f"LossScaleOptimizer: made outside of the scope of the {type(other).__name__} in which variable "
-                    f"{variable.name!r} was made. Make both the optimizer and the inner one inside strategy.scope()."
+                    f"{variable.name!r} was made. Create this optimizer and the inner one inside strategy.scope()."
                 )

@@ -9,10 +9,10 @@ from scaler.backend import replicas
 
 
 class Order:
-    """Finds variables again, whether Keras's or TensorFlow's inside of them are given.
+    """Finds the position of a variable, given as Keras's variable or as TensorFlow's inside it.
 
     Args:
-        variables: Those that an optimizer is built for.
+        variables: The variables that an optimizer is built for.
     """
 
     def __init__(self, variables: Sequence = ()):
@@ -22,17 +22,17 @@ class Order:
 
     @property
     def variables(self) -> list:
-        """As they were given."""
+        """The variables in the given order."""
         return list(self._variables)
 
     def position(self, variable: Any) -> int | None:
-        """Where a variable stands; None for another one."""
+        """The position of a variable, or None if the optimizer was not built for it."""
         return self._positions.get(id(replicas.native(variable)))
 
     def has_gradient(self, position: int) -> None:
-        """Notes that a step had a gradient for a variable."""
+        """Records that a step had a gradient for the variable at this position."""
         self._updated.add(position)
 
     def updates(self, variable: Any) -> bool:
-        """Whether a step so far, as far as it was traced, had a gradient for the variable."""
+        """Whether any step traced so far had a gradient for the variable."""
         return self.position(variable) in self._updated

@@ -1,4 +1,4 @@
-"""What `LossScaleOptimizer` is asked for by code written for other versions of Keras."""
+"""The methods of `LossScaleOptimizer` for code written for other versions of Keras."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scaler.strategies import NoScaling, Static
 
 
 class OtherNames:
-    """The names of tf.keras 2, and those of Keras 3 that speak of its own way of scaling."""
+    """The names of tf.keras 2, and those of Keras 3 for its own way of loss scaling."""
 
     loss_scaler: LossScaler
     loss_scale: Any
@@ -25,7 +25,7 @@ class OtherNames:
 
     @property
     def dynamic_scale(self) -> tf.Tensor:
-        """As `loss_scale`, by the name of Keras 3."""
+        """The same as `loss_scale`, under Keras 3's name."""
         return self.loss_scale
 
     @property
@@ -34,28 +34,31 @@ class OtherNames:
         return not isinstance(self.loss_scaler.strategy, (Static, NoScaling))
 
     def get_scaled_loss(self, loss: Any) -> Any:
-        """As `scale_loss`, by the name of tf.keras 2; of a function that returns a loss, one that returns it scaled."""
+        """The same as `scale_loss`, under tf.keras 2's name.
+
+        A function that returns a loss gives a function that returns the scaled loss.
+        """
         return (lambda: self.scale_loss(loss())) if callable(loss) else self.scale_loss(loss)
 
     def get_unscaled_gradients(self, grads: Sequence[Gradient]) -> list[Gradient]:
-        """Gradients of the loss from those of the scaled loss, in float32, as in tf.keras 2.
+        """Turns gradients of the scaled loss into gradients of the loss, in float32, as in tf.keras 2.
 
-        Whatever `apply` is given until the next loss is scaled counts as unscaled.
+        Until the next loss is scaled, `apply` takes its gradients as unscaled.
         """
         self._by_hand = True
         self._unscaled.assign(True)
         return self.loss_scaler.unscale(grads)
 
     def minimize(self, loss: Any, var_list: Sequence, tape: tf.GradientTape | None = None) -> tf.Variable:
-        """Scales, differentiates and applies, as the optimizers of tf.keras 2 do it.
+        """Scales the loss, differentiates it and applies the gradients, as in tf.keras 2.
 
         Args:
-            loss: A function that returns the loss, or the loss if `tape` is the one it was computed under.
+            loss: A function that returns the loss, or the loss itself together with its `tape`.
             var_list: The variables to update.
-            tape: For a loss that is no function, the tape that recorded it.
+            tape: The tape that recorded the loss, if the loss is a tensor.
         """
         if not callable(loss) and tape is None:
-            raise InvalidArgument("minimize(loss, ...): a loss that is a tensor needs the tape it was computed under.")
+            raise InvalidArgument("minimize(loss, ...): a loss that is a tensor needs the tape that recorded it.")
         with tape or tf.GradientTape() as tape:
             scaled = self.scale_loss(loss() if callable(loss) else loss)
         return self.apply_gradients(zip(tape.gradient(scaled, var_list), var_list, strict=True))

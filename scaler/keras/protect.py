@@ -1,4 +1,4 @@
-"""Putting back, under `fit`, what the forward pass of a skipped step has moved."""
+"""Rolls back, under `fit`, what the forward pass of a skipped step has moved."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ _MARK = "_scaler_protected"
 
 
 def protect(model: keras.Model) -> keras.Model:
-    """Has a skipped step under `fit` and `train_on_batch` put back all that it moved beside the weights.
+    """Makes a skipped step under `fit` and `train_on_batch` roll back everything that it moved beside the weights.
 
         model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), loss="mse")
         scaler.protect(model)
 
-    BatchNorm's statistics, seed generators and metrics move in the forward pass, before the optimizer is asked. Around
-    `model.train_step`, whichever the class has, the values of `model.variables` and of its metrics are remembered, but
-    for those that an optimizer updates; if a step was skipped they are put back bit for bit. So weights that a step
-    assigns by itself, such as those of a teacher that follows the model, are put back too. On an applied step elements
-    of state that is not trainable are put back if they are not finite any more. If the inner optimizer accumulates
-    gradients, each micro-batch that was not finite is put back; the others of its window stay counted.
+    BatchNorm's statistics, seed generators and metrics move in the forward pass, before the optimizer runs. `protect`
+    wraps `model.train_step`, Keras's or your own. Before each step it saves the values of `model.variables` and of the
+    metrics, except variables that an optimizer updates. A skipped step restores these values bit for bit. This includes
+    weights that the step itself assigns, such as those of a teacher that follows the model. An applied step restores
+    the elements of non-trainable state that became non-finite. If the inner optimizer accumulates gradients, each
+    non-finite micro-batch is rolled back by itself. The other micro-batches of its window still count.
 
-    What a step returns is shown as it is, but for the model's metrics, which are computed anew. As long as all steps
-    since the beginning of an epoch were skipped, they say what the last one counted, if that is finite; else, and at
-    the end of such an epoch, the worst there is: infinity for a loss, minus infinity for what Keras wants large, NaN
-    for what it does not know.
+    The logs show what a step returns, but the model's metrics are computed again after the rollback. If all steps since
+    the start of an epoch were skipped, the metrics show what the last step counted, provided that is finite. Otherwise,
+    and at the end of such an epoch, they show the worst value: infinity for a loss, minus infinity for a metric that
+    Keras wants large, NaN if Keras does not know.
 
-    The model may be one without a `call`, of models inside and with a `train_step` of its own. It holds for this
-    object: call it again for a model that was loaded or cloned. Before or after `compile`, any number of times, is the
-    same.
+    The model may have no `call`, contain other models, and define its own `train_step`. The protection belongs to this
+    object: call `protect` again for a loaded or cloned model. You may call it before or after `compile`, and more than
+    once.
 
     Args:
         model: A Keras model. At its first step it must be compiled with a `LossScaleOptimizer`, or have some as
-            attributes: a skip of any of them puts all of the state back.
+            attributes. A skip by any of them rolls back all of the state.
 
     Returns:
         The model.
 
     Raises:
-        InvalidArgument: For anything but a Keras model; at the first step, without a `LossScaleOptimizer`, or
-            for a step that makes variables whose values before it cannot be known.
+        InvalidArgument: If `model` is not a Keras model. At the first step, if there is no `LossScaleOptimizer`, or if
+            the step creates variables whose earlier values cannot be known.
     """
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"protect({model!r}): expected a keras.Model.")
@@ -67,7 +67,7 @@ def protect(model: keras.Model) -> keras.Model:
     @functools.wraps(own_step)
     def train_step(data: Any) -> Any:
         optimizers = _optimizers(model)
-        # Of layers that were unfrozen the optimizer alone knows nothing.
+        # The optimizer alone cannot notice that layers were unfrozen.
         TrainableSet.of(model.weights).keep(f"fit of model {model.name!r}", "Compile the model again.")
         step = _with_its_variables(own_step, data, made)
         before = [(variable, tf.identity(variable)) for variable in _state(model)]
@@ -104,15 +104,15 @@ def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
     found = loss_scale_optimizers(model)
     if not found:
         raise InvalidArgument(
-            f"protect: model {model.name!r} has no scaler.LossScaleOptimizer, which says whether a step was skipped. "
-            "Pass one to compile(optimizer=...), or make it an attribute of the model."
+            f"protect: model {model.name!r} has no scaler.LossScaleOptimizer to say whether a step was skipped. Pass "
+            "one to compile(optimizer=...), or make it an attribute of the model."
         )
     return list(found.values())
 
 
 def _with_its_variables(step: Callable, data: Any, made: list[bool]) -> Callable:
-    """The step, traced so that it has made its variables before it runs; they can then be read before it."""
-    # Replicas cannot meet in a function inside of their own. Keras builds models before, there.
+    """Traces the step, which creates its variables before it runs. Their values can then be read before the step."""
+    # Replicas cannot synchronise in a function inside their own. There Keras builds the model earlier.
     if replicas.replica_count() > 1:
         return step
     traced = tf.function(functools.partial(_making_variables_outside, step), autograph=False)
@@ -121,7 +121,7 @@ def _with_its_variables(step: Callable, data: Any, made: list[bool]) -> Callable
         return traced
     if not made:
         made.append(True)
-        # A step that runs eagerly need not be one that can be traced.
+        # A step that runs eagerly may be impossible to trace.
         with contextlib.suppress(Exception):
             traced.get_concrete_function(data)
     return step
@@ -140,7 +140,7 @@ def _making_variables_outside(step: Callable, data: Any) -> Any:
 
 
 def _state(model: keras.Model) -> list:
-    """All variables of the model but those that an optimizer is known to update."""
+    """All variables of the model except those that an optimizer is known to update."""
     variables = {id(v): v for v in (*model.variables, *model.metrics_variables)}
     return [variable for variable in variables.values() if not _updated(model, variable)]
 
@@ -164,9 +164,9 @@ def _check_nothing_new(model: keras.Model, before: list) -> None:
     new = [variable.path for variable in _state(model) if id(variable) not in known]
     if new:
         raise InvalidArgument(
-            f"protect: the train step of model {model.name!r} made the variables {new}, so that it is not known what "
-            "to put back. Make them before fit: call the models and layers inside on one batch, and metrics on one "
-            "pair of targets and predictions."
+            f"protect: the train step of model {model.name!r} made the variables {new}: their values before the step "
+            "are unknown and cannot be restored. Make them before fit: call the inner models and layers on one batch, "
+            "and the metrics on one pair of targets and predictions."
         )
 
 

@@ -1,4 +1,4 @@
-"""What `fit` shows where steps are put back: metrics as they are without them, a step's own numbers as they are."""
+"""What `fit` shows when steps are rolled back: metrics without those steps, and a step's own numbers unchanged."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from scaler.backend.remembered import direction_of
 
 
 class Shown:
-    """Remembers, since a model's metrics were reset, whether any step was kept, and which numbers are a step's own.
+    """Tracks what happened since a model's metrics were reset.
+
+    It knows whether any step was kept, and which of the returned numbers are a step's own.
 
     Args:
-        model: The Keras model whose metrics these are.
+        model: The Keras model with these metrics.
     """
 
     def __init__(self, model: keras.Model):
@@ -28,28 +30,29 @@ class Shown:
             self._put_back = replicas.local_variable(0.0, "steps_put_back")
 
     def begin(self) -> None:
-        """A step begins: while it runs it counts as kept."""
+        """Begins a step, which counts as kept while it runs."""
         self._kept.assign_add(1.0)
         for flag in self._own.values():
             flag.assign(False)
 
     def results(self) -> dict[str, Any]:
-        """The model's metrics as they are now, in a step; none if some were never used, which have no result."""
-        # Keras 3.8 makes Python's numbers of them where a step runs eagerly.
+        """The model's current metrics, inside a step. Empty if a metric was never used and so has no result."""
+        # Keras 3.8 returns Python numbers where a step runs eagerly.
         results = self._used_results().items()
         return {name: tf.constant(value) if isinstance(value, float) else value for name, value in results}
 
     def end(self, logs: Any, counted: dict[str, Any], bad: tf.Tensor) -> Any:
-        """What a step that has ended shows.
+        """Ends a step and returns the logs to show.
 
         Args:
-            logs: What it returned.
-            counted: `results()` before anything was put back.
-            bad: Scalar bool, whether it was put back.
+            logs: What the step returned.
+            counted: `results()` before the rollback.
+            bad: Scalar bool, whether the step was rolled back.
 
         Returns:
-            `logs`, where a number that is the metric of its name is that metric anew. Without any step to speak of
-            since the last reset, that is what this step counted if all of that is finite, else the worst there is.
+            `logs`, in which each number that equals the metric of its name is replaced by that metric's new result. If
+            no step was kept since the last reset, it is replaced by what this step counted if all of that is finite,
+            else by the worst value.
         """
         self._kept.assign_sub(tf.cast(bad, tf.float32))
         self._put_back.assign_add(tf.cast(bad, tf.float32))
@@ -63,18 +66,18 @@ class Shown:
         return {name: self._told(name, value, counted, anew) for name, value in logs.items()}
 
     def reset(self) -> None:
-        """The model's metrics were reset."""
+        """Forgets all steps, because the model's metrics were reset."""
         for variable in (self._kept, self._put_back):
             variable.assign(0.0)
         for flag in self._own.values():
             flag.assign(False)
 
     def at_rest(self) -> dict[str, Any]:
-        """The model's metrics, as asked for between steps: at the end of an epoch.
+        """The model's metrics between steps, at the end of an epoch.
 
-        Those that the last step had numbers of its own for are left out, so that Keras shows these. If all steps since
-        the reset were put back, a metric is the worst there is: not 0.0, which may be the best, and not NaN, which
-        Keras's callbacks take for the best if it comes first.
+        It leaves out metrics for which the last step returned its own numbers. Keras then shows those numbers. If all
+        steps since the reset were rolled back, a metric has the worst value. That is not 0.0, which may be the best. It
+        is not NaN either: Keras's callbacks take a NaN that comes first for the best.
         """
         results, nothing = self._used_results(), bool(self._nothing())
         shown = {name: value for name, value in results.items() if name not in self._own or not bool(self._own[name])}
@@ -115,7 +118,7 @@ class Shown:
 
 
 def _worst_of(model: keras.Model, name: str) -> float:
-    """Infinity for what is to be small, minus infinity for what is to be large, NaN where Keras does not know."""
+    """Infinity for a metric to minimise, minus infinity for one to maximise, NaN if Keras does not know."""
     metrics = [inner for metric in model.metrics for inner in (metric, *getattr(metric, "metrics", ()))]
     for metric in metrics:
         direction = direction_of(metric)
@@ -133,7 +136,7 @@ def _all_finite(values: dict[str, Any]) -> tf.Tensor:
 
 
 def _same(value: Any, metric: Any) -> tf.Tensor:
-    """Whether what a step returned is this result of a metric, bit for bit; scalar bool."""
+    """Whether a value that a step returned equals this result of a metric, bit for bit; scalar bool."""
     if not (tf.is_tensor(metric) and (tf.is_tensor(value) or isinstance(value, float))):
         return tf.constant(value is metric)
     value = tf.convert_to_tensor(value)

@@ -1,1 +1,1 @@
-"""What users do wrong without noticing, noticed: each is refused or said once, while a step is traced."""
+"""Finds mistakes that users do not notice. While a step is traced, each is refused or gives one warning."""

@@ -1,4 +1,4 @@
-"""Whether gradients certainly come from a loss that nobody scaled: by all that they are computed from in a graph."""
+"""Finds gradients of a loss that certainly nobody scaled, by everything they are computed from in a graph."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _STOPS = "StopGradient"
 def nobody_scaled(grads: Sequence[gradients.Gradient], variables: Sequence) -> bool:
     """Whether these are gradients of a model in this graph, with nothing upstream that may be a scale.
 
-    A wrong yes is worse than a wrong no. So it is yes only where everything upstream is seen, and there is no mark, no
-    variable but the model's own, no scalar that is not made of counts, no argument that may hold gradients and no
-    constant that may be a scale. In eager mode nothing is seen.
+    A false alarm is worse than a miss. So the answer is True only if everything upstream is visible and none of it may
+    carry a scale. What may carry one: a mark, a variable outside the model, a scalar that is not a count, an argument
+    that may hold gradients, a constant that may be a scale. In eager mode nothing is visible.
 
     Args:
         grads: Gradients.
-        variables: Those of the model that are trained, which hold no gradients.
+        variables: The model's trained variables, which hold no gradients.
     """
     if tf.executing_eagerly():
         return False
@@ -39,7 +39,7 @@ def nobody_scaled(grads: Sequence[gradients.Gradient], variables: Sequence) -> b
 
 
 def _all_upstream(values: list) -> list:
-    """What values come from, and also what no derivative goes through: a factor may."""
+    """Everything that values come from, also behind a `stop_gradient`: a scale may pass through it as a factor."""
     seen, waiting = [], values
     while waiting:
         found = list(upstream(waiting))
@@ -62,11 +62,11 @@ def _may_be_scaled(tensor: tf.Tensor, shapes: list, handles: list) -> bool:
         return False
     if op.type in _READS:
         return not any(_outside(op.inputs[0]) is handle for handle in handles)
-    # Values may pass unseen in a list of tensors, as in a loop, as bits, or rounded to integers.
+    # Values may pass unseen: in a list of tensors, as in a loop, as bits, or rounded to integers.
     if op.type == "Bitcast" or any(source.dtype == tf.variant or source.op.type == "Cast" for source in op.inputs):
         return True
     if op.type == "Const":
-        # What something is divided by is the size of a batch.
+        # A constant that only divides is the size of a batch.
         multiplies = any(user.type != "RealDiv" for user in tensor.consumers())
         return tensor.shape.rank == 0 and multiplies and _looks_like_a_scale(tensor)
     if tensor.shape.rank in (0, None):
@@ -75,13 +75,13 @@ def _may_be_scaled(tensor: tf.Tensor, shapes: list, handles: list) -> bool:
 
 
 def _may_be_gradients(argument: tf.Tensor, shapes: list) -> bool:
-    """Whether an argument is flat, as all gradients in one may be, or has the shape of a gradient."""
+    """Whether an argument has the shape of a gradient, or is flat and may hold all gradients in one tensor."""
     shape = argument.shape
     return (shape.rank == 1 and shape.is_fully_defined()) or shape.as_list() in shapes
 
 
 def _outside(captured: tf.Tensor) -> tf.Tensor:
-    """The tensor that a function captured, as it was called where it was made."""
+    """The original of a captured tensor, in the outermost graph that it comes from."""
     while not is_eager(captured) and captured.op.type == "Placeholder":
         outer = captured_from(captured)
         if outer is None:
@@ -91,7 +91,7 @@ def _outside(captured: tf.Tensor) -> tf.Tensor:
 
 
 def _looks_like_a_scale(tensor: tf.Tensor) -> bool:
-    """Whether a scalar is unknown, 100 or more, or a power of two from 8 on or its inverse, as scales are."""
+    """Whether a scalar may be a scale: unknown, at least 100, or a power of two of at least 8 or its inverse."""
     value = tf.get_static_value(tensor)
     if value is None:
         return True

@@ -1,6 +1,6 @@
-"""What should not be computed in float16, whose smallest number is 6e-8: a loss, and probabilities.
+"""Finds a loss or probabilities computed in float16, whose smallest number is 6e-8.
 
-bfloat16 has float32's range, and is not spoken of.
+bfloat16 has float32's range and gives no warning.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from scaler.mistakes.marks import upstream
 _LAYERS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
 _SHAPES = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Gather", "GatherV2", "GatherNd", "StridedSlice")
 _PASS_ON = (*_SHAPES, "Maximum", "Minimum", "ClipByValue", "AddV2", "Sub", "RealDiv", "Neg")
-"""What leaves a probability one, nearly: it may be shifted by an epsilon, normalised, clipped or picked."""
+"""Operations after which a probability is still nearly one: an epsilon, a normalisation, clipping or indexing."""
 _PROBABILITIES = ("Softmax", "LogSoftmax", "Sigmoid")
 
 
 def float16_loss(loss: Any) -> str | None:
-    """A sentence if a loss is float16, else None."""
+    """Returns a warning if a loss is float16, else None."""
     if getattr(loss, "dtype", None) != tf.float16:
         return None
     return (
         "the loss is float16: it is rounded to three digits, is infinite above 65504, and limits the loss scale to "
-        "2^15. Compute it in float32: give the model's last layer dtype='float32', or cast what it returns."
+        "2^15. Compute it in float32: give the model's last layer dtype='float32', or cast its output."
     )
 
 
 def float16_probabilities_behind(loss: tf.Tensor) -> str | None:
-    """A sentence if a loss in a graph takes the logarithm of a softmax or sigmoid in float16, else None.
+    """Returns a warning if a loss in a graph takes the logarithm of a float16 softmax or sigmoid, else None.
 
-    Behind the last layer with weights nothing is looked for: attention has its softmax there, and gates their sigmoid.
+    The search ends at the last layer with weights. Before it, attention has softmaxes and gates have sigmoids.
     """
     if tf.executing_eagerly():
         return None
@@ -44,12 +44,12 @@ def float16_probabilities_behind(loss: tf.Tensor) -> str | None:
 
 
 def float16_probabilities(prediction: Any) -> str | None:
-    """A sentence if a softmax or sigmoid in float16 is among a model's predictions, else None."""
+    """Returns a warning if a float16 softmax or sigmoid is among a model's predictions, else None."""
     if not any(_is_probability(tensor) for tensor in tf.nest.flatten(prediction)):
         return None
     return (
-        "the model's last layer is a softmax or sigmoid in float16, where probabilities below 6e-8 are 0 and their "
-        "logarithm is infinite: give that layer dtype='float32'."
+        "the model's last layer is a softmax or sigmoid in float16, where probabilities below 6e-8 become 0 and their "
+        "logarithm infinite: give that layer dtype='float32'."
     )
 
 

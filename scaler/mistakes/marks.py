@@ -1,7 +1,7 @@
-"""Marks on tensors, and a walk upstream that finds them: what was scaled, unscaled, or came from which.
+"""Marks tensors as scaled or unscaled, and walks upstream to find the marks.
 
-In a graph a mark is an identity operation of a name of its own, which the walk meets wherever it stands upstream. In
-eager mode there is nothing to walk through: a mark is an attribute of the tensor itself, and only it is recognised.
+In a graph a mark is an identity operation with a special name. The walk finds it anywhere upstream. In eager mode there
+is no graph to walk: a mark is an attribute of the tensor, and only that tensor is recognised.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LOSS_SCALE = "halfstep_loss_scale"
 READ = "halfstep_scale_read"
 _KINDS = (SCALED, UNSCALED, LOSS_SCALE, READ)
 
-# Nothing of the value, or of its derivative, goes through these.
+# Neither a value nor its derivative passes through these.
 _OPAQUE = ("OnesLike", "ZerosLike", "Fill", "StopGradient", "Shape", "Sign")
 
 _Node = tuple[tf.Tensor, tuple]
 
 
 def mark(tensor: tf.Tensor, kind: str) -> tf.Tensor:
-    """The same tensor, marked."""
+    """Returns the same tensor with a mark."""
     marked = tf.identity(tensor, name=kind)
     if is_eager(marked):
         setattr(marked, _attribute(kind), True)
@@ -41,7 +41,7 @@ def mark(tensor: tf.Tensor, kind: str) -> tf.Tensor:
 
 
 def marks_upstream(tensors: Iterable[tf.Tensor]) -> dict[str, list[tf.Tensor]]:
-    """The marked tensors, by kind, that the values of `tensors` come from, without those behind another mark."""
+    """The marked tensors that the values of `tensors` come from, by kind. The search ends at the first mark."""
     found: dict[str, list[tf.Tensor]] = {}
     for tensor in upstream(tensors):
         kind = kind_of(tensor)
@@ -51,13 +51,13 @@ def marks_upstream(tensors: Iterable[tf.Tensor]) -> dict[str, list[tf.Tensor]]:
 
 
 def upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any] | None = None) -> Iterator[tf.Tensor]:
-    """All floating-point tensors that the values of `tensors` come from, and they themselves.
+    """Yields `tensors` and all floating-point tensors that their values come from.
 
-    Losses and gradients go from one floating-point value to another: masks and indices carry neither.
+    Losses and gradients pass through floating-point values alone. Masks and indices carry neither.
 
     Args:
         tensors: Where to start.
-        ends: Whether to leave out what lies behind a tensor; without it, a mark is where the walk ends.
+        ends: Whether the walk ends at a tensor. Default: it ends at a mark.
     """
     ends = ends or kind_of
     waiting: list[_Node] = [(tensor, ()) for tensor in tensors]
@@ -73,7 +73,7 @@ def upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any] | No
 
 
 def kind_of(tensor: tf.Tensor) -> str | None:
-    """The kind of mark that a tensor is, or None."""
+    """The kind of a tensor's mark, or None."""
     if is_eager(tensor):
         return next((kind for kind in _KINDS if hasattr(tensor, _attribute(kind))), None)
     name = tensor.op.name.rsplit("/", 1)[-1] if tensor.op.type == "Identity" else ""
@@ -81,7 +81,7 @@ def kind_of(tensor: tf.Tensor) -> str | None:
 
 
 def _sources(tensor: tf.Tensor, calls: tuple) -> Iterator[_Node]:
-    """What a tensor is computed from; `calls` are the functions that were entered on the way to it."""
+    """The tensors that a tensor is computed from. `calls` are the functions entered on the way to it."""
     if is_eager(tensor) or tensor.op.type in _OPAQUE:
         return
     op = tensor.op
@@ -97,14 +97,14 @@ def _sources(tensor: tf.Tensor, calls: tuple) -> Iterator[_Node]:
 
 
 def parameters(op: Any, index: int) -> Iterator[tuple[Any, tf.Tensor]]:
-    """The functions that an operation calls, and what its input of this number is called inside of each."""
+    """The functions that an operation calls, each with the parameter that receives the input at `index`."""
     for body in functions_called(op):
         if 0 <= index - first_argument(op) < len(body.inputs):
             yield body, body.inputs[index - first_argument(op)]
 
 
 def _arguments(placeholder: tf.Tensor, calls: tuple) -> Iterator[_Node]:
-    """What a function was called with in the place of a placeholder."""
+    """The tensors that a function received for a placeholder."""
     if not calls:
         outer = captured_from(placeholder)
         if outer is not None:

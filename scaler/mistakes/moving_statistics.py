@@ -1,7 +1,7 @@
-"""BatchNorm's statistics that a forward pass moved, found in the graph that is being traced.
+"""Finds BatchNorm's statistics that a forward pass moved, in the graph that is being traced.
 
-The rule: a variable that is named `moving_...`, as Keras names BatchNorm's, and is assigned in this graph, moved in the
-forward pass of the step that is applied next. Its first value read since the last `apply` is the one from before.
+The rule looks at variables named `moving_...`, as Keras names BatchNorm's. If this graph assigns one, it moved in the
+forward pass of the next applied step. The first value read since the last `apply` is its value before the step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ _SHORT = re.compile(r"(^|_)bn($|_|\d)")
 
 @dataclasses.dataclass
 class Moved:
-    """A statistic that moved, its value from before, or None where that was not read, and who decided about it."""
+    """A statistic that moved.
+
+    Attributes:
+        variable: The statistic.
+        before: Its value before the forward pass, or None if nobody read it.
+        users: The scalers that decided about it, by id.
+        fresh: Whether it moved after the last `apply`.
+    """
 
     variable: tf.Variable
     before: tf.Tensor | None
@@ -35,7 +42,7 @@ class Moved:
 
 @dataclasses.dataclass
 class _Steps:
-    """What is known of a graph up to `position`, and whether it holds an `apply`."""
+    """What is known about a graph up to operation `position`, and whether it holds an `apply`."""
 
     position: int = 0
     applied: bool = False
@@ -44,15 +51,15 @@ class _Steps:
 
 
 def before_apply(variables: Sequence, grads: Sequence, user: object, when: object) -> tuple[list[Moved], str | None]:
-    """The statistics to put back, where nobody took a snapshot, and the name of one that nobody can put back.
+    """Finds the statistics to roll back if there is no snapshot, and names one that cannot be rolled back.
 
-    Of a window of accumulation it is not known where it began: where only a running step knows `when`, it is named.
+    If only the running step knows `when`, the start of an accumulation window is unknown, and a statistic is named.
 
     Args:
-        variables: The model's variables that are to be updated.
+        variables: The model's variables to update.
         grads: Their gradients.
-        user: Who decides.
-        when: Whether it decides now, or None where only the running step knows.
+        user: The scaler that decides.
+        when: Whether it decides now, or None if only the running step knows.
     """
     if when is not None and not when:
         return [], None
@@ -67,15 +74,15 @@ def before_apply(variables: Sequence, grads: Sequence, user: object, when: objec
 
 
 def moved_before(targets: Iterable, grads: Iterable, user: object) -> list[Moved]:
-    """The statistics that moved before this `apply`, and that no earlier one of the same user has decided about.
+    """The statistics that moved before this `apply` and that no earlier `apply` of the same user decided about.
 
-    Those count whose layer is among the updated ones. So do those that no earlier `apply` updated, if the gradients
-    depend on their layer, or if it has no weights of which that could be told. If there are none of either, all count.
+    Statistics count if their layer is updated. Those that no earlier `apply` decided about also count if the gradients
+    depend on their layer, or if the layer has no weights to tell by. If neither kind exists, all statistics count.
 
     Args:
-        targets: The model's variables that are to be updated.
+        targets: The model's variables to update.
         grads: Their gradients.
-        user: Who decides.
+        user: The scaler that decides.
     """
     graph = tf.compat.v1.get_default_graph()
     steps = _look(graph)
@@ -91,25 +98,25 @@ def moved_before(targets: Iterable, grads: Iterable, user: object) -> list[Moved
 
 
 def likely(variables: Iterable) -> str | None:
-    """The first of these variables that seems to be BatchNorm's, by its path: all that is known outside of a graph."""
+    """The first of these variables that seems to be BatchNorm's, by its path. Outside a graph nothing else is known."""
     paths = (getattr(variable, "path", "").split("/") for variable in variables)
     return next(("/".join(path) for path in paths if _is_batch_norm(path)), None)
 
 
 def of_replicas(variables: Iterable) -> str | None:
-    """One that moved since the last `apply` in the graph that all replicas are traced in; else as `likely`."""
+    """A statistic that moved since the last `apply` in the graph shared by all replicas, else one by `likely`."""
     moved = _look(tf.compat.v1.get_default_graph()).moved.values()
     return next((one.variable.name for one in moved if one.fresh), None) or likely(variables)
 
 
 def elsewhere(variables: Iterable) -> str | None:
-    """As `likely`, where the forward pass is not in the graph that is being traced."""
+    """Does the same as `likely` if the forward pass is not in the graph that is being traced, else returns None."""
     here = _statistics(tf.compat.v1.get_default_graph())
     return None if here else likely(variables)
 
 
 def decided() -> None:
-    """An `apply` is complete: what comes now belongs to the next step, in this graph and in those around it."""
+    """Records a complete `apply`: what follows in this graph and those around it belongs to the next step."""
     for graph in graphs_around():
         steps = _look(graph)
         steps.applied, steps.reads = True, {}
@@ -118,7 +125,7 @@ def decided() -> None:
 
 
 def warn_if_late(variables: Sequence) -> None:
-    """Warns of a snapshot of statistics that moved already, since the last `apply` in this graph."""
+    """Warns about a snapshot of statistics that moved already since the last `apply` in this graph."""
     if tf.executing_eagerly() or replicas.replica_count() > 1:
         return
     graph = tf.compat.v1.get_default_graph()
@@ -127,24 +134,24 @@ def warn_if_late(variables: Sequence) -> None:
     if late:
         name = replicas.native(late[0]).name.split(":")[0]
         warnings.warn(
-            f"snapshot(variables): {name!r} was moved already, by a forward pass before this snapshot, which then "
-            "holds what a skipped step is to undo: take it before the forward pass.",
+            f"snapshot(variables): a forward pass moved {name!r} before this snapshot, which now holds the very values "
+            "that a skipped step must undo: take the snapshot before the forward pass.",
             ScaleWarning,
             stacklevel=4,
         )
 
 
 def sentence(name: str) -> str:
-    """What to say where these statistics moved and nobody can put them back."""
+    """The warning for statistics that moved and cannot be rolled back."""
     return (
         f"apply(grads): without rollback, a skipped step leaves BatchNorm's statistics ({name.split(':')[0]!r}) as "
-        "the forward pass moved them, and one bad batch makes them NaN for good. Pass rollback=scaler.snapshot("
-        "model.non_trainable_variables), taken before the forward pass, or scaler.snapshot([]) where they do not move."
+        "the forward pass moved them, and one bad batch makes them NaN forever. Pass rollback=scaler.snapshot("
+        "model.non_trainable_variables), taken before the forward pass, or scaler.snapshot([]) if they do not move."
     )
 
 
 def _look(graph: Any) -> _Steps:
-    """Everything up to now, with what was assigned since the last look."""
+    """Updates what is known about a graph with the operations added since the last call."""
     steps = getattr(graph, _STEPS, None) or _Steps()
     setattr(graph, _STEPS, steps)
     statistics = _statistics(graph)
@@ -165,9 +172,9 @@ def _look(graph: Any) -> _Steps:
 
 
 def _assigns(op: Any, index: int) -> bool:
-    """Whether an operation moves the variable that is its input of this number, also inside of a function.
+    """Whether an operation assigns the variable at this index of its inputs, directly or in a function that it calls.
 
-    What a function that holds an `apply` has moved, that one decided about.
+    Functions that hold an `apply` do not count: that `apply` decided about what they moved.
     """
     if op.type.startswith("Assign"):
         return True
@@ -182,12 +189,12 @@ def _assigns(op: Any, index: int) -> bool:
 
 
 def _statistics(graph: Any) -> dict:
-    """The variables of this rule by the tensors that stand for them in the graph."""
+    """The variables that the rule applies to, keyed by the tensors that represent them in the graph."""
     return {ref: variable for ref, variable in variables_read(graph).items() if _is_statistic(variable)}
 
 
 def _resources_upstream(grads: Iterable) -> set:
-    """The variables that gradients depend on in any way, as the tensors that stand for them in the graph."""
+    """The variables that gradients depend on in any way, as the tensors that represent them in the graph."""
     parts = (part for grad in grads if tf.is_tensor(grad) for part in tf.nest.flatten(grad, expand_composites=True))
     waiting = [part.op for part in parts if not is_eager(part)]
     seen: set = set()
@@ -207,7 +214,7 @@ def _is_statistic(variable: Any) -> bool:
 
 
 def _is_batch_norm(path: Sequence[str]) -> bool:
-    """Whether these are the names of a layer and of its variable, as Keras and the models that come with it choose."""
+    """Whether this is the path of a BatchNorm variable, by the names in Keras and its bundled models."""
     layers = [part.lower() for part in path[:-1]]
     if any("batch_norm" in layer or "batchnorm" in layer for layer in layers):
         return True

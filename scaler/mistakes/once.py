@@ -1,4 +1,4 @@
-"""A loss is scaled once, and a gradient unscaled once, by the same scale: seen by the marks on what they come from."""
+"""Checks that a loss is scaled once and its gradients unscaled once, by the same scale. Marks upstream tell."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _LINEAR = ("Mul", *_SUMS, *_SHAPES)
 
 
 def refuse_scaled(loss: tf.Tensor) -> None:
-    """Raises `InvalidArgument` for a loss that some scaler has scaled, or that was multiplied by a scale by hand.
+    """Raises `InvalidArgument` for a loss that a scaler scaled, or that was multiplied by a scale by hand.
 
-    By hand is only what goes into the loss through sums and products: a penalty on gradients that were divided by a
-    scale holds one, too.
+    A scale counts as multiplied by hand only if it enters the loss through sums and products. A penalty on gradients
+    that were divided by a scale also depends on one.
     """
     by_hand = {kind_of(tensor) for tensor in upstream([loss], _ends_a_product)} & {LOSS_SCALE, READ}
     if by_hand or SCALED in marks_upstream([loss]):
         raise InvalidArgument(
-            "scale(loss): the loss was scaled already, by this loss scaler or by another one, so that its gradients "
-            "carry the product of both scales and are divided by one of them: expected a loss that nothing scaled. "
-            "Call scale once, on the sum of what is to be differentiated."
+            "scale(loss): the loss was scaled already, by this loss scaler or by another one: expected an unscaled "
+            "loss. Its gradients would carry the product of both scales but be divided by only one. Call scale once, "
+            "on the sum of all losses to differentiate."
         )
 
 
@@ -41,28 +41,28 @@ def _ends_a_product(tensor: tf.Tensor) -> bool:
 
 
 def refuse_gradients(method: str, grads: Sequence[gradients.Gradient], owner: object) -> None:
-    """Raises `InvalidArgument` for gradients that come from `unscale`, or that other scalers than `owner` scaled.
+    """Raises `InvalidArgument` for gradients that come from `unscale`, or that another scaler than `owner` scaled.
 
-    Those of a penalty on unscaled gradients, or through an inner step, come from there, too, but through a backward
-    pass of their own, which carries a scale of `owner`. For an owner of None nobody else's scale is looked for.
+    Gradients of a penalty on unscaled gradients, or through an inner step, come from `unscale`, too. They pass, because
+    their own backward pass carries a scale of `owner`. With an owner of None the scales of others are not checked.
     """
     found = _upstream(grads)
     if set(found) == {UNSCALED} or (owner is not None and any(map(_divided_by_a_scale, grads))):
         raise InvalidArgument(
             f"{method}(grads): these gradients went through unscale already, or were divided by loss_scale, and would "
-            "be divided by the loss scale once more: expected gradients of the scaled loss. Those that are unscaled go "
-            "to apply(..., unscaled=True)."
+            "be divided by the loss scale again: expected gradients of the scaled loss. Pass unscaled gradients to "
+            "apply(..., unscaled=True)."
         )
     owners = [_owner(tensor) for kind in (LOSS_SCALE, READ) for tensor in found.get(kind, ())]
     if owner is not None and owners and all(other is not None and other is not owner for other in owners):
         raise InvalidArgument(
-            f"{method}(grads): another loss scaler scaled these gradients, and they would be divided by the scale of "
-            "this one: expected gradients of a loss that this one scaled. Scale, unscale and apply with one of them."
+            f"{method}(grads): another loss scaler scaled these gradients, but the scale of this one would divide "
+            "them: expected gradients of a loss that this one scaled. Use one loss scaler for scale, unscale and apply."
         )
 
 
 def _divided_by_a_scale(grad: gradients.Gradient) -> bool:
-    """Whether the last thing that was done to a gradient was to divide it by a scale."""
+    """Whether the last operation on a gradient was a division by a scale."""
     values: Any = gradients.values_of(grad) if tf.is_tensor(grad) else None
     while getattr(getattr(values, "op", None), "type", "") in ("Identity", "Cast", "Reshape"):
         values = values.op.inputs[0]
@@ -73,14 +73,17 @@ def _divided_by_a_scale(grad: gradients.Gradient) -> bool:
 
 
 def scale_read(grads: Sequence[gradients.Gradient], owner: object, read: bool) -> tuple[tf.Tensor | None, bool]:
-    """What gradients were multiplied by, where it is seen, and whether it may be another scale than the last in use.
+    """Finds the scale that gradients carry if the user read it outside the tape.
 
-    It is seen where it is one scale of `owner` that was read outside of a tape, in this graph or in one around it.
+    It is found if exactly one such scale of `owner` is upstream, read in this graph or in one around it.
 
     Args:
         grads: The gradients.
         owner: The loss scaler.
-        read: Whether its scale was read outside of a tape lately.
+        read: Whether its scale was read outside a tape since a loss was last scaled.
+
+    Returns:
+        The scale or None, and whether the gradients may carry another scale than the last one in use.
     """
     if tf.executing_eagerly():
         return None, False
@@ -93,13 +96,13 @@ def scale_read(grads: Sequence[gradients.Gradient], owner: object, read: bool) -
 
 
 def _all_are_arguments(grads: Sequence[gradients.Gradient]) -> bool:
-    """Whether a function was given its gradients, which another one made of a loss that it scaled as it should."""
+    """Whether a function received its gradients as arguments. Another function then scaled their loss."""
     values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
     return all(tensor.op.type == "Placeholder" for tensor in values if hasattr(tensor, "op"))
 
 
 def owned(loss_scale: tf.Tensor, kind: str, owner: object) -> tf.Tensor:
-    """A scale of `owner`, marked as such."""
+    """Marks a scale as one of `owner`."""
     marked = mark(loss_scale, kind)
     setattr(marked, _OWNER, weakref.ref(owner))
     return marked
@@ -114,10 +117,10 @@ def _upstream(grads: Sequence[gradients.Gradient]) -> dict[str, list[tf.Tensor]]
 
 
 def _reachable(tensor: tf.Tensor) -> bool:
-    """Whether a tensor may be used in the present graph: it is of this one, or of one around it."""
+    """Whether the current graph can use a tensor, because it belongs to this graph or to one around it."""
     return any(graph is tensor.graph for graph in graphs_around())
 
 
 def marked_unscaled(grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
-    """The same gradients, which `refuse_gradients` recognises."""
+    """Marks gradients as unscaled, for `refuse_gradients`."""
     return [gradients.limit(grad, lambda values, _: mark(values, UNSCALED)) for grad in grads]

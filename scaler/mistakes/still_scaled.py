@@ -1,4 +1,4 @@
-"""Whether gradients that are said to be unscaled carry the loss scale still."""
+"""Finds gradients that are passed as unscaled but still carry the loss scale."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _DIVISIONS = ("RealDiv", "Div", "Reciprocal", "Inv", "Pow")
 
 
 def still_scaled(grads: Sequence[gradients.Gradient]) -> bool:
-    """Whether a scale went into these gradients, and nothing that they come from was divided by one since.
+    """Whether a scale entered these gradients and nothing upstream of them was divided by one.
 
-    A wrong yes is worse than a wrong no. In eager mode nothing is seen.
+    A false alarm is worse than a miss. In eager mode nothing is visible.
     """
     if tf.executing_eagerly():
         return False

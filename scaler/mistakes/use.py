@@ -1,4 +1,4 @@
-"""What is known, while steps are traced or run eagerly, of how a loss scaler is used: to say what was forgotten."""
+"""Tracks how a loss scaler is used while steps are traced or run eagerly, and warns about what was forgotten."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from scaler.open_step import OpenStep
 
 _READ = "loss_scale was read outside of a tape, and nothing was scaled since the last step"
 _INSTEAD = (
-    "Scale the loss with scale(loss), or read loss_scale while the tape records; for a log take outcome.loss_scale."
+    "Scale the loss with scale(loss), or read loss_scale while the tape records. For logging use outcome.loss_scale."
 )
 
 
 class Use:
-    """How one loss scaler was used so far in this process. It says each thing once.
+    """How one loss scaler was used so far in this process. It gives each warning once.
 
     Attributes:
-        asked: Whether anyone scaled, unscaled or read the scale.
-        read: Whether the scale was read outside of a tape since a loss was last scaled, so that gradients may carry it.
-        unscaled: What `unscale` was given last, in eager mode, if no other step was opened since.
-        statistics_are_kept: Whether somebody else puts back what a model's forward pass has moved, as `protect` does.
+        asked: Whether anyone scaled a loss, unscaled gradients or read the scale.
+        read: Whether the scale was read outside a tape since a loss was last scaled. Gradients may then carry it.
+        unscaled: The gradients of the last `unscale`, in eager mode, if no other step was opened since.
+        statistics_are_kept: Whether somebody else rolls back what a model's forward pass moved, as `protect` does.
     """
 
     def __init__(self) -> None:
@@ -40,48 +40,48 @@ class Use:
         self._ended_in: Any = None
 
     def begins(self) -> None:
-        """Something was scaled, unscaled or left to `update`: a step is open."""
+        """Records an open step: something was scaled, unscaled or left to `update`."""
         self.asked = self._stepped = True
         self._ended_in = None
 
     def scales(self) -> None:
-        """A loss was scaled."""
+        """Records that a loss was scaled."""
         self.begins()
         self.read, self.unscaled = False, None
 
     def scales_by_hand(self) -> None:
-        """The scale was read while a tape records."""
+        """Records that the scale was read while a tape records."""
         self.asked, self.unscaled = True, None
 
     def ends(self) -> None:
-        """The step was counted and the scale moved."""
+        """Records that the step was counted and the scale adjusted."""
         self._ended_in = _here()
 
     def was_read(self, step: OpenStep, scale: Callable) -> None:
-        """The scale was read outside of a tape. One that the open step has anyway leaves nothing in doubt."""
+        """Records that the scale was read outside a tape. If it is the scale of the open step, nothing is in doubt."""
         self.asked = True
         known = self._stepped and tf.executing_eagerly() and not bool(step.decided)
         self.read = self.read or not known or float(step.used) != float(scale())
 
     def check_unscaled(self, grads: Sequence) -> None:
-        """Warns of gradients that seem to be made of those that `unscale` gave; in a graph their marks are seen."""
+        """Warns in eager mode about gradients that seem to come from `unscale`. In a graph their marks tell."""
         if tf.executing_eagerly() and self.unscaled is not None and self.unscaled.seem_to_be(grads):
             self.say_once(
-                "apply(grads): these gradients seem to be made of what unscale gave, and are divided by the loss scale "
-                "once more: pass unscaled=True, or the gradients of the scaled loss themselves."
+                "apply(grads): these gradients seem to be computed from the result of unscale, and are divided by the "
+                "loss scale again: pass unscaled=True, or the gradients of the scaled loss themselves."
             )
 
     def check_still_scaled(self, grads: Sequence) -> None:
-        """Warns of gradients that are said to be unscaled, where nothing seems to have unscaled them."""
+        """Warns about gradients that are passed as unscaled although nothing seems to have unscaled them."""
         if still_scaled(grads):
             self.say_once(
                 "apply(grads, unscaled=True): these gradients come from a scaled loss, and nothing divided them by the "
-                "loss scale since: they seem to be that many times too large. Leave unscaled=True out, or pass what "
-                "unscale(grads) returned."
+                "loss scale since: they seem to be too large by this factor. Leave unscaled=True out, or pass the "
+                "result of unscale(grads)."
             )
 
     def check_scaled(self, grads: Sequence, variables: Sequence) -> None:
-        """Warns if gradients are to be unscaled, though nobody can have scaled their loss."""
+        """Warns if `apply` would unscale gradients although nobody can have scaled their loss."""
         why = None
         if not self.asked:
             why = "neither scale(loss) (scale_loss of a LossScaleOptimizer) nor loss_scale was ever used"
@@ -89,30 +89,30 @@ class Use:
             why = "nothing that they are computed from comes from scale(loss) or was multiplied by loss_scale"
         if why:
             self.say_once(
-                f"apply(grads): the gradients are divided by the loss scale, but {why}: they seem to be those of an "
-                "unscaled loss, and the step that many times too small. Differentiate scale(loss); where a constant is "
-                "multiplied in by hand, read it from loss_scale; without any scaling take scaler.NoScaling()."
+                f"apply(grads): the gradients are divided by the loss scale, but {why}: they seem to be gradients of "
+                "an unscaled loss, and the step would be too small by this factor. Differentiate scale(loss). If you "
+                "scale by hand, read the factor from loss_scale. For no scaling use scaler.NoScaling()."
             )
 
     def check_open(self, step: OpenStep) -> None:
-        """Warns if the last thing done was to end a step, in the same graph, or in eager mode as now.
+        """Warns if no step is open, because the last call already ended one in the same graph or in eager mode.
 
-        A scaler that is only driven by events is being studied. Replicas are traced in turns, which nobody can tell
-        from steps.
+        A scaler that receives only events is being studied and gives no warning. Neither do several replicas: they are
+        traced in turns, which look like steps.
 
         Args:
-            step: It knows whether something was scaled since, also by functions that were traced before.
+            step: Knows whether something was scaled since, also by functions that were traced before.
         """
         if not self._stepped or self._ended_in is None or self._ended_in != _here() or replica_count() > 1:
             return
         if not tf.executing_eagerly() or bool(step.decided):
             self.say_once(
-                "update(event): the step before was counted already, by apply or by an update, and nothing was scaled "
-                "since, so that one step moves the scale twice. Leave this update out, or pass update=False to apply."
+                "update(event): apply or an update already counted the last step, and nothing was scaled since: one "
+                "step moves the scale twice. Leave this update out, or pass update=False to apply."
             )
 
     def check_one_scale(self, method: str, step: OpenStep, scale: Callable) -> None:
-        """Refuses gradients of which nobody can say which of two scales they carry; in eager mode, where it is seen."""
+        """Refuses gradients in eager mode if it is unknown which of two scales they carry."""
         if not self.read or not tf.executing_eagerly() or not bool(step.decided):
             return
         used, now = float(step.used), float(scale())
@@ -123,34 +123,34 @@ class Use:
             )
 
     def say_once(self, sentence: str) -> None:
-        """Warns, the first time this is said of this scaler."""
+        """Warns the first time this sentence applies to this scaler."""
         if sentence not in self._said:
             self._said.add(sentence)
             warnings.warn(sentence, ScaleWarning, stacklevel=4)
 
 
 def one_scale(decided: tf.Variable, used: tf.Tensor, now: tf.Tensor) -> Any:
-    """Fails in a running graph, as `check_one_scale` does in eager mode; XLA leaves it out."""
+    """Fails in a running graph as `check_one_scale` does in eager mode. XLA drops it."""
     known = tf.logical_or(tf.logical_not(decided), tf.equal(used, now))
     said = f"the gradients may carry its scale or the present one, which are ({_INSTEAD})"
     return tf.debugging.Assert(known, [f"apply or unscale: {_READ}: {said}:", used, now])
 
 
 class Unscaled:
-    """Gradients before and after `unscale`: those that were given, and the shapes of those that were made."""
+    """Gradients before and after `unscale`: weak references to those given, and the shapes of the results."""
 
     def __init__(self, given: list, shapes: list) -> None:
         self._given, self._shapes = given, shapes
 
     @classmethod
     def of(cls, grads: Sequence, result: Sequence) -> Unscaled | None:
-        """What is kept of them in eager mode; no gradient is kept alive."""
+        """Makes one in eager mode, else returns None. It keeps no gradient alive."""
         if not tf.executing_eagerly():
             return None
         return cls([weakref.ref(values) for values in _values(grads)], [values.shape for values in _values(result)])
 
     def seem_to_be(self, grads: Sequence) -> bool:
-        """Whether these have the same shapes, and none of them is one that was given to `unscale` for a look."""
+        """Whether these gradients have the shapes of the results and are not those that `unscale` was given."""
         given = {id(values()) for values in self._given}
         values = _values(grads)
         return [value.shape for value in values] == self._shapes and not any(id(value) in given for value in values)

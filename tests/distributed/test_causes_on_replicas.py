@@ -95,5 +95,5 @@ def test_a_weight_that_is_not_finite_already_is_named_on_replicas(rig):
     bad.assign(tf.fill(bad.shape, np.nan))
     outputs = rig.run([cases.batch(0)])
     assert (outputs["cause"].tolist(), outputs["variable"].tolist()) == ([scaler.Cause.LOSS], [2])
-    assert f"the weight {bad.path!r} is not finite already, and so the loss is not" in rig.loss_scaler.explain()
+    assert f"the weight {bad.path!r} is already non-finite, and so is the loss" in rig.loss_scaler.explain()
     assert cases.agree([*rig.loss_scaler._last_skip.values()])

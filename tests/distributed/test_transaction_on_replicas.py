@@ -41,7 +41,7 @@ def test_every_replica_is_put_back(replicas, dtype):
     before = cases.raw(variables)
     assert cause(BAD) is scaler.Cause.UPDATE
     assert cases.raw(variables) == before
-    assert "Adafactor made a NaN" in loss_scaler.explain()
+    assert "Adafactor turned finite gradients into a NaN" in loss_scaler.explain()
     assert cause(GOOD) is scaler.Cause.NONE
     assert cases.agree(variables)
     assert cases.finite(variables)

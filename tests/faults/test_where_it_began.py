@@ -51,7 +51,7 @@ def test_a_weight_that_is_not_finite_already_is_named(policy, bad):
     assert outputs["cause"] == Cause.LOSS
     assert model.trainable_variables[int(outputs["variable"])].path == layer.kernel.path
     said = step.loss_scaler.explain()
-    assert f"because the weight {layer.kernel.path!r} is not finite already, and so the loss is not; " in said
+    assert f"because the weight {layer.kernel.path!r} is already non-finite, and so is the loss; " in said
     assert "No loss scale can help" in said
 
 
@@ -61,7 +61,7 @@ def test_bad_data_is_told_from_bad_weights():
     outputs = call(inputs(value=np.nan))
     assert outputs["cause"] == Cause.LOSS
     assert "the loss itself was not finite, though all trained weights are; " in step.loss_scaler.explain()
-    assert "is the first of 6 that are not finite, with a NaN among them" in step.loss_scaler.explain()
+    assert "is the first of 6 that are non-finite, with a NaN among them" in step.loss_scaler.explain()
     assert int(outputs["variable"]) == 5
 
 
@@ -95,7 +95,7 @@ def test_the_gradient_nearest_to_the_loss_is_named_where_it_began_in_the_middle(
     outputs = call(inputs())
     assert int(outputs["variable"]) == 3
     path = dense[1].bias.path
-    assert f"is the first of 4 that are not finite, with a NaN among them, and that of {path!r} the last" in (
+    assert f"is the first of 4 that are non-finite, with a NaN among them, and that of {path!r} the last" in (
         step.loss_scaler.explain()
     )
 
@@ -239,7 +239,7 @@ def test_a_window_names_what_its_first_bad_micro_batch_had():
         outputs = [call(inputs(value=100.0 if number == bad else 1.0)) for number in range(2)][1]
         assert (int(outputs["cause"]), int(outputs["variable"])) == (Cause.OVERFLOW, 3)
         assert not outputs["applied"]
-        assert f"is the first of 4 that are not finite, with a NaN among them, and that of {path!r} the last" in (
+        assert f"is the first of 4 that are non-finite, with a NaN among them, and that of {path!r} the last" in (
             step.loss_scaler.explain()
         )
         assert call(inputs())["variable"] == call(inputs())["variable"] == -1
@@ -253,7 +253,7 @@ def test_a_window_names_a_weight_that_is_not_finite():
     call(inputs())
     outputs = call(inputs())
     assert model.trainable_variables[int(outputs["variable"])].path == kernel.path
-    assert f"the weight {kernel.path!r} is not finite already, and so the loss is not" in step.loss_scaler.explain()
+    assert f"the weight {kernel.path!r} is already non-finite, and so is the loss" in step.loss_scaler.explain()
 
 
 def test_a_checkpoint_from_before_is_restored_with_its_last_skip(tmp_path):

@@ -167,7 +167,7 @@ def test_what_cannot_be_written_down_is_named():
         def update(self, state, event):
             return state
 
-    with pytest.raises(scaler.InvalidArgument, match="is no dataclass"):
+    with pytest.raises(scaler.InvalidArgument, match="is not a dataclass"):
         scaler.LossScaleOptimizer(inner(), Plain()).get_config()
     with pytest.raises(scaler.InvalidArgument, match=r"OnlyDown.first=.*cannot be saved"):
         scaler.keras.configs.to_config(OnlyDown(first=print))

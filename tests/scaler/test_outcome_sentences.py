@@ -106,8 +106,8 @@ WORDS = {
     "one": (dict(index=1, count=1, nearest=1), "the gradient of 'b' is the first with a NaN, and the only one."),
     "three": (
         dict(index=1, count=3, nearest=3),
-        "the gradient of 'b' is the first of 3 that are not finite, with a NaN among them, and that of 'd' the last, "
-        "as a rule the nearest to the loss.",
+        "the gradient of 'b' is the first of 3 that are non-finite, with a NaN among them, and that of 'd' the last, "
+        "usually the nearest to the loss.",
     ),
     "from an old checkpoint": (dict(index=1), "the gradient of 'b' is the first with a NaN."),
 }
@@ -123,7 +123,7 @@ def test_the_gradients_are_counted_and_the_nearest_to_the_loss_is_named(more, sa
     [
         (dict(index=2), "the gradient of 'c' is the largest."),
         (dict(index=2, count=1, nearest=2), "the gradient of 'c' is the largest."),
-        (dict(index=1, count=2, nearest=2), "the gradient of 'b' is the first of 2 too large ones."),
+        (dict(index=1, count=2, nearest=2), "the gradient of 'b' is the first of 2 that are too large."),
     ],
 )
 def test_the_largest_is_called_so_only_if_it_is_known(more, said):
@@ -134,17 +134,17 @@ def test_a_weight_is_not_blamed_where_a_lower_scale_was_seen_to_help():
     got = outcome(Cause.OVERFLOW, index=0, count=1, nearest=0, weight=1, lower_helps=True)
     said = explain(got, LAYERS)
     assert "overflowed at loss scale 32768; " in said
-    assert said.endswith("; the weight 'b' is not finite already, but that is not why. A lower scale helps.")
+    assert said.endswith("; the weight 'b' is already non-finite, but that is not why. A lower scale helps.")
     assert int(got.variable) == 0
 
 
-@pytest.mark.parametrize(("why", "loss"), [(Cause.LOSS, ", and so the loss is not"), (Cause.OVERFLOW, "")])
+@pytest.mark.parametrize(("why", "loss"), [(Cause.LOSS, ", and so is the loss"), (Cause.OVERFLOW, "")])
 def test_a_weight_that_is_not_finite_is_blamed_first(why, loss):
     said = explain(outcome(why, index=0, has_nan=True, count=4, nearest=3, weight=2), LAYERS)
     assert said.startswith(
-        f"The step was skipped because the weight 'c' is not finite already{loss}; the gradient of 'a'"
+        f"The step was skipped because the weight 'c' is already non-finite{loss}; the gradient of 'a'"
     )
-    assert said.endswith("No loss scale can help: load weights from before, and look for what assigned it.")
+    assert said.endswith("No loss scale can help: load earlier weights, and look for what assigned it.")
 
 
 def test_a_loss_is_told_from_weights_only_if_they_were_looked_at():
@@ -172,7 +172,7 @@ def test_a_lower_scale_helps_only_if_that_was_seen_and_is_allowed(helps, pinned,
 
 def test_a_gradient_that_is_not_known_is_not_named():
     said = explain(outcome(Cause.OVERFLOW, index=-1), NAMES)
-    assert "overflowed at loss scale 32768; which gradient was not finite is not kept. A lower scale may help" in said
+    assert "overflowed at loss scale 32768; the non-finite gradient was not recorded. A lower scale may help" in said
 
 
 def test_a_step_that_was_not_due_is_not_called_applied():
@@ -232,10 +232,10 @@ def test_before_any_step_and_any_skip():
     weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler(scaler.Static(1.0))
     assert loss_scaler.explain() == "No step was attempted yet."
     loss_scaler.apply(lambda grads, variables: None, [tf.constant([1.0])], [weight])
-    assert loss_scaler.explain() == "No step was skipped yet: 1 of 1 attempted ones were applied."
+    assert loss_scaler.explain() == "No step was skipped yet: 1 of 1 attempted steps were applied."
     loss_scaler.scale(tf.constant(1.0))
     loss_scaler.update(scaler.Event(tf.constant(False)))
-    assert loss_scaler.explain() == "1 of 2 steps were skipped, but through `update`, which is not told why."
+    assert loss_scaler.explain() == "1 of 2 steps were skipped through `update`, which does not know why."
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_a_stuck_loss_is_named():
         (lambda: PerLoss([Dynamic()]), "expected a dict of strategies by the names"),
         (lambda: PerLoss({1: Dynamic()}), "expected a dict of strategies by the names"),
         (lambda: PerLoss({"a": Dynamic}), "PerLoss, loss 'a': .*expected a strategy"),
-        (lambda: PerLoss({"a": Dynamic()})["b"], "'b' is none of the losses a"),
+        (lambda: PerLoss({"a": Dynamic()})["b"], "no loss is named 'b': expected one of a"),
         (lambda: PerLoss({"a": Dynamic()}).scale({"b": 1.0}), r"scale\(\['b'\]\): .* each of the losses a"),
         (lambda: PerLoss({"a": Dynamic()}).scale(1.0), r"scale\(float\)"),
         (lambda: PerLoss({"a": Dynamic()}).scale({"a": [1.0, 2.0]}), r"scale, loss 'a': .*expected a scalar"),
