@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    # What is imported by now stays until the end. Looking through it again and again is a tenth of the time of the tests.
+    # What is imported by now stays until the end: collections of garbage need not go through it again and again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)

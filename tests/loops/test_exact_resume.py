@@ -19,7 +19,7 @@ from loops.resume import folder
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """By case: what the uninterrupted run of this process comes to, what the resumed one of another does; the folder."""
+    """By case: what the uninterrupted run here comes to, and the resumed one of a new process. And their folder."""
     place = tmp_path_factory.mktemp("runs")
     whole = functools.cache(lambda name: resume_cases.first(place, name))
 
