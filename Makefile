@@ -4,13 +4,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: study test lint clean matrix oldest promise crash conformance keras-tests bench mutants mutants-by-hand
+.PHONY: study test test-slow lint clean matrix oldest promise crash conformance keras-tests bench mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
 
 test: .venv/ready
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# What tests/slow.txt names.
+test-slow: .venv/ready
+	$(BIN)/pytest -n 2 --dist loadfile -m "slow and not exhaustive"
 
 lint: .venv/ready
 	$(BIN)/ruff check
@@ -39,7 +43,7 @@ MATRIX := --quiet --disable-pip-version-check --editable ".[study]" hypothesis p
 
 # The promise, driven through a hundred thousand random rules.
 promise: .venv/ready
-	HYPOTHESIS_PROFILE=slow $(BIN)/pytest -m slow tests/properties/test_promise_machine.py
+	HYPOTHESIS_PROFILE=slow $(BIN)/pytest -m exhaustive tests/properties/test_promise_machine.py
 
 # Keras's own tests of its LossScaleOptimizer, and of optimizers on replicas, with ours in its place.
 keras-tests: .venv/ready
@@ -74,7 +78,7 @@ OLD := --no-deps --only-binary :all: --implementation cp --platform manylinux1_x
 
 # Runs killed fifty times at random moments, and told to stop in every way there is.
 crash: .venv/ready
-	$(BIN)/pytest -m "slow or not slow" tests/loops/test_crash.py tests/loops/test_signals.py \
+	$(BIN)/pytest -m "" tests/loops/test_crash.py tests/loops/test_signals.py \
 	    tests/loops/test_cli_resume.py tests/loops/test_cli_workers.py tests/distributed/test_workers_resume.py
 
 # What scaling costs, as ratios within one run: benchmarks/README.md.

@@ -26,8 +26,8 @@ from scaler.last_skip import LastSkip
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
 from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, mark
-from scaler.mistakes.once import marked_unscaled, owned, refuse_gradients, refuse_scaled, scale_read
-from scaler.mistakes.use import Unscaled, Use, one_scale
+from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
+from scaler.mistakes.scaled_twice import marked_unscaled, owned, refuse_gradients, refuse_scaled, scale_read
 from scaler.open_step import OpenStep
 from scaler.outcome import Cause, Outcome
 from scaler.rollback import Snapshot

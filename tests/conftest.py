@@ -1,6 +1,8 @@
 """What every test stands on: quiet logs, four CPU devices, clean Keras state, and the four ways a step may be run."""
 
+import gc
 import os
+import pathlib
 import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -29,10 +31,27 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 MODES = ("eager", "graph", "loop", "xla")
+SLOW = frozenset((pathlib.Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines())
 
 
 def pytest_report_header():
     return f"TensorFlow {tf.__version__}, Keras {keras.__version__}, NumPy {np.__version__}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks what `slow.txt` names, before `-m` chooses."""
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if SLOW & {item.nodeid, test, test.partition("::")[0]}:
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish(session):
+    # What is imported by now stays until the end: collections of garbage need not go through it again and again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture(autouse=True)

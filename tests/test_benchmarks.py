@@ -36,7 +36,7 @@ def test_faults_prints_a_verdict_for_each_side():
     [
         "gate",
         *(
-            pytest.param(name, marks=pytest.mark.slow)
+            pytest.param(name, marks=pytest.mark.exhaustive)
             for name in ("step", "growth", "memory", "loop", "fit", "transaction")
         ),
     ],

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from loops.study.plots import loss_panels
+from loops.study.curves import loss_panels
 from loops.study.style import MUTED, STYLE, WIDTH, head, marks
 from loops.study.summaries import Steps, options_of, runs_of, share, split_rows
 

@@ -17,10 +17,10 @@ from loops.study.setups import SETUPS
 from loops.study.summaries import Steps, failed, failure, options_of, place, runs_of, share, split_rows
 
 try:
-    from loops.study.comparison import comparison_figure
+    from loops.study.comparison_figure import comparison_figure
+    from loops.study.curves import loss_figure, loss_scale_figure
     from loops.study.histograms import gradients_figure, small_loss_figure
     from loops.study.page import PAGE, STYLE, sample
-    from loops.study.plots import loss_figure, loss_scale_figure
     from loops.study.style import marks
 except ModuleNotFoundError as error:
     raise LoopError('the figures need matplotlib: pip install "halfstep[study]"') from error

@@ -17,9 +17,9 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import apply_steps, replicas
 from scaler.backend.graphs import in_xla
-from scaler.gate.finish import finish
 from scaler.gate.optimizers import Optimizer
 from scaler.gate.targets import model_follows
+from scaler.gate.unscale_and_clip import finish
 from scaler.gradients.clipping import Limiter
 from scaler.weights.masters import MasterWeights
 

@@ -13,9 +13,9 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import apply_steps, replicas
 from scaler.backend.autograph import as_called
-from scaler.gate.finish import finish_all
 from scaler.gate.optimizers import Optimizer
 from scaler.gate.targets import model_follows
+from scaler.gate.unscale_and_clip import finish_all
 from scaler.gradients.clipping import Limiter
 from scaler.weights.masters import MasterWeights
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from scaler.errors import InvalidArgument
-from scaler.keras.of_model import loss_scale_optimizers
+from scaler.keras.find_optimizers import loss_scale_optimizers
 from scaler.loss_scaler import LossScaler
 from scaler.stuck import StuckPolicy
 

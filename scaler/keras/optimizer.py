@@ -16,9 +16,9 @@ from scaler.backend.graphs import in_steps_of_fit, in_xla
 from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import build_optimizer
 from scaler.gradients.lists import Gradient
-from scaler.keras import accumulation, arguments, configs, followed
-from scaler.keras.order import Order
+from scaler.keras import accumulation, arguments, configs, following_masters
 from scaler.keras.other_names import OtherNames
+from scaler.keras.variable_order import Order
 from scaler.loss_scaler import LossScaler
 from scaler.mistakes.marks import SCALED, mark
 from scaler.outcome import Outcome
@@ -133,7 +133,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
                 with accumulation.without(inner):
                     build_optimizer(inner, targets)
                 if self.masters:
-                    followed.follow(inner, self.masters, strategy)
+                    following_masters.follow(inner, self.masters, strategy)
             # This skips the scale and the step counter of Keras's class: the loss scaler has its own.
             keras.optimizers.Optimizer.build(self, variables)
             self._order = Order(variables)

@@ -14,9 +14,9 @@ from scaler.backend import replicas
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument
-from scaler.keras.of_model import loss_scale_optimizers
+from scaler.keras.find_optimizers import loss_scale_optimizers
 from scaler.keras.optimizer import LossScaleOptimizer
-from scaler.keras.shown import Shown
+from scaler.keras.shown_metrics import Shown
 from scaler.rollback import keep_finite
 from scaler.weights.trainable import TrainableSet
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from scaler.backend import replicas
 from scaler.errors import InvalidArgument
 from scaler.weights.masters import MasterWeights
-from scaler.weights.rounding import add_compensated, round_stochastically, spacing
+from scaler.weights.small_updates import add_compensated, round_stochastically, spacing
 
 
 class _WithoutMasters(MasterWeights):

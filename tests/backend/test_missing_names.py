@@ -13,7 +13,7 @@ from tensorflow.python.trackable.base import Trackable
 from versions import needs_keras
 
 import scaler
-from scaler.backend import apply_steps, checkpoints, optimizers, remembered, tapes
+from scaler.backend import apply_steps, checkpoints, keras_attributes, optimizers, tapes
 from scaler.backend.autograph import as_written
 from scaler.backend.versions import say_once
 from scaler.gate.proofs import largest_learning_rate
@@ -280,13 +280,13 @@ def test_without_learning_rate_nothing_is_proven_and_the_numbers_are_the_same():
 
 def test_without_keras_logits_a_softmax_is_known_by_its_operation():
     tensor = keras.activations.softmax(tf.ones([1, 2]))
-    assert remembered.is_softmax_or_sigmoid(tensor)
-    assert not remembered.is_softmax_or_sigmoid(tf.identity(tensor))
+    assert keras_attributes.is_softmax_or_sigmoid(tensor)
+    assert not keras_attributes.is_softmax_or_sigmoid(tf.identity(tensor))
 
 
 def test_without_direction_a_metric_is_of_none():
-    assert remembered.direction_of(keras.metrics.Accuracy()) == "up"
-    assert remembered.direction_of(object()) is None
+    assert keras_attributes.direction_of(keras.metrics.Accuracy()) == "up"
+    assert keras_attributes.direction_of(object()) is None
 
 
 def window_of_two(run):

@@ -21,12 +21,12 @@ SECONDS = 240
 APPLIED = [True, False, True, False, True, False, False]
 
 
-def work(index, folder):
+def work(index, folder, part):
     """One worker: its report, or what it raised."""
     try:
         import worker
 
-        (folder / f"{index}.json").write_text(json.dumps(worker.report()))
+        (folder / f"{index}.json").write_text(json.dumps(worker.REPORTS[part]()))
     except BaseException:
         (folder / f"{index}.log").write_text(traceback.format_exc())
         raise
@@ -34,17 +34,22 @@ def work(index, folder):
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """The reports of both workers. Both are killed if one takes too long."""
-    folder = tmp_path_factory.mktemp("workers")
-    found = statuses(start_workers(work, folder), SECONDS)
-    said = [path.read_text()[-3000:] for path in sorted(folder.glob("*.log"))]
-    assert found == [0, 0], said
-    return [json.loads((folder / f"{index}.json").read_text()) for index in (0, 1)]
+    """The reports of both workers, by part. Both are killed if one takes too long."""
+
+    @functools.cache
+    def of(part):
+        folder = tmp_path_factory.mktemp("workers")
+        found = statuses(start_workers(work, folder, part), SECONDS)
+        said = [path.read_text()[-3000:] for path in sorted(folder.glob("*.log"))]
+        assert found == [0, 0], said
+        return [json.loads((folder / f"{index}.json").read_text()) for index in (0, 1)]
+
+    return of
 
 
 @pytest.mark.parametrize("name", ["written", "written in tf.range"])
 def test_hand_written_steps_skip_on_both(reports, name):
-    first, second = (report[name] for report in reports)
+    first, second = reports(name)
     assert first["applied"] == second["applied"] == APPLIED * 2
     assert first["unmoved"] == second["unmoved"] == [not applied for applied in APPLIED * 2]
     assert first["finite"]
@@ -57,7 +62,7 @@ def test_hand_written_steps_skip_on_both(reports, name):
 
 
 def test_loops_skip_on_both(reports):
-    first, second = (report["Loop"] for report in reports)
+    first, second = reports("Loop")
     assert first == second
     assert first["applied"] == APPLIED
     assert first["finite"]
@@ -65,7 +70,7 @@ def test_loops_skip_on_both(reports):
 
 
 def test_a_window_is_skipped_on_both(reports):
-    first, second = (report["Loop with accumulation"] for report in reports)
+    first, second = reports("Loop with accumulation")
     assert first == second
     assert not any(first["applied"])
     assert first["finite"]
@@ -78,6 +83,6 @@ def test_as_one_process_on_the_concatenated_batch(reports):
     one.run([cases.batch(99)] * 6)  # As many as an in-graph loop of 7 steps is traced with.
     one.run([cases.batch(number) for number in (0, 2, 4)])
     expected = [part for parts in cases.components(one.weights()) for part in parts]
-    for worker in reports:
-        for ours, theirs in zip(worker["Loop"]["weights"], expected, strict=True):
+    for worker in reports("Loop"):
+        for ours, theirs in zip(worker["weights"], expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

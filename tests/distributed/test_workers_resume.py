@@ -31,7 +31,7 @@ def test_workers_share_weights_and_nothing_else(whole):
     assert first["lines"].count("\n") == END
 
 
-@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("victim", [1, 0])
 def test_a_killed_worker_ends_the_others_and_all_go_on(whole, tmp_path, victim):
     found = statuses(start_workers(killed, tmp_path, victim))
     assert sorted(found) == [-9, 7]

@@ -120,30 +120,23 @@ def prepare(seed):
     tf.random.set_global_generator(tf.random.Generator.from_seed(seed))
 
 
-def first(folder):
-    """Every case to its end: what they come to. Their checkpoints are kept as they were where the others stop."""
-    whole = {}
-    for name, case in CASES.items():
-        prepare(1)
-        run = Run(case, folder / "whole" / name).go(STOP)
-        shutil.copytree(folder / "whole" / name, folder / name)
-        whole[name] = run.go(END).fingerprint()
-    return whole
+def first(folder, name):
+    """The case to its end: what it comes to. Its checkpoint is kept as it was where the other stops."""
+    prepare(1)
+    run = Run(CASES[name], folder / "whole" / name).go(STOP)
+    shutil.copytree(folder / "whole" / name, folder / name)
+    return run.go(END).fingerprint()
 
 
-def second(folder):
-    """Every case from where it stopped to its end."""
-    resumed = {}
-    for name, case in CASES.items():
-        prepare(2)
-        resumed[name] = Run(case, folder / name, resume=True).go(END).fingerprint()
-    return resumed
+def second(folder, name):
+    """The case from where it stopped to its end."""
+    prepare(2)
+    return Run(CASES[name], folder / name, resume=True).go(END).fingerprint()
 
 
-def main(part, place):
-    """The first or the second part, in a process that has not used TensorFlow yet; what it finds is left there."""
+def main(place, name):
+    """The second part, in a process that has not used TensorFlow yet; what it finds is left there."""
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
     )
-    found = {"first": first, "second": second}[part](place)
-    (place / f"{part}.json").write_text(json.dumps(found))
+    (place / f"{name}.json").write_text(json.dumps(second(place, name)))

@@ -42,7 +42,7 @@ def stopped(out, number, *arguments):
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGKILL, -9), (signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+    [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)],
 )
 def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(capsys, tmp_path, uninterrupted, number, status):
     # Enough steps that it cannot end before the signal comes; resumed, it has as many as the uninterrupted run.

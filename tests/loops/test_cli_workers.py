@@ -112,7 +112,6 @@ def test_a_worker_whose_peer_does_not_come_has_status_75(capsys, monkeypatch, tm
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 def test_a_killed_worker_and_the_same_command_again_is_the_undisturbed_run(tmp_path):
     def command(out, steps):
         arguments = ["--policy", "float16", "--workers", "2", "--checkpoint-every", "5", "--resume", "--out", str(out)]

@@ -13,10 +13,10 @@ from crash_cases import NO_DISK, STEPS, end, run_on_a_full_disk, run_short_of_sp
 from loops.resume import folder
 
 
-def wait_for(condition, process, seconds=120):
+def wait_for(condition, process, seconds=120, pause=0.0005):
     limit = time.monotonic() + seconds
     while not condition() and process.is_alive() and time.monotonic() < limit:
-        time.sleep(0.0005)
+        time.sleep(pause)
 
 
 def finish(place):
@@ -38,7 +38,7 @@ def kill_at_random(place, seed, kills):
     while len(reached) < kills and end(place) is None:
         goal = moments.randrange(STEPS)
         process = start(run_to_end, place)
-        wait_for(lambda goal=goal: max(folder.numbers(place / "ckpt"), default=0) >= goal, process)
+        wait_for(lambda goal=goal: max(folder.numbers(place / "ckpt"), default=0) >= goal, process, pause=0.01)
         time.sleep(moments.random() * 0.05)
         process.kill()
         process.join()
@@ -47,13 +47,14 @@ def kill_at_random(place, seed, kills):
     return reached
 
 
-def test_kills_at_random_moments(whole, tmp_path):
-    reached = kill_at_random(tmp_path, seed=1, kills=3)
+@pytest.mark.parametrize("kills", [1, 3])
+def test_kills_at_random_moments(whole, tmp_path, kills):
+    reached = kill_at_random(tmp_path, seed=1, kills=kills)
     assert reached == sorted(reached)
     assert finish(tmp_path) == whole
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(10))
 def test_many_kills_at_random_moments(whole, tmp_path, seed):
     kill_at_random(tmp_path, seed, kills=5)
@@ -78,7 +79,7 @@ def test_a_kill_in_the_middle_of_a_save(whole, tmp_path):
     assert finish(tmp_path) == whole
 
 
-@pytest.mark.parametrize("size", [400_000, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [400_000, pytest.param(0, marks=pytest.mark.exhaustive)])
 def test_files_that_cannot_grow_in_the_middle_of_a_save(whole, tmp_path, size):
     """As on a full disk: a checkpoint half written, or not a byte more, in the file of steps either."""
     process = start(run_short_of_space, tmp_path, 8, size)
@@ -92,7 +93,7 @@ def test_files_that_cannot_grow_in_the_middle_of_a_save(whole, tmp_path, size):
     assert finish(tmp_path) == whole
 
 
-@pytest.mark.parametrize("room", [300_000, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("room", [300_000, pytest.param(0, marks=pytest.mark.exhaustive)])
 def test_a_disk_that_is_full_in_the_middle_of_a_save(whole, tmp_path, room):
     process = start(run_on_a_full_disk, tmp_path, 8, room)
     process.join(300)

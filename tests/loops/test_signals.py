@@ -45,10 +45,7 @@ def test_sigterm_saves_and_exits_with_143(whole, tmp_path, moment):
         assert end(tmp_path) == whole
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [pytest.param("trace", marks=pytest.mark.slow), pytest.param("save", marks=pytest.mark.slow), "evaluation"],
-)
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_sigint_saves_and_exits_as_interrupted(tmp_path, moment):
     """A script that ends with KeyboardInterrupt is killed by SIGINT, which shells show as status 130."""
     check(tmp_path, moment, signal.SIGINT, -signal.SIGINT)

@@ -6,9 +6,9 @@ import matplotlib.colors
 import pytest
 from test_report import BARE, DYNAMIC, FLOAT32, NONE, SMALL_DYNAMIC, figures_of, write_study
 
-from loops.study.comparison import comparison_figure
+from loops.study.comparison_figure import comparison_figure
+from loops.study.curves import loss_figure, loss_scale_figure
 from loops.study.histograms import gradients_figure
-from loops.study.plots import loss_figure, loss_scale_figure
 from loops.study.setups import SETUPS, Setup
 from loops.study.style import marks
 from loops.study.summaries import share

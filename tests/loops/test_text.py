@@ -82,7 +82,7 @@ def test_perplexity_is_what_it_is_called(tiny):
     assert tiny.scores(Constant(1e4))["perplexity"] == math.inf
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_learns_in_float16_and_goes_on_bit_for_bit(tiny, tmp_path):
     def run(place, steps, **arguments):
         options = RunOptions("float16", "dynamic", steps, 1, learning_rate=1e-2, batch_size=4)
@@ -95,7 +95,7 @@ def test_it_learns_in_float16_and_goes_on_bit_for_bit(tiny, tmp_path):
     assert resumed["perplexity"] == whole["perplexity"] < 30
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_float16_ends_at_the_perplexity_of_float32_over_three_seeds(tmp_path):
     task = tasks.load("text")
 

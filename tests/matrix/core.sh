@@ -3,4 +3,4 @@
 cd "$(dirname "$0")/../.." || exit
 environment=$1
 shift
-exec "$environment/bin/pytest" -v -rs -n 2 --dist loadfile "$@" $(grep -v "^#" tests/matrix/core.txt)
+exec "$environment/bin/pytest" -v -rs -m "not exhaustive" -n 2 --dist loadfile "$@" $(grep -v "^#" tests/matrix/core.txt)

@@ -394,7 +394,7 @@ def test_a_few_hundred_rules():
         assert TALLY[f"{'applied' if fault in ('none', 'underflow') else 'skipped'}, {fault}"], fault
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_hundred_thousand_rules():
     run(2500, 50)
     assert TALLY["rules"] >= 100_000

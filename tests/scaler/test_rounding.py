@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from scaler import InvalidArgument
-from scaler.weights.rounding import add_compensated, round_stochastically, swallowed_share
+from scaler.weights.small_updates import add_compensated, round_stochastically, swallowed_share
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 SIZE = 64

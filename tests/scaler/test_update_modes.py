@@ -8,7 +8,7 @@ import tensorflow as tf
 from scaler_cases import by_hand
 
 import scaler
-from scaler.weights.rounding import round_stochastically
+from scaler.weights.small_updates import round_stochastically
 
 KINDS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 MODES = {"kahan": scaler.weights.KahanWeights, "stochastic": scaler.weights.StochasticRounding}

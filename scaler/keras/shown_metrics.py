@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.remembered import direction_of
+from scaler.backend.keras_attributes import direction_of
 
 
 class Shown:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from loops.study.plots import logarithmic_scales
+from loops.study.curves import logarithmic_scales
 from loops.study.style import LIGHT, MUTED, STYLE, WIDTH, Mark, few, marks, shortened
 from loops.study.summaries import Steps, failed, options_of, place, runs_of, share
 
