@@ -225,7 +225,7 @@ def test_a_skip_of_an_old_checkpoint_is_read(cause, index):
 
 def test_a_count_beyond_what_is_kept_is_told_so():
     said = explain(outcome(Cause.BACKWARD, index=0, count=MOST_COUNTED + 5, nearest=1), NAMES)
-    assert "is the first of 2047 or more that are not finite" in said
+    assert "is the first of 2047 or more that are non-finite" in said
 
 
 def test_before_any_step_and_any_skip():
