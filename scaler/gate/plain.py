@@ -42,16 +42,17 @@ class Plain:
             loss_scale: Scalar float32, what they are divided by.
             limit: Clips unscaled gradients, or None.
         """
+        calls = 0
 
         def update(own: list) -> None:
-            finished = finish_all(own, self.variables, loss_scale, limit)
-            _call(self.optimizer, finished, self.variables)
+            nonlocal calls
+            calls += 1
+            _call(self.optimizer, finish_all(own, self.variables, loss_scale, limit), self.variables)
 
-        strategy = tf.distribute.get_strategy()
         with model_follows(self.masters), gradients_are_reduced(self.optimizer) as sums:
-            replicas.each(strategy, update, grads)
+            replicas.each(tf.distribute.get_strategy(), update, grads)
             if not all(map(gradients.overwrites, self.variables)):
-                check_not_summed_again(sums, len(replicas.of_each(strategy, grads[0])))
+                check_not_summed_again(sums, calls)
 
 
 def _call(optimizer: Optimizer, grads: list, variables: Sequence) -> None:
@@ -88,12 +89,12 @@ def gradients_are_reduced(optimizer: Optimizer) -> Iterator[list[Counter[str]]]:
         yield sums
 
 
-def check_not_summed_again(sums: list[Counter[str]], local: int) -> None:
+def check_not_summed_again(sums: list[Counter[str]], times: int) -> None:
     """Refuses an optimizer that may have summed over the replicas by another step than the one that was taken over.
 
     Args:
         sums: From `gradients_are_reduced`.
-        local: Replicas on this machine, each of which has called `apply`.
+        times: How many replicas have called `apply`.
 
     Raises:
         UnsupportedVersion: If none of the optimizers, or one of them not on every replica, has called that step.
@@ -102,4 +103,4 @@ def check_not_summed_again(sums: list[Counter[str]], local: int) -> None:
         return
     called = [calls for calls in sums if calls] or sums[:1]
     for calls in called:
-        apply_steps.check_called_once(calls, apply_steps.SUM, local)
+        apply_steps.check_called_once(calls, apply_steps.SUM, times)

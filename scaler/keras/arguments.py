@@ -47,11 +47,13 @@ def check_keras_arguments(given: dict) -> None:
     """Refuses arguments that would have no effect. Those of old configurations pass with the values that they hold.
 
     Raises:
-        InvalidArgument: With the name of the first such argument, and where it belongs.
+        InvalidArgument: With the names of unknown arguments, or where one belongs.
     """
+    unknown = {name: value for name, value in given.items() if name not in _IN_OLD_CONFIGS}
+    if unknown:
+        names, values = ", ".join(f"`{name}`" for name in unknown), ", ".join(map(repr, unknown.values()))
+        raise InvalidArgument(f"LossScaleOptimizer does not have the arguments: {names}; {values} was passed.")
     for name, value in given.items():
-        if name not in _IN_OLD_CONFIGS:
-            raise InvalidArgument(f"LossScaleOptimizer has no argument `{name}`; {value!r} was passed.")
         if value != _IN_OLD_CONFIGS[name]:
             raise InvalidArgument(
                 f"LossScaleOptimizer({name}={value!r}): the wrapper has no `{name}`. Set it on the `inner_optimizer`, "

@@ -14,16 +14,16 @@ import tensorflow as tf
 import scaler
 
 
-def moved_by(apply, optimizer=None):
+def moved_by(apply, optimizer=None, traced=tf.function, **arguments):
     """Where SGD with a learning rate of 1 takes a zero when each of 2 replicas has a gradient of 1."""
     strategy = cases.mirrored(2)
     with strategy.scope():
         variable = tf.Variable(0.0)
-        optimizer = optimizer or keras.optimizers.SGD(1.0)
+        optimizer = optimizer or keras.optimizers.SGD(1.0, **arguments)
         if isinstance(optimizer, keras.optimizers.Optimizer):
             optimizer.build([variable])
         loss_scaler = scaler.LossScaler(scaler.NoScaling())
-    strategy.run(tf.function(lambda: apply(optimizer, variable, loss_scaler)))
+    strategy.run(traced(lambda: apply(optimizer, variable, loss_scaler)))
     assert cases.agree([variable])
     return float(variable.numpy())
 
@@ -44,6 +44,12 @@ def test_the_shadow_keeps_keras_from_summing_again(monkeypatch):
 
     monkeypatch.setattr(plain, "gradients_are_reduced", lambda optimizer: contextlib.nullcontext())
     assert moved_by(by_scaler) == -4.0
+
+
+@pytest.mark.parametrize("arguments", [{}, {"use_ema": True}, {"weight_decay": 0.5}], ids=str)
+def test_without_a_function_it_is_the_same(arguments):
+    """The replicas then pass one and the same gradient, which is not one for each of them."""
+    assert moved_by(by_scaler, traced=lambda step: step, **arguments) == -2.0
 
 
 def test_the_optimizer_is_its_own_again_afterwards():
