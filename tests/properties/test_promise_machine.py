@@ -386,7 +386,7 @@ def run(examples, steps):
 
 
 def test_a_few_hundred_rules():
-    run(30, 25)
+    run(20, 25)
     # The mixture holds what it is about, and rounding decides rarely.
     assert TALLY["rules"] >= 300
     assert TALLY["rounding decides"] <= 0.05 * TALLY["actions"]
