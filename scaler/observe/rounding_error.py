@@ -10,8 +10,8 @@ can hold are equally frequent. For the bin [p, 2p), with neighbours s apart in t
            where p = u / 2, and all is rounded up to u: (u^2 + 3 u s + 2 s^2) / 12; below it x becomes zero: x^2
 
 Where s is 0, any real number is possible. For 4,000 normal, log-normal (sigma 1) or uniform values the model was within
-1.5 dB of real casts to float16, bfloat16 and float8. Where a few values make up the sums it is further off: what the bins
-allow reaches from 8.5 dB below the model to no error at all. A value that overflows has an infinite error.
+1.5 dB of real casts to float16, bfloat16 and float8. Where a few values make up the sums it is further off: what the
+bins allow reaches from 8.5 dB below the model to no error at all. A value that overflows has an infinite error.
 """
 
 from __future__ import annotations

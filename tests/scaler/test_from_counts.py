@@ -96,11 +96,8 @@ def test_what_is_said_of_censored_values_holds(values, counted, name, seen_at, o
     values = without_inexact(values / seen_at, 1.0, seen_at, scale)
     source = observe.Source(scaler.float_format(counted), seen_at, censored=True)
     said = observe.cast(reference(real(values * seen_at, counted)), scaler.float_format(name), scale, source)
-    with_nan = np.isnan(values).mean()
     for share, number in shares(values * scale, name).items():
-        interval = getattr(said, share)
-        assert contains(interval._replace(high=interval.high + with_nan), number), share
-        assert interval.high - interval.low >= 0
+        assert contains(getattr(said, share), number), share
     assert contains(said.headroom, headroom(values * scale, name))
 
 
