@@ -58,10 +58,11 @@ def test_every_16_bit_pattern_and_both_sides_of_every_power_of_two(count):
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-@pytest.mark.parametrize("value", ["subnormal", "infinity", "nan"])
+@pytest.mark.parametrize("value", ["subnormal", "largest subnormal", "infinity", "nan"])
 def test_a_single_special_value_among_zeros(count, name, value):
     infinity = int(np.array(np.inf, FORMATS[name]).view(PATTERNS[name]))
-    pattern = {"subnormal": 3, "infinity": infinity, "nan": infinity + 1}[value]
+    first_normal = {"float16": 1 << 10, "bfloat16": 1 << 7, "float32": 1 << 23}[name]
+    pattern = {"subnormal": 3, "largest subnormal": first_normal - 1, "infinity": infinity, "nan": infinity + 1}[value]
     values = values_of([0] * (WORDS - 1) + [pattern], name)
     np.testing.assert_array_equal(count(values)[0], reference(values))
 

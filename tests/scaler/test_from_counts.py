@@ -16,6 +16,12 @@ HALF = scaler.float_format("float16")
 NAMES = tuple(FORMATS)
 
 
+def wide(values):
+    """As float64, signalling NaN too."""
+    with np.errstate(invalid="ignore"):
+        return np.float64(values)
+
+
 def real(values, name):
     """The values after a real cast, as float64. ml_dtypes casts a float32 directly, NumPy a float64 to float16."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -52,7 +58,7 @@ def at_the_limits(name="float32"):
     special = sorted({pattern for edge in EDGES for pattern in patterns_at(name, edge)})
     sign = 1 << (31 if name == "float32" else 15)
     patterns = st.sampled_from(special + [sign | pattern for pattern in special]) | st.integers(0, 2 * sign - 1)
-    return st.lists(patterns, min_size=1, max_size=12).map(lambda found: np.float64(values_of(found, name)))
+    return st.lists(patterns, min_size=1, max_size=12).map(lambda found: wide(values_of(found, name)))
 
 
 def without_inexact(values, *scales):
@@ -126,10 +132,22 @@ def test_values_of_the_format_itself_are_known_exactly():
     every = values_of(np.arange(2**16), "float16")
     counts = observe.exponents(tf.constant(every))
     said = observe.cast(counts, HALF, source=observe.Source(HALF))
-    for share, number in shares(np.float64(every), "float16").items():
+    for share, number in shares(wide(every), "float16").items():
         assert getattr(said, share) == (number, number), share
     assert said.zero.low == 2 / 2**16
     assert observe.cast(reference([3.0]), HALF, source=observe.Source(HALF)).sqnr == (math.inf, math.inf)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_at_the_scale_and_in_the_format_of_the_counts_only_nan_is_open(name):
+    """What lies within half a step of a value was rounded to it, and would be again."""
+    form, every = scaler.float_format(name), values_of(np.arange(2**15), name)
+    nan = np.isnan(wide(every)).mean()
+    said = observe.cast(reference(every), form, 2.0**7, observe.Source(form, 2.0**7, censored=True))
+    actual = shares(wide(every), name)
+    for share in ("zero", "subnormal", "overflow"):
+        assert getattr(said, share) == pytest.approx((actual[share], actual[share] + nan)), share
+    assert said.unknown == nan
 
 
 def test_what_a_censored_count_cannot_know_is_unknown():
