@@ -8,13 +8,15 @@ The order of a step:
           -> strategy(state, event) -> next scale -> counters -> outcome
 
 Most programs need only the names here. The namespaces hold what researchers and authors of strategies need beside them:
-`scaler.strategies`, `scaler.layerwise`, `scaler.weights`, `scaler.gradients`, `scaler.presets`, `scaler.testing`.
+`scaler.strategies`, `scaler.layerwise`, `scaler.weights`, `scaler.gradients`, `scaler.observe`, `scaler.presets`,
+`scaler.testing`.
 """
 
 import typing
 
 from scaler import gradients as gradients
 from scaler import layerwise as layerwise
+from scaler import observe as observe
 from scaler import presets as presets
 from scaler import strategies as strategies
 from scaler import weights as weights
@@ -86,6 +88,7 @@ __all__ = [
     "float_format",
     "gradients",
     "layerwise",
+    "observe",
     "presets",
     "protect",
     "snapshot",

@@ -95,3 +95,10 @@ def test_the_page_for_keras_does_what_it_says(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "The step was skipped because the loss itself was not finite" in printed
     assert "Constant(loss_scale=64.0)" in printed
+
+
+def test_what_is_said_of_exponents_is_so(tmp_path, capsys):
+    text = (DOCS / "observe.md").read_text(encoding="utf-8")
+    run_blocks(text, tmp_path)
+    shown = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
+    assert capsys.readouterr().out == "".join(shown)

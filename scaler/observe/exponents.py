@@ -1,0 +1,109 @@
+"""How many values there are of each exponent, counted in the graph from their bits.
+
+Arithmetic on some machines takes subnormals for zero, so nothing here computes with the values themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from scaler.backend import graphs
+from scaler.backend.autograph import as_written
+from scaler.errors import InvalidArgument
+from scaler.gradients.lists import Gradient, values_of
+from scaler.observe.bins import BINS, LOWEST, NAN
+
+_MAGNITUDE = 0x7FFFFFFF
+_INFINITY = 0x7F800000
+_FIRST_NORMAL = 0x00800000
+_FIELDS = 256
+"""Values of the 8 bits in which float32 and bfloat16 keep the exponent; 0 is zero or subnormal, 255 is not finite."""
+_SUBNORMAL_BINS = -126 - LOWEST
+_DTYPES = (tf.float16, tf.bfloat16, tf.float32)
+
+
+@as_written
+def exponents(tensors: Gradient | Sequence[Gradient]) -> tf.Tensor:
+    """Counts the values by floor(log2 |x|), exactly, with zero, infinity and NaN apart.
+
+    Counts of other steps, micro-batches, tensors or replicas are joined by addition.
+
+    Args:
+        tensors: A float16, bfloat16 or float32 tensor of any shape, a `tf.IndexedSlices`, or a sequence of them with
+            None among them. Duplicate indices of a `tf.IndexedSlices` count one by one.
+
+    Returns:
+        Int64 [280]: zeros; the exponents -149 to 127; infinities; NaN. `bin_of` gives the index of an exponent.
+
+    Raises:
+        InvalidArgument: For another dtype.
+    """
+    entries = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    values = [tf.reshape(_known(values_of(entry)), [-1]) for entry in entries if entry is not None]
+    if not values:
+        return tf.zeros([BINS], tf.int64)
+    # XLA joins the operations on a value into one loop, so that the exact way costs little more there.
+    return _exact(values) if graphs.in_xla() else _fast_where_possible(values)
+
+
+def _known(values: tf.types.experimental.TensorLike) -> tf.Tensor:
+    values = tf.convert_to_tensor(values)
+    if values.dtype not in _DTYPES:
+        raise InvalidArgument(
+            f"a tensor of dtype {values.dtype.name}: expected float16, bfloat16 or float32; cast it first."
+        )
+    return values
+
+
+def _fast_where_possible(values: list[tf.Tensor]) -> tf.Tensor:
+    """Counts the 8 bits of the exponent, and looks again only where 0 and 255 leave something open."""
+    counts = tf.add_n([_count(_sign_and_field(value), 2 * _FIELDS) for value in values])
+    fields = tf.reduce_sum(tf.reshape(counts, [2, _FIELDS]), axis=0)
+    nothing = tf.zeros([BINS], tf.int64)
+    fast = tf.concat([fields[:1], nothing[:_SUBNORMAL_BINS], fields[1:], nothing[:1]], axis=0)
+    open_zeros = fields[0] > 0 if any(value.dtype != tf.float16 for value in values) else tf.constant(False)
+    some_subnormal = tf.cond(open_zeros, lambda: _any_subnormal(values), lambda: False)
+    again = tf.logical_or(fields[-1] > 0, some_subnormal)
+    return tf.cond(again, lambda: _exact(values), lambda: fast)
+
+
+def _sign_and_field(values: tf.Tensor) -> tf.Tensor:
+    if values.dtype == tf.bfloat16:
+        return tf.cast(tf.bitwise.right_shift(tf.bitcast(values, tf.uint16), tf.constant(7, tf.uint16)), tf.int32)
+    bits = tf.bitcast(tf.cast(values, tf.float32), tf.uint32)
+    return tf.bitcast(tf.bitwise.right_shift(bits, tf.constant(23, tf.uint32)), tf.int32)
+
+
+def _any_subnormal(values: list[tf.Tensor]) -> tf.Tensor:
+    """Whether there is a float32 or bfloat16 subnormal. Those of float16 are normal numbers in float32."""
+    # The sum takes 0 to the greatest integer and 1, 2, 3, ... to the least ones.
+    least = [tf.reduce_min(_magnitude(value) + _MAGNITUDE) for value in values if value.dtype != tf.float16]
+    return tf.reduce_min(tf.stack(least)) < _FIRST_NORMAL - 1 + tf.int32.min
+
+
+def _exact(values: list[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n([_count(_bin(_magnitude(value)), BINS) for value in values])
+
+
+def _magnitude(values: tf.Tensor) -> tf.Tensor:
+    """The bits of |x| in float32."""
+    if values.dtype == tf.bfloat16:
+        bits = tf.cast(tf.bitcast(values, tf.uint16), tf.int32)
+        return tf.bitwise.left_shift(tf.bitwise.bitwise_and(bits, 0x7FFF), 16)
+    # Float16 has no number that is subnormal in float32, so this cast flushes nothing.
+    return tf.bitwise.bitwise_and(tf.bitcast(tf.cast(values, tf.float32), tf.int32), _MAGNITUDE)
+
+
+def _bin(magnitude: tf.Tensor) -> tf.Tensor:
+    normal = tf.bitwise.right_shift(magnitude, 23) + _SUBNORMAL_BINS
+    # A subnormal is its bits times 2^-149, and an integer below 2^24 keeps its logarithm as a float.
+    as_float = tf.bitcast(tf.cast(magnitude, tf.float32), tf.int32)
+    subnormal = tf.maximum(tf.bitwise.right_shift(as_float, 23) - 126, 0)
+    finite = tf.where(magnitude < _FIRST_NORMAL, subnormal, normal)
+    return tf.where(magnitude > _INFINITY, NAN, finite)
+
+
+def _count(indices: tf.Tensor, size: int) -> tf.Tensor:
+    return tf.raw_ops.DenseBincount(input=indices, size=size, weights=tf.constant([], tf.int64))
