@@ -1,5 +1,6 @@
 """What the values of a tensor are, counted by exponent, and what a number format would make of them."""
 
+from scaler.observe.best_scale import best_scale as best_scale
 from scaler.observe.bins import BINS as BINS
 from scaler.observe.bins import HIGHEST as HIGHEST
 from scaler.observe.bins import INFINITY as INFINITY
@@ -8,7 +9,6 @@ from scaler.observe.bins import NAN as NAN
 from scaler.observe.bins import ZERO as ZERO
 from scaler.observe.bins import bin_of as bin_of
 from scaler.observe.casts import Cast as Cast
-from scaler.observe.casts import best_scale as best_scale
 from scaler.observe.casts import cast as cast
 from scaler.observe.exponents import exponents as exponents
 from scaler.observe.rounding_error import Interval as Interval

@@ -85,11 +85,12 @@ def test_what_is_said_of_a_cast_holds(values, name, scale):
 
 
 @settings(max_examples=150)
-@given(st.data(), st.sampled_from(["float16", "bfloat16"]), st.sampled_from(NAMES))
-def test_what_is_said_of_16_bit_values_holds(data, counted, name):
+@given(st.data(), st.sampled_from(["float16", "bfloat16"]), st.sampled_from(NAMES), POWERS)
+def test_what_is_said_of_16_bit_values_holds(data, counted, name, scale):
+    """Of values that were multiplied by a scale, at that scale."""
     values = data.draw(at_the_limits(counted))
-    source = observe.Source(scaler.float_format(counted))
-    said = observe.cast(reference(values), scaler.float_format(name), 1.0, source)
+    source = observe.Source(scaler.float_format(counted), scale)
+    said = observe.cast(reference(values), scaler.float_format(name), scale, source)
     for share, number in shares(values, name).items():
         assert contains(getattr(said, share), number), share
 
