@@ -63,8 +63,10 @@ def control(runs, tmp_path_factory):
             run = Run(CASES[name], tmp_path_factory.mktemp("control"))
             state = run.loop.state({})
             fresh = {id(v): v.numpy() for group in state.groups.values() for v in group}
-            made[name] = run, state, fresh, tf.train.Checkpoint(**state.trackables())
-        run, state, fresh, checkpoint = made[name]
+            generator = tf.random.get_global_generator()
+            made[name] = run, state, fresh, tf.train.Checkpoint(**state.trackables()), generator
+        run, state, fresh, checkpoint, generator = made[name]
+        tf.random.set_global_generator(generator)  # Another run may have brought its own since.
         path = folder.prefix(place / name, STOP)
         state.restore(checkpoint, path, folder.read_facts(path))
         leave_out(run, state, lambda variables: [v.assign(fresh[id(v)]) for v in variables])
