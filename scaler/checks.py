@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -83,6 +84,37 @@ def check_flag(name: str, value: object) -> None:
     """Refuses anything but a bool."""
     if not is_symbolic(value) and not isinstance(value, bool):
         raise InvalidArgument(f"{name}={value!r} ({type(value).__name__}): expected True or False.")
+
+
+def as_variables(method: str, variables: object) -> list:
+    """A list of variables; raises `InvalidArgument` for anything else."""
+    found = list(variables) if isinstance(variables, Iterable) and not tf.is_tensor(variables) else [variables]
+    wrong = next((one for one in found if not isinstance(one, (tf.Variable, keras.Variable))), None)
+    if wrong is not None or isinstance(variables, (tf.Variable, keras.Variable)):
+        what = variables if wrong is None else wrong
+        raise InvalidArgument(
+            f"{method}: an object of type {type(what).__name__} in the place of variables: expected a list of "
+            "tf.Variable or keras.Variable, such as model.trainable_variables."
+        )
+    return found
+
+
+def as_flag(name: str, value: object) -> bool | tf.Tensor:
+    """A scalar bool: as Python's where it is known now, else as a tensor.
+
+    Raises:
+        InvalidArgument: For anything else.
+    """
+    flag = value if isinstance(value, bool) else None
+    if flag is None and (isinstance(value, np.bool_) or is_symbolic(value)):
+        tensor = tf.convert_to_tensor(value)
+        if tensor.dtype == tf.bool and tensor.shape.rank in (0, None):
+            known = tf.get_static_value(tensor)
+            return tensor if known is None else bool(known)
+    if flag is None:
+        kind = type(value).__name__
+        raise InvalidArgument(f"{name}={value!r} ({kind}): expected True, False or a scalar bool tensor.")
+    return flag
 
 
 def within(values: tf.Tensor, low: float | tf.Tensor, high: float | tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ from scaler.backend.autograph import as_called, as_written
 from scaler.backend.graphs import in_xla
 from scaler.backend.tapes import tape_records
 from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
-from scaler.checks import check_flag
+from scaler.checks import as_flag, as_variables, check_flag
 from scaler.errors import InvalidArgument
 from scaler.explain import explain
 from scaler.gate.diagnosis import told_apart
@@ -21,7 +21,7 @@ from scaler.gate.gate import Gate
 from scaler.gate.optimizers import Optimizer, check_optimizer, name_of
 from scaler.gate.targets import Targets
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
-from scaler.gradients.pairs import as_gradient, check_pairs
+from scaler.gradients.pairs import as_gradient, check_list, check_pairs
 from scaler.last_skip import LastSkip
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
@@ -119,8 +119,14 @@ class LossScaler(tf.Module):
         self._called = "The loss scaler" if name == "loss_scaler" else f"The loss scaler {name!r}"
         self._take_variables()
 
+    def __getstate__(self) -> dict:
+        # Strategies around others make the class of their state themselves, and pickle does not find it.
+        return {name: value for name, value in vars(self).items() if name != "_state_type"}
+
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
+        with tf.init_scope():
+            self._state_type = type(self.strategy.init())
         self._take_variables()
 
     def _take_variables(self) -> None:
@@ -211,6 +217,8 @@ class LossScaler(tf.Module):
             raise InvalidArgument(
                 "scale(None): expected the loss, a floating-point scalar. Does its function return it?"
             )
+        if isinstance(loss, (tuple, list, dict)):
+            raise InvalidArgument(f"scale({type(loss).__name__}): expected the loss alone, a floating-point scalar.")
         loss = tf.convert_to_tensor(loss)
         if not loss.dtype.is_floating:
             raise InvalidArgument(
@@ -245,6 +253,7 @@ class LossScaler(tf.Module):
         Raises:
             InvalidArgument: If the gradients are unscaled already.
         """
+        check_list("unscale", grads)
         self._refuse("unscale", grads)
         self._use.begins()
         self._use.check_one_scale("unscale", self._open, self._scale_now)
@@ -325,14 +334,18 @@ class LossScaler(tf.Module):
                 f"apply(rollback={type(rollback).__name__}): expected scaler.snapshot(model.non_trainable_variables), "
                 "taken before the forward pass, or None."
             )
+        when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
+        if diagnose is not None and not callable(diagnose):
+            raise InvalidArgument(f"apply(diagnose={diagnose!r}): expected a function of a scalar tensor, or None.")
         if variables is None:
             raise InvalidArgument(
                 "apply(optimizer, grads): expected two lists, apply(optimizer, grads, variables). Pairs of a gradient "
                 "and a variable are for optimizer.apply_gradients alone."
             )
         masters = variables if isinstance(variables, MasterWeights) else None
+        check_list("apply", grads)
         grads = [grad if grad is None else as_gradient(grad) for grad in grads]
-        targets = masters.weights if masters else list(variables)
+        targets = masters.weights if masters else as_variables("apply", variables)
         check_pairs(grads, targets, allow_16bit_updates)
         trained = masters.trained(grads) if masters else TrainableSet.of(_with_gradient(targets, grads))
         trained.keep("apply", _MAKE_ANEW)
@@ -341,7 +354,7 @@ class LossScaler(tf.Module):
             self._use.ends()
         if rollback is None:
             model = masters.model_variables if masters else targets
-            rollback = self._missing_rollback(model, grads, tf.get_static_value(tf.convert_to_tensor(when)))
+            rollback = self._missing_rollback(model, grads, when if isinstance(when, bool) else None)
         positions = [position for position, grad in enumerate(grads) if grad is not None]
         moved = Targets(optimizer, targets, positions, masters)
         gate = Gate(moved, clipping, needs_of(self.strategy), self.sum_duplicates)
@@ -385,7 +398,7 @@ class LossScaler(tf.Module):
                 self._use.check_scaled(grads, variables)
                 self._use.check_unscaled(grads)
         elif unscaled is True and not self._is_constant:
-            self._use.check_still_scaled(grads)
+            self._use.check_still_scaled(grads, variables)
         self._use.begins()
 
     def _missing_rollback(self, variables: Sequence, grads: Sequence, when: Any) -> Snapshot | None:
@@ -544,6 +557,10 @@ class LossScaler(tf.Module):
 
         It is the scale that the last `scale` used, even after an `update`.
         """
+        self._use.asked = True
+        return owned(self._carried(), LOSS_SCALE, self)
+
+    def _carried(self) -> tf.Tensor:
         return self._open.scale_of_gradients(self._scale_now())
 
     def _scale_of(self, grads: Sequence[gradients.Gradient], scaled: bool = True) -> tuple[tf.Tensor, tf.Tensor]:
@@ -551,7 +568,7 @@ class LossScaler(tf.Module):
         read, in_doubt = scale_read(grads, self, self._use.read)
         loss_finite = tf.identity(self._open.loss_finite)
         if read is None:
-            used = self.scale_of_gradients
+            used = self._carried()
             checks = [one_scale(self._open.decided, used, self._scale_now())] if in_doubt and scaled else []
             with tf.control_dependencies(checks):
                 return tf.identity(used), loss_finite

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend.autograph import as_written
+from scaler.checks import as_variables
 from scaler.errors import InvalidArgument
 from scaler.mistakes.moving_statistics import warn_if_late
 
@@ -49,9 +50,7 @@ def snapshot(variables: Iterable) -> Snapshot:
     """
     if isinstance(variables, keras.layers.Layer):
         raise InvalidArgument("snapshot(model): expected its variables: pass model.non_trainable_variables.")
-    if not isinstance(variables, Iterable):
-        raise InvalidArgument(f"snapshot({variables!r}): expected a list of variables.")
-    variables = tuple(variables)
+    variables = tuple(as_variables("snapshot", variables))
     warn_if_late(variables)
     return Snapshot(variables, tuple(tf.identity(variable) for variable in variables))
 

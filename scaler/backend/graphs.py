@@ -83,9 +83,11 @@ def at_each_call(look: Callable[[], Any], check: Callable[[Any], None], key: Has
         return
     with tf.init_scope():
         nothing = tf.constant(False)
-    for graph in graphs_around():
-        # The bodies of loops and branches are graphs, too, but nobody calls them directly.
-        if type(graph).__name__ == "FuncGraph" and hasattr(graph, "capture_call_time_value"):
+    # The host calls the outermost function alone. A function inside a loop would be asked once, while it is traced, and
+    # under XLA its call then lacks the answer.
+    functions = [graph for graph in graphs_around() if type(graph).__name__ == "FuncGraph"]
+    for graph in functions[-1:]:
+        if hasattr(graph, "capture_call_time_value"):
             called = _called(graph, look, check, nothing)
             graph.capture_call_time_value(called, tf.TensorSpec([], tf.bool), key=key, default_value=nothing)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -44,7 +45,7 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return
     if not optimizer.built:
-        with tf.init_scope(), knowing_masters(optimizer, variables):
+        with tf.init_scope(), knowing_masters(optimizer, variables), _slots_that_have_names(optimizer):
             optimizer.build(list(variables))
         return
     known = built_for(optimizer)
@@ -55,6 +56,21 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
             f"apply: the optimizer {optimizer.name!r} was built for other variables than {variables[0].name!r} and "
             "those beside it. One optimizer goes with one MasterWeights, or with one list of variables: make a new one."
         )
+
+
+@contextlib.contextmanager
+def _slots_that_have_names(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Explains why Keras cannot create the slots of Adafactor for variables of TensorFlow with a path as their name."""
+    try:
+        yield
+    except ValueError as error:
+        if "cannot contain character" not in str(error):
+            raise
+        raise InvalidArgument(
+            f"apply: Keras's {type(optimizer).__name__} gives its slots the names of the variables, and refuses the "
+            "slash in those of float32 masters: expected another optimizer for 16-bit variables, or the policy "
+            "mixed_float16, whose variables are float32."
+        ) from error
 
 
 def variables_of(optimizer: Optimizer) -> list:

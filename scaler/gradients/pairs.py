@@ -14,6 +14,15 @@ _UPDATED_SAFELY = (tf.float32,)
 _REFUSED_16BIT = (tf.float16, tf.bfloat16)
 
 
+def check_list(method: str, grads: object) -> None:
+    """Refuses anything but a list of gradients."""
+    if not isinstance(grads, (list, tuple)) or isinstance(grads, tf.IndexedSlices):
+        raise InvalidArgument(
+            f"{method}: the gradients are of type {type(grads).__name__}: expected a list with one for each variable, "
+            "as tape.gradient(scaled, variables) returns for a list of variables."
+        )
+
+
 def as_gradient(grad: tf.types.experimental.TensorLike | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
     """One entry of a list of gradients as a tensor; raises `InvalidArgument` for a pair."""
     if isinstance(grad, tuple) and not isinstance(grad, tf.IndexedSlices):

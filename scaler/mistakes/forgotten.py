@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -30,12 +30,19 @@ def nobody_scaled(grads: Sequence[gradients.Gradient], variables: Sequence) -> b
     """
     if tf.executing_eagerly():
         return False
+    seen, may_scale = look_upstream(grads, variables)
+    of_a_model = any(not is_eager(tensor) and tensor.op.type in _READS for tensor in seen)
+    return of_a_model and not any(map(may_scale, seen))
+
+
+def look_upstream(
+    grads: Sequence[gradients.Gradient], variables: Sequence
+) -> tuple[list[tf.Tensor], Callable[[tf.Tensor], bool]]:
+    """Everything that gradients in a graph come from, and whether one such tensor may be a loss scale, or hide one."""
     values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
     shapes = [value.shape.as_list() for value in values if value.shape.rank is not None]
-    seen = _all_upstream(values)
     handles = [getattr(replicas.native(replicas.own_component(own)), "handle", None) for own in variables]
-    of_a_model = any(not is_eager(tensor) and tensor.op.type in _READS for tensor in seen)
-    return of_a_model and not any(_may_be_scaled(tensor, shapes, handles) for tensor in seen)
+    return _all_upstream(values), lambda tensor: _may_be_scaled(tensor, shapes, handles)
 
 
 def _all_upstream(values: list) -> list:

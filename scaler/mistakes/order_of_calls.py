@@ -39,6 +39,10 @@ class Use:
         self._said: set[str] = set()
         self._ended_in: Any = None
 
+    def __getstate__(self) -> dict:
+        # What refers to a graph or to gradients does not go into another process.
+        return {**vars(self), "_ended_in": None, "unscaled": None}
+
     def begins(self) -> None:
         """Records an open step: something was scaled, unscaled or left to `update`."""
         self.asked = self._stepped = True
@@ -71,9 +75,9 @@ class Use:
                 "loss scale again: pass unscaled=True, or the gradients of the scaled loss themselves."
             )
 
-    def check_still_scaled(self, grads: Sequence) -> None:
+    def check_still_scaled(self, grads: Sequence, variables: Sequence) -> None:
         """Warns about gradients that are passed as unscaled although nothing seems to have unscaled them."""
-        if still_scaled(grads):
+        if still_scaled(grads, variables):
             self.say_once(
                 "apply(grads, unscaled=True): these gradients come from a scaled loss, and nothing divided them by the "
                 "loss scale since: they seem to be too large by this factor. Leave unscaled=True out, or pass the "

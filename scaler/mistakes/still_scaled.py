@@ -7,26 +7,33 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from scaler import gradients
+from scaler.backend.graphs import is_eager
+from scaler.mistakes.forgotten import look_upstream
 from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, kind_of, upstream
 
 _DIVISIONS = ("RealDiv", "Div", "Reciprocal", "Inv", "Pow")
 
 
-def still_scaled(grads: Sequence[gradients.Gradient]) -> bool:
-    """Whether a scale entered these gradients and nothing upstream of them was divided by one.
+def still_scaled(grads: Sequence[gradients.Gradient], variables: Sequence) -> bool:
+    """Whether a scale entered these gradients, and nothing upstream of them may have taken it out again.
 
-    A false alarm is worse than a miss. In eager mode nothing is visible.
+    A false alarm is worse than a miss. So nothing may be there that could be another scale, such as an argument, a
+    variable that is not the model's, or a constant. In eager mode nothing is visible.
+
+    Args:
+        grads: Gradients.
+        variables: The trained variables of the model.
     """
     if tf.executing_eagerly():
         return False
-    values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
-    seen = list(upstream(values))
+    seen, may_scale = look_upstream(grads, variables)
     kinds = {kind_of(tensor) for tensor in seen} - {None}
-    return bool(kinds) and kinds <= {SCALED, LOSS_SCALE} and not any(map(_divides_by_a_scale, seen))
+    if not kinds or not kinds <= {SCALED, LOSS_SCALE} or any(map(_divides_by_a_scale, seen)):
+        return False
+    return not any(may_scale(tensor) for tensor in seen if kind_of(tensor) is None)
 
 
 def _divides_by_a_scale(tensor: tf.Tensor) -> bool:
-    operation = getattr(tensor, "op", None) if not hasattr(tensor, "numpy") else None
-    if operation is None or operation.type not in _DIVISIONS:
+    if is_eager(tensor) or tensor.op.type not in _DIVISIONS:
         return False
-    return any(kind_of(source) in (LOSS_SCALE, READ) for source in upstream(operation.inputs[-1:]))
+    return any(kind_of(source) in (SCALED, LOSS_SCALE, READ) for source in upstream(tensor.op.inputs[-1:]))

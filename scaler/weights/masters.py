@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.checks import as_variables
 from scaler.errors import InvalidArgument
 from scaler.weights.trainable import TrainableSet
 
@@ -43,7 +44,7 @@ class MasterWeights(tf.Module):
         super().__init__(name=name)
         if isinstance(variables, keras.Model):
             raise InvalidArgument("MasterWeights(model): expected a list of variables: model.trainable_variables.")
-        variables = list(variables)
+        variables = as_variables(type(self).__name__, variables)
         _check(variables)
         self._model_variables = variables
         self.in_update = False

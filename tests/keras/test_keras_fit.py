@@ -14,6 +14,7 @@ MODES = {
     "auto": {"jit_compile": "auto"},  # By XLA.
     "eager": {"run_eagerly": True},
     "several steps": {"steps_per_execution": 4, "jit_compile": False},
+    "several by XLA": {"steps_per_execution": 4, "jit_compile": True},
 }
 
 

@@ -1,20 +1,20 @@
 """Guards that gradients which are called unscaled, and are not, do not move weights too far without a word."""
 
+import keras
 import pytest
 import tensorflow as tf
 
 import scaler
 
 
-def sgd(grads, variables):
-    for grad, variable in zip(grads, variables, strict=True):
-        variable.assign_sub(0.125 * grad)
+def sgd():
+    return keras.optimizers.SGD(0.125)
 
 
 def run(unscale, by_hand=False, strategy=None):
     """A step whose gradients go through `unscale` and are then said to be unscaled; the weights after it."""
     weights = [tf.Variable([[1.0, 2.0], [3.0, 4.0]]), tf.Variable([1.0, 2.0])]
-    loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic(1024.0))
+    loss_scaler, optimizer = scaler.LossScaler(strategy or scaler.Dynamic(1024.0)), sgd()
 
     @tf.function
     def step(x):
@@ -23,7 +23,7 @@ def run(unscale, by_hand=False, strategy=None):
             scale = loss_scaler.loss_scale if by_hand else None
             scaled = loss * scale if by_hand else loss_scaler.scale(loss)
         grads = unscale(loss_scaler, tape.gradient(scaled, weights), scale)
-        loss_scaler.apply(sgd, grads, weights, unscaled=True)
+        loss_scaler.apply(optimizer, grads, weights, unscaled=True)
 
     step(tf.ones([1, 2]))
     return [weight.numpy().tolist() for weight in weights]
@@ -39,6 +39,13 @@ UNSCALED = {
     "unscale and more": twice_as_long,
     "divided": lambda loss_scaler, grads, scale: [grad / loss_scaler.loss_scale for grad in grads],
     "by the inverse": lambda loss_scaler, grads, scale: [grad * (1.0 / loss_scaler.loss_scale) for grad in grads],
+    "by what gradients carry": lambda loss_scaler, grads, scale: [
+        grad / loss_scaler.scale_of_gradients for grad in grads
+    ],
+    "by a constant": lambda loss_scaler, grads, scale: [grad * (1.0 / 1024.0) for grad in grads],
+    "through integers": lambda loss_scaler, grads, scale: [
+        grad / tf.cast(tf.cast(loss_scaler.loss_scale, tf.int32), tf.float32) for grad in grads
+    ],
     "by the reciprocal": lambda loss_scaler, grads, scale: [
         grad * tf.math.reciprocal(loss_scaler.loss_scale) + 0.0 for grad in grads
     ],
@@ -53,6 +60,23 @@ def test_unscaled_gradients_are_not_suspected(how):
 def test_a_scale_read_once_for_both_is_not_suspected():
     by_hand = run(lambda loss_scaler, grads, scale: [grad / scale for grad in grads], by_hand=True)
     assert by_hand == run(UNSCALED["unscale"])
+
+
+@pytest.mark.parametrize("how", ["argument", "inverse", "variable"])
+def test_a_scale_that_comes_from_outside_is_not_suspected(how):
+    weight, loss_scaler, optimizer = tf.Variable([1.0, 2.0]), scaler.LossScaler(scaler.Dynamic(1024.0)), sgd()
+    own = tf.Variable(1024.0)
+
+    @tf.function
+    def step(given):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(tf.square(weight)))
+        grad = tape.gradient(scaled, weight)
+        unscaled = {"argument": lambda: grad / given, "inverse": lambda: grad * given, "variable": lambda: grad / own}
+        loss_scaler.apply(optimizer, [unscaled[how]()], [weight], unscaled=True)
+
+    step(tf.constant(1.0 / 1024.0 if how == "inverse" else 1024.0))
+    assert weight.numpy().tolist() == [0.75, 1.5]
 
 
 def test_a_constant_is_taken_off_by_hand_as_tutorials_do():

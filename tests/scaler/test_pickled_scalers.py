@@ -1,0 +1,44 @@
+"""Guards that a loss scaler goes into another process as it is: fresh, after steps, with every kind of strategy."""
+
+import pickle
+
+import pytest
+import tensorflow as tf
+
+import scaler
+from scaler.strategies import Bounded, RisingFloor, Scheduled, Warmup
+
+STRATEGIES = {
+    "dynamic": scaler.Dynamic(1024.0, growth_interval=2),
+    "warmup": Warmup(scaler.Dynamic(1024.0, growth_interval=2), steps=3),
+    "rising floor": RisingFloor(scaler.Dynamic(1024.0, growth_interval=2), {3: 2.0}),
+    "scheduled": Scheduled({0: scaler.Static(8.0), 2: scaler.Dynamic(1024.0, growth_interval=2)}),
+    "bounded": Bounded(scaler.presets.pytorch(growth_interval=2), 1.0, 2.0**20),
+}
+
+
+def stepping(loss_scaler, variable, traced):
+    def step(factor):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(factor * tf.reduce_sum(tf.square(variable)))
+        grads = loss_scaler.unscale(tape.gradient(scaled, [variable]))
+        loss_scaler.apply(lambda g, v: v[0].assign_sub(0.125 * g[0]), grads, [variable], unscaled=True)
+
+    return tf.function(step) if traced else step
+
+
+@pytest.mark.parametrize("traced", [None, False, True], ids=["fresh", "eager", "graph"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_copy_goes_on_as_the_original(strategy, traced):
+    loss_scaler, variable = scaler.LossScaler(STRATEGIES[strategy]), tf.Variable([1.0, 2.0])
+    if traced is not None:
+        stepping(loss_scaler, variable, traced)(tf.constant(1.0))
+    copy, other = pickle.loads(pickle.dumps(loss_scaler)), tf.Variable(variable)
+    for own, weight in ((loss_scaler, variable), (copy, other)):
+        step = stepping(own, weight, traced=False)
+        for factor in (1.0, float("inf"), 1.0):
+            step(tf.constant(factor))
+    assert type(copy.state).__name__ == type(loss_scaler.state).__name__
+    assert [float(value) for value in copy.state] == [float(value) for value in loss_scaler.state]
+    assert [int(count) for count in copy.counters] == [int(count) for count in loss_scaler.counters]
+    assert other.numpy().tolist() == variable.numpy().tolist()
