@@ -95,7 +95,5 @@ def test_gradients_divided_by_what_they_carry_are_not_divided_again():
 def test_adafactor_says_why_it_cannot_train_masters():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype=keras.DTypePolicy("float16"))])
     model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adafactor(0.1)), loss="mse")
-    with pytest.raises(
-        scaler.InvalidArgument, match=r"Adafactor gives its slots .*expected another optimizer"
-    ):
+    with pytest.raises(scaler.InvalidArgument, match=r"Adafactor gives its slots .*expected another optimizer"):
         model.fit(np.ones((2, 3), np.float16), np.ones((2, 2), np.float16), verbose=0)
