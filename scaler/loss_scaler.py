@@ -21,7 +21,7 @@ from scaler.gate.gate import Gate
 from scaler.gate.optimizers import Optimizer, check_optimizer, name_of
 from scaler.gate.targets import Targets
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
-from scaler.gradients.pairs import as_gradient, check_list, check_pairs
+from scaler.gradients.pairs import as_gradient, as_list, check_pairs
 from scaler.last_skip import LastSkip
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
@@ -218,7 +218,7 @@ class LossScaler(tf.Module):
                 "scale(None): expected the loss, a floating-point scalar. Does its function return it?"
             )
         if isinstance(loss, (tuple, list, dict)):
-            raise InvalidArgument(f"scale({type(loss).__name__}): expected the loss alone, a floating-point scalar.")
+            raise InvalidArgument(f"scale({type(loss).__name__}): expected a scalar, the loss alone.")
         loss = tf.convert_to_tensor(loss)
         if not loss.dtype.is_floating:
             raise InvalidArgument(
@@ -253,7 +253,7 @@ class LossScaler(tf.Module):
         Raises:
             InvalidArgument: If the gradients are unscaled already.
         """
-        check_list("unscale", grads)
+        grads = as_list("unscale", grads)
         self._refuse("unscale", grads)
         self._use.begins()
         self._use.check_one_scale("unscale", self._open, self._scale_now)
@@ -343,8 +343,7 @@ class LossScaler(tf.Module):
                 "and a variable are for optimizer.apply_gradients alone."
             )
         masters = variables if isinstance(variables, MasterWeights) else None
-        check_list("apply", grads)
-        grads = [grad if grad is None else as_gradient(grad) for grad in grads]
+        grads = [grad if grad is None else as_gradient(grad) for grad in as_list("apply", grads)]
         targets = masters.weights if masters else as_variables("apply", variables)
         check_pairs(grads, targets, allow_16bit_updates)
         trained = masters.trained(grads) if masters else TrainableSet.of(_with_gradient(targets, grads))

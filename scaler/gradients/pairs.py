@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import keras
 import tensorflow as tf
@@ -14,13 +14,15 @@ _UPDATED_SAFELY = (tf.float32,)
 _REFUSED_16BIT = (tf.float16, tf.bfloat16)
 
 
-def check_list(method: str, grads: object) -> None:
-    """Refuses anything but a list of gradients."""
-    if not isinstance(grads, (list, tuple)) or isinstance(grads, tf.IndexedSlices):
+def as_list(method: str, grads: object) -> list:
+    """The gradients as a list; raises `InvalidArgument` for one tensor, or anything else that holds none."""
+    single = tf.is_tensor(grads) or isinstance(grads, (dict, str, tf.IndexedSlices))
+    if single or not isinstance(grads, Iterable):
         raise InvalidArgument(
             f"{method}: the gradients are of type {type(grads).__name__}: expected a list with one for each variable, "
             "as tape.gradient(scaled, variables) returns for a list of variables."
         )
+    return list(grads)
 
 
 def as_gradient(grad: tf.types.experimental.TensorLike | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:

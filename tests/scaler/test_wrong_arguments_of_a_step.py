@@ -52,7 +52,7 @@ def test_apply_names_what_it_was_given(wrong):
         (lambda s: KahanWeights([tf.ones([2])]), "KahanWeights: an object of type EagerTensor"),
         (lambda s: scaler.snapshot(tf.Variable(START)), r"snapshot: an object of type .*Variable in the place"),
         (lambda s: scaler.snapshot([1]), "snapshot: an object of type int in the place of variables"),
-        (lambda s: s.scale((tf.constant(1.0), {})), r"scale\(tuple\): expected the loss alone"),
+        (lambda s: s.scale((tf.constant(1.0), {})), r"scale\(tuple\): expected a scalar, the loss alone"),
         (lambda s: s.unscale(None), "unscale: the gradients are of type NoneType: expected a list"),
         (lambda s: s.unscale(tf.ones([2])), "unscale: the gradients are of type EagerTensor: expected a list"),
     ],
