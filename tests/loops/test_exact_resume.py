@@ -64,14 +64,18 @@ def control(runs, tmp_path_factory):
             state = run.loop.state({})
             fresh = {id(v): v.numpy() for group in state.groups.values() for v in group}
             generator = tf.random.get_global_generator()
-            made[name] = run, state, fresh, tf.train.Checkpoint(**state.trackables()), generator
-        run, state, fresh, checkpoint, generator = made[name]
+            checkpoint, iterator = tf.train.Checkpoint(**state.trackables()), run.loop.position.iterator
+            made[name] = run, state, fresh, checkpoint, generator, iterator
+        run, state, fresh, checkpoint, generator, of_checkpoint = made[name]
         tf.random.set_global_generator(generator)  # Another run may have brought its own since.
         path = folder.prefix(place / name, STOP)
         state.restore(checkpoint, path, folder.read_facts(path))
         leave_out(run, state, lambda variables: [v.assign(fresh[id(v)]) for v in variables])
         run.losses.clear()
+        iterator = run.loop.position.iterator
         found = run.go(END).fingerprint()
+        if iterator is not of_checkpoint:
+            del made[name]  # The next restore would not reach this iterator.
         return found, expected
 
     return go_on
@@ -117,7 +121,8 @@ LEFT_OUT = {
 def test_a_part_left_out_is_seen(control, part):
     found, whole = control("graph on 2", LEFT_OUT[part])
     assert found != whole
-    if part not in ("counters", "loss_scaler"):
+    # Training does not read BatchNorm's statistics: the losses are the same without them, the model is not.
+    if part not in ("counters", "loss_scaler", "the second replica's statistics"):
         assert found["losses"] != whole["losses"]
 
 
