@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: study test test-slow lint clean matrix oldest promise crash conformance keras-tests bench mutants mutants-by-hand
+.PHONY: study test test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -18,6 +18,10 @@ test: .venv/ready
 # What tests/slow.txt names.
 test-slow: .venv/ready
 	$(BIN)/pytest $(SHARED) -m "slow and not exhaustive"
+
+# And what tests/exhaustive.txt names: further parameters, which CI has no time for.
+test-all: .venv/ready
+	$(BIN)/pytest $(SHARED) -m ""
 
 lint: .venv/ready
 	$(BIN)/ruff check

@@ -31,7 +31,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 MODES = ("eager", "graph", "loop", "xla")
-SLOW = frozenset((pathlib.Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines())
+HERE = pathlib.Path(__file__).parent
+LISTED = {
+    mark: frozenset((HERE / f"{mark}.txt").read_text(encoding="utf-8").splitlines()) for mark in ("slow", "exhaustive")
+}
 
 
 def pytest_report_header():
@@ -40,11 +43,12 @@ def pytest_report_header():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks what `slow.txt` names, before `-m` chooses."""
+    """Marks what `slow.txt` and `exhaustive.txt` name, before `-m` chooses."""
     for item in items:
         test = item.nodeid.partition("[")[0]
-        if SLOW & {item.nodeid, test, test.partition("::")[0]}:
-            item.add_marker(pytest.mark.slow)
+        for mark, names in LISTED.items():
+            if names & {item.nodeid, test, test.partition("::")[0]}:
+                item.add_marker(mark)
 
 
 def pytest_collection_finish(session):

@@ -9,7 +9,12 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
-SLOW = [line for line in (ROOT / "tests/slow.txt").read_text().splitlines() if not line.startswith("#")]
+SLOW = [
+    line
+    for name in ("slow.txt", "exhaustive.txt")
+    for line in (ROOT / "tests" / name).read_text().splitlines()
+    if not line.startswith("#")
+]
 BREAKAGES = runpy.run_path(str(ROOT / "tests/mutants/breakages.py"))["BREAKAGES"]
 # Prints every test with the names of its marks, of one collection.
 COLLECT = """
