@@ -1,5 +1,6 @@
 """Guards the table of tf.data's operations: a row is shown to be true by a pipeline that has the operation."""
 
+import functools
 import sqlite3
 
 import pytest
@@ -148,9 +149,14 @@ def test_every_row_of_the_table_has_a_pipeline():
     assert {name for name, memory in OPERATIONS.items() if memory is Memory.SOURCE} - set(ELSEWHERE) == set(SOURCES)
 
 
+def between(name):
+    """A shuffle with an operation between it and `repeat`."""
+    return BETWEEN[name](shuffled()).prefetch(4).repeat()
+
+
 @pytest.mark.parametrize("name", [name for name in BETWEEN if OPERATIONS[name] in (Memory.KEEPS, Memory.AHEAD)])
 def test_what_keeps_a_shuffle_goes_on_exactly_without_a_warning(name, tmp_path):
-    make = lambda: BETWEEN[name](shuffled()).prefetch(4).repeat()  # noqa: E731
+    make = functools.partial(between, name)
     assert name in kinds(make())
     found, caveats = resumed(make, tmp_path)
     assert (all(found.values()), caveats) == (True, [])
@@ -159,7 +165,7 @@ def test_what_keeps_a_shuffle_goes_on_exactly_without_a_warning(name, tmp_path):
 @pytest.mark.parametrize("name", [name for name in BETWEEN if OPERATIONS[name] in (Memory.DRAINS, Memory.LETS_GO)])
 def test_what_lets_go_of_a_shuffle_is_named_and_skipped_to(name, tmp_path):
     """The plain iterator is saved without an error and goes on differently: shown first, to be seen when mended."""
-    make = lambda: BETWEEN[name](shuffled()).prefetch(4).repeat()  # noqa: E731
+    make = functools.partial(between, name)
     assert name in kinds(make())
     assert forgotten(make, tmp_path) is not None
     found, caveats = resumed(make, tmp_path)
@@ -171,7 +177,10 @@ def test_what_lets_go_of_a_shuffle_is_named_and_skipped_to(name, tmp_path):
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_reads_goes_on_exactly_without_a_warning(name, tmp_path):
-    make = lambda: SOURCES[name](tmp_path).batch(3).prefetch(2).repeat()  # noqa: E731
+
+    def make():
+        return SOURCES[name](tmp_path).batch(3).prefetch(2).repeat()
+
     assert name in kinds(make())
     found, caveats = resumed(make, tmp_path)
     assert (all(found.values()), caveats) == (True, [])

@@ -88,7 +88,7 @@ def test_one_group_overflows_and_its_scale_alone_is_lowered(execute):
     assert not finite
     assert raw(run.variables, run.masters.weights, slots(run.optimizer)) == before
     assert cases.log2_scales(run.layerwise) == {**scales, "steep_1": 23}
-    assert seen.finite.numpy()[index] == False  # noqa: E712
+    assert not seen.finite.numpy()[index]
     assert seen.observed.numpy().tolist() == [True, True, True, False]
     for _ in range(23):
         if step(*cases.batch(), ONE)[0]:
