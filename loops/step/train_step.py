@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -108,9 +109,8 @@ class TrainStep(tf.Module):
         check_scaling(model, optimizer, self.loss_scaler, layerwise)
         self.loss_scaler.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         self._make_masters, self.layerwise = masters, layerwise
-        self._compiled = (
-            tf.function(lambda *batch: self._differentiate(*batch)[:3], jit_compile=True) if jit_compile else None
-        )
+        self._jit_compile = jit_compile
+        self._compiled = self._make_compiled()
         self.masters: scaler.MasterWeights | None = None
         self.window: MicroBatches | None = None
         self._ready = bool(model.built)
@@ -144,6 +144,26 @@ class TrainStep(tf.Module):
         x, y, sample_weight = parts(batch)
         with explaining("TrainStep", self.model, x, y):
             return self._take(x, y, sample_weight)
+
+    @contextlib.contextmanager
+    def retraced(self, *, jit_compile: bool = True) -> Iterator[None]:
+        """Inside of it XLA compiles the forward and backward pass anew, if it did before, or not at all.
+
+        What XLA compiled stays as it was traced, whatever became of the model's dtype policies or the loss function.
+
+        Args:
+            jit_compile: False for not at all.
+        """
+        before, self._compiled = self._compiled, self._make_compiled() if jit_compile else None
+        try:
+            yield
+        finally:
+            self._compiled = before
+
+    def _make_compiled(self) -> Callable | None:
+        if not self._jit_compile:
+            return None
+        return tf.function(lambda *batch: self._differentiate(*batch)[:3], jit_compile=True)
 
     def _take(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
         self._build(x)

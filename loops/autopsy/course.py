@@ -1,0 +1,91 @@
+"""What would have kept the weights from going bad: the steps since the checkpoint, taken again with something changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.autopsy.attempts import Attempts, traced_anew
+from loops.autopsy.models import optimizer_of
+from loops.autopsy.remedies import Remedy
+from loops.step.train_step import TrainStep
+
+_SLOWER = 0.1
+_NORM = 1.0
+
+
+def tried_from_checkpoint(attempts: Attempts) -> list[Remedy]:
+    """Each remedy with what step N did at the end of the course that it changed; none where no step was replayed."""
+    moment = attempts.moment
+    back = moment.step - 1 - moment.began_at
+    if not back:
+        return []
+    since = f"for the last {back} steps"
+    found = []
+    optimizer = optimizer_of(moment.train_step)
+    if optimizer is not None:
+        found.append((f"a tenth of the learning rate {since}", "Lower the learning rate.", _slower(optimizer)))
+    if isinstance(moment.train_step, TrainStep) and moment.train_step.clip_norm is None:
+        found.append(
+            (f"clip_norm={_NORM:g} {since}", f"Clip the gradients, as with clip_norm={_NORM:g}.", _clipped)
+        )
+    remedies = [_tried(attempts, *one) for one in found]
+    if attempts.own_variables:
+        remedies.append(_cleared(attempts, since))
+    return remedies
+
+
+def _tried(attempts: Attempts, name: str, advice: str, change: Callable) -> Remedy:
+    moment = attempts.moment
+    try:
+        with traced_anew(moment.train_step):
+            last = moment.from_checkpoint(change)[-1]
+    except (TypeError, ValueError, tf.errors.OpError, scaler.ScalerError):
+        return Remedy(name, False, False, math.nan, advice)
+    loss = float(last.get("loss", math.nan))
+    return Remedy(name, True, bool(last.get("applied", math.isfinite(loss))), loss, advice)
+
+
+def _slower(optimizer: keras.optimizers.Optimizer) -> Callable:
+    def change(loop: Any) -> None:
+        del loop
+        # A schedule cannot be assigned, and is refused with a TypeError.
+        optimizer.learning_rate = float(optimizer.learning_rate) * _SLOWER
+
+    return change
+
+
+def _clipped(loop: Any) -> Callable:
+    step = loop.train_step
+    step.clip_norm = _NORM
+
+    def undo() -> None:
+        step.clip_norm = None
+
+    return undo
+
+
+def _cleared(attempts: Attempts, since: str) -> Remedy:
+    moment, take, own = attempts.moment, attempts.moment.take, attempts.own_variables
+    names = ", ".join(one.name.split(":")[0] for one in own[:3])
+
+    def cleared(batch: Any) -> Any:
+        for one in own:
+            one.assign(tf.zeros_like(one))
+        return take(batch)
+
+    moment.take = cleared
+    try:
+        return _tried(
+            attempts,
+            f"the step's own variables set to zero before each step {since}",
+            f"Clear what the step sums before each update: {names}.",
+            lambda loop: None,
+        )
+    finally:
+        moment.take = take

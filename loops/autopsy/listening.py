@@ -1,0 +1,99 @@
+"""What a step hands to its loss scaler while it is traced: the loss, then the gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import scaler
+
+
+@dataclasses.dataclass
+class Heard:
+    """What was handed over, in order.
+
+    Attributes:
+        losses: The unscaled losses.
+        gradients: The scaled gradients of each `apply` and `unscale`.
+        variables: For each `apply`, the variables, masters as the model's own.
+        moments: For each call, whether it took a loss, and the number of operations that the graph had then.
+    """
+
+    losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    gradients: list[list] = dataclasses.field(default_factory=list)
+    variables: list[list] = dataclasses.field(default_factory=list)
+    moments: list[tuple[bool, int]] = dataclasses.field(default_factory=list)
+
+
+@contextlib.contextmanager
+def listening(scalers: Sequence[scaler.LossScaler], factor: float = 1.0) -> Iterator[Heard]:
+    """Listens to the scalers' `scale`, `unscale` and `apply`.
+
+    Args:
+        scalers: Each is put back at the end as it was.
+        factor: A power of two that multiplies each loss on its way into `scale`: the gradients are then as large as at
+            a loss scale of so many times the scaler's, which its strategy knows nothing of.
+    """
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        for one in scalers:
+            stack.enter_context(replaced(one, "scale", _scale(one.scale, heard, factor)))
+            stack.enter_context(replaced(one, "apply", _apply(one.apply, heard)))
+            stack.enter_context(replaced(one, "unscale", _unscale(one.unscale, heard)))
+        yield heard
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives an object an attribute of its own in the place of its class's, and takes it away again.
+
+    Keras's layers and TensorFlow's modules look at what is assigned to them, so neither is asked.
+    """
+    before = vars(owner).get(name)
+    object.__setattr__(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            object.__delattr__(owner, name)
+        else:
+            object.__setattr__(owner, name, before)
+
+
+def _scale(original: Callable, heard: Heard, factor: float) -> Callable:
+    def scale(loss: Any) -> tf.Tensor:
+        heard.moments.append((True, count_of_operations()))
+        heard.losses.append(tf.convert_to_tensor(loss))
+        return original(loss if factor == 1.0 else tf.cast(loss, tf.float32) * factor)
+
+    return scale
+
+
+def _apply(original: Callable, heard: Heard) -> Callable:
+    def apply(optimizer: Any, grads: Sequence, variables: Any = None, **options: Any) -> scaler.Outcome:
+        grads = list(grads)
+        heard.moments.append((False, count_of_operations()))
+        heard.gradients.append(grads)
+        heard.variables.append(list(getattr(variables, "model_variables", variables) or ()))
+        return original(optimizer, grads, variables, **options)
+
+    return apply
+
+
+def _unscale(original: Callable, heard: Heard) -> Callable:
+    def unscale(grads: Sequence) -> list:
+        grads = list(grads)
+        heard.moments.append((False, count_of_operations()))
+        heard.gradients.append(grads)
+        return original(grads)
+
+    return unscale
+
+
+def count_of_operations() -> int:
+    """How many operations the graph that is being traced has by now; 0 in eager mode."""
+    return 0 if tf.executing_eagerly() else len(tf.compat.v1.get_default_graph().get_operations())

@@ -1,0 +1,47 @@
+"""What a train step is made of: its model, and the objects that own its variables."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import keras
+
+
+def parts_of(train_step: Any) -> list[Any]:
+    """The step's attributes, and what the code of a function names: models, optimizers, scalers, variables."""
+    function = getattr(train_step, "python_function", train_step)
+    owner = getattr(function, "__self__", None)
+    if owner is None and not inspect.isfunction(function):
+        owner, function = function, type(function).__call__
+    named = list(getattr(owner, "__dict__", {}).values())
+    try:
+        variables = inspect.getclosurevars(inspect.unwrap(function))
+    except TypeError:
+        return named
+    return [*named, *variables.nonlocals.values(), *variables.globals.values()]
+
+
+def model_of(train_step: Any) -> keras.layers.Layer | None:
+    """The step's attribute `model`, or the first Keras model among its parts; None where there is none."""
+    model = getattr(train_step, "model", None)
+    if isinstance(model, keras.layers.Layer):
+        return model
+    parts = parts_of(train_step)
+    models = [one for one in parts if isinstance(one, keras.Model)]
+    return next(iter([*models, *(one for one in parts if isinstance(one, keras.layers.Layer))]), None)
+
+
+def optimizer_of(train_step: Any) -> keras.optimizers.Optimizer | None:
+    """The step's Keras optimizer, or None."""
+    parts = [getattr(train_step, "optimizer", None), *parts_of(train_step)]
+    return next((one for one in parts if isinstance(one, keras.optimizers.Optimizer)), None)
+
+
+def owned_by_parts(train_step: Any) -> set[int]:
+    """The ids of the variables that belong to a model, an optimizer, a scaler or a metric of the step."""
+    found: set[int] = set()
+    for part in [model_of(train_step), optimizer_of(train_step), *parts_of(train_step)]:
+        for variable in getattr(part, "variables", ()) or ():
+            found |= {id(variable), id(getattr(variable, "value", variable))}
+    return found

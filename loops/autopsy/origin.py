@@ -1,0 +1,54 @@
+"""Where a value that is not finite came from: pure, on the frames of one step.
+
+"First" has no meaning in the order in which a graph runs. The walk goes back from what failed, along the tensors that
+are not finite, to those whose inputs all are. An infinity that nothing inherits, such as that of a mask, is not met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from loops.autopsy.frames import Frame, Part
+
+
+def origins(frames: Mapping[str, Frame], failed: Iterable[str]) -> list[Frame]:
+    """The frames in which what failed began, the likeliest first.
+
+    Args:
+        frames: By name, in the order in which the operations were made.
+        failed: Names of frames that are not finite.
+    """
+    found: dict[str, Frame] = {}
+    seen: set[str] = set()
+    stack = [name for name in failed if name in frames]
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        inherited = [source for source in frames[name].inputs if source in frames and not frames[source].finite]
+        if not inherited:
+            found[name] = frames[name]
+        stack += inherited
+    order = {name: place for place, name in enumerate(frames)}
+    return sorted(found.values(), key=lambda frame: (_rank(frame), order[frame.name]))
+
+
+def _rank(frame: Frame) -> int:
+    """What comes from outside first, then what was computed; a constant last, since a mask's infinity is meant."""
+    if frame.source == "batch":
+        return 0
+    if frame.source == "variable":
+        return 1
+    return 3 if frame.kind == "Const" else 2
+
+
+def pass_of(frame: Frame, frames: Mapping[str, Frame]) -> str:
+    """ "data", "weights", "forward" or "backward". What a cast to 16 bits spoils counts to where it was read."""
+    source = frame.source
+    if source is None and frame.kind == "Cast":
+        sources = [frames[name].source for name in frame.inputs if name in frames]
+        source = sources[0] if sources else None
+    if source is not None:
+        return {"batch": "data", "variable": "weights"}[source]
+    return "backward" if frame.part is Part.BACKWARD else "forward"

@@ -1,0 +1,277 @@
+"""What may help a step, and what it did when it was tried."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from loops.autopsy.attempts import Attempts, in_policy, with_value
+from loops.autopsy.listening import replaced
+from loops.layers import layers_of
+from loops.step.train_step import TrainStep
+
+_SMALLEST_SCALE = -14
+"""log2 of the scale at which float16's backward pass can hardly overflow any more."""
+_APART = 1e-3
+_LARGE = 3e4
+
+
+@dataclasses.dataclass(frozen=True)
+class Remedy:
+    """What was tried, and what the step did.
+
+    Attributes:
+        name: What was changed, as a short phrase.
+        tried: Whether it was.
+        finite: Whether the step was applied then.
+        loss: The step's loss then, NaN where it is not known.
+        advice: What to write in one's program, as a sentence.
+    """
+
+    name: str
+    tried: bool
+    finite: bool
+    loss: float
+    advice: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A change that may help.
+
+    Attributes:
+        name: As in `Remedy`.
+        advice: As in `Remedy`.
+        change: Makes the context manager that makes it.
+        batch: In the place of the step's own, or None.
+    """
+
+    name: str
+    advice: str
+    change: Callable[[], Any] = contextlib.nullcontext
+    batch: Any = None
+
+
+def tried(attempts: Attempts, proposals: list[Proposal]) -> list[Remedy]:
+    """Each proposal with what the step did, those that help first."""
+    remedies = []
+    for proposal in proposals:
+        try:
+            attempt = attempts.take(proposal.change(), proposal.batch)
+        except (TypeError, ValueError, tf.errors.OpError):
+            # A layer may not work in another dtype, or a next batch may have another shape.
+            remedies.append(Remedy(proposal.name, False, False, math.nan, proposal.advice))
+        else:
+            remedies.append(Remedy(proposal.name, True, attempt.finite, attempt.loss, proposal.advice))
+    return sorted(remedies, key=lambda remedy: not remedy.finite)
+
+
+def fitting_scale(attempts: Attempts, loss_scale: float) -> float | None:
+    """The largest power of two below the step's loss scale at which the step is finite; None if there is none.
+
+    Args:
+        attempts: Of the step.
+        loss_scale: The step's.
+    """
+    top = math.ceil(math.log2(loss_scale))
+
+    def finite(exponent: int) -> bool:
+        return attempts.take(factor=2.0**exponent / loss_scale).finite
+
+    low, high = _SMALLEST_SCALE, top
+    if not any(finite(low := start) for start in (min(0, top - 1), _SMALLEST_SCALE)):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if finite(middle) else (low, middle)
+    return 2.0**low
+
+
+def proposals(
+    attempts: Attempts,
+    layers: Mapping[str, keras.layers.Layer],
+    origin: str | None,
+    nearest: str | None,
+    singular: bool,
+) -> list[Proposal]:
+    """What fits the step.
+
+    Args:
+        attempts: Of the step.
+        layers: The model's, by path.
+        origin: The path of the layer where it began, or None.
+        nearest: The path of the layer that it came out of, where it began in none.
+        singular: Whether it is not finite in float32 either.
+    """
+    found = []
+    for path in dict.fromkeys(path for path in (origin, nearest) if path):
+        found += _of_layer(path, layers[path], singular=singular)
+    narrow = [layer for layer in layers.values() if layer.compute_dtype in ("float16", "bfloat16")]
+    found += _of_loss(attempts, singular=singular)
+    if narrow:
+        found.append(
+            Proposal(
+                "every layer in float32",
+                "Compute in float32: keras.mixed_precision.set_dtype_policy('float32'). `halfstep cure` finds the "
+                "fewest layers that need it.",
+                lambda: in_policy(narrow, "float32"),
+            )
+        )
+    if any(layer.compute_dtype == "float16" for layer in narrow):
+        found.append(
+            Proposal(
+                "bfloat16",
+                "Train in bfloat16, which has float32's range: the policy 'mixed_bfloat16', with scaler.NoScaling().",
+                lambda: in_policy(narrow, "mixed_bfloat16"),
+            )
+        )
+    found += _of_state(attempts)
+    if attempts.moment.next_batch is not None:
+        found.append(
+            Proposal(
+                "another batch",
+                "Leave this batch out, and look at what is in it.",
+                batch=attempts.moment.next_batch,
+            )
+        )
+    return found
+
+
+def _of_layer(path: str, layer: keras.layers.Layer, *, singular: bool) -> list[Proposal]:
+    found = []
+    inside = layers_of(layer)
+    if any(one.compute_dtype in ("float16", "bfloat16") for one in inside):
+        found.append(
+            Proposal(
+                f"{path!r} in float32",
+                f"Give the layer {path!r} dtype='float32'.",
+                lambda: in_policy(inside, "float32"),
+            )
+        )
+    for one in inside:
+        for name, value in unfit_values(one):
+            new = _fit(value)
+            found.append(
+                Proposal(
+                    f"{name}={new:g} in {one.name!r}",
+                    f"{name}={value:g} of the layer {one.name!r} cannot be held by {one.compute_dtype}: use {new:g}.",
+                    lambda one=one, name=name, new=new: with_value(one, name, new),
+                )
+            )
+    if singular:
+        found.append(
+            Proposal(
+                f"inputs of {path!r} moved by {_APART:g}",
+                f"The derivative in {path!r} has no value at this input: keep it away from there, as by adding "
+                f"{_APART:g} under a square root, logarithm, division or norm.",
+                lambda: _moved(layer),
+            )
+        )
+    return found
+
+
+def unfit_values(layer: keras.layers.Layer) -> list[tuple[str, float]]:
+    """The layer's numbers, such as its epsilon, that become 0, 1 or infinity in its 16-bit compute dtype."""
+    dtype = layer.compute_dtype
+    if dtype not in ("float16", "bfloat16"):
+        return []
+    found = []
+    for name, value in vars(layer).items():
+        if name.startswith("_") or not isinstance(value, float) or not math.isfinite(value) or value in (0.0, 1.0):
+            continue
+        held = float(tf.cast(tf.constant(value, tf.float64), dtype))
+        if held in (0.0, 1.0) or not math.isfinite(held):
+            found.append((name, value))
+    return found
+
+
+def _fit(value: float) -> float:
+    if abs(value) > _LARGE:
+        return math.copysign(_LARGE, value)
+    return 1.0 - _APART if value > 0.5 else math.copysign(_APART, value)
+
+
+@contextlib.contextmanager
+def _moved(layer: keras.layers.Layer) -> Iterator[None]:
+    call = layer.call
+
+    def moved(*arguments: Any, **options: Any) -> Any:
+        return call(*tf.nest.map_structure(_away, arguments), **options)
+
+    moved.__wrapped__ = call  # type: ignore[attr-defined]  # Keras reads its arguments.
+    with replaced(layer, "call", moved):
+        yield
+
+
+def _away(value: Any) -> Any:
+    return value + tf.cast(_APART, value.dtype) if tf.is_tensor(value) and value.dtype.is_floating else value
+
+
+def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
+    step = attempts.moment.train_step
+    if not isinstance(step, TrainStep):
+        return []
+    loss_fn = step.loss_fn
+
+    def given(change: Callable) -> Callable:
+        def loss(labels: Any, prediction: Any, *rest: Any) -> Any:
+            return loss_fn(labels, tf.nest.map_structure(change, prediction), *rest)
+
+        return lambda: with_value(step, "loss_fn", loss)
+
+    found = [
+        Proposal(
+            "the loss in float32",
+            "Cast the predictions to float32 before the loss.",
+            given(lambda one: tf.cast(one, tf.float32) if one.dtype.is_floating else one),
+        )
+    ]
+    if singular:
+        found += [
+            Proposal(
+                f"predictions moved by {_APART:g}",
+                f"The loss or its derivative has no value at this prediction: keep it away, as by adding {_APART:g} "
+                "under a logarithm or square root.",
+                given(_away),
+            ),
+            Proposal(
+                f"predictions clipped to [{_APART:g}, {1 - _APART:g}]",
+                "The loss has no value at a probability of 0 or 1: compute it from logits, or clip further inside, by "
+                "what the format can hold.",
+                given(lambda one: tf.clip_by_value(one, tf.cast(_APART, one.dtype), tf.cast(1 - _APART, one.dtype))),
+            ),
+        ]
+    return found
+
+
+def _of_state(attempts: Attempts) -> list[Proposal]:
+    """Sums of the step's own that nobody cleared."""
+    own = attempts.own_variables
+    if not own:
+        return []
+    return [
+        Proposal(
+            "the step's own variables set to zero",
+            "Clear what the step sums after each update: " + ", ".join(one.name.split(":")[0] for one in own[:3]) + ".",
+            lambda: _zeroed(own),
+        )
+    ]
+
+
+@contextlib.contextmanager
+def _zeroed(variables: list[tf.Variable]) -> Iterator[None]:
+    before = [np.array(one.numpy()) for one in variables]
+    for one in variables:
+        one.assign(tf.zeros_like(one))
+    try:
+        yield
+    finally:
+        for one, value in zip(variables, before, strict=True):
+            one.assign(value)

@@ -1,0 +1,94 @@
+"""An explanation as a few plain sentences."""
+
+from __future__ import annotations
+
+from loops.autopsy.explanation import Explanation
+
+_KINDS = {"inf": "an infinity", "nan": "a NaN"}
+
+
+def sentence(found: Explanation) -> str:
+    """What happened, how far off it was, and what helps, in that order."""
+    parts = [_replayed(found), _what(found), _how_far(found), _whose(found), _observed(found), _cure(found)]
+    return " ".join(part for part in parts if part)
+
+
+def _replayed(found: Explanation) -> str:
+    if found.reproduced:
+        return ""
+    return f"The replay is not the run: {found.differs} What follows is about the replay."
+
+
+def _what(found: Explanation) -> str:
+    at = f" at loss scale {found.loss_scale:g}" if found.loss_scale else ""
+    if found.verdict == "healthy":
+        masked = (
+            f" {len(found.masked)} of its tensors held infinities or NaN that nothing inherited, first {found.masked[0]!r}."
+            if found.masked
+            else ""
+        )
+        return f"Step {found.step} was applied{at}: nothing is wrong with it.{masked}"
+    if found.verdict == "too_large":
+        return (
+            f"Step {found.step} was skipped{at}: its gradients are finite, but unscaled they or their squared norm "
+            "exceed float32."
+        )
+    if found.verdict == "update":
+        return f"Step {found.step} was skipped: the optimizer turned finite gradients into values that are not."
+    place = f"in the layer {found.layer!r}" if found.layer else _elsewhere(found)
+    where = {
+        "data": "the batch held {kind} before the step began, or one that its cast to 16 bits makes",
+        "weights": "a weight held {kind} before the step began, or one that its cast to 16 bits makes",
+        "forward": "the forward pass gave {kind}",
+        "backward": "the backward pass gave {kind}",
+        None: "its gradients were not finite",
+    }[found.where].format(kind=_KINDS.get(found.kind or "", "a value that is not finite"))
+    line = f", at {found.line}" if found.line else ""
+    operation = f" ({found.operation} {found.tensor!r}{line})" if found.operation and found.where is not None else ""
+    return f"Step {found.step} was skipped{at}: {where} first {place}{operation}."
+
+
+def _elsewhere(found: Explanation) -> str:
+    return "outside of the model's layers, in the loss or the step itself" if found.where in ("forward", "backward") else "there"
+
+
+def _how_far(found: Explanation) -> str:
+    said = []
+    if found.octaves_over is not None:
+        said.append(f"The true value is {found.octaves_over:.1f} octaves above the format's largest.")
+    if found.verdict == "overflow":
+        said.append(f"It passes at a loss scale of {found.fits_at:g}.")
+    elif found.verdict == "floor":
+        said.append(f"It passes at a loss scale of {found.fits_at:g}, which is below the floor of the strategy.")
+    elif found.verdict == "backward":
+        said.append("It passes at no loss scale.")
+    elif found.verdict == "loss":
+        said.append("The loss itself is not finite, so that no loss scale helps.")
+    return " ".join(said)
+
+
+def _whose(found: Explanation) -> str:
+    return {
+        "batch": "The next batch passes with the same weights: look at this batch.",
+        "weights": "The next batch fails with the same weights: look at the weights.",
+        None: "",
+    }[found.blame]
+
+
+def _observed(found: Explanation) -> str:
+    if found.observed_alike:
+        return ""
+    return (
+        "Under observation the step did something else than without: what is said of its tensors holds under "
+        "observation only."
+    )
+
+
+def _cure(found: Explanation) -> str:
+    if found.verdict == "healthy":
+        return ""
+    helping = [remedy for remedy in found.remedies if remedy.finite]
+    if not helping:
+        return "Nothing that was tried helps." if found.remedies else ""
+    others = f" Also helped: {', '.join(one.name for one in helping[1:])}." if len(helping) > 1 else ""
+    return f"What helped when it was tried: {helping[0].name}. {helping[0].advice}{others}"

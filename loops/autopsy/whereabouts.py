@@ -1,0 +1,117 @@
+"""Which layer each operation of a step belongs to, noted while the step is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from loops.autopsy.listening import count_of_operations, replaced
+
+_BACKWARD = "gradient_tape/"
+
+
+class Whereabouts:
+    """The layers of operations, by their number in the graph.
+
+    Attributes:
+        calls: The layer's path, and the numbers of the first operation of a call and of the first one after it.
+        order: The layers' paths in the order in which their calls ended.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int, int]] = []
+
+    @property
+    def order(self) -> list[str]:
+        """The layers in the order in which their calls ended, each once: parts before the whole."""
+        return list(dict.fromkeys(path for path, _, _ in self.calls))
+
+    def by_number(self, count: int) -> list[str | None]:
+        """For each operation of the forward pass the innermost layer."""
+        layers: list[str | None] = [None] * count
+        # Outer calls end after inner ones, and must not hide them.
+        for path, first, end in reversed(self.calls):
+            layers[first:end] = [path] * (end - first)
+        return layers
+
+
+@contextlib.contextmanager
+def noting(layers: Mapping[str, keras.layers.Layer]) -> Iterator[Whereabouts]:
+    """Notes the calls of layers.
+
+    Args:
+        layers: By path. Each is put back at the end as it was.
+    """
+    found, graphs = Whereabouts(), []
+    with contextlib.ExitStack() as stack:
+        for path, layer in layers.items():
+            stack.enter_context(replaced(layer, "call", _noted(path, layer.call, found, graphs)))
+        yield found
+
+
+def _noted(path: str, call: Callable, found: Whereabouts, graphs: list) -> Callable:
+    @functools.wraps(call)  # Keras reads its arguments.
+    def noted(*arguments: Any, **options: Any) -> Any:
+        graph, first = tf.compat.v1.get_default_graph(), count_of_operations()
+        graphs.append(graph)
+        result = call(*arguments, **options)
+        # A call inside the loop of another layer is that layer's.
+        if graph is graphs[0]:
+            found.calls.append((path, first, count_of_operations()))
+        return result
+
+    return noted
+
+
+def backward_layers(names: Sequence[str], forward: Sequence[str | None]) -> list[str | None]:
+    """The layers of a backward pass's operations: TensorFlow names their scopes after those of the forward pass.
+
+    Args:
+        names: Of all operations.
+        forward: The layer of each, as from `by_number`.
+    """
+    scopes: dict[str, str | None] = {}
+    for name, layer in zip(names, forward, strict=True):
+        if layer is not None or not name.startswith(_BACKWARD):
+            scopes.setdefault(_scope(name), layer)
+    return [
+        layer if layer is not None or not name.startswith(_BACKWARD) else _of_scope(name[len(_BACKWARD) :], scopes)
+        for name, layer in zip(names, forward, strict=True)
+    ]
+
+
+def _scope(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _of_scope(name: str, scopes: Mapping[str, str | None]) -> str | None:
+    scope = _scope(name)
+    while scope:
+        if scope in scopes:
+            return scopes[scope]
+        scope = _scope(scope)
+    return None
+
+
+def line_of(operation: tf.Operation) -> str | None:
+    """Where the user's Python made an operation, or else where a layer did: "file.py:12"."""
+    frames: list[traceback.FrameSummary] = list(operation.traceback or ())
+    # Who called for the autopsy is not who made the operation.
+    start = max((place for place, frame in enumerate(frames) if frame.filename.endswith(_SCAN)), default=-1)
+    frames = frames[start + 1 :]
+    own = [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)]
+    within = [frame for frame in frames if "/keras/src/layers/" in frame.filename]
+    for chosen in (own, within):
+        if chosen:
+            return f"{chosen[-1].filename}:{chosen[-1].lineno}"
+    return None
+
+
+_SCAN = "loops/autopsy/scan.py"
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/loops/", "/scaler/", "/lib/python", "<frozen", "/bin/")

@@ -1,0 +1,73 @@
+"""By how many octaves a value is too large for its format: the same operation computed in float32 on the same inputs."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+import scaler
+from loops.autopsy.frames import Frame
+
+_NARROW = ("float16", "bfloat16")
+
+
+def in_float32(graph: tf.Graph, name: str) -> tf.Tensor:
+    """The operation that gave a tensor, once more with its 16-bit inputs in float32.
+
+    Args:
+        graph: That is being traced.
+        name: Of the tensor.
+
+    Returns:
+        The same output in float32; the tensor itself where the operation cannot be computed so.
+    """
+    tensor = graph.get_tensor_by_name(name)
+    operation = tensor.op
+    if operation.type == "Cast":
+        return operation.inputs[0]
+    try:
+        result = getattr(tf.raw_ops, operation.type)(**_arguments(operation), **_attributes(operation))
+    except (AttributeError, TypeError, ValueError, tf.errors.OpError):
+        return tensor
+    if isinstance(result, tuple):
+        result = result[list(operation.outputs).index(tensor)]
+    return result
+
+
+def _arguments(operation: tf.Operation) -> dict:
+    inputs = [tf.cast(one, tf.float32) if one.dtype.name in _NARROW else one for one in operation.inputs]
+    arguments, place = {}, 0
+    for argument in operation.op_def.input_arg:
+        many = argument.number_attr or argument.type_list_attr
+        count = int(operation.get_attr(argument.number_attr)) if argument.number_attr else 1
+        if argument.type_list_attr:
+            count = len(operation.get_attr(argument.type_list_attr))
+        arguments[argument.name] = inputs[place : place + count] if many else inputs[place]
+        place += count
+    return arguments
+
+
+def _attributes(operation: tf.Operation) -> dict:
+    counted = {argument.number_attr for argument in operation.op_def.input_arg}
+    return {
+        attribute.name: operation.get_attr(attribute.name)
+        for attribute in operation.op_def.attr
+        if attribute.type not in ("type", "list(type)") and attribute.name not in counted
+    }
+
+
+def octaves_over(frame: Frame, amax: float) -> float | None:
+    """log2 of the true magnitude over the format's largest value; None where it is unknown, or no overflow.
+
+    Args:
+        frame: Of the value that is not finite.
+        amax: The largest magnitude of the same operation in float32.
+    """
+    try:
+        largest = scaler.float_format(frame.dtype).max
+    except scaler.InvalidArgument:
+        return None
+    if not math.isfinite(amax) or amax <= largest:
+        return None
+    return math.log2(amax) - math.log2(largest)
