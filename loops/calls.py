@@ -32,6 +32,8 @@ class StepCalls:
         jit_compile: Whether XLA compiles the step.
 
     Attributes:
+        train_step: As given.
+        jit_compile: As given.
         scalers: The loss scalers that the step moves; none before it was traced.
     """
 
@@ -44,8 +46,8 @@ class StepCalls:
         in_graph: bool,
         jit_compile: bool,
     ):
-        self._train_step = train_step
-        self._jit_compile = jit_compile
+        self.train_step = train_step
+        self.jit_compile = jit_compile
         self._spec = element_spec
         self._counters = counters
         self._in_graph = in_graph
@@ -59,6 +61,13 @@ class StepCalls:
             result = self._take(iterator, limit)
         self._worked = True
         return result
+
+    def one(self, batch: Any) -> dict[str, np.ndarray]:
+        """Takes one batch that did not come from an iterator, and counts it: each output as a scalar."""
+        with self._fresh_after_failure():
+            outputs = {name: value.numpy() for name, value in self._one(batch).items()}
+        self._worked = True
+        return outputs
 
     def trace(self) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function for the dataset's batches; tracing it makes the step's variables."""
@@ -76,7 +85,7 @@ class StepCalls:
             raise
 
     def _compile(self) -> None:
-        self._step = tf.function(self._train_step, jit_compile=self._jit_compile or None)
+        self._step = tf.function(self.train_step, jit_compile=self.jit_compile or None)
         self._one = tf.function(self._counted)
         self._many = tf.function(self._loop)
         self._worked = False
@@ -90,7 +99,7 @@ class StepCalls:
             batch = next(iterator)
         except StopIteration:
             return 0, {}
-        return 1, {name: value.numpy()[np.newaxis] for name, value in self._one(batch).items()}
+        return 1, {name: value[np.newaxis] for name, value in self.one(batch).items()}
 
     def _counted(self, batch: Any) -> dict[str, tf.Tensor]:
         found = find(self._step.get_concrete_function(batch))

@@ -121,6 +121,16 @@ class Loop:
         return self._counters.read()
 
     @property
+    def steps_per_call(self) -> int:
+        """Steps between visits of the host."""
+        return self._steps_per_call
+
+    @property
+    def calls(self) -> StepCalls:
+        """The train step, compiled into calls of many steps."""
+        return self._call
+
+    @property
     def stopped(self) -> str | None:
         """Why an action ended the run, or None if none did."""
         reasons = (reason for action in self.actions if (reason := getattr(action, "stopped", None)))
@@ -136,17 +146,18 @@ class Loop:
             run=run,
         )
 
-    def state(self, identity: Mapping[str, object]) -> RunState:
+    def state(self, identity: Mapping[str, object], *, actions: Iterable[Action] | None = None) -> RunState:
         """Everything a resumed run needs; the train step is traced for it, which makes all of its variables.
 
         Args:
             identity: To be saved with it.
+            actions: Those whose state is part of it; if not given, the loop's.
         """
         return RunState(
             groups=variable_groups(self.train_step, self._call.trace()),
             counters=self._counters,
             position=self.position,
-            actions=self.actions,
+            actions=self.actions if actions is None else actions,
             identity=identity,
             loss_scaler=self._loss_scaler,
         )
@@ -205,7 +216,7 @@ class Loop:
                     limit = min(self._steps_per_call, steps - done)
                     whole = False
                     with self.workers.lost_is_an_error():
-                        taken, outputs = self._take(limit)
+                        taken, outputs = self.take(limit)
                     error = (
                         self._act(Visit(self.counters, outputs, time.perf_counter() - start, steps)) if taken else None
                     )
@@ -224,7 +235,18 @@ class Loop:
             signals.act()
         return self.counters
 
-    def _take(self, limit: int) -> tuple[int, Outputs]:
+    def take(self, limit: int) -> tuple[int, Outputs]:
+        """Takes steps without a visit: they are counted, and no action hears of them.
+
+        Args:
+            limit: The most to take.
+
+        Returns:
+            How many there were, fewer at the end of the data; and for each output an array [taken].
+
+        Raises:
+            BadBatch: If the data holds what the model or the loss cannot take.
+        """
         try:
             return self._call(self.position.iterator, limit)
         except tf.errors.OpError as error:

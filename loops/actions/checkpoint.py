@@ -120,7 +120,7 @@ class Checkpoint:
             found = self._look()
         number, facts, damaged = newest_common(self.place, workers, found)
         path = folder.prefix(self.place, number or 0)
-        identity = loop.identity(self._run)
+        identity = self.identity(loop)
         with workers.all_or_none("go on from its checkpoint"):
             if number is not None:
                 check_identity(path, facts["identity"], identity)
@@ -150,6 +150,10 @@ class Checkpoint:
             (self.directory / BEST).mkdir(exist_ok=True)
             folder.sweep_leftovers(self.directory / BEST)
             self._copy_best()
+
+    def identity(self, loop: Loop) -> dict:
+        """What tells the run of a loop from others, as it is saved."""
+        return loop.identity(self._run)
 
     def __call__(self, visit: Visit) -> None:
         """Saves, if the steps of this visit reached a multiple of `every`."""

@@ -36,10 +36,10 @@ class Csv(StepLines):
         return rows if self._has(header) else [header, *rows]
 
     def _has(self, header: str) -> bool:
-        with self._path.open(encoding="utf-8", newline="") as file:
+        with self.path.open(encoding="utf-8", newline="") as file:
             found = file.readline().rstrip("\n")
         if found and found != header:
-            raise LoopError(f"{self._path}: its columns are {found}, and this run's {header}. Choose another file.")
+            raise LoopError(f"{self.path}: its columns are {found}, and this run's {header}. Choose another file.")
         return bool(found)
 
     def _step_of(self, line: bytes) -> int | None:

@@ -28,7 +28,7 @@ class StepLines:
     chief_only = True
 
     def __init__(self, path: str | os.PathLike, *, every: int | Seconds = 1):
-        self._path = as_path(type(self).__name__, "path", path)
+        self.path = as_path(type(self).__name__, "path", path)
         self._cadence = Cadence(type(self).__name__, every)
         self._step = 0
         self._mode = "wb"
@@ -41,14 +41,14 @@ class StepLines:
     def load_state(self, value: int) -> None:
         """Has the next run go on after step `value`."""
         self._step, self._mode = value, "ab"
-        if self._path.exists():
-            with self._path.open("rb+") as file:
+        if self.path.exists():
+            with self.path.open("rb+") as file:
                 file.truncate(self._end_of(file))
 
     def __enter__(self) -> StepLines:
-        with writing(type(self).__name__, self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open(self._mode, buffering=0)
+        with writing(type(self).__name__, self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open(self._mode, buffering=0)
         self._mode = "ab"
         return self
 

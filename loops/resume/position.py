@@ -71,6 +71,11 @@ class Position:
         found += _unlike(self._findings, skipping=bool(self.problem))
         return found
 
+    @property
+    def caveats_of_a_new_start(self) -> list[str]:
+        """In what the data of a run that starts again from the beginning differs, sentences about one thing each."""
+        return _unlike(self._findings, skipping=True)
+
 
 def _unlike(findings: Findings, *, skipping: bool) -> list[str]:
     """In what the data of a resumed run differs, a sentence for each."""

@@ -27,7 +27,10 @@ from loops.visit import Action, Visit
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in that of a run."""
-_STEPS_PER_CALL = 50
+STEPS, SUMMARY = "steps.jsonl", "summary.json"
+"""Its other files."""
+STEPS_PER_CALL = 50
+"""Steps between visits, unless checkpoints are saved more often."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,31 +96,21 @@ def train(
     """
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    summary_path = out / "summary.json"
-    tf.config.experimental.enable_op_determinism()
-    keras.utils.set_random_seed(options.seed)
-    with strategy.scope() if strategy else contextlib.nullcontext():
-        model = task.model(options.policy)
-        step = TrainStep(
-            model,
-            lambda labels, logits: task.loss(labels, logits) * options.loss_factor,
-            keras.optimizers.Adam(options.learning_rate, epsilon=1e-7 * options.loss_factor),
-            loss_scaler=scaler.LossScaler(parse_strategy(options.strategy)),
-            allow_16bit_updates=not options.masters,
-        )
+    summary_path = out / SUMMARY
     losses = _LastLosses(options.steps, summary_path)
-    saves = []
-    if checkpoint_every:
-        identity = {"task": task.name, **dataclasses.asdict(options)}
-        del identity["steps"]
-        saves = [Checkpoint(out / CHECKPOINTS, every=checkpoint_every, resume=resume, run=identity)]
-    loop = Loop(
-        step,
-        task.dataset(options.batch_size, options.seed),
-        steps_per_call=min(_STEPS_PER_CALL, checkpoint_every or _STEPS_PER_CALL),
-        strategy=strategy,
-        actions=[JsonLines(out / "steps.jsonl"), losses, *actions(model), *saves],
-    )
+
+    def all_actions(model: keras.Model) -> list[Action]:
+        saves = []
+        if checkpoint_every:
+            identity = run_identity(task, options)
+            saves = [Checkpoint(out / CHECKPOINTS, every=checkpoint_every, resume=resume, run=identity)]
+        return [JsonLines(out / STEPS), losses, *actions(model), *saves]
+
+    steps_per_call = min(STEPS_PER_CALL, checkpoint_every or STEPS_PER_CALL)
+    loop = build(task, options, all_actions, steps_per_call=steps_per_call, strategy=strategy)
+    step = loop.train_step
+    assert isinstance(step, TrainStep)
+    model = step.model
     counters = loop.run(options.steps)
     if strategy:
         model = _copy(task.model(options.policy), model)
@@ -139,6 +132,52 @@ def train(
     if loop.workers.index == 0:
         write_json(summary_path, summary)
     return summary
+
+
+def build(
+    task: Task,
+    options: RunOptions,
+    actions: Callable[[keras.Model], Iterable[Action]],
+    *,
+    steps_per_call: int = STEPS_PER_CALL,
+    strategy: tf.distribute.Strategy | None = None,
+) -> Loop:
+    """The loop of a run before its first step: the same for the same task and options.
+
+    Operations are made deterministic for the whole process, and its seeds are set.
+
+    Args:
+        task: From `loops.tasks.load`.
+        options: What to train.
+        actions: Given the model, the actions of the loop.
+        steps_per_call: As for `Loop`.
+        strategy: Where to train.
+    """
+    tf.config.experimental.enable_op_determinism()
+    keras.utils.set_random_seed(options.seed)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = task.model(options.policy)
+        step = TrainStep(
+            model,
+            lambda labels, logits: task.loss(labels, logits) * options.loss_factor,
+            keras.optimizers.Adam(options.learning_rate, epsilon=1e-7 * options.loss_factor),
+            loss_scaler=scaler.LossScaler(parse_strategy(options.strategy)),
+            allow_16bit_updates=not options.masters,
+        )
+    return Loop(
+        step,
+        task.dataset(options.batch_size, options.seed),
+        steps_per_call=steps_per_call,
+        strategy=strategy,
+        actions=actions(model),
+    )
+
+
+def run_identity(task: Task, options: RunOptions) -> dict:
+    """What tells a run from others, for its checkpoints: all but how long it is."""
+    identity = {"task": task.name, **dataclasses.asdict(options)}
+    del identity["steps"]
+    return identity
 
 
 def _copy(copied: keras.Model, model: keras.Model) -> keras.Model:

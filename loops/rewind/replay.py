@@ -1,0 +1,198 @@
+"""Goes back to just before a step: from the newest checkpoint before it, or from the beginning."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.actions.checkpoint import Checkpoint
+from loops.actions.jsonl import JsonLines
+from loops.checks import check_count
+from loops.errors import LoopError, ResumeWarning
+from loops.interrupts import deferred_signals
+from loops.loop import Loop
+from loops.resume import folder
+from loops.resume.identity import check_identity, check_layout
+from loops.resume.state import RunState
+from loops.resume.variables import layout
+from loops.rewind.advance import advance
+from loops.rewind.batches import Batches
+from loops.rewind.log import difference, read_log
+from loops.rewind.moment import START, Moment
+from loops.rewind.snapshot import Snapshot
+
+_BEFORE = 3
+"""Batches before the step's that are had, too."""
+
+
+def rewind(
+    loop: Loop,
+    step: int,
+    *,
+    run: pathlib.Path | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Moment:
+    """Takes a run's steps again, from the newest whole checkpoint before `step` on, and stops just before it.
+
+    Nothing is written into the run's folder, and no action of the loop begins, acts or ends. In a program whose
+    actions change the training, such as one that sets the learning rate at a visit, the replayed steps are therefore
+    not those of the run: `Moment.differs` says from which step on.
+
+    Where there is no checkpoint so early, the steps are taken from the beginning, which the loop must be at: newly
+    made, with the seeds of the run.
+
+    Args:
+        loop: With the run's `Checkpoint` among its actions; one device alone. It is used up.
+        step: Counted from 1, in batches, as the log counts.
+        run: The folder with the log `steps.jsonl`, where the loop has no `JsonLines`.
+        progress: Called with the steps that were replayed and how many there are, after each call.
+
+    Raises:
+        scaler.InvalidArgument: For a step that the run did not take, or a loop without a `Checkpoint`.
+        CheckpointError: If the checkpoints are of another run, or of other variables.
+        OutOfData: If the dataset ends before the step.
+        LoopError: If the loop is on several replicas, or would have to begin anew and cannot.
+        KeyboardInterrupt: After SIGINT, when the call under way has ended.
+        SystemExit: After SIGTERM, with status 143, likewise.
+    """
+    saves = _checked(loop, step)
+    rows = read_log(_log_of(loop, run))
+    _check_taken(step, rows, saves)
+    with deferred_signals() as signals:
+        began_at, state, caveats = _begin(loop, saves, step)
+        batches = Batches(loop.position)
+        batches.mark(START)
+        variables = [*(one for group in state.groups.values() for one in group), *state.trackables()["counters"]]
+        start = Snapshot(variables)
+        signals.act()
+
+        def told(done: int) -> None:
+            if progress:
+                progress(done - began_at, step - 1 - began_at)
+
+        middle = max(began_at, step - 1 - _BEFORE)
+        replayed = advance(loop, batches, middle, signals, told)
+        batches.mark("before")
+        replayed |= advance(loop, batches, step - 1, signals, told)
+        before = []
+        if not batches.lost:
+            batches.go_back("before")
+            before = [batches.next() for _ in range(middle, step - 1)]
+        moment = Moment(
+            loop,
+            variables,
+            step=step,
+            start=start,
+            began_at=began_at,
+            batches=batches,
+            before=before,
+            rows=rows,
+        )
+        if moment.batch is None:
+            raise LoopError(f"step {step}: the dataset ended after {step - 1} batches.")
+        if moment.logged is not None:
+            replayed[step] = moment.outputs()
+        signals.act()
+    moment.differs = _why(rows, replayed, caveats)
+    moment.reproduced = moment.differs is None
+    return moment
+
+
+def _checked(loop: Loop, step: int) -> Checkpoint:
+    """The loop's checkpoints, if it can be rewound at all."""
+    if not isinstance(loop, Loop):
+        raise scaler.InvalidArgument(f"rewind(loop={loop!r}): expected a loops.Loop.")
+    check_count(f"step {step!r}", step)
+    found = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
+    if found is None:
+        raise scaler.InvalidArgument(
+            "the loop has no loops.Checkpoint among its actions: expected the one that the run was saved by, such as "
+            "loops.Checkpoint('run/ckpt', every=500)."
+        )
+    replicas = loop.identity({})["replicas"]
+    if replicas > 1 or loop.workers.count > 1:
+        raise LoopError(
+            f"the loop has {replicas} replicas on {loop.workers.count} workers: a past step can be taken again on one "
+            "device alone."
+        )
+    return found
+
+
+def _log_of(loop: Loop, run: pathlib.Path | None) -> pathlib.Path | None:
+    writers = [action.path for action in loop.actions if isinstance(action, JsonLines)]
+    return next(iter(writers), run / "steps.jsonl" if run else None)
+
+
+def _check_taken(step: int, rows: list[dict], saves: Checkpoint) -> None:
+    last = max([row["step"] for row in rows[-1:]] + folder.numbers(saves.place)[:1], default=None)
+    if last is not None and step > last:
+        raise scaler.InvalidArgument(
+            f"step {step}: the run's log and checkpoints end at step {last}: expected a step from 1 to {last}."
+        )
+
+
+def _begin(loop: Loop, saves: Checkpoint, step: int) -> tuple[int, RunState, list[str]]:
+    """Puts the loop where the replay begins: after which step that is, the state, and what may be lost on the way."""
+    number, facts, damaged = folder.newest_whole(saves.place, step - 1)
+    for broken, why in damaged.items():
+        warnings.warn(
+            f"{saves.place}: the checkpoint of step {broken} is damaged ({why}); the steps are taken again from step "
+            f"{number or 0} on.",
+            ResumeWarning,
+            stacklevel=3,
+        )
+    identity = saves.identity(loop)
+    path = folder.prefix(saves.place, number or 0)
+    if number is not None:
+        check_identity(path, facts["identity"], identity)
+    else:
+        _check_anew(loop, saves, step, identity)
+    # What cannot be saved is skipped to by the first iterator, which a probe would be.
+    loop.position.problem = facts["data"]["problem"] if facts else None
+    if not loop.position.problem:
+        with tempfile.TemporaryDirectory(prefix="halfstep-") as place:
+            loop.position.probe(pathlib.Path(place))
+    state = loop.state(identity, actions=())
+    if number is None:
+        return 0, state, [*loop.caveats(), *loop.position.caveats_of_a_new_start]
+    check_layout(path, facts["variables"], layout(state.groups))
+    state.restore(tf.train.Checkpoint(**state.trackables()), path, facts)
+    return number, state, [*loop.caveats(), *_other_versions(facts["versions"])]
+
+
+def _check_anew(loop: Loop, saves: Checkpoint, step: int, identity: Mapping) -> None:
+    if loop.counters.data:
+        raise LoopError(
+            f"{saves.place} has no whole checkpoint before step {step}, and this loop has taken {loop.counters.data} "
+            "steps, so that it cannot begin anew. Pass a new loop."
+        )
+    for later in folder.numbers(saves.place):
+        try:
+            facts = folder.read_facts(folder.prefix(saves.place, later), whole=False)
+        except folder.Damaged:
+            continue
+        check_identity(folder.prefix(saves.place, later), facts["identity"], identity)
+        return
+
+
+def _other_versions(saved: Mapping[str, str]) -> list[str]:
+    here = {"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__}
+    changed = [f"{name} {saved[name]}, here {here[name]}" for name in here if saved.get(name) not in (None, here[name])]
+    return [f"the run was made with {'; '.join(changed)}, which may compute other bits"] if changed else []
+
+
+def _why(rows: list[dict], replayed: Mapping[int, Mapping[str, Any]], caveats: list[str]) -> str | None:
+    differs = difference(rows, replayed)
+    if differs is None:
+        return None
+    usual = ["the same bits need the same program, machine, versions and number of threads"]
+    reasons = dict.fromkeys(one.rstrip(".") for one in caveats or usual)
+    return ". ".join([differs[0].upper() + differs[1:], *(one[0].upper() + one[1:] for one in reasons)]) + "."

@@ -1,0 +1,29 @@
+"""Variables and random generators as they were at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import tensorflow as tf
+
+from loops.resume.randomness import generators, set_generators
+
+
+class Snapshot:
+    """Copies of variables in the host's memory, bit for bit, and the state of the process's random generators.
+
+    Args:
+        variables: Each on one device, as `loops.resume.variables.components` gives them.
+    """
+
+    def __init__(self, variables: Iterable[tf.Variable]):
+        # NumPy may be given the memory of the variable itself.
+        self._saved = [(variable, np.array(variable.numpy())) for variable in variables]
+        self._generators = generators()
+
+    def restore(self) -> None:
+        """Puts all of them back."""
+        for variable, value in self._saved:
+            variable.assign(tf.constant(value, variable.dtype))
+        set_generators(self._generators)
