@@ -1,4 +1,4 @@
-"""What would have kept the weights from going bad: the steps since the checkpoint, taken again with something changed."""
+"""What would have kept the weights from going bad: the steps since the checkpoint once more, with a change."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import tensorflow as tf
 import scaler
 from loops.autopsy.attempts import Attempts, traced_anew
 from loops.autopsy.models import optimizer_of
-from loops.autopsy.remedies import Remedy
+from loops.autopsy.remedies import OWN, Remedy
 from loops.step.train_step import TrainStep
 
 _SLOWER = 0.1
 _NORM = 1.0
+SINCE = "for the last"
+"""In the name of each of these remedies."""
 
 
 def tried_from_checkpoint(attempts: Attempts) -> list[Remedy]:
@@ -25,15 +27,13 @@ def tried_from_checkpoint(attempts: Attempts) -> list[Remedy]:
     back = moment.step - 1 - moment.began_at
     if not back:
         return []
-    since = f"for the last {back} steps"
+    since = f"{SINCE} {back} steps"
     found = []
     optimizer = optimizer_of(moment.train_step)
     if optimizer is not None:
         found.append((f"a tenth of the learning rate {since}", "Lower the learning rate.", _slower(optimizer)))
     if isinstance(moment.train_step, TrainStep) and moment.train_step.clip_norm is None:
-        found.append(
-            (f"clip_norm={_NORM:g} {since}", f"Clip the gradients, as with clip_norm={_NORM:g}.", _clipped)
-        )
+        found.append((f"clip_norm={_NORM:g} {since}", f"Clip the gradients, as with clip_norm={_NORM:g}.", _clipped))
     remedies = [_tried(attempts, *one) for one in found]
     if attempts.own_variables:
         remedies.append(_cleared(attempts, since))
@@ -83,7 +83,7 @@ def _cleared(attempts: Attempts, since: str) -> Remedy:
     try:
         return _tried(
             attempts,
-            f"the step's own variables set to zero before each step {since}",
+            f"{OWN} before each step {since}",
             f"Clear what the step sums before each update: {names}.",
             lambda loop: None,
         )

@@ -36,6 +36,8 @@ class Explanation:
         verdict: "overflow", "floor", "loss", "backward", "too_large", "update" or "healthy".
         where: "data", "weights", "forward", "backward", or None.
         layer: The path of the layer where it began, or None: the loss, or nothing.
+        inside: Whether it began in the layer itself. Else it began in the loss or the step, in what came out of the
+            layer or goes back to it.
         tensor: The tensor where it began, or None.
         operation: The type of its operation, such as "MatMul", or None.
         line: "file.py:12", the line of Python that made it, or None.
@@ -57,6 +59,7 @@ class Explanation:
     verdict: str
     where: str | None = None
     layer: str | None = None
+    inside: bool = True
     tensor: str | None = None
     operation: str | None = None
     line: str | None = None

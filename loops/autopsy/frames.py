@@ -47,5 +47,5 @@ class Frame:
 
     @property
     def problem(self) -> str:
-        """ "nan" where it holds one, else "inf"."""
+        """What is not finite in it: "nan" where it holds one, else "inf"."""
         return "nan" if self.has_nan else "inf"

@@ -10,11 +10,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import scaler
+
 _MEANT = (None, "OVERFLOW")
+_STREAK = 5
+"""Skips on end, after the first applied step, that a healthy run's gradients do not ask for: 32 times as large."""
+_AT_END = 3
+"""Skips on end with which no healthy run ends."""
 _SHARE = 0.05
-"""A growth interval of 20 steps, shorter than anyone sets it, has this share of skips."""
-_STREAK = 3
-"""Skips on end, after the scale had found its level, that no growth explains: a growth is one doubling."""
+"""Skips among the steps of the second half: a growth interval of 20, shorter than anyone sets it, has as many."""
+_LEAST = 3
+"""Skips that make a share."""
+_LOWEST = 1.0
+"""A loss scale below this makes gradients smaller than they are, which no healthy float16 run needs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +52,36 @@ def health(rows: Sequence[Mapping[str, Any]]) -> Health:
     """
     attempts = [row for row in rows if row.get("attempted", True) and "applied" in row]
     streaks = _streaks(attempts)
-    skips = sum(len(streak) for streak in streaks)
     at_start = len(streaks[0]) if streaks and attempts[0] is streaks[0][0] else 0
-    later = streaks[1:] if at_start else streaks
-    after_start = len(attempts) - at_start
-    often = sum(len(streak) for streak in later) > max(_SHARE * after_start, 2)
-    bad = [streak for streak in later if len(streak) >= _STREAK or often]
-    bad += [streak for streak in streaks if any(row.get("cause") not in _MEANT for row in streak)]
-    if at_start and at_start == len(attempts):
-        bad.append(streaks[0])
-    chosen = max(bad, key=lambda streak: streak[0]["step"]) if bad else (streaks[-1] if streaks else None)
-    step = None if chosen is None else _telling(chosen)["step"]
-    return Health(step, not bad, skips, at_start, len(rows))
+    bad = [streak for streak in streaks if _is_bad(streak, attempts)]
+    if not bad and _often(attempts[len(attempts) // 2 :]):
+        bad = streaks[-1:]
+    chosen = (bad or streaks or [None])[-1]
+    step = None if chosen is None else (_telling(chosen) if bad else chosen[-1])["step"]
+    return Health(step, not bad, sum(len(streak) for streak in streaks), at_start, len(rows))
+
+
+def _is_bad(streak: Sequence[Mapping], attempts: Sequence[Mapping]) -> bool:
+    at_start, at_end = streak[0] is attempts[0], streak[-1] is attempts[-1]
+    return (
+        any(_cause(row) not in _MEANT for row in streak)
+        or (at_end and len(streak) >= _AT_END)
+        or (not at_start and len(streak) >= _STREAK)
+        or any((row.get("loss_scale") or _LOWEST) < _LOWEST for row in streak)
+    )
+
+
+def _often(attempts: Sequence[Mapping]) -> bool:
+    skips = sum(not row["applied"] for row in attempts)
+    return skips >= _LEAST and skips > _SHARE * len(attempts)
+
+
+def _cause(row: Mapping) -> str | None:
+    """The cause by name; `Csv` and programs of one's own write its number."""
+    cause = row.get("cause")
+    if isinstance(cause, int):
+        return scaler.Cause(cause).name if cause in list(scaler.Cause) else None
+    return cause
 
 
 def _streaks(attempts: Sequence[Mapping]) -> list[list[Mapping]]:
@@ -72,5 +98,5 @@ def _streaks(attempts: Sequence[Mapping]) -> list[list[Mapping]]:
 
 
 def _telling(streak: Sequence[Mapping]) -> Mapping:
-    """The first skip that a scale too high does not explain, or else the last: where the scale had nowhere to go."""
-    return next((row for row in streak if row.get("cause") not in _MEANT), streak[-1])
+    """The first skip that a scale too high does not explain, or else the first: there the trouble is youngest."""
+    return next((row for row in streak if _cause(row) not in _MEANT), streak[0])

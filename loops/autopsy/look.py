@@ -11,13 +11,13 @@ import keras
 
 import scaler
 from loops.autopsy.attempts import Attempt, Attempts
-from loops.autopsy.course import tried_from_checkpoint
+from loops.autopsy.course import SINCE, tried_from_checkpoint
 from loops.autopsy.explanation import Explanation, Magnitude
 from loops.autopsy.frames import Frame, Part
 from loops.autopsy.models import model_of
-from loops.autopsy.origin import origins, pass_of
+from loops.autopsy.origin import nearest_layer, origins, pass_of
 from loops.autopsy.paths import paths_of
-from loops.autopsy.remedies import Remedy, fitting_scale, proposals, tried
+from loops.autopsy.remedies import ANOTHER_BATCH, OWN, Proposal, Remedy, fitting_scale, proposals, tried
 from loops.autopsy.scan import Scan, scan
 from loops.autopsy.sentence import sentence
 from loops.autopsy.wider import in_float32, octaves_over
@@ -31,6 +31,8 @@ _VERDICTS = {
     scaler.Cause.TOO_LARGE: "too_large",
     scaler.Cause.UPDATE: "update",
 }
+_GROWN = 100.0
+"""A loss that is so many times the least before it has left where it was."""
 
 
 def look(moment: Any, progress: Callable[[], None] = lambda: None) -> Explanation:
@@ -45,59 +47,60 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None) -> Explanatio
     layers = paths_of(model) if model is not None else {}
     attempt = attempts.take()
     seen = _scanned(attempts, layers)
-    explanation = _began(moment, attempts, layers, attempt, seen)
-    return dataclasses.replace(explanation, sentence=sentence(explanation))
-
-
-def _began(
-    moment: Any, attempts: Attempts, layers: Mapping[str, keras.layers.Layer], attempt: Attempt, seen: Scan
-) -> Explanation:
-    scale = _loss_scale(attempts, attempt)
-    cause = _cause(attempts, attempt)
+    cause = _cause(attempt)
     known = Explanation(
         step=moment.step,
         reproduced=moment.reproduced,
         differs=moment.differs,
         verdict=_VERDICTS[cause],
-        loss_scale=scale,
+        loss_scale=_loss_scale(attempts, attempt),
         magnitudes=_magnitudes(seen, layers),
         observed_alike=_alike(attempt, seen),
     )
-    failed = _failed(seen)
     if cause is scaler.Cause.NONE:
         masked = tuple(name for name, frame in seen.frames.items() if not frame.finite and frame.kind != "Const")
-        return dataclasses.replace(known, masked=masked)
-    found = origins(seen.frames, failed)
-    first = found[0] if found else None
-    fits_at = None
-    if cause in (scaler.Cause.OVERFLOW, scaler.Cause.BACKWARD) and scale:
-        fits_at = fitting_scale(attempts, scale)
-        known = dataclasses.replace(known, fits_at=fits_at, verdict=_of_scale(attempts, fits_at))
+        known = dataclasses.replace(known, masked=masked)
+    else:
+        known = _with_scale(known, attempts, cause)
+        known = _with_origin(known, attempts, layers, seen)
+    return dataclasses.replace(known, sentence=sentence(known))
+
+
+def _with_scale(known: Explanation, attempts: Attempts, cause: scaler.Cause) -> Explanation:
+    """Whether a lower loss scale helps is tried, whatever the step presumed."""
+    if cause not in (scaler.Cause.OVERFLOW, scaler.Cause.BACKWARD) or not known.loss_scale:
+        return known
+    fits_at = fitting_scale(attempts, known.loss_scale)
+    return dataclasses.replace(known, fits_at=fits_at, verdict=_of_scale(attempts, fits_at))
+
+
+def _with_origin(
+    known: Explanation, attempts: Attempts, layers: Mapping[str, keras.layers.Layer], seen: Scan
+) -> Explanation:
+    first = next(iter(origins(seen.frames, _failed(seen))), None)
     if first is None:
-        return dataclasses.replace(known, remedies=tuple(tried(attempts, proposals(attempts, layers, None, None, False))))
+        remedies = _remedies(known, attempts, proposals(attempts, layers, None, None, singular=False))
+        return dataclasses.replace(known, remedies=tuple(remedies))
     over = octaves_over(first, _true_amax(attempts, layers, seen, first))
-    layer = first.layer if first.layer in layers else None
-    nearest = _nearest(first, seen.frames) if layer is None else None
+    own = first.layer if first.layer in layers else None
+    nearest = own or nearest_layer(first, seen.frames)
     nearest = nearest if nearest in layers else None
-    remedies = _remedies(attempts, layers, layer, nearest, singular=over is None, fits_at=fits_at)
-    blame = _blame(remedies, fits_at)
-    if blame == "weights":
-        course = tried_from_checkpoint(attempts)
-        remedies = sorted([*course, *remedies], key=lambda remedy: not remedy.finite)
-    if layer is None and nearest and _helped(remedies, f"{nearest!r} in float32"):
-        layer = nearest
-    return dataclasses.replace(
+    where = pass_of(first, seen.frames)
+    singular = over is None and where in ("forward", "backward")
+    remedies = _remedies(known, attempts, proposals(attempts, layers, own, nearest, singular=singular))
+    known = dataclasses.replace(
         known,
-        where=pass_of(first, seen.frames),
-        layer=layer,
+        where=where,
+        layer=own or (nearest if where == "backward" or _helped(remedies, f"{nearest!r} in float32") else None),
+        inside=own is not None,
         tensor=first.name,
         operation=first.kind,
         line=seen.line(first.name),
         kind=first.problem,
         octaves_over=over,
-        blame=blame,
-        remedies=tuple(remedies),
+        blame=_blame(remedies, where, known.fits_at),
     )
+    return dataclasses.replace(known, remedies=tuple(remedies))
 
 
 def _scanned(attempts: Attempts, layers: Mapping, also: Callable | None = None) -> Scan:
@@ -133,7 +136,7 @@ def _loss_scale(attempts: Attempts, attempt: Attempt) -> float | None:
     return float(attempts.scalers[0].loss_scale) if attempts.scalers else None
 
 
-def _cause(attempts: Attempts, attempt: Attempt) -> scaler.Cause:
+def _cause(attempt: Attempt) -> scaler.Cause:
     if attempt.finite:
         return scaler.Cause.NONE
     if "cause" in attempt.outputs:
@@ -150,52 +153,37 @@ def _of_scale(attempts: Attempts, fits_at: float | None) -> str:
     return "floor" if any(isinstance(floor, (int, float)) and floor > fits_at for floor in floors) else "overflow"
 
 
-def _nearest(frame: Frame, frames: Mapping[str, Frame]) -> str | None:
-    """The layer that a tensor of no layer was computed from, by the shortest way."""
-    level, seen = [frame], set()
-    while level:
-        below = []
-        for one in level:
-            if one.layer is not None and one.part is not Part.OTHER:
-                return one.layer
-            fresh = [frames[name] for name in one.inputs if name in frames and name not in seen]
-            seen.update(other.name for other in fresh)
-            below += fresh
-        level = below
-    return None
+def _remedies(known: Explanation, attempts: Attempts, proposed: list[Proposal]) -> list[Remedy]:
+    """What was tried, with what helps first, and of that what changes least."""
+    found = tried(attempts, proposed)
+    if known.fits_at is not None:
+        said = f"The step passes at a loss scale of {known.fits_at:g}: let the strategy go there."
+        found.insert(0, Remedy(f"loss scale {known.fits_at:g}", True, True, math.nan, said))
+    if _gone_bad(known, attempts.moment, found):
+        found = [*tried_from_checkpoint(attempts), *found]
+    if attempts.own_variables:
+        found = sorted(found, key=lambda remedy: not remedy.name.startswith(OWN))
+    return sorted(found, key=lambda remedy: not remedy.finite)
 
 
-def _remedies(
-    attempts: Attempts,
-    layers: Mapping[str, keras.layers.Layer],
-    layer: str | None,
-    nearest: str | None,
-    *,
-    singular: bool,
-    fits_at: float | None,
-) -> list[Remedy]:
-    found = tried(attempts, proposals(attempts, layers, layer, nearest, singular))
-    if fits_at is None:
-        return found
-    lower = Remedy(
-        f"loss scale {fits_at:g}",
-        True,
-        True,
-        math.nan,
-        f"The step passes at a loss scale of {fits_at:g}: let the strategy go there.",
-    )
-    return [lower, *found]
+def _gone_bad(known: Explanation, moment: Any, found: list[Remedy]) -> bool:
+    """Whether the weights may have: no scale of use fits, or the loss has grown, or other batches fail, too."""
+    losses = [row["loss"] for row in moment.rows if row["step"] < moment.step and row.get("loss") is not None]
+    now = (moment.logged or {}).get("loss")
+    grown = bool(losses) and (now is None or now > _GROWN * min(losses))
+    useless = known.fits_at is not None and known.fits_at < 1.0
+    return useless or (grown and not _helped(found, ANOTHER_BATCH))
 
 
 def _helped(remedies: list[Remedy], name: str) -> bool:
     return any(remedy.finite for remedy in remedies if remedy.name == name)
 
 
-def _blame(remedies: list[Remedy], fits_at: float | None) -> str | None:
-    other = [remedy for remedy in remedies if remedy.name == "another batch" and remedy.tried]
-    if fits_at is not None or not other:
-        return None
-    return "batch" if other[0].finite else "weights"
+def _blame(remedies: list[Remedy], where: str, fits_at: float | None) -> str | None:
+    if where == "data" or _helped(remedies, ANOTHER_BATCH):
+        return "batch" if fits_at is None else None
+    course = any(remedy.finite for remedy in remedies if SINCE in remedy.name)
+    return "weights" if where == "weights" or course else None
 
 
 def _alike(attempt: Attempt, seen: Scan) -> bool:

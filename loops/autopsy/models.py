@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+import scaler
+
 
 def parts_of(train_step: Any) -> list[Any]:
     """The step's attributes, and what the code of a function names: models, optimizers, scalers, variables."""
@@ -40,8 +42,8 @@ def optimizer_of(train_step: Any) -> keras.optimizers.Optimizer | None:
 
 def owned_by_parts(train_step: Any) -> set[int]:
     """The ids of the variables that belong to a model, an optimizer, a scaler or a metric of the step."""
-    found: set[int] = set()
-    for part in [model_of(train_step), optimizer_of(train_step), *parts_of(train_step)]:
-        for variable in getattr(part, "variables", ()) or ():
-            found |= {id(variable), id(getattr(variable, "value", variable))}
-    return found
+    kinds = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, scaler.LossScaler)
+    parts = [model_of(train_step), optimizer_of(train_step), *parts_of(train_step)]
+    variables = [variable for part in parts if isinstance(part, kinds) for variable in part.variables]
+    variables += [one for part in parts if isinstance(part, scaler.MasterWeights) for one in part.weights]
+    return {id(part) for variable in variables for part in (variable, getattr(variable, "value", variable))}

@@ -44,11 +44,36 @@ def _rank(frame: Frame) -> int:
 
 
 def pass_of(frame: Frame, frames: Mapping[str, Frame]) -> str:
-    """ "data", "weights", "forward" or "backward". What a cast to 16 bits spoils counts to where it was read."""
+    """One of "data", "weights", "forward" and "backward". What a cast to 16 bits spoils counts to where it was read."""
     source = frame.source
     if source is None and frame.kind == "Cast":
         sources = [frames[name].source for name in frame.inputs if name in frames]
         source = sources[0] if sources else None
-    if source is not None:
-        return {"batch": "data", "variable": "weights"}[source]
-    return "backward" if frame.part is Part.BACKWARD else "forward"
+    if source == "batch":
+        return "data"
+    if source == "variable" and frame.part is Part.FORWARD:
+        return "weights"
+    # A variable that is read after the backward pass holds a sum of gradients.
+    return "forward" if frame.part is Part.FORWARD else "backward"
+
+
+def nearest_layer(frame: Frame, frames: Mapping[str, Frame]) -> str | None:
+    """The layer that a tensor of no layer was computed from, by the shortest way; of a gradient, its tensor's."""
+    level = [_differentiated(frame, frames)]
+    seen = {one.name for one in level}
+    while level:
+        below: list[Frame] = []
+        for one in level:
+            if one.layer is not None:
+                return one.layer
+            fresh = [frames[name] for name in one.inputs if name in frames and name not in seen]
+            seen.update(other.name for other in fresh)
+            below += fresh
+        level = below
+    return None
+
+
+def _differentiated(frame: Frame, frames: Mapping[str, Frame]) -> Frame:
+    """The tensor whose gradient a frame is, where TensorFlow named the gradient's scope after its operation."""
+    scope = frame.name.removeprefix("gradient_tape/").rpartition("/")[0]
+    return frames.get(f"{scope}:0", frame) if frame.name.startswith("gradient_tape/") else frame

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,6 +22,8 @@ _SMALLEST_SCALE = -14
 """log2 of the scale at which float16's backward pass can hardly overflow any more."""
 _APART = 1e-3
 _LARGE = 3e4
+ANOTHER_BATCH = "another batch"
+OWN = "the step's own variables set to zero"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +102,7 @@ def proposals(
     layers: Mapping[str, keras.layers.Layer],
     origin: str | None,
     nearest: str | None,
+    *,
     singular: bool,
 ) -> list[Proposal]:
     """What fits the step.
@@ -115,6 +119,16 @@ def proposals(
         found += _of_layer(path, layers[path], singular=singular)
     narrow = [layer for layer in layers.values() if layer.compute_dtype in ("float16", "bfloat16")]
     found += _of_loss(attempts, singular=singular)
+    following = _from(origin or nearest, layers)
+    if len(following) > 1:
+        found.append(
+            Proposal(
+                f"{origin or nearest!r} and all after it in float32",
+                f"Give the layer {origin or nearest!r} and those after it dtype='float32'. `halfstep cure` finds the "
+                "fewest that need it.",
+                lambda: in_policy(following, "float32"),
+            )
+        )
     if narrow:
         found.append(
             Proposal(
@@ -136,12 +150,19 @@ def proposals(
     if attempts.moment.next_batch is not None:
         found.append(
             Proposal(
-                "another batch",
+                ANOTHER_BATCH,
                 "Leave this batch out, and look at what is in it.",
                 batch=attempts.moment.next_batch,
             )
         )
     return found
+
+
+def _from(path: str | None, layers: Mapping[str, keras.layers.Layer]) -> list[keras.layers.Layer]:
+    """The 16-bit layers from one on, in the order of the model."""
+    paths = list(layers)
+    after = paths[paths.index(path) :] if path else []
+    return [layers[one] for one in after if layers[one].compute_dtype in ("float16", "bfloat16")]
 
 
 def _of_layer(path: str, layer: keras.layers.Layer, *, singular: bool) -> list[Proposal]:
@@ -162,18 +183,24 @@ def _of_layer(path: str, layer: keras.layers.Layer, *, singular: bool) -> list[P
                 Proposal(
                     f"{name}={new:g} in {one.name!r}",
                     f"{name}={value:g} of the layer {one.name!r} cannot be held by {one.compute_dtype}: use {new:g}.",
-                    lambda one=one, name=name, new=new: with_value(one, name, new),
+                    functools.partial(with_value, one, name, new),
                 )
             )
     if singular:
-        found.append(
+        found += [
             Proposal(
                 f"inputs of {path!r} moved by {_APART:g}",
-                f"The derivative in {path!r} has no value at this input: keep it away from there, as by adding "
-                f"{_APART:g} under a square root, logarithm, division or norm.",
-                lambda: _moved(layer),
-            )
-        )
+                f"What {path!r} computes has no value at this input: keep it away from there, as by adding {_APART:g} "
+                "under a square root, logarithm, division or norm.",
+                lambda: _given(layer, _away),
+            ),
+            Proposal(
+                f"derivatives of {path!r} that are not finite set to zero",
+                f"The derivative of {path!r} has no value at this input, as a square root, norm or division has none "
+                f"at 0: add {_APART:g} there, or choose another value with tf.where before the operation and after it.",
+                lambda: _given(layer, _cleaned),
+            ),
+        ]
     return found
 
 
@@ -199,19 +226,29 @@ def _fit(value: float) -> float:
 
 
 @contextlib.contextmanager
-def _moved(layer: keras.layers.Layer) -> Iterator[None]:
+def _given(layer: keras.layers.Layer, change: Callable) -> Iterator[None]:
+    """Has a layer see its inputs changed."""
     call = layer.call
 
-    def moved(*arguments: Any, **options: Any) -> Any:
-        return call(*tf.nest.map_structure(_away, arguments), **options)
+    @functools.wraps(call)  # Keras reads its arguments.
+    def changed(*arguments: Any, **options: Any) -> Any:
+        return call(*tf.nest.map_structure(change, arguments), **options)
 
-    moved.__wrapped__ = call  # type: ignore[attr-defined]  # Keras reads its arguments.
-    with replaced(layer, "call", moved):
+    with replaced(layer, "call", changed):
         yield
 
 
 def _away(value: Any) -> Any:
     return value + tf.cast(_APART, value.dtype) if tf.is_tensor(value) and value.dtype.is_floating else value
+
+
+def _cleaned(value: Any) -> Any:
+    return _finite_gradient(value) if tf.is_tensor(value) and value.dtype.is_floating else value
+
+
+@tf.custom_gradient
+def _finite_gradient(value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    return tf.identity(value), lambda grad: tf.where(tf.math.is_finite(grad), grad, tf.zeros_like(grad))
 
 
 def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
@@ -247,6 +284,12 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
                 "what the format can hold.",
                 given(lambda one: tf.clip_by_value(one, tf.cast(_APART, one.dtype), tf.cast(1 - _APART, one.dtype))),
             ),
+            Proposal(
+                "derivatives of the loss that are not finite set to zero",
+                "The derivative of the loss has no value at this prediction: choose another value with tf.where before "
+                "the operation and after it.",
+                given(_cleaned),
+            ),
         ]
     return found
 
@@ -258,7 +301,7 @@ def _of_state(attempts: Attempts) -> list[Proposal]:
         return []
     return [
         Proposal(
-            "the step's own variables set to zero",
+            OWN,
             "Clear what the step sums after each update: " + ", ".join(one.name.split(":")[0] for one in own[:3]) + ".",
             lambda: _zeroed(own),
         )

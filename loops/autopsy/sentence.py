@@ -22,34 +22,44 @@ def _replayed(found: Explanation) -> str:
 def _what(found: Explanation) -> str:
     at = f" at loss scale {found.loss_scale:g}" if found.loss_scale else ""
     if found.verdict == "healthy":
-        masked = (
-            f" {len(found.masked)} of its tensors held infinities or NaN that nothing inherited, first {found.masked[0]!r}."
-            if found.masked
-            else ""
-        )
-        return f"Step {found.step} was applied{at}: nothing is wrong with it.{masked}"
+        return f"Step {found.step} was applied{at}: nothing is wrong with it.{_masked(found)}"
+    skipped = f"Step {found.step} was skipped{at}"
     if found.verdict == "too_large":
-        return (
-            f"Step {found.step} was skipped{at}: its gradients are finite, but unscaled they or their squared norm "
-            "exceed float32."
-        )
+        return f"{skipped}: its gradients are finite, but unscaled they or their squared norm exceed float32."
     if found.verdict == "update":
-        return f"Step {found.step} was skipped: the optimizer turned finite gradients into values that are not."
-    place = f"in the layer {found.layer!r}" if found.layer else _elsewhere(found)
-    where = {
-        "data": "the batch held {kind} before the step began, or one that its cast to 16 bits makes",
-        "weights": "a weight held {kind} before the step began, or one that its cast to 16 bits makes",
-        "forward": "the forward pass gave {kind}",
-        "backward": "the backward pass gave {kind}",
-        None: "its gradients were not finite",
-    }[found.where].format(kind=_KINDS.get(found.kind or "", "a value that is not finite"))
+        return f"{skipped}: the optimizer turned finite gradients into values that are not."
+    if found.where is None:
+        return f"{skipped}: its gradients were not finite."
     line = f", at {found.line}" if found.line else ""
-    operation = f" ({found.operation} {found.tensor!r}{line})" if found.operation and found.where is not None else ""
-    return f"Step {found.step} was skipped{at}: {where} first {place}{operation}."
+    return f"{skipped}: {_began(found)} ({found.operation} {found.tensor!r}{line})."
 
 
-def _elsewhere(found: Explanation) -> str:
-    return "outside of the model's layers, in the loss or the step itself" if found.where in ("forward", "backward") else "there"
+def _masked(found: Explanation) -> str:
+    if not found.masked:
+        return ""
+    return (
+        f" {len(found.masked)} of its tensors held infinities or NaN that came to nothing, first {found.masked[0]!r}."
+    )
+
+
+def _began(found: Explanation) -> str:
+    kind = _KINDS[found.kind or "inf"]
+    place = f"in the layer {found.layer!r}" if found.inside and found.layer else _outside(found)
+    if found.where == "data":
+        return f"the batch held {kind}, or a value that a cast to 16 bits makes one"
+    if found.where == "weights":
+        return f"a weight held {kind} before the step, or a value that a cast to 16 bits makes one, {place}"
+    if found.operation == "Const":
+        return f"a constant that its format cannot hold became {kind}, {place}"
+    return f"the {found.where} pass gave {kind} first {place}"
+
+
+def _outside(found: Explanation) -> str:
+    if found.layer is None:
+        return "outside of the model's layers, in the loss or the step itself"
+    if found.where == "backward":
+        return f"in the gradient for what the layer {found.layer!r} gave"
+    return f"in the loss, in what it computes from the layer {found.layer!r}"
 
 
 def _how_far(found: Explanation) -> str:
@@ -70,7 +80,7 @@ def _how_far(found: Explanation) -> str:
 def _whose(found: Explanation) -> str:
     return {
         "batch": "The next batch passes with the same weights: look at this batch.",
-        "weights": "The next batch fails with the same weights: look at the weights.",
+        "weights": "The weights had gone bad before this step.",
         None: "",
     }[found.blame]
 

@@ -48,7 +48,8 @@ def noting(layers: Mapping[str, keras.layers.Layer]) -> Iterator[Whereabouts]:
     Args:
         layers: By path. Each is put back at the end as it was.
     """
-    found, graphs = Whereabouts(), []
+    found = Whereabouts()
+    graphs: list[tf.Graph] = []
     with contextlib.ExitStack() as stack:
         for path, layer in layers.items():
             stack.enter_context(replaced(layer, "call", _noted(path, layer.call, found, graphs)))

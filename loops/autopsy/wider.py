@@ -1,4 +1,4 @@
-"""By how many octaves a value is too large for its format: the same operation computed in float32 on the same inputs."""
+"""By how many octaves a value is too large for its format: its operation, computed in float32 on the same inputs."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def rewind(
         SystemExit: After SIGTERM, with status 143, likewise.
     """
     saves = _checked(loop, step)
-    rows = read_log(_log_of(loop, run))
+    rows = read_log(log_of(loop, run))
     _check_taken(step, rows, saves)
     with deferred_signals() as signals:
         began_at, state, caveats = _begin(loop, saves, step)
@@ -126,7 +126,8 @@ def _checked(loop: Loop, step: int) -> Checkpoint:
     return found
 
 
-def _log_of(loop: Loop, run: pathlib.Path | None) -> pathlib.Path | None:
+def log_of(loop: Loop, run: pathlib.Path | None) -> pathlib.Path | None:
+    """The log of a run: that of the loop's `JsonLines`, or else `steps.jsonl` in the run's folder."""
     writers = [action.path for action in loop.actions if isinstance(action, JsonLines)]
     return next(iter(writers), run / "steps.jsonl" if run else None)
 

@@ -1,0 +1,218 @@
+"""Small programs, each with one thing wrong, as `--build planted:NAME` takes them."""
+
+import functools
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import loops
+import scaler
+
+STEPS = {}
+"""How many steps each takes."""
+
+
+def program(steps):
+    """Names a function that gives (model, loss, batches, options), and makes it one that gives the loop."""
+
+    def of(function):
+        STEPS[function.__name__] = steps
+
+        @functools.wraps(function)
+        def build(run: pathlib.Path) -> loops.Loop:
+            keras.utils.set_random_seed(1)
+            model, loss, (x, y), options = function()
+            step = loops.TrainStep(
+                model,
+                loss,
+                options.pop("optimizer", None) or keras.optimizers.SGD(0.01),
+                loss_scaler=scaler.LossScaler(options.pop("strategy", scaler.Dynamic(initial_scale=2.0**10))),
+                **options,
+            )
+            return loop_of(step, x, y, run)
+
+        return build
+
+    return of
+
+
+def loop_of(step, x, y, run):
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4, drop_remainder=True).repeat()
+    return loops.Loop(
+        step,
+        data,
+        actions=[loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=2, resume=True)],
+    )
+
+
+def inputs(*shape):
+    return np.random.RandomState(0).normal(size=shape).astype(np.float32)
+
+
+def squares(y, prediction):
+    return tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
+
+
+def dense(*layers, width=8):
+    return keras.Sequential([keras.Input((width,)), *layers])
+
+
+def plain(units, name, **options):
+    return keras.layers.Dense(units, name=name, dtype="mixed_float16", **options)
+
+
+@program(6)
+def large_weights():
+    """A layer whose weights are 1e4."""
+    big = plain(8, "big", kernel_initializer=keras.initializers.Constant(1e4))
+    model = dense(plain(8, "first", kernel_initializer="ones"), big, plain(1, "out"))
+    return model, squares, (np.abs(inputs(16, 8)) + 1, inputs(16, 1)), {}
+
+
+@program(8)
+def learning_rate():
+    """A learning rate that is too large."""
+    model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
+    return model, squares, (inputs(16, 8), inputs(16, 1)), {"optimizer": keras.optimizers.SGD(60.0)}
+
+
+@program(5)
+def nan_batch():
+    """NaN in one batch."""
+    x = inputs(16, 8)
+    x[9, 3] = np.nan
+    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(16, 1)), {}
+
+
+@program(4)
+def high_floor():
+    """A scale with too high a floor."""
+    strategy = scaler.Dynamic(initial_scale=2.0**24, min_scale=2.0**22, max_scale=2.0**24)
+    return (
+        dense(plain(8, "first"), plain(1, "out")),
+        squares,
+        (inputs(16, 8), inputs(16, 1) + 3),
+        {"strategy": strategy},
+    )
+
+
+class Norm(keras.layers.Layer):
+    """x / sqrt(mean(x^2) + epsilon), with an epsilon that float16 does not hold."""
+
+    def __init__(self, epsilon, **options):
+        super().__init__(**options)
+        self.epsilon = epsilon
+
+    def call(self, x):
+        return x / keras.ops.sqrt(keras.ops.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
+
+
+@program(3)
+def small_epsilon():
+    """Epsilon 1e-8 in float16."""
+    norm = Norm(1e-8, name="norm", dtype="mixed_float16")
+    x = inputs(16, 8)
+    x[5] = 0.0
+    return dense(norm, plain(1, "out")), squares, (x, inputs(16, 1)), {}
+
+
+class Masked(keras.layers.Layer):
+    """Softmax of scores, a row of which is masked whole."""
+
+    def __init__(self, mask_value, **options):
+        super().__init__(**options)
+        self.mask_value = mask_value
+
+    def call(self, x):
+        keep = keras.ops.cast(x > 0.0, x.dtype)
+        return keras.ops.softmax(x + (1.0 - keep) * self.mask_value)
+
+
+@program(3)
+def attention_mask():
+    """A mask of -1e9."""
+    x = inputs(16, 8)
+    x[5] = -1.0
+    masked = Masked(-1e9, name="masked", dtype="mixed_float16")
+    return dense(masked, plain(1, "out")), squares, (x, inputs(16, 1)), {}
+
+
+class Root(keras.layers.Layer):
+    """A square root that meets 0."""
+
+    def call(self, x):
+        return keras.ops.sqrt(keras.ops.relu(x))
+
+
+@program(3)
+def root_at_zero():
+    """A square root at 0."""
+    model = dense(plain(8, "first"), Root(name="root", dtype="mixed_float16"), plain(1, "out"))
+    return model, squares, (inputs(16, 8), inputs(16, 1)), {}
+
+
+def clamped_loss(y, probability):
+    kept = tf.clip_by_value(probability, 1e-6, 1 - 1e-6)
+    losses = tf.cast(y, kept.dtype) * tf.math.log(kept) + tf.cast(1 - y, kept.dtype) * tf.math.log(1 - kept)
+    return -tf.reduce_mean(tf.cast(losses, tf.float32))
+
+
+@program(3)
+def clamp():
+    """A clamp of 1 - 1e-6, which is 1 in float16."""
+    sure = plain(1, "sure", activation="sigmoid", kernel_initializer=keras.initializers.Constant(5.0))
+    return dense(sure), clamped_loss, (np.abs(inputs(16, 8)) + 1, np.ones((16, 1), np.float32)), {}
+
+
+def logs(y, probabilities):
+    picked = tf.gather(probabilities, tf.cast(y, tf.int32), axis=1, batch_dims=1)
+    return -tf.reduce_mean(tf.cast(tf.math.log(picked), tf.float32))
+
+
+@program(3)
+def float16_softmax():
+    """A float16 softmax over large logits, and a logarithm after it."""
+    softmax = keras.layers.Softmax(name="softmax", dtype="mixed_float16")
+    logits = plain(4, "logits", kernel_initializer=keras.initializers.RandomNormal(0, 3.0, seed=1))
+    return dense(logits, softmax), logs, (inputs(16, 8) * 2, np.zeros(16, np.float32)), {}
+
+
+@program(12)
+def healthy():
+    """Nothing: a scale that begins too high finds its level."""
+    model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
+    return model, squares, (inputs(16, 8), inputs(16, 1)), {"strategy": scaler.Dynamic(initial_scale=2.0**19)}
+
+
+class Uncleared(tf.Module):
+    """A step that sums gradients over steps, and does not clear the sum."""
+
+    def __init__(self, model, optimizer):
+        super().__init__()
+        self.model, self.optimizer, self.loss_scaler = model, optimizer, scaler.LossScaler(scaler.Static(2.0**10))
+        self.sums = [tf.Variable(tf.zeros(one.shape, tf.float16), name="sum") for one in model.trainable_variables]
+
+    def __call__(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = squares(y, self.model(x, training=True))
+            scaled = self.loss_scaler.scale(loss)
+        for total, grad in zip(self.sums, tape.gradient(scaled, self.model.trainable_variables), strict=True):
+            total.assign_add(tf.cast(grad, tf.float16))
+        outcome = self.loss_scaler.apply(
+            self.optimizer, [tf.convert_to_tensor(one) for one in self.sums], self.model.trainable_variables
+        )
+        return {"loss": loss, "applied": outcome.finite, "loss_scale": outcome.loss_scale, "cause": outcome.cause}
+
+
+def uncleared(run):
+    """Gradients summed without being cleared."""
+    keras.utils.set_random_seed(1)
+    model = dense(plain(8, "first"), plain(1, "out"))
+    step = Uncleared(model, keras.optimizers.SGD(1e-7))
+    return loop_of(step, inputs(16, 8), inputs(16, 1) + 5, run)
+
+
+STEPS["uncleared"] = 14
