@@ -24,7 +24,7 @@ class Attempt:
     """What a step did.
 
     Attributes:
-        finite: Whether it was applied, or, in a window that is not whole, its gradients were finite.
+        finite: Whether it was applied.
         loss: The loss, NaN where the step returns none.
         outputs: All that it returned, as numbers.
     """
@@ -41,6 +41,7 @@ class Attempts:
         moment: The moment.
         scalers: The loss scalers that the step moves.
         taken: How many attempts were made.
+        windowed: Whether the step is a micro-batch of a window.
         own_variables: Floating-point variables of the step that belong to no model, optimizer or scaler.
     """
 
@@ -49,8 +50,11 @@ class Attempts:
         self.taken = 0
         self._progress = progress
         self.step = as_python(moment.take)
-        with self._as_it_was():
-            concrete = tf.function(self.step).get_concrete_function(moment.batch)
+        self.windowed = isinstance(moment.train_step, TrainStep) and moment.train_step.window is not None
+        self._factor = tf.Variable(1.0, trainable=False)
+        self._at_factor: Callable | None = None
+        with self.as_it_was():
+            concrete = _compiled(self.step).get_concrete_function(moment.batch)
         own = getattr(moment.train_step, "loss_scaler", None)
         found = list(find(concrete).scalers)
         self.scalers: list[scaler.LossScaler] = found or ([own] if own is not None else [])
@@ -61,31 +65,54 @@ class Attempts:
             if one.dtype.is_floating and id(one) not in owned and scaler.LossScaler.owner_of(one) is None
         ]
 
-    def take(self, change: Any = None, batch: Any = None, factor: float = 1.0) -> Attempt:
+    def take(self, change: Any = None, batch: Any = None) -> Attempt:
         """Takes the step once.
 
         Args:
             change: A context manager that changes something and puts it back.
             batch: In the place of the step's own.
+        """
+        with self.as_it_was(), change or contextlib.nullcontext():
+            return self._taken(_compiled(self.step), self.moment.batch if batch is None else batch)
+
+    def take_at(self, factor: float) -> Attempt:
+        """Takes the step once with gradients as large as at so many times its loss scale.
+
+        Args:
             factor: As for `listening`.
         """
+        with self.as_it_was(), listening(self.scalers, self._factor):
+            self._factor.assign(factor)
+            if self._at_factor is None:
+                self._at_factor = _compiled(self.step)
+            return self._taken(self._at_factor, self.moment.batch)
+
+    def _taken(self, step: Callable, batch: Any) -> Attempt:
         self.taken += 1
         self._progress()
-        batch = self.moment.batch if batch is None else batch
-        with self._as_it_was(), change or contextlib.nullcontext(), listening(self.scalers, factor):
-            before = [int(one.counters.applied) for one in self.scalers]
-            outputs = {name: value.numpy() for name, value in tf.function(self.step)(batch).items()}
-            after = [int(one.counters.applied) for one in self.scalers]
+        before = [int(one.counters.applied) for one in self.scalers]
+        outputs = {name: value.numpy() for name, value in step(batch).items()}
+        after = [int(one.counters.applied) for one in self.scalers]
         return Attempt(_finite(outputs, before, after), float(outputs.get("loss", np.nan)), outputs)
 
     @contextlib.contextmanager
-    def _as_it_was(self) -> Iterator[None]:
+    def as_it_was(self) -> Iterator[None]:
+        """Begins with the state before the step, and ends with it. A micro-batch is a step of its own inside."""
+        step = self.moment.train_step
         self.moment.reset()
         try:
-            with traced_anew(self.moment.train_step):
+            with traced_anew(step), with_value(step, "window", None) if self.windowed else contextlib.nullcontext():
                 yield
         finally:
             self.moment.reset()
+
+
+def _compiled(step: Callable) -> Any:
+    # TensorFlow warns of one function that is traced again and again.
+    def taken(batch: Any) -> Any:
+        return step(batch)
+
+    return tf.function(taken)
 
 
 def _finite(outputs: dict, before: Sequence[int], after: Sequence[int]) -> bool:

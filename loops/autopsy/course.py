@@ -15,8 +15,9 @@ from loops.autopsy.models import optimizer_of
 from loops.autopsy.remedies import OWN, Remedy
 from loops.step.train_step import TrainStep
 
-_SLOWER = 0.1
+_SLOWER = (0.1, 0.01, 0.001)
 _NORM = 1.0
+_EPSILON = 1e-3
 SINCE = "for the last"
 """In the name of each of these remedies."""
 
@@ -27,14 +28,21 @@ def tried_from_checkpoint(attempts: Attempts) -> list[Remedy]:
     back = moment.step - 1 - moment.began_at
     if not back:
         return []
-    since = f"{SINCE} {back} steps"
-    found = []
+    since = f"{SINCE} {back} step{'s' * (back > 1)}"
+    remedies = []
     optimizer = optimizer_of(moment.train_step)
-    if optimizer is not None:
-        found.append((f"a tenth of the learning rate {since}", "Lower the learning rate.", _slower(optimizer)))
+    for part in _SLOWER if optimizer is not None else ():
+        name, advice = f"{part:g} of the learning rate {since}", f"Lower the learning rate, to {part:g} of what it is."
+        remedies.append(_tried(attempts, name, advice, _slower(optimizer, part)))
+        if remedies[-1].finite or not remedies[-1].tried:
+            break
+    if isinstance(getattr(optimizer, "epsilon", None), float):
+        name = f"epsilon={_EPSILON:g} in the optimizer {since}"
+        advice = f"Make the optimizer with epsilon={_EPSILON:g}; in 16 bits a smaller one may be 0. Or use masters."
+        remedies.append(_tried(attempts, name, advice, _steadier(optimizer)))
     if isinstance(moment.train_step, TrainStep) and moment.train_step.clip_norm is None:
-        found.append((f"clip_norm={_NORM:g} {since}", f"Clip the gradients, as with clip_norm={_NORM:g}.", _clipped))
-    remedies = [_tried(attempts, *one) for one in found]
+        advice = f"Clip the gradients, as with clip_norm={_NORM:g}."
+        remedies.append(_tried(attempts, f"clip_norm={_NORM:g} {since}", advice, _clipped))
     if attempts.own_variables:
         remedies.append(_cleared(attempts, since))
     return remedies
@@ -51,11 +59,20 @@ def _tried(attempts: Attempts, name: str, advice: str, change: Callable) -> Reme
     return Remedy(name, True, bool(last.get("applied", math.isfinite(loss))), loss, advice)
 
 
-def _slower(optimizer: keras.optimizers.Optimizer) -> Callable:
+def _slower(optimizer: keras.optimizers.Optimizer, part: float) -> Callable:
     def change(loop: Any) -> None:
         del loop
         # A schedule cannot be assigned, and is refused with a TypeError.
-        optimizer.learning_rate = float(optimizer.learning_rate) * _SLOWER
+        optimizer.learning_rate = float(optimizer.learning_rate) * part
+
+    return change
+
+
+def _steadier(optimizer: Any) -> Callable:
+    def change(loop: Any) -> Callable:
+        del loop
+        before, optimizer.epsilon = optimizer.epsilon, _EPSILON
+        return lambda: setattr(optimizer, "epsilon", before)
 
     return change
 

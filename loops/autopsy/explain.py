@@ -50,7 +50,7 @@ def explain(
                 "or have the run write a log, with loops.JsonLines."
             )
     moment = rewind(loop, step, run=None if run is None else pathlib.Path(run), progress=_steps(progress))
-    explanation = look(moment, _counted(progress))
+    explanation = look(moment, _counted(progress), remedies=found is None or not found.healthy)
     return _judged(explanation, found) if found else explanation
 
 

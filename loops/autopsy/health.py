@@ -56,8 +56,9 @@ def health(rows: Sequence[Mapping[str, Any]]) -> Health:
     bad = [streak for streak in streaks if _is_bad(streak, attempts)]
     if not bad and _often(attempts[len(attempts) // 2 :]):
         bad = streaks[-1:]
-    chosen = (bad or streaks or [None])[-1]
-    step = None if chosen is None else (_telling(chosen) if bad else chosen[-1])["step"]
+    step = None
+    if streaks:
+        step = (_telling(bad[-1]) if bad else streaks[-1][-1])["step"]
     return Health(step, not bad, sum(len(streak) for streak in streaks), at_start, len(rows))
 
 

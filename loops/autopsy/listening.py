@@ -30,13 +30,13 @@ class Heard:
 
 
 @contextlib.contextmanager
-def listening(scalers: Sequence[scaler.LossScaler], factor: float = 1.0) -> Iterator[Heard]:
+def listening(scalers: Sequence[scaler.LossScaler], factor: tf.Variable | None = None) -> Iterator[Heard]:
     """Listens to the scalers' `scale`, `unscale` and `apply`.
 
     Args:
         scalers: Each is put back at the end as it was.
-        factor: A power of two that multiplies each loss on its way into `scale`: the gradients are then as large as at
-            a loss scale of so many times the scaler's, which its strategy knows nothing of.
+        factor: Float32 scalar, a power of two, that multiplies each loss on its way into `scale`: the gradients are
+            then as large as at a loss scale of so many times the scaler's, which its strategy knows nothing of.
     """
     heard = Heard()
     with contextlib.ExitStack() as stack:
@@ -64,11 +64,11 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             object.__setattr__(owner, name, before)
 
 
-def _scale(original: Callable, heard: Heard, factor: float) -> Callable:
+def _scale(original: Callable, heard: Heard, factor: tf.Variable | None) -> Callable:
     def scale(loss: Any) -> tf.Tensor:
         heard.moments.append((True, count_of_operations()))
         heard.losses.append(tf.convert_to_tensor(loss))
-        return original(loss if factor == 1.0 else tf.cast(loss, tf.float32) * factor)
+        return original(loss if factor is None else tf.cast(loss, tf.float32) * factor)
 
     return scale
 

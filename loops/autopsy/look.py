@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from loops.autopsy.frames import Frame, Part
 from loops.autopsy.models import model_of
 from loops.autopsy.origin import nearest_layer, origins, pass_of
 from loops.autopsy.paths import paths_of
-from loops.autopsy.remedies import ANOTHER_BATCH, OWN, Proposal, Remedy, fitting_scale, proposals, tried
+from loops.autopsy.remedies import ANOTHER_BATCH, OWN, Proposal, Remedy, fitting_scale, of_update, proposals, tried
 from loops.autopsy.scan import Scan, scan
 from loops.autopsy.sentence import sentence
 from loops.autopsy.wider import in_float32, octaves_over
@@ -35,21 +36,21 @@ _GROWN = 100.0
 """A loss that is so many times the least before it has left where it was."""
 
 
-def look(moment: Any, progress: Callable[[], None] = lambda: None) -> Explanation:
+def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: bool = True) -> Explanation:
     """Explains the step that a `Moment` stands before.
 
     Args:
         moment: From `rewind`.
         progress: Called before each attempt.
+        remedies: Whether to try more than a lower loss scale.
     """
     attempts = Attempts(moment, progress)
-    model = model_of(moment.train_step)
-    layers = paths_of(model) if model is not None else {}
-    attempt = attempts.take()
+    layers = _layers(moment.train_step)
+    step, attempt = _failing(moment, attempts)
     seen = _scanned(attempts, layers)
     cause = _cause(attempt)
     known = Explanation(
-        step=moment.step,
+        step=step,
         reproduced=moment.reproduced,
         differs=moment.differs,
         verdict=_VERDICTS[cause],
@@ -62,8 +63,30 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None) -> Explanatio
         known = dataclasses.replace(known, masked=masked)
     else:
         known = _with_scale(known, attempts, cause)
-        known = _with_origin(known, attempts, layers, seen)
+        known = _with_origin(known, attempts, layers, seen, attempt, remedies)
     return dataclasses.replace(known, sentence=sentence(known))
+
+
+def _layers(train_step: Any) -> dict[str, keras.layers.Layer]:
+    model = model_of(train_step)
+    if model is None:
+        return {}
+    # What a model of Keras's own classes computes beside its layers is a cast of its inputs.
+    own = not type(model).__module__.startswith("keras.")
+    return {**paths_of(model), **({model.name: model} if own else {})}
+
+
+def _failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:
+    """The step as it is; of a window that an earlier micro-batch spoiled, that one, with the weights of the window."""
+    attempt = attempts.take()
+    logged = moment.logged or {}
+    if attempts.windowed and attempt.finite and logged.get("attempted") and not logged.get("applied"):
+        for back, batch in enumerate(reversed(moment.before[1 - moment.train_step.accumulate :]), 1):
+            earlier = attempts.take(batch=batch)
+            if not earlier.finite:
+                moment.batch = batch
+                return moment.step - back, earlier
+    return moment.step, attempt
 
 
 def _with_scale(known: Explanation, attempts: Attempts, cause: scaler.Cause) -> Explanation:
@@ -74,20 +97,46 @@ def _with_scale(known: Explanation, attempts: Attempts, cause: scaler.Cause) -> 
     return dataclasses.replace(known, fits_at=fits_at, verdict=_of_scale(attempts, fits_at))
 
 
+def _of_variable(
+    known: Explanation, attempts: Attempts, layers: Mapping[str, keras.layers.Layer], attempt: Attempt
+) -> Explanation:
+    """Of a step whose gradients are finite: too large, or an update that is not."""
+    moment = attempts.moment
+    proposed = [*of_update(attempts), *proposals(attempts, layers, None, None, singular=False)]
+    position = int(attempt.outputs.get("variable", -1))
+    variables = getattr(getattr(moment.train_step, "model", None), "trainable_variables", [])
+    variable = variables[position] if 0 <= position < len(variables) else None
+    holders = [path for path, layer in layers.items() if any(one is variable for one in layer.variables)]
+    return dataclasses.replace(
+        known,
+        where="backward",
+        layer=max(holders, key=len, default=None),
+        tensor=None if variable is None else variable.path,
+        remedies=tuple(_remedies(known, attempts, proposed)),
+    )
+
+
 def _with_origin(
-    known: Explanation, attempts: Attempts, layers: Mapping[str, keras.layers.Layer], seen: Scan
+    known: Explanation,
+    attempts: Attempts,
+    layers: Mapping[str, keras.layers.Layer],
+    seen: Scan,
+    attempt: Attempt,
+    more: bool,
 ) -> Explanation:
     first = next(iter(origins(seen.frames, _failed(seen))), None)
     if first is None:
-        remedies = _remedies(known, attempts, proposals(attempts, layers, None, None, singular=False))
-        return dataclasses.replace(known, remedies=tuple(remedies))
+        return _of_variable(known, attempts, layers, attempt)
     over = octaves_over(first, _true_amax(attempts, layers, seen, first))
     own = first.layer if first.layer in layers else None
     nearest = own or nearest_layer(first, seen.frames)
     nearest = nearest if nearest in layers else None
     where = pass_of(first, seen.frames)
     singular = over is None and where in ("forward", "backward")
-    remedies = _remedies(known, attempts, proposals(attempts, layers, own, nearest, singular=singular))
+    proposed = proposals(attempts, layers, own, nearest, singular=singular) if more else []
+    remedies = _remedies(known, attempts, proposed)
+    if any(remedy.finite and remedy.name == OWN for remedy in remedies):
+        known = dataclasses.replace(known, verdict="overflow")
     known = dataclasses.replace(
         known,
         where=where,
@@ -105,14 +154,9 @@ def _with_origin(
 
 def _scanned(attempts: Attempts, layers: Mapping, also: Callable | None = None) -> Scan:
     step = attempts.moment.train_step
-    attempts.moment.reset()
-    try:
-        if isinstance(step, TrainStep):
-            with step.retraced(jit_compile=False):
-                return scan(attempts.step, attempts.moment.batch, layers, attempts.scalers, also=also)
+    plain = step.retraced(jit_compile=False) if isinstance(step, TrainStep) else contextlib.nullcontext()
+    with attempts.as_it_was(), plain:
         return scan(attempts.step, attempts.moment.batch, layers, attempts.scalers, also=also)
-    finally:
-        attempts.moment.reset()
 
 
 def _true_amax(attempts: Attempts, layers: Mapping, seen: Scan, first: Frame) -> float:
@@ -158,12 +202,12 @@ def _remedies(known: Explanation, attempts: Attempts, proposed: list[Proposal]) 
     found = tried(attempts, proposed)
     if known.fits_at is not None:
         said = f"The step passes at a loss scale of {known.fits_at:g}: let the strategy go there."
-        found.insert(0, Remedy(f"loss scale {known.fits_at:g}", True, True, math.nan, said))
+        lower = Remedy(f"loss scale {known.fits_at:g}", True, True, math.nan, said)
+        # Below 1 the scale makes gradients smaller than they are: that is no cure.
+        found = [lower, *found] if known.fits_at >= 1.0 else [*found, lower]
     if _gone_bad(known, attempts.moment, found):
         found = [*tried_from_checkpoint(attempts), *found]
-    if attempts.own_variables:
-        found = sorted(found, key=lambda remedy: not remedy.name.startswith(OWN))
-    return sorted(found, key=lambda remedy: not remedy.finite)
+    return sorted(found, key=lambda remedy: (not remedy.finite, not remedy.name.startswith(OWN)))
 
 
 def _gone_bad(known: Explanation, moment: Any, found: list[Remedy]) -> bool:
@@ -172,7 +216,8 @@ def _gone_bad(known: Explanation, moment: Any, found: list[Remedy]) -> bool:
     now = (moment.logged or {}).get("loss")
     grown = bool(losses) and (now is None or now > _GROWN * min(losses))
     useless = known.fits_at is not None and known.fits_at < 1.0
-    return useless or (grown and not _helped(found, ANOTHER_BATCH))
+    bad_update = known.verdict in ("too_large", "update")
+    return useless or bad_update or (grown and not _helped(found, ANOTHER_BATCH))
 
 
 def _helped(remedies: list[Remedy], name: str) -> bool:

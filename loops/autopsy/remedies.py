@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from loops.autopsy.attempts import Attempts, in_policy, with_value
 from loops.autopsy.listening import replaced
+from loops.autopsy.models import optimizer_of
 from loops.layers import layers_of
 from loops.step.train_step import TrainStep
 
@@ -86,7 +87,7 @@ def fitting_scale(attempts: Attempts, loss_scale: float) -> float | None:
     top = math.ceil(math.log2(loss_scale))
 
     def finite(exponent: int) -> bool:
-        return attempts.take(factor=2.0**exponent / loss_scale).finite
+        return attempts.take_at(2.0**exponent / loss_scale).finite
 
     low, high = _SMALLEST_SCALE, top
     if not any(finite(low := start) for start in (min(0, top - 1), _SMALLEST_SCALE)):
@@ -291,6 +292,26 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
                 given(_cleaned),
             ),
         ]
+    return found
+
+
+def of_update(attempts: Attempts) -> list[Proposal]:
+    """What may help an optimizer that turns finite gradients into values that are not."""
+    step = attempts.moment.train_step
+    optimizer = optimizer_of(step)
+    found = []
+    epsilon = getattr(optimizer, "epsilon", None)
+    if isinstance(epsilon, float):
+        found.append(
+            Proposal(
+                f"epsilon={_APART:g} in the optimizer",
+                f"Make the optimizer with epsilon={_APART:g}: {epsilon:g} is too small for it, or for 16 bits.",
+                lambda: with_value(optimizer, "epsilon", _APART),
+            )
+        )
+    if isinstance(step, TrainStep) and step.clip_norm is None:
+        advice = "Clip the gradients, as with clip_norm=1.0."
+        found.append(Proposal("clip_norm=1", advice, lambda: with_value(step, "clip_norm", 1.0)))
     return found
 
 

@@ -58,7 +58,6 @@ def scan(
     batch: Any,
     layers: Mapping[str, keras.layers.Layer],
     scalers: Sequence[scaler.LossScaler],
-    factor: float = 1.0,
     also: Callable[[tf.Graph], tf.Tensor] | None = None,
 ) -> Scan:
     """Takes a step and measures it. It moves weights and all: put them back.
@@ -68,14 +67,13 @@ def scan(
         batch: Tensors.
         layers: The model's, by path.
         scalers: The step's.
-        factor: As for `listening`.
         also: Given the traced graph, one more tensor to measure, under the name "also".
     """
     operations: list[tf.Operation] = []
     kept: dict[str, Any] = {}
 
     def observed(batch: Any) -> tuple[Any, tf.Tensor]:
-        with listening(scalers, factor) as heard, noting(layers) as places:
+        with listening(scalers) as heard, noting(layers) as places:
             outputs = take(batch)
         kept.update(heard=heard, places=places, batch=tf.nest.flatten(batch))
         return outputs, _measure_all(operations, also)

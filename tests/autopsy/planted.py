@@ -186,6 +186,23 @@ def healthy():
     return model, squares, (inputs(16, 8), inputs(16, 1)), {"strategy": scaler.Dynamic(initial_scale=2.0**19)}
 
 
+@program(6)
+def window():
+    """NaN in the first micro-batch of a window."""
+    x = inputs(16, 8)
+    x[9, 3] = np.nan
+    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(16, 1)), {"accumulate": 2}
+
+
+@program(4)
+def second_moment():
+    """Adam's epsilon of 1e-8 in float16, whose weights have no masters."""
+    first = keras.layers.Dense(8, name="first", dtype="float16")
+    options = {"optimizer": keras.optimizers.Adam(1e-3, epsilon=1e-8), "allow_16bit_updates": True}
+    model = dense(first, keras.layers.Dense(1, name="out", dtype="float16"))
+    return model, squares, (inputs(16, 8) * 1e-3, inputs(16, 1) * 1e-3), options
+
+
 class Uncleared(tf.Module):
     """A step that sums gradients over steps, and does not clear the sum."""
 
