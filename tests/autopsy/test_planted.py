@@ -1,0 +1,143 @@
+"""The causes that users had, each planted in a small program: which layer, which pass, why, and what helps."""
+
+import dataclasses
+import json
+import math
+
+import planted
+import pytest
+import tensorflow as tf
+
+from loops.observe import cure, explain
+
+EXPECTED = {
+    "large_weights": ("loss", "forward", "big", "inf", "every layer in float32"),
+    "learning_rate": ("overflow", "backward", "out", "inf", "0.01 of the learning rate for the last 1 step"),
+    "nan_batch": ("loss", "data", None, "nan", "another batch"),
+    "high_floor": ("floor", "backward", "out", "inf", "loss scale 4096"),
+    "small_epsilon": ("loss", "forward", "norm", "nan", "epsilon=0.001 in 'norm'"),
+    "attention_mask": ("loss", "forward", "masked", "inf", "mask_value=-30000 in 'masked'"),
+    "root_at_zero": ("backward", "backward", "root", "inf", "derivatives of 'root' that are not finite set to zero"),
+    "clamp": ("loss", "forward", "sure", "inf", "the loss in float32"),
+    "float16_softmax": ("loss", "forward", "softmax", "inf", "'softmax' in float32"),
+    "healthy": ("healthy", "backward", "first", "inf", "loss scale 16384"),
+    "window": ("loss", "data", None, "nan", "another batch"),
+    "second_moment": ("loss", "weights", "first", "nan", "epsilon=0.001 in the optimizer for the last 1 step"),
+    "uncleared": ("overflow", "backward", None, "inf", "the step's own variables set to zero"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Each program's run, made once."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            getattr(planted, name)(made[name]).run(planted.STEPS[name])
+        return made[name]
+
+    return of
+
+
+def rows(run):
+    return [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_cause_is_found_and_the_remedy_works(runs, name):
+    """One call, without a step, finds both."""
+    run = runs(name)
+    found = explain(getattr(planted, name)(run))
+    verdict, where, layer, kind, remedy = EXPECTED[name]
+    assert (found.verdict, found.where, found.layer, found.kind) == (verdict, where, layer, kind)
+    assert [one.name for one in found.remedies if one.name == remedy and one.finite] == [remedy]
+    assert found.reproduced
+    assert found.observed_alike
+    assert all(one.tried for one in found.remedies if one.finite)
+    finite = [one.finite for one in found.remedies]
+    assert finite == sorted(finite, reverse=True)
+    logged = next(row for row in rows(run) if row["step"] == found.step)
+    assert not logged["applied"]
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["pass"] == where
+
+
+@pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
+def test_octaves_and_the_scale_that_fits_are_measured(runs):
+    """The true value is computed in float32, and the scale is the largest at which the step passes."""
+    found = explain(planted.high_floor(runs("high_floor")), 2)
+    assert found.fits_at == 4096.0
+    # One scale of a step's gradient: 2^23 is too large by as many octaves as lie between, rounded up.
+    assert found.loss_scale == 2.0**23
+    assert math.ceil(found.octaves_over) >= 1
+    assert found.loss_scale / 2 ** math.ceil(found.octaves_over) >= found.fits_at
+    assert f"{found.octaves_over:.1f} octaves" in found.sentence
+
+
+def test_a_step_that_was_applied_is_told_to_be(runs):
+    """Nothing is tried for it."""
+    found = explain(planted.nan_batch(runs("nan_batch")), 2)
+    assert (found.verdict, found.remedies, found.masked) == ("healthy", (), ())
+    assert found.sentence == "Step 2 was applied at loss scale 1024: nothing is wrong with it."
+
+
+def test_nothing_in_the_folder_changes(runs):
+    """An autopsy only reads."""
+    run = runs("nan_batch")
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
+    explain(planted.nan_batch(run), 3)
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_log_that_another_run_wrote_is_noticed(runs, tmp_path):
+    """What follows from a replay that is not the run, says so first."""
+    run = runs("nan_batch")
+    loop = planted.nan_batch(tmp_path)
+    (tmp_path / "steps.jsonl").write_text(
+        "".join(json.dumps({**row, "loss": 7.0} if row["step"] == 1 else row) + "\n" for row in rows(run))
+    )
+    found = explain(loop, 3)
+    assert not found.reproduced
+    assert found.sentence.startswith("The replay is not the run: Loss of step 1 was 7.0 in the run's log")
+
+
+@pytest.mark.parametrize(("name", "layers"), [("small_epsilon", ["norm"]), ("nan_batch", None), ("healthy", [])])
+def test_the_cure_is_the_smallest_set_of_layers(runs, name, layers):
+    """None where float32 does not help, and nothing where the step passes."""
+    step = {"small_epsilon": 2, "nan_batch": 3, "healthy": 12}[name]
+    assert cure(getattr(planted, name)(runs(name)), step) == layers
+
+
+def test_an_explanation_has_every_field_of_the_interface(runs):
+    """What scripts read."""
+    found = explain(planted.nan_batch(runs("nan_batch")), 3).to_dict()
+    names = ("step", "reproduced", "verdict", "pass", "layer", "tensor", "kind", "octaves_over", "fits_at", "remedies")
+    assert set(names) <= set(found)
+    assert {"name", "tried", "finite"} <= set(found["remedies"][0])
+
+
+def test_everything_is_put_back(runs):
+    """Layers, the step and the scaler are as they were, and so is every variable."""
+    loop = planted.high_floor(runs("high_floor"))
+    step = loop.train_step
+    before = [layer.dtype_policy.name for layer in step.model.layers], step.loss_fn, step.optimizer.learning_rate
+    explain(loop, 2)
+    assert ([layer.dtype_policy.name for layer in step.model.layers], step.loss_fn) == before[:2]
+    assert step.optimizer.learning_rate is before[2]
+    assert not {"scale", "apply", "unscale"} & set(vars(step.loss_scaler))
+    assert not any("call" in vars(layer) for layer in step.model.layers)
+    assert int(step.loss_scaler.counters.attempted) == 1
+    assert tf.reduce_all(tf.math.is_finite(step.model.trainable_variables[0]))
+
+
+def test_magnitudes_follow_the_model(runs):
+    """One row a layer, in the order of the forward pass."""
+    found = explain(planted.high_floor(runs("high_floor")), 2)
+    assert [one.layer for one in found.magnitudes] == ["first", "out"]
+    first, out = found.magnitudes
+    assert first.dtype == out.dtype == "float16"
+    assert 0 < first.forward < 100
+    assert math.isinf(out.backward) or math.isnan(out.backward)
+    assert dataclasses.asdict(first)["layer"] == "first"
