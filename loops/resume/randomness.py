@@ -48,8 +48,14 @@ def generators() -> dict:
     }
 
 
-def set_generators(saved: dict) -> None:
-    """Puts them all back to what `generators` returned."""
+def set_generators(saved: dict, *, kernels: bool = True) -> None:
+    """Puts them all back to what `generators` returned.
+
+    Args:
+        saved: That.
+        kernels: Whether random operations that keep their position in their kernel begin anew, too, where there is a
+            global seed. TensorFlow prepares every compiled function again for that, which may take seconds.
+    """
     if saved["tf_generator"] is not None:
         _assign((_global_generator() or _new_global_generator()).state, saved["tf_generator"])
     if saved["keras_generator"] is not None:
@@ -57,7 +63,7 @@ def set_generators(saved: dict) -> None:
         if made_by_keras:  # Else the run was told.
             _assign(made_by_keras.state, saved["keras_generator"])
     if saved["op_seeds"] is not None:
-        _set_op_seeds(saved["op_seeds"])
+        _set_op_seeds(saved["op_seeds"], kernels)
     # Last, since making Keras's generator draws from Python's.
     random.setstate(_tuple_state(saved["python"]))
     kind, words, *rest = saved["numpy"]
@@ -92,9 +98,11 @@ def _op_seeds() -> dict | None:
     return {"seed": known[0], "state": _python_state(known[1].getstate())} if known else None
 
 
-def _set_op_seeds(saved: dict) -> None:
-    tf.random.set_seed(saved["seed"])
+def _set_op_seeds(saved: dict, kernels: bool) -> None:
     known = op_seeds()
+    if kernels or known is None or known[0] != saved["seed"]:
+        tf.random.set_seed(saved["seed"])
+        known = op_seeds()
     if known:  # Else the run was told.
         known[1].setstate(_tuple_state(saved["state"]))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import tempfile
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -50,10 +52,12 @@ class Batches:
             self._marks[name] = self._next
             return
         if self._folder is None:
+            # Gone with this object, or when the process ends.
             folder = tempfile.TemporaryDirectory(prefix="halfstep-")
             weakref.finalize(self, folder.cleanup)
             self._folder = pathlib.Path(folder.name)
-        self._marks[name] = tf.train.Checkpoint(position=self.iterator).write(str(self._folder / name))
+        with writing_positions():
+            self._marks[name] = tf.train.Checkpoint(position=self.iterator).write(str(self._folder / name))
 
     @property
     def lost(self) -> bool:
@@ -95,6 +99,24 @@ class Batches:
         self._bytes += sum(_bytes(part) for part in tf.nest.flatten(batch, expand_composites=True))
         if self._bytes > _MOST_BYTES:
             self._kept, self._lost = [], True
+
+
+@contextlib.contextmanager
+def writing_positions() -> Iterator[None]:
+    """Says in one sentence where positions could not be written.
+
+    Raises:
+        LoopError: In the place of the system's and TensorFlow's errors.
+    """
+    try:
+        yield
+    except (OSError, tf.errors.ResourceExhaustedError, tf.errors.UnknownError) as error:
+        reason = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+        raise LoopError(
+            f"{tempfile.gettempdir()}: the position in the dataset could not be written there "
+            f"({' '.join(reason.split())}). Make room, or set TMPDIR to another folder: it takes what the dataset's "
+            "shuffle buffers and caches hold, several times."
+        ) from error
 
 
 def _bytes(tensor: tf.Tensor) -> int:

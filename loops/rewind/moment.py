@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -28,7 +28,7 @@ class Moment:
 
     Args:
         loop: Just before the step.
-        variables: All that the step reads or writes, each on one device.
+        snapshot: Takes one of all that the step reads or writes.
         step: Its number.
         start: The state at `began_at`.
         began_at: Where the replay began.
@@ -43,7 +43,7 @@ class Moment:
         jit_compile: Whether `Loop` has XLA compile it.
         step: N, counted from 1.
         batch: Step N's, as the dataset gave it.
-        next_batch: Step N+1's, or None if the data ends before.
+        next_batch: Step N+1's, or None if there is none.
         before: The batches of up to three steps before N, oldest first; as many as were replayed.
         began_at: The step of the checkpoint that was restored, 0 for the beginning of the run.
         reproduced: Whether every step that was taken again, and step N, returned what the run's log says.
@@ -55,7 +55,7 @@ class Moment:
     def __init__(
         self,
         loop: Loop,
-        variables: Sequence[tf.Variable],
+        snapshot: Callable[[], Snapshot],
         *,
         step: int,
         start: Snapshot,
@@ -68,12 +68,14 @@ class Moment:
         self.take, self.jit_compile = loop.calls.train_step, loop.calls.jit_compile
         self.step, self.began_at = step, began_at
         self.before = before
-        self.batch, self.next_batch = batches.next(), batches.next()
+        self.batch, self.next_batch = batches.next(), None
+        with contextlib.suppress(tf.errors.OpError):  # It is not this step's.
+            self.next_batch = batches.next()
         self.rows = rows
         self.logged = next((row for row in rows if row["step"] == step), None)
         self.reproduced, self.differs = True, None  # type: bool, str | None
         self._start, self._batches = start, batches
-        self._here = Snapshot(variables)
+        self._here = snapshot()
 
     def reset(self) -> None:
         """Puts every variable, and the process's random generators, back to just before the step, bit for bit."""

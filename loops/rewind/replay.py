@@ -21,16 +21,19 @@ from loops.interrupts import deferred_signals
 from loops.loop import Loop
 from loops.resume import folder
 from loops.resume.identity import check_identity, check_layout
+from loops.resume.randomness import unsaved_random_operations
 from loops.resume.state import RunState
 from loops.resume.variables import layout
 from loops.rewind.advance import advance
-from loops.rewind.batches import Batches
+from loops.rewind.batches import Batches, writing_positions
 from loops.rewind.log import difference, read_log
 from loops.rewind.moment import START, Moment
 from loops.rewind.snapshot import Snapshot
 
 _BEFORE = 3
 """Batches before the step's that are had, too."""
+_MIDDLE = "before"
+"""The mark ahead of them."""
 
 
 def rewind(
@@ -71,7 +74,12 @@ def rewind(
         batches = Batches(loop.position)
         batches.mark(START)
         variables = [*(one for group in state.groups.values() for one in group), *state.trackables()["counters"]]
-        start = Snapshot(variables)
+        kernels = bool(unsaved_random_operations(loop.calls.trace()))
+
+        def snapshot() -> Snapshot:
+            return Snapshot(variables, kernels=kernels)
+
+        start = snapshot()
         signals.act()
 
         def told(done: int) -> None:
@@ -80,15 +88,16 @@ def rewind(
 
         middle = max(began_at, step - 1 - _BEFORE)
         replayed = advance(loop, batches, middle, signals, told)
-        batches.mark("before")
+        if middle > began_at:
+            batches.mark(_MIDDLE)
         replayed |= advance(loop, batches, step - 1, signals, told)
         before = []
-        if not batches.lost:
-            batches.go_back("before")
+        if middle < step - 1 and not batches.lost:
+            batches.go_back(_MIDDLE if middle > began_at else START)
             before = [batches.next() for _ in range(middle, step - 1)]
         moment = Moment(
             loop,
-            variables,
+            snapshot,
             step=step,
             start=start,
             began_at=began_at,
@@ -159,7 +168,7 @@ def _begin(loop: Loop, saves: Checkpoint, step: int) -> tuple[int, RunState, lis
     # What cannot be saved is skipped to by the first iterator, which a probe would be.
     loop.position.problem = facts["data"]["problem"] if facts else None
     if not loop.position.problem:
-        with tempfile.TemporaryDirectory(prefix="halfstep-") as place:
+        with writing_positions(), tempfile.TemporaryDirectory(prefix="halfstep-") as place:
             loop.position.probe(pathlib.Path(place))
     state = loop.state(identity, actions=())
     if number is None:

@@ -15,15 +15,17 @@ class Snapshot:
 
     Args:
         variables: Each on one device, as `loops.resume.variables.components` gives them.
+        kernels: As for `loops.resume.randomness.set_generators`: needed if a step has random operations without a
+            generator, to have it draw the same numbers each time.
     """
 
-    def __init__(self, variables: Iterable[tf.Variable]):
+    def __init__(self, variables: Iterable[tf.Variable], *, kernels: bool = False):
         # NumPy may be given the memory of the variable itself.
         self._saved = [(variable, np.array(variable.numpy())) for variable in variables]
-        self._generators = generators()
+        self._generators, self._kernels = generators(), kernels
 
     def restore(self) -> None:
         """Puts all of them back."""
         for variable, value in self._saved:
             variable.assign(tf.constant(value, variable.dtype))
-        set_generators(self._generators)
+        set_generators(self._generators, kernels=self._kernels)
