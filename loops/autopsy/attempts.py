@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.autopsy.listening import listening
+from loops.autopsy.listening import Heard, listening
 from loops.autopsy.models import owned_by_parts
 from loops.decisions import find
 from loops.resume.variables import variable_groups
@@ -41,6 +41,7 @@ class Attempts:
         moment: The moment.
         scalers: The loss scalers that the step moves.
         taken: How many attempts were made.
+        moves: Whether it takes the update to see what helps: where the gradients are finite before it.
         windowed: Whether the step is a micro-batch of a window.
         own_variables: Floating-point variables of the step that belong to no model, optimizer or scaler.
     """
@@ -48,13 +49,15 @@ class Attempts:
     def __init__(self, moment: Any, progress: Callable[[], None] = lambda: None):
         self.moment = moment
         self.taken = 0
+        self.moves = False
         self._progress = progress
         self.step = as_python(moment.take)
         self.windowed = isinstance(moment.train_step, TrainStep) and moment.train_step.window is not None
+        self._functions: list[Callable] = []
         self._factor = tf.Variable(1.0, trainable=False)
         self._at_factor: Callable | None = None
         with self.as_it_was():
-            concrete = _compiled(self.step).get_concrete_function(moment.batch)
+            concrete = self._compiled(Heard()).get_concrete_function(moment.batch)
         own = getattr(moment.train_step, "loss_scaler", None)
         found = list(find(concrete).scalers)
         self.scalers: list[scaler.LossScaler] = found or ([own] if own is not None else [])
@@ -65,15 +68,18 @@ class Attempts:
             if one.dtype.is_floating and id(one) not in owned and scaler.LossScaler.owner_of(one) is None
         ]
 
-    def take(self, change: Any = None, batch: Any = None) -> Attempt:
+    def take(self, change: Any = None, batch: Any = None, *, moves: bool | None = None) -> Attempt:
         """Takes the step once.
 
         Args:
             change: A context manager that changes something and puts it back.
             batch: In the place of the step's own.
+            moves: Whether finite gradients are applied. Else it is seen that they are finite, and that is all.
+                Default: the attribute.
         """
-        with self.as_it_was(), change or contextlib.nullcontext():
-            return self._taken(_compiled(self.step), self.moment.batch if batch is None else batch)
+        moves = self.moves if moves is None else moves
+        with self.as_it_was(), change or contextlib.nullcontext(), listening(self.scalers, moves=moves) as heard:
+            return self._taken(self._compiled(heard), self.moment.batch if batch is None else batch)
 
     def take_at(self, factor: float) -> Attempt:
         """Takes the step once with gradients as large as at so many times its loss scale.
@@ -81,19 +87,30 @@ class Attempts:
         Args:
             factor: As for `listening`.
         """
-        with self.as_it_was(), listening(self.scalers, self._factor):
+        with self.as_it_was(), listening(self.scalers, self._factor, moves=False) as heard:
             self._factor.assign(factor)
             if self._at_factor is None:
-                self._at_factor = _compiled(self.step)
+                self._at_factor = self._compiled(heard)
             return self._taken(self._at_factor, self.moment.batch)
 
     def _taken(self, step: Callable, batch: Any) -> Attempt:
         self.taken += 1
         self._progress()
         before = [int(one.counters.applied) for one in self.scalers]
-        outputs = {name: value.numpy() for name, value in step(batch).items()}
+        returned, finite = step(batch)
+        outputs = {name: value.numpy() for name, value in returned.items()}
         after = [int(one.counters.applied) for one in self.scalers]
-        return Attempt(_finite(outputs, before, after), float(outputs.get("loss", np.nan)), outputs)
+        known = [bool(one) for one in finite] or [then < now for then, now in zip(before, after, strict=True)]
+        return Attempt(_finite(outputs, known), float(outputs.get("loss", np.nan)), outputs)
+
+    def _compiled(self, heard: Heard) -> Any:
+        # TensorFlow warns of one function that is traced again and again, and knows functions by their place in memory.
+        def taken(batch: Any) -> tuple[Any, list]:
+            outputs = self.step(batch)
+            return outputs, [] if "applied" in outputs else heard.finite
+
+        self._functions.append(taken)
+        return tf.function(taken)
 
     @contextlib.contextmanager
     def as_it_was(self) -> Iterator[None]:
@@ -107,19 +124,11 @@ class Attempts:
             self.moment.reset()
 
 
-def _compiled(step: Callable) -> Any:
-    # TensorFlow warns of one function that is traced again and again.
-    def taken(batch: Any) -> Any:
-        return step(batch)
-
-    return tf.function(taken)
-
-
-def _finite(outputs: dict, before: Sequence[int], after: Sequence[int]) -> bool:
+def _finite(outputs: dict, known: Sequence[bool]) -> bool:
     if "applied" in outputs:
         return bool(outputs["applied"])
-    if before:
-        return all(then < now for then, now in zip(before, after, strict=True))
+    if known:
+        return all(known)
     return bool(np.isfinite(outputs.get("loss", np.nan)))
 
 

@@ -20,29 +20,35 @@ class Heard:
         losses: The unscaled losses.
         gradients: The scaled gradients of each `apply` and `unscale`.
         variables: For each `apply`, the variables, masters as the model's own.
+        finite: For each `apply`, scalar bool, whether it applied them.
         moments: For each call, whether it took a loss, and the number of operations that the graph had then.
     """
 
     losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
     gradients: list[list] = dataclasses.field(default_factory=list)
     variables: list[list] = dataclasses.field(default_factory=list)
+    finite: list[tf.Tensor] = dataclasses.field(default_factory=list)
     moments: list[tuple[bool, int]] = dataclasses.field(default_factory=list)
 
 
 @contextlib.contextmanager
-def listening(scalers: Sequence[scaler.LossScaler], factor: tf.Variable | None = None) -> Iterator[Heard]:
+def listening(
+    scalers: Sequence[scaler.LossScaler], factor: tf.Variable | None = None, *, moves: bool = True
+) -> Iterator[Heard]:
     """Listens to the scalers' `scale`, `unscale` and `apply`.
 
     Args:
         scalers: Each is put back at the end as it was.
         factor: Float32 scalar, a power of two, that multiplies each loss on its way into `scale`: the gradients are
             then as large as at a loss scale of so many times the scaler's, which its strategy knows nothing of.
+        moves: False has `apply` say whether the gradients are finite, and do nothing with them: most of what is traced
+            for a step is its update.
     """
     heard = Heard()
     with contextlib.ExitStack() as stack:
         for one in scalers:
             stack.enter_context(replaced(one, "scale", _scale(one.scale, heard, factor)))
-            stack.enter_context(replaced(one, "apply", _apply(one.apply, heard)))
+            stack.enter_context(replaced(one, "apply", _apply(one, heard, moves)))
             stack.enter_context(replaced(one, "unscale", _unscale(one.unscale, heard)))
         yield heard
 
@@ -73,15 +79,37 @@ def _scale(original: Callable, heard: Heard, factor: tf.Variable | None) -> Call
     return scale
 
 
-def _apply(original: Callable, heard: Heard) -> Callable:
+def _apply(one: scaler.LossScaler, heard: Heard, moves: bool) -> Callable:
+    original = one.apply
+
     def apply(optimizer: Any, grads: Sequence, variables: Any = None, **options: Any) -> scaler.Outcome:
         grads = list(grads)
         heard.moments.append((False, count_of_operations()))
         heard.gradients.append(grads)
         heard.variables.append(list(getattr(variables, "model_variables", variables) or ()))
-        return original(optimizer, grads, variables, **options)
+        outcome = original(optimizer, grads, variables, **options) if moves else _judged(one, grads)
+        heard.finite.append(outcome.finite)
+        return outcome
 
     return apply
+
+
+def _judged(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
+    finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
+    nan, nothing, no = tf.constant(float("nan")), tf.constant(-1), tf.constant(False)
+    return scaler.Outcome(
+        finite=finite,
+        loss_scale=one.loss_scale,
+        grad_norm=nan,
+        cause=tf.where(finite, int(scaler.Cause.NONE), int(scaler.Cause.OVERFLOW)),
+        has_nan=no,
+        index=nothing,
+        clipped_norm=nan,
+        count=tf.constant(0),
+        nearest=nothing,
+        weight=nothing,
+        lower_helps=no,
+    )
 
 
 def _unscale(original: Callable, heard: Heard) -> Callable:

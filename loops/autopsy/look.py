@@ -62,6 +62,7 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         masked = tuple(name for name, frame in seen.frames.items() if not frame.finite and frame.kind != "Const")
         known = dataclasses.replace(known, masked=masked)
     else:
+        attempts.moves = cause in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
         known = _with_scale(known, attempts, cause)
         known = _with_origin(known, attempts, layers, seen, attempt, remedies)
     return dataclasses.replace(known, sentence=sentence(known))
@@ -78,11 +79,11 @@ def _layers(train_step: Any) -> dict[str, keras.layers.Layer]:
 
 def _failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:
     """The step as it is; of a window that an earlier micro-batch spoiled, that one, with the weights of the window."""
-    attempt = attempts.take()
+    attempt = attempts.take(moves=True)
     logged = moment.logged or {}
     if attempts.windowed and attempt.finite and logged.get("attempted") and not logged.get("applied"):
         for back, batch in enumerate(reversed(moment.before[1 - moment.train_step.accumulate :]), 1):
-            earlier = attempts.take(batch=batch)
+            earlier = attempts.take(batch=batch, moves=True)
             if not earlier.finite:
                 moment.batch = batch
                 return moment.step - back, earlier
@@ -232,11 +233,10 @@ def _blame(remedies: list[Remedy], where: str, fits_at: float | None) -> str | N
 
 
 def _alike(attempt: Attempt, seen: Scan) -> bool:
-    return all(
-        bool(seen.outputs[name] == value) or (seen.outputs[name] != seen.outputs[name] and value != value)
-        for name, value in attempt.outputs.items()
-        if name in ("applied", "cause") and name in seen.outputs
-    )
+    """Whether the step was as finite under observation as without."""
+    given = [*seen.losses, *(name for names in seen.gradients for name in names if name is not None)]
+    observed = all(seen.frames[name].finite for name in given if name in seen.frames)
+    return observed == attempt.finite or _cause(attempt) in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
 
 
 def _magnitudes(seen: Scan, layers: Mapping[str, keras.layers.Layer]) -> tuple[Magnitude, ...]:

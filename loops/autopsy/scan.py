@@ -73,7 +73,7 @@ def scan(
     kept: dict[str, Any] = {}
 
     def observed(batch: Any) -> tuple[Any, tf.Tensor]:
-        with listening(scalers) as heard, noting(layers) as places:
+        with listening(scalers, moves=False) as heard, noting(layers) as places:
             outputs = take(batch)
         kept.update(heard=heard, places=places, batch=tf.nest.flatten(batch))
         return outputs, _measure_all(operations, also)
