@@ -118,7 +118,7 @@ def census(step_or_function: Any, *args: Any) -> Census:
             counted[found.place, found.node.op, dtype].add(found)
     order = list(dict.fromkeys(place for place, _, _ in counted))
     by_place = sorted(counted.items(), key=lambda item: order.index(item[0][0]))
-    return Census([_row(*key, count, names) for key, count in by_place])
+    return Census([_row(place, op, dtype, count, names) for (place, op, dtype), count in by_place])
 
 
 @dataclasses.dataclass(frozen=True)

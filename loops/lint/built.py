@@ -10,7 +10,7 @@ import tensorflow as tf
 import scaler
 from loops.errors import OutOfData
 from loops.lint.finding import Finding
-from loops.lint.lint import lint
+from loops.lint.look import lint
 from loops.loop import Loop
 from loops.step.train_step import TrainStep
 

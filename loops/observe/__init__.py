@@ -7,6 +7,6 @@ from loops.census import Census as Census
 from loops.census import Row as Row
 from loops.census import census as census
 from loops.lint.finding import Finding as Finding
-from loops.lint.lint import lint as lint
+from loops.lint.look import lint as lint
 
 __all__ = ["Census", "Explanation", "Finding", "Row", "census", "cure", "explain", "lint"]
