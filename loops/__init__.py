@@ -63,5 +63,4 @@ __all__ = [
     "Visit",
     "WorkerLost",
     "join_workers",
-    "observe",
 ]

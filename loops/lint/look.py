@@ -124,4 +124,5 @@ def _alike(call: LayerCall) -> object:
 def _octaves(variable: keras.Variable) -> tuple:
     values = np.abs(np.asarray(variable.numpy(), np.float64))
     sizes = [values.max(initial=0.0), np.sqrt(np.mean(np.square(values))) if values.size else 0.0]
-    return tuple(round(float(np.log2(max(size, 1e-30)))) if np.isfinite(size) else size for size in sizes)
+    # Sizes of powers of two have Glorot's and He's deviations at whole and half octaves: the steps lie between.
+    return tuple(round(float(np.log2(max(size, 1e-30))) + 0.25) if np.isfinite(size) else size for size in sizes)

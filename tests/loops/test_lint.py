@@ -11,7 +11,6 @@ from loop_cases import raw
 import loops
 import scaler
 from loops.layers import layers_of
-
 from loops.observe import lint
 
 HALF = "mixed_float16"
