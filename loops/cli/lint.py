@@ -14,9 +14,9 @@ import rich.console
 import rich.table
 import rich.text
 
-from loops.cli.build import built
 from loops.lint.built import lint_built
 from loops.lint.finding import Finding
+from loops.programs import called
 
 EXIT_FOUND = 4
 """Status where something was found that hurts."""
@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="halfstep-lint-") as folder:
-        findings = lint_built(built(options.build, pathlib.Path(folder)), options.build)
+        findings = lint_built(called(options.build, pathlib.Path(folder)), options.build)
     if options.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     elif findings:

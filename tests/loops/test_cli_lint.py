@@ -21,18 +21,18 @@ def make_loop(run):
     step = loops.TrainStep(model(odd), keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.1))
     return loops.Loop(step, dataset(), actions=[loops.JsonLines(run / "steps.jsonl")])
 
-def parts():
+def parts(run):
     unit = keras.layers.UnitNormalization(dtype="mixed_float16", name="unit")
     return model(unit), keras.optimizers.SGD(0.1), keras.losses.MeanSquaredError(), dataset()
 
 def by_name(run):
-    return dict(zip(["model", "optimizer", "loss", "sample"], parts())) | {"model": model()}
+    return dict(zip(["model", "optimizer", "loss", "sample"], parts(run))) | {"model": model()}
 
 def own_step(run):
     return loops.Loop(lambda x, y: {"loss": tf.reduce_mean(x)}, dataset())
 
 def empty(run):
-    return (*parts()[:3], dataset(0))
+    return (*parts(run)[:3], dataset(0))
 
 def nothing(run):
     return None
@@ -44,7 +44,7 @@ number = 3
 @pytest.fixture
 def program(tmp_path, monkeypatch):
     (tmp_path / "program_of_lint.py").write_text(PROGRAM, encoding="utf-8")
-    (tmp_path / "broken_of_lint.py").write_text("import there_is_none", encoding="utf-8")
+    (tmp_path / "broken_of_lint.py").write_text("import absent_", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -99,6 +99,7 @@ def test_what_cannot_be_built_is_one_line(capsys, build, status, said):
 
 
 @pytest.mark.usefixtures("program")
-def test_an_error_of_the_program_itself_passes(capsys):
-    with pytest.raises(ModuleNotFoundError, match="there_is_none"):
-        run(capsys, "lint", "--build", "broken_of_lint:make")
+def test_an_error_of_the_program_itself_is_told(capsys):
+    status, printed, errors = run(capsys, "lint", "--build", "broken_of_lint:make")
+    assert (status, printed) == (1, "")
+    assert errors == "halfstep: --build broken_of_lint:make: it raised ModuleNotFoundError: No module named 'absent_'\n"
