@@ -10,7 +10,7 @@ import tensorflow as tf
 import scaler
 from loops.batches import explaining, parts
 
-_EXAMPLES = 8
+_EXAMPLES = 4
 """Examples of the batch that are kept: what is looked for does not depend on their number."""
 
 

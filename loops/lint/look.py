@@ -15,6 +15,8 @@ from loops.layers import layers_of
 from loops.lint.checks import built, check_parts, small
 from loops.lint.constants import lost_constants
 from loops.lint.finding import Finding
+from loops.lint.gradients import lost_share
+from loops.lint.indices import rounded_indices
 from loops.lint.judged import judge, unfit_weights
 from loops.lint.kept import kept
 from loops.lint.losses import half_loss, half_outputs
@@ -24,6 +26,8 @@ from loops.lint.shapes import odd_shapes
 from loops.lint.stress import float_inputs
 from loops.lint.traced import LayerCall, Traced, trace
 from loops.lint.twin import in_float32
+
+_NOT_STRESSED = (keras.layers.Bidirectional, keras.layers.TimeDistributed, keras.layers.Embedding)
 
 
 def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any) -> list[Finding]:
@@ -59,11 +63,12 @@ def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any) -> lis
             traced = trace(model, loss, sample)
         called = traced.layers
         findings = [
-            *scaling_findings(model, called, scaling),
+            *scaling_findings(model, called, scaling, lambda: lost_share(model, loss, sample)),
             *half_loss(traced, loss, sample),
             *half_outputs(traced, model.name),
             *_constants(model, loss, sample, traced),
             *(_at(traced, layer, found) for layer in called for found in unfit_weights(layer)),
+            *rounded_indices(traced),
             *_stressed(traced),
             *odd_shapes(traced),
         ]
@@ -104,9 +109,9 @@ def _stressed(traced: Traced) -> list[Finding]:
 
 
 def _is_container(call: LayerCall) -> bool:
-    """Whether it only calls other layers, or is called by what runs it step by step and is stressed itself."""
+    """Whether it only calls others or looks up, or is called by what runs it step by step and is stressed itself."""
     functional = isinstance(call.layer, keras.Model) and type(call.layer).__module__.startswith("keras.")
-    plain = functional or isinstance(call.layer, (keras.layers.Bidirectional, keras.layers.TimeDistributed))
+    plain = functional or isinstance(call.layer, _NOT_STRESSED)
     return plain or any(isinstance(one, keras.layers.RNN) for one in call.inside)
 
 

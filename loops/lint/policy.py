@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 
 from loops.lint.finding import Finding
 from loops.lint.scaling import Scaling
 
 
-def scaling_findings(model: keras.Model, layers: list[keras.layers.Layer], scaling: Scaling) -> list[Finding]:
+def scaling_findings(
+    model: keras.Model, layers: list[keras.layers.Layer], scaling: Scaling, lost_share: Callable[[], str]
+) -> list[Finding]:
     """What is wrong with a model's dtypes, given what scales and what is trained.
 
     Args:
         model: The model.
         layers: The layers that the forward pass calls.
         scaling: What the set-up does.
+        lost_share: Says what becomes of the sample's gradients without a scale; called where it matters.
     """
     by_dtype: dict[str, list[str]] = {"float16": [], "bfloat16": []}
     for layer in layers:
@@ -27,7 +32,7 @@ def scaling_findings(model: keras.Model, layers: list[keras.layers.Layer], scali
             Finding(
                 None,
                 "the model computes in float16 and nothing scales the loss: gradients below 6e-8 become 0.",
-                f"{len(half)} layers compute in float16, such as {half[0]!r}; {scaling.said}.",
+                f"{len(half)} layers compute in float16, such as {half[0]!r}; {scaling.said}. {lost_share()}".strip(),
                 "Use loops.TrainStep with loss_scaler=scaler.LossScaler(scaler.Dynamic()), or wrap the optimizer in "
                 "scaler.LossScaleOptimizer.",
             )

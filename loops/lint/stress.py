@@ -20,7 +20,7 @@ from loops.lint.twin import in_float32
 MAGNITUDES = (0.0, 1e-4, 1e-2, 1.0, 30.0, 100.0, 300.0, 1e3, 5e3)
 """The largest magnitude of the input. What fails above the last is not told: see docs/lint.md."""
 _FEW = (0.0, 1e-4, 300.0, 5e3)
-_LARGE = 2**17
+_LARGE = 2**15
 """Values of input from which on a layer is stressed at a few magnitudes alone."""
 _HALF = scaler.float_format("float16")
 _FITS = 0.98 * _HALF.max

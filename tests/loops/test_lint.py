@@ -203,6 +203,18 @@ def test_float16_needs_a_scaler(make, found):
     assert all(found in one for one in said)
 
 
+def test_what_becomes_of_small_gradients_is_measured():
+    def tiny(y, prediction):
+        return 1e-9 * tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
+
+    model = small()
+    (found,) = heavy(lint(model, keras.optimizers.SGD(), tiny, batch()))
+    assert found.measured.endswith("are zero in float16.")
+    assert float(found.measured.split("float32, ")[1].split("%")[0]) > 50
+    (found,) = heavy(lint(model, keras.optimizers.SGD(), MSE, batch()))
+    assert "0.0% to 0.0% are zero in float16" in found.measured
+
+
 @pytest.mark.parametrize(("policy", "optimizer", "count"), [("mixed_bfloat16", scaled, 1), ("float32", scaled, 0)])
 def test_bfloat16_needs_none(policy, optimizer, count):
     said = heavy(lint(small(policy), optimizer(), MSE, batch()))
@@ -291,6 +303,25 @@ def test_a_subclassed_model_of_integers_that_is_not_built():
     assert model.built
     assert {one.layer.split("/")[-1] for one in heavy(findings)} == {"same"}
     assert all("UnitNormalization" in one.finding or "constant" in one.finding for one in heavy(findings))
+
+
+@keras.saving.register_keras_serializable("lint_cases")
+class Lookup(keras.Model):
+    """Casts floats that it is given to float16, as every subclass under the policy does."""
+
+    def __init__(self, rows):
+        super().__init__(dtype=HALF)
+        self.words = L.Embedding(rows, 8, dtype=HALF, name="words")
+        self.last = L.Dense(8, dtype="float32")
+
+    def call(self, x):
+        return self.last(self.words(x)[:, 0])
+
+
+@pytest.mark.parametrize(("rows", "dtype", "found"), [(3000, "float32", 1), (2049, "float32", 0), (3000, "int32", 0)])
+def test_indices_that_are_rounded(rows, dtype, found):
+    said = heavy(lint(Lookup(rows), scaled(), MSE, (np.ones([4, 3], dtype), np.ones([4, 8], np.float32))))
+    assert [(one.layer, "become their neighbours" in one.finding) for one in said] == [("words", True)] * found
 
 
 def test_nothing_is_changed():
