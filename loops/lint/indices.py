@@ -1,4 +1,4 @@
-"""Indices that go through float16 on their way to an Embedding: a layer or subclassed model casts floats that it is given."""
+"""Indices that are float16 on their way to an Embedding: a subclassed model casts floats that it is given."""
 
 from __future__ import annotations
 

@@ -109,5 +109,5 @@ def _ranges(faults: list[Failure]) -> str:
     for backward, name in ((False, "forward"), (True, "backward")):
         at = sorted({failure.magnitude for failure in faults if failure.backward == backward})
         if at:
-            said.append(f"{name} at inputs of {', '.join(f'{one:g}' for one in at)}")
-    return f"Run alone, it failed {' and '.join(said)}, with an output gradient of 1; in float32 it did not."
+            said.append(f"{name} with inputs of magnitude {', '.join(f'{one:g}' for one in at)}")
+    return f"Run alone, it failed {' and '.join(said)}; in float32 it did not."
