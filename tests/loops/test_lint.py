@@ -253,6 +253,7 @@ def bce(y, prediction):
     ("loss", "finds"),
     [
         (bce, "At predictions of 1 it is inf, and"),
+        (keras.losses.binary_crossentropy, "At predictions of 1 it is inf, and"),
         (lambda y, p: tf.reduce_mean(tf.square(p - tf.cast(y, p.dtype))), "At predictions of 300 it is inf, and 8.9"),
         (keras.losses.BinaryCrossentropy(), None),
         (lambda y, p: tf.reduce_mean(tf.square(tf.cast(p, tf.float32) - y)), None),
