@@ -85,7 +85,6 @@ FINE = {
 FINE_SERIES = {
     "pooling": L.GlobalAveragePooling1D,
     "lstm": lambda **a: L.LSTM(8, **a),
-    "bidirectional": lambda **a: L.Bidirectional(L.SimpleRNN(8, dtype=HALF), **a),
     "each": lambda **a: L.TimeDistributed(L.Dense(8, dtype=HALF, name="each_inside"), **a),
     "conv": lambda **a: L.Conv1D(8, 3, kernel_initializer="he_normal", **a),
 }
@@ -157,7 +156,19 @@ def test_nothing_else_is_said_of_either(of_the_bad, of_the_fine):
     assert [one.is_note for one in of_the_bad] == sorted(one.is_note for one in of_the_bad)
 
 
+def test_a_layer_that_runs_another_twice_is_left_alone():
+    layers = [L.Bidirectional(L.SimpleRNN(8, dtype=HALF), dtype=HALF), L.Dense(8, dtype="float32")]
+    model = keras.Sequential([keras.Input([4, 8]), *layers])
+    assert heavy(lint(model, scaled(), MSE, (np.ones([4, 4, 8]), np.ones([4, 8])))) == []
+
+
 # ---------------------------------------------------------------------------------------------- the set-up
+
+
+@pytest.fixture
+def unstressed(monkeypatch):
+    """Leaves out what takes time and is tested above."""
+    monkeypatch.setattr("loops.lint.look.judge", lambda call, inside: [])
 
 
 def small(policy=HALF, last="float32", activation=None):
@@ -196,6 +207,7 @@ def train_step(model, strategy=None, **arguments):
         (lambda m: keras.optimizers.SGD(loss_scale_factor=128.0), None),
     ],
 )
+@pytest.mark.usefixtures("unstressed")
 def test_float16_needs_a_scaler(make, found):
     model = small()
     said = [one.finding for one in heavy(lint(model, make(model), MSE, batch()))]
@@ -203,6 +215,7 @@ def test_float16_needs_a_scaler(make, found):
     assert all(found in one for one in said)
 
 
+@pytest.mark.usefixtures("unstressed")
 def test_what_becomes_of_small_gradients_is_measured():
     def tiny(y, prediction):
         return 1e-9 * tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
@@ -216,6 +229,7 @@ def test_what_becomes_of_small_gradients_is_measured():
 
 
 @pytest.mark.parametrize(("policy", "optimizer", "count"), [("mixed_bfloat16", scaled, 1), ("float32", scaled, 0)])
+@pytest.mark.usefixtures("unstressed")
 def test_bfloat16_needs_none(policy, optimizer, count):
     said = heavy(lint(small(policy), optimizer(), MSE, batch()))
     assert ["has the range of float32" in one.finding for one in said] == [True] * count
@@ -231,6 +245,7 @@ def test_bfloat16_needs_none(policy, optimizer, count):
         (lambda m: scaled(), False),
     ],
 )
+@pytest.mark.usefixtures("unstressed")
 def test_weights_of_16_bits_need_masters(make, flagged):
     model = small("float16")
     said = heavy(lint(model, make(model), MSE, batch()))
@@ -238,6 +253,7 @@ def test_weights_of_16_bits_need_masters(make, flagged):
     assert all("2 of 4 trainable variables" in one.measured for one in said)
 
 
+@pytest.mark.usefixtures("unstressed")
 def test_outputs_in_float16_are_named_by_their_layer():
     (found,) = heavy(lint(small(last=HALF), scaled(), MSE, batch()))
     assert (found.layer, found.finding.split(":")[0]) == ("last", "the loss is given float16")
@@ -259,6 +275,7 @@ def bce(y, prediction):
         (lambda y, p: tf.reduce_mean(tf.square(tf.cast(p, tf.float32) - y)), None),
     ],
 )
+@pytest.mark.usefixtures("unstressed")
 def test_a_loss_that_computes_in_float16_is_found(loss, finds):
     said = heavy(lint(small(last=HALF, activation="sigmoid"), scaled(), loss, batch()))
     losses = [one for one in said if one.layer is None]
@@ -267,6 +284,7 @@ def test_a_loss_that_computes_in_float16_is_found(loss, finds):
 
 
 @pytest.mark.parametrize(("units", "odd"), [(10, "10 is no multiple of 8"), (16, None)])
+@pytest.mark.usefixtures("unstressed")
 def test_shapes_for_tensor_cores_are_notes(units, odd):
     model = keras.Sequential([keras.Input([8]), L.Dense(units, dtype=HALF, name="odd"), L.Dense(8, dtype="float32")])
     notes = lint(model, scaled(), MSE, batch())
@@ -274,6 +292,7 @@ def test_shapes_for_tensor_cores_are_notes(units, odd):
     assert all(odd in one.measured for one in notes)
 
 
+@pytest.mark.usefixtures("unstressed")
 def test_the_steps_of_a_recurrent_layer_have_shapes_too():
     model = keras.Sequential([keras.Input([2, 8]), L.SimpleRNN(6, dtype=HALF, name="r"), L.Dense(8, dtype="float32")])
     assert "r" in {one.layer for one in lint(model, scaled(), MSE, (np.ones([4, 2, 8]), np.ones([4, 8])))}
@@ -289,13 +308,13 @@ class Subclassed(keras.Model):
     def __init__(self):
         super().__init__(name="subclassed")
         self.words = L.Embedding(10, 8, dtype=HALF, mask_zero=True, name="words")
-        self.recur = L.SimpleRNN(8, dtype=HALF, name="recur")
+        self.pool = L.GlobalAveragePooling1D(dtype=HALF, name="pool")
         self.inner = keras.Sequential([L.UnitNormalization(dtype=HALF, name="same")], name="inner")
         self.same = L.Dense(8, dtype=HALF, name="same")
         self.last = L.Dense(8, dtype="float32", name="last")
 
     def call(self, x, training=False):
-        return self.last(self.inner(self.same(self.recur(self.words(x)))))
+        return self.last(self.inner(self.same(self.pool(self.words(x)))))
 
 
 def test_a_subclassed_model_of_integers_that_is_not_built():
