@@ -53,8 +53,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _print(findings: list[Finding]) -> None:
-    table = rich.table.Table("layer", "finding", "measured", "instead", box=rich.box.SIMPLE, show_lines=True)
+    table = rich.table.Table("layer", "what, how measured, what to write instead", box=rich.box.SIMPLE, show_lines=True)
     for finding in findings:
-        cells = (finding.layer or "all", finding.finding, finding.measured, finding.instead)
-        table.add_row(*map(rich.text.Text, cells))
+        text = f"{finding.finding}\nmeasured: {finding.measured}\ninstead: {finding.instead}"
+        table.add_row(rich.text.Text(finding.layer or "all"), rich.text.Text(text, overflow="fold"))
     rich.console.Console().print(table)

@@ -53,7 +53,7 @@ def _lost(reference: np.ndarray, value: np.ndarray) -> tuple[float, float] | Non
 
 
 def _finding(layer: str | None, name: str, before: float, after: float) -> Finding:
-    text = f"the constant {np.float32(before)!s} is {after:g} in float16"
+    text = f"the constant {float(str(np.float32(before))):.9g} is {after:g} in float16"
     if after == 0:
         return Finding(
             layer,

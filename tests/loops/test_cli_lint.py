@@ -67,7 +67,7 @@ def test_what_hurts_has_a_status_of_its_own(capsys):
     status, printed, _ = run(capsys, "lint", "--build", "program_of_lint:parts")
     assert status == 4
     assert "UnitNormalization" in printed
-    assert "instead" in printed
+    assert "instead: Give this layer" in printed
 
 
 @pytest.mark.usefixtures("program")
