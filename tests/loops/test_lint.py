@@ -94,6 +94,7 @@ if hasattr(L, "RMSNormalization"):  # From Keras 3.9 on.
 
 def side_by_side(flat, series):
     """One model with all of these layers, each on the input, and what lint says of it."""
+    keras.utils.set_random_seed(0)
     with warnings.catch_warnings():
         # NumPy says so of the masks, when Keras calls these layers for their shapes.
         warnings.filterwarnings("ignore", "overflow encountered in cast", RuntimeWarning)
