@@ -104,7 +104,7 @@ class Loop:
         self._loss_scaler = loss_scaler
         self._steps_per_call = steps_per_call
         self._strategy = strategy
-        self._element_spec = dataset.element_spec
+        self.element_spec = dataset.element_spec
         self.position = Position(dataset)
         self._counters = CounterVariables()
         self._call = StepCalls(
@@ -142,7 +142,7 @@ class Loop:
             self.train_step,
             strategy=self._strategy,
             workers=self.workers.count,
-            element_spec=self._element_spec,
+            element_spec=self.element_spec,
             run=run,
         )
 
@@ -250,7 +250,7 @@ class Loop:
         try:
             return self._call(self.position.iterator, limit)
         except tf.errors.OpError as error:
-            known = explained(error, self._element_spec)
+            known = explained(error, self.element_spec)
             if known is None:
                 raise
             raise known from error

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from markdown_blocks import python_blocks, run_blocks
 
 import loops
@@ -97,8 +98,9 @@ def test_the_page_for_keras_does_what_it_says(tmp_path, monkeypatch, capsys):
     assert "Constant(loss_scale=64.0)" in printed
 
 
-def test_what_is_said_of_exponents_is_so(tmp_path, capsys):
-    text = (DOCS / "observe.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["observe.md", "lint.md"])
+def test_what_is_said_of_observing_is_so(tmp_path, capsys, page):
+    text = (DOCS / page).read_text(encoding="utf-8")
     run_blocks(text, tmp_path)
     shown = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
     assert capsys.readouterr().out == "".join(shown)

@@ -3,5 +3,10 @@
 from loops.autopsy.explain import cure as cure
 from loops.autopsy.explain import explain as explain
 from loops.autopsy.explanation import Explanation as Explanation
+from loops.census import Census as Census
+from loops.census import Row as Row
+from loops.census import census as census
+from loops.lint.finding import Finding as Finding
+from loops.lint.look import lint as lint
 
-__all__ = ["Explanation", "cure", "explain"]
+__all__ = ["Census", "Explanation", "Finding", "Row", "census", "cure", "explain", "lint"]

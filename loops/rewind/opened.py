@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import os
 import pathlib
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import scaler
@@ -18,6 +16,7 @@ from loops.actions.checkpoint import Checkpoint
 from loops.actions.jsonl import JsonLines
 from loops.errors import LoopError
 from loops.loop import Loop
+from loops.programs import called
 from loops.resume import folder
 from loops.runs.run import CHECKPOINTS, STEPS, SUMMARY, RunOptions, build, run_identity
 
@@ -44,11 +43,7 @@ def open_run(run: str | os.PathLike, build_with: str | None = None) -> Loop:
 
 
 def _of_program(run: pathlib.Path, text: str) -> Loop:
-    module, _, name = text.partition(":")
-    if not module or not name:
-        raise scaler.InvalidArgument(f"--build {text}: expected module:function, such as train:build.")
-    with _current_folder_on_path():
-        loop = _said(f"--build {text}", lambda: _function(text, module, name)(run))
+    loop = called(text, run)
     if not isinstance(loop, Loop):
         raise scaler.InvalidArgument(f"--build {text}: it returned {loop!r}: expected a loops.Loop.")
     if not any(isinstance(action, Checkpoint) for action in loop.actions):
@@ -57,42 +52,6 @@ def _of_program(run: pathlib.Path, text: str) -> Loop:
             f"the run, such as loops.Checkpoint(run / {CHECKPOINTS!r}, every=500)."
         )
     return loop
-
-
-def _function(text: str, module: str, name: str) -> Callable[[pathlib.Path], Any]:
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise scaler.InvalidArgument(
-            f"--build {text}: there is no module {error.name!r} here, in {pathlib.Path.cwd()}. Start the command where "
-            "the program is."
-        ) from None
-    function = getattr(found, name, None)
-    if not callable(function):
-        raise scaler.InvalidArgument(f"--build {text}: module {module!r} has no function {name!r}.")
-    return function
-
-
-def _said(who: str, call: Callable[[], Any]) -> Any:
-    """What a function of the user's returns, with its errors told in one sentence."""
-    try:
-        return call()
-    except scaler.ScalerError:
-        raise
-    except Exception as error:
-        raise LoopError(f"{who}: it raised {type(error).__name__}: {error}") from error
-
-
-@contextlib.contextmanager
-def _current_folder_on_path() -> Iterator[None]:
-    here = str(pathlib.Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
 
 
 def _of_train(run: pathlib.Path) -> Loop:
