@@ -13,6 +13,7 @@ import scaler
 OUTPUTS = ("counts", "amax", "swallowed_updates")
 """What a `TrainStep` with probes returns beside its other outputs."""
 _KEEP_NOTHING = (scaler.weights.KahanWeights, scaler.weights.StochasticRounding)
+_FLOATS = (tf.float16, tf.bfloat16, tf.float32)
 Rows = dict[str, list]
 
 
@@ -97,7 +98,7 @@ class Probing:
             rows |= {f"updates/{name}": [update] for name, update in zip(names, updates, strict=True)}
             swallowed = {"swallowed_updates": before.swallowed(updates, applied)}
         if "slots" in kinds:
-            rows |= _slots(optimizer)
+            rows |= _slots(optimizer, dict(zip(names, before.variables, strict=True)))
         rest = scaler.observe.measured(rows, due)
         self.watch.found([*self._in_the_pass, *rows], self._left_out, self._probed)
         return {
@@ -124,7 +125,7 @@ class Before:
         self._updated = masters.weights if masters else variables
         self._own = [updated is variable for updated, variable in zip(self._updated, variables, strict=True)]
         kept = self.values if isinstance(masters, _KEEP_NOTHING) else self._updated
-        self._start = [tf.cast(tf.identity(tf.convert_to_tensor(value)), tf.float32) for value in kept]
+        self._start = [_start(tf.convert_to_tensor(one), value) for one, value in zip(kept, self.values, strict=True)]
 
     def updates(self, applied: tf.Tensor) -> list[tf.Tensor]:
         """What the step added to each, float32; zeros where it was not applied."""
@@ -139,6 +140,12 @@ class Before:
             for own, value, update in zip(self._own, self.values, updates, strict=True)
         ]
         return tf.where(applied, tf.stack(shares), float("nan"))
+
+
+def _start(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """What an update starts from, float32: the master, or a value that was assigned to the model since the last one."""
+    kept = tf.equal(tf.saturate_cast(master, value.dtype), value)
+    return tf.where(kept, tf.cast(master, tf.float32), tf.cast(value, tf.float32))
 
 
 def check_probes(probes: object, model: Any, layerwise: object) -> None:
@@ -179,15 +186,14 @@ def _names(model: Any, variables: list) -> list[str]:
     return names
 
 
-def _slots(optimizer: Any) -> Rows:
-    floats = [
-        variable
-        for variable in getattr(optimizer, "variables", [])
-        if tf.as_dtype(variable.dtype) in (tf.float16, tf.bfloat16, tf.float32)
-        and not variable.path.endswith("learning_rate")
-    ]
-    # Without the optimizer's name, which Keras numbers by how many a process has made.
-    return {
-        f"slots/{variable.path.partition('/')[2] or variable.path}": [tf.convert_to_tensor(variable)]
-        for variable in floats
-    }
+def _slots(optimizer: Any, variables: dict[str, Any]) -> Rows:
+    """The optimizer's float variables, those of a weight under its name."""
+    found: Rows = {}
+    for slot in getattr(optimizer, "variables", []):
+        if tf.as_dtype(slot.dtype) in _FLOATS and not slot.path.endswith("learning_rate"):
+            # Keras numbers optimizers, layers and models by how many a process has made.
+            own = slot.path.partition("/")[2] or slot.path
+            for name, variable in variables.items():
+                own = own.replace(f"{variable.path.replace('/', '_')}_", f"{name}/", 1)
+            found[f"slots/{own}"] = [tf.convert_to_tensor(slot)]
+    return found

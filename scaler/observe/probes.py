@@ -70,14 +70,13 @@ class Collection:
     def rows(self) -> dict[str, list[Gradient]]:
         """The tensors of each row, "activations/name" and "activation_gradients/name": both in the forward order."""
         self._forward = None
-        return {
-            f"{kind}/{name}": seen[name] for kind, seen in self._seen.items() for name in self._order if name in seen
-        }
+        names = [name for name in self._order if name not in self._elsewhere]
+        return {f"{kind}/{name}": seen[name] for kind, seen in self._seen.items() for name in names if name in seen}
 
     @property
     def left_out(self) -> list[str]:
-        """The names of probes that were called in other graphs, and in this one never."""
-        return [name for name in self._elsewhere if not any(name in seen for seen in self._seen.values())]
+        """The names that were probed in other graphs, if only once: an RNN calls its cell before the loop as well."""
+        return list(self._elsewhere)
 
     @property
     def names(self) -> list[str]:
