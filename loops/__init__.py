@@ -6,6 +6,7 @@ The inner loop takes steps on the device; the outer loop visits the host and let
              -> one visit: outputs [steps] are read, counted, and given to every action
 """
 
+from loops import observe as observe
 from loops.actions import Best as Best
 from loops.actions import Call as Call
 from loops.actions import Checkpoint as Checkpoint
@@ -62,4 +63,5 @@ __all__ = [
     "Visit",
     "WorkerLost",
     "join_workers",
+    "observe",
 ]

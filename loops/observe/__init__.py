@@ -3,5 +3,7 @@
 from loops.autopsy.explain import cure as cure
 from loops.autopsy.explain import explain as explain
 from loops.autopsy.explanation import Explanation as Explanation
+from loops.verify import Verification as Verification
+from loops.verify import verify as verify
 
-__all__ = ["Explanation", "cure", "explain"]
+__all__ = ["Explanation", "Verification", "cure", "explain", "verify"]

@@ -183,10 +183,26 @@ class TrainStep(tf.Module):
 
     @probes.setter
     def probes(self, watch: scaler.observe.Watch | None) -> None:
-        if self._traced:
-            raise scaler.InvalidArgument("TrainStep.probes: the step was traced without them. Set them before.")
+        self._check_not_traced("probes")
         check_probes(watch, self.model, self.layerwise)
         self._probing = Probing(watch)
+
+    @property
+    def jit_compile(self) -> bool:
+        """Whether XLA compiles the forward and backward pass. It may be set until the step is traced."""
+        return self._jit_compile
+
+    @jit_compile.setter
+    def jit_compile(self, compiles: bool) -> None:
+        self._check_not_traced("jit_compile")
+        self._jit_compile = compiles
+        self._compiled = self._make_compiled()
+
+    def _check_not_traced(self, name: str) -> None:
+        if self._traced:
+            raise scaler.InvalidArgument(
+                f"TrainStep.{name}: the step was traced already. Set it before the first call."
+            )
 
     def _take(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
         self._build(x)

@@ -184,8 +184,11 @@ def test_what_is_refused():
             model, squared_error, keras.optimizers.SGD(0.1), layerwise=layerwise, probes=observe.watch(model)
         )
     step(batch())
-    with pytest.raises(scaler.InvalidArgument, match="was traced"):
+    with pytest.raises(scaler.InvalidArgument, match=r"TrainStep\.probes: the step was traced already"):
         step.probes = None
+    with pytest.raises(scaler.InvalidArgument, match=r"TrainStep\.jit_compile: the step was traced already"):
+        step.jit_compile = True
+    assert not step.jit_compile
 
 
 def test_a_loss_with_a_name_of_the_probes_is_refused():
