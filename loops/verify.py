@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -83,7 +83,7 @@ class Verification:
 
     def __str__(self) -> str:
         modes = " and ".join("in a graph" if mode == "graph" else "compiled by XLA" for mode in self.digests)
-        said = [f"{self.steps} steps {modes}, {len(self.probes)} probes"]
+        said = [f"{self.steps} steps {modes}, {len(self.probes)} probe{'s' * (len(self.probes) != 1)}"]
         said += [f"not compiled by XLA: {self.not_compiled}"] if self.not_compiled else []
         said += list(map(str, self.changes)) or ["no probe changes a bit of the weights or of an output"]
         return "\n".join(said)
@@ -184,7 +184,7 @@ class _Trial:
 
         loop.actions = [record]
         # The steps until then are compared like any others.
-        with contextlib.suppress(scaler.StuckError):
+        with contextlib.suppress(scaler.StuckError), _without_advice():
             loop.run(self._steps)
         return _Run(weights_digest(step.model), seen, watch)
 
@@ -205,6 +205,18 @@ class _Trial:
             return watch.only(names, [*inside, *outside])
 
         return choose
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """TensorFlow takes the many loops for one function that is traced again and again, and warns of that."""
+    logger = tf.get_logger()
+    before = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _items(watch: scaler.observe.Watch | None) -> list[str]:

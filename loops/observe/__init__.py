@@ -3,7 +3,8 @@
 from loops.autopsy.explain import cure as cure
 from loops.autopsy.explain import explain as explain
 from loops.autopsy.explanation import Explanation as Explanation
+from loops.verify import Change as Change
 from loops.verify import Verification as Verification
 from loops.verify import verify as verify
 
-__all__ = ["Explanation", "Verification", "cure", "explain", "verify"]
+__all__ = ["Change", "Explanation", "Verification", "cure", "explain", "verify"]

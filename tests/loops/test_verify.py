@@ -41,15 +41,23 @@ def test_a_model_that_nothing_changes_is_certified():
     assert "no probe changes a bit" in str(certificate)
 
 
-def test_the_command_prints_it_and_says_so_with_its_status(found, capsys, monkeypatch):
+def test_the_command_prints_it_and_says_so_with_its_status(capsys, monkeypatch):
+    change = loops.observe.Change("graph", ("square",), 1, {"loss": (1.0, np.inf)})
+    found = loops.observe.Verification(2, ("square",), (), {"graph": ("a", "b")}, "an operation", (change,))
     monkeypatch.setattr("loops.cli.observe.verify", lambda build, steps: (build is verify_cases.build) and found)
     arguments = ["observe", "--verify", "--build", "verify_cases:build"]
     assert main(arguments) == 4
-    assert "probing 'square'" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "2 steps in a graph, 1 probe",
+        "not compiled by XLA: an operation",
+        "in a graph, probing 'square' changes step 1: loss is 1.0 without and inf with it",
+    ]
     assert main([*arguments, "--steps", "2", "--json"]) == 4
     printed = json.loads(capsys.readouterr().out)
     assert printed["neutral"] is False
     assert printed["changes"][0]["probes"] == ["square"]
+    assert printed["changes"][0]["outputs"] == {"loss": [1.0, None]}
 
 
 @pytest.mark.parametrize(
