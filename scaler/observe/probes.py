@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from scaler.backend import graphs
 from scaler.backend.keras_attributes import carry
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient
@@ -55,7 +56,7 @@ class Collection:
 
     def see(self, x: tf.Tensor, name: str, *, by_layer: bool) -> tf.Tensor:
         """The same values, which are remembered, and their gradient once there is one."""
-        if not self._takes(name, by_layer):
+        if not self._takes(name, by_layer) or graphs.asks_for_shapes():
             return x
         self._order[name] = None
         if _graph() is not self._graph:
