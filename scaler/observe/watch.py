@@ -113,7 +113,8 @@ class Watch:
             collection_left_out: The names of probes in other graphs.
             seen: All names that were probed.
         """
-        asked = [] if self._asked is None else [path for path in self.layers() if path not in seen]
+        wanted = self.layers() if self._asked is not None and {ACTIVATIONS, GRADIENTS} & {*self.kinds} else ()
+        asked = [path for path in wanted if path not in seen and (self._only is None or path in self._only)]
         missing = [*collection_left_out, *asked]
         news = [name for name in missing if name not in self._left_out]
         self._names, self._left_out = list(names), missing

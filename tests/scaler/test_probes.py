@@ -293,6 +293,14 @@ def test_fewer_of_a_watch():
     assert list(collected(watch)[0]) == ["activations/square"]
 
 
+def test_what_was_asked_for_and_shows_nothing_is_named_unless_it_was_taken_out():
+    watch = observe.watch(model_of(Squared(name="outer")), ["outer"])
+    with pytest.warns(UserWarning, match="shows nothing of 'outer'"):
+        watch.found([], [], [])
+    watch.only(["square"]).found([], [], ["square"])
+    watch.only(["outer"], ["weights"]).found([], [], [])
+
+
 def test_swallowed_updates_are_those_that_rounding_loses():
     weights = tf.constant([1.0, 1.0, 1.0, 0.0, -0.0, 2.0**-24], tf.float16)
     updates = tf.constant([2.0**-12, 2.0**-10, 0.0, 2.0**-30, 2.0**-30, -(2.0**-24)])
