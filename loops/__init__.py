@@ -63,4 +63,5 @@ __all__ = [
     "Visit",
     "WorkerLost",
     "join_workers",
+    "observe",
 ]

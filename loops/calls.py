@@ -25,7 +25,7 @@ class StepCalls:
     stacks outputs there, so that the host is asked once a call.
 
     Args:
-        train_step: Any callable from a batch to a dict of scalar tensors.
+        train_step: Any callable from a batch to a dict of tensors.
         element_spec: The dataset's.
         counters: Where to count.
         in_graph: Which loop.
@@ -56,7 +56,7 @@ class StepCalls:
         self._compile()
 
     def __call__(self, iterator: tf.data.Iterator, limit: int) -> tuple[int, Outputs]:
-        """Takes up to `limit` batches: how many there were, and arrays of shape [taken] for each output."""
+        """Takes up to `limit` batches: how many there were, and arrays of shape [taken, ...] for each output."""
         with self._fresh_after_failure():
             result = self._take(iterator, limit)
         self._worked = True
@@ -115,7 +115,9 @@ class StepCalls:
         # The step's outputs must be known before the loop is built: tracing it also creates its variables.
         specs = self._step.get_concrete_function(self._spec).structured_outputs
         _check_outputs(specs)
-        arrays = {name: tf.TensorArray(spec.dtype, size=limit, element_shape=[]) for name, spec in specs.items()}
+        arrays = {
+            name: tf.TensorArray(spec.dtype, size=limit, element_shape=spec.shape) for name, spec in specs.items()
+        }
 
         def next_unless_done(taken: tf.Tensor) -> tf.experimental.Optional:
             nothing = tf.experimental.Optional.empty(self._spec)
@@ -135,21 +137,36 @@ class StepCalls:
         return taken, {name: array.stack() for name, array in arrays.items()}
 
 
+def scalars_and_vectors(outputs: Outputs) -> tuple[Outputs, Outputs]:
+    """The outputs [taken], and those of more dimensions."""
+    scalars = {name: value for name, value in outputs.items() if value.ndim == 1}
+    return scalars, {name: value for name, value in outputs.items() if name not in scalars}
+
+
 def _check_outputs(outputs: Any) -> None:
     if not isinstance(outputs, dict) or not outputs:
         raise BadOutputs(f"the train step returned {outputs!r}: expected a dict of scalar tensors, such as its loss.")
+    any_scalar = False
     for name, value in outputs.items():
         shape, dtype = _shape_and_dtype(name, value)
-        if not isinstance(name, str) or shape.rank != 0 or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        numbers = dtype.is_floating or dtype.is_integer or dtype.is_bool
+        if not isinstance(name, str) or not shape.is_fully_defined() or not numbers:
             raise BadOutputs(
-                f"the train step returned {name!r} with shape {shape} and dtype {dtype.name}: expected names of scalar "
-                "numbers or bools. Reduce it first, such as with tf.reduce_mean."
+                f"the train step returned {name!r} with shape {shape} and dtype {dtype.name}: expected names of "
+                "numbers or bools, scalars or arrays of a shape that is known when the step is traced. Reduce it "
+                "first, such as with tf.reduce_mean, or set its shape with tf.ensure_shape."
             )
+        any_scalar = any_scalar or shape.rank == 0
+    if not any_scalar:
+        raise BadOutputs(
+            f"the train step returned {name!r} with shape {shape} and no scalar: expected at least one, such as its "
+            "loss. Reduce it first, such as with tf.reduce_mean."
+        )
 
 
 def _shape_and_dtype(name: object, value: Any) -> tuple[tf.TensorShape, tf.DType]:
     try:
         value = value if isinstance(value, tf.TensorSpec) else tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
-        raise BadOutputs(f"the train step returned {name!r}: {value!r}: expected a scalar tensor.") from error
+        raise BadOutputs(f"the train step returned {name!r}: {value!r}: expected a tensor.") from error
     return value.shape, value.dtype

@@ -25,7 +25,7 @@ class OutOfData(LoopError):
 
 
 class BadOutputs(LoopError):
-    """A train step returned something other than a dict of scalar tensors."""
+    """A train step returned something other than a dict of numbers and bools: scalars, and arrays of a known shape."""
 
 
 class BadBatch(LoopError):

@@ -13,7 +13,7 @@ import tensorflow as tf
 import scaler
 from loops.backend.generators import caveats as hidden_generators
 from loops.batches import explained
-from loops.calls import Outputs, StepCalls, TrainStepFunction
+from loops.calls import Outputs, StepCalls, TrainStepFunction, scalars_and_vectors
 from loops.checks import check_count
 from loops.counters import Counters, CounterVariables
 from loops.errors import OutOfData
@@ -61,9 +61,11 @@ class Loop:
     files and `Progress` have it, act on worker 0 alone.
 
     Args:
-        train_step: Any callable from a batch to a dict of scalar tensors, such as a `TrainStep`. One of several
+        train_step: Any callable from a batch to a dict of tensors, such as a `TrainStep`. One of several
             arguments, such as `step(x, y)`, is given the parts of a batch that is a tuple. `attempted` and
             `applied` in the dict are counted; without them what the loss scalers in its graph did, see `Counters`.
+            Scalars become `visit.outputs`. Tensors of a known shape beside at least one scalar become `visit.vectors`;
+            on several replicas integers are summed, floats averaged, and those named "amax" joined by the maximum.
         dataset: A `tf.data.Dataset`. Make it repeat to run for more than an epoch.
         steps_per_call: Steps between visits of the host. 1 runs a Python loop, more a loop inside the graph.
         strategy: A `tf.distribute` strategy, in whose scope model, optimizer and loss scaler were made. Each replica
@@ -217,9 +219,9 @@ class Loop:
                     whole = False
                     with self.workers.lost_is_an_error():
                         taken, outputs = self.take(limit)
-                    error = (
-                        self._act(Visit(self.counters, outputs, time.perf_counter() - start, steps)) if taken else None
-                    )
+                    scalars, vectors = scalars_and_vectors(outputs)
+                    visit = Visit(self.counters, scalars, time.perf_counter() - start, steps, vectors)
+                    error = self._act(visit) if taken else None
                     whole = True
                     self._meet(signals, error)
                     if taken:

@@ -10,13 +10,17 @@ import scaler
 from loops.batches import UNEVEN
 from loops.calls import TrainStepFunction
 
+LARGEST = "amax"
+"""The name of an output of which replicas keep the maximum."""
+
 
 def replicate(train_step: TrainStepFunction, strategy: tf.distribute.Strategy) -> TrainStepFunction:
     """The step that takes a global batch, splits it evenly, runs on every replica and joins what they return.
 
     On several workers each reads the same global batches and takes its own shares, so that the position in the data is
-    one number. Of the outputs, floating-point ones are averaged over the replicas; others, such as the decision that
-    all replicas share, are the first replica's.
+    one number. Of the outputs, floating-point ones are averaged over the replicas; other scalars, such as the decision
+    that all replicas share, are the first replica's, and so are arrays of bools. Arrays of integers are counts, and
+    summed; those of floats with the name "amax" are joined by the maximum, which is NaN where one replica's is.
 
     Args:
         train_step: Runs in replica context.
@@ -27,7 +31,7 @@ def replicate(train_step: TrainStepFunction, strategy: tf.distribute.Strategy) -
 
     def step(batch: Any) -> dict[str, tf.Tensor]:
         outputs = strategy.run(train_step, args=(_shares(strategy, batch),))
-        return {name: _join(strategy, value) for name, value in outputs.items()}
+        return {name: _join(strategy, name, value) for name, value in outputs.items()}
 
     return step
 
@@ -66,8 +70,19 @@ def _shares(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     return strategy.experimental_distribute_values_from_function(share)
 
 
-def _join(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+def _join(strategy: tf.distribute.Strategy, name: str, value: Any) -> tf.Tensor:
     first = strategy.experimental_local_results(value)[0]
+    if first.dtype.is_floating and first.shape.rank and name == LARGEST:
+        return _largest(strategy, value, first.shape)
     if first.dtype.is_floating:
         return strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None)
+    if first.dtype.is_integer and first.shape.rank:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
     return first
+
+
+def _largest(strategy: tf.distribute.Strategy, value: Any, shape: tf.TensorShape) -> tf.Tensor:
+    """The maximum over all replicas, those of other workers as well; a maximum of floats may lose a NaN."""
+    rows = tf.reshape(strategy.gather(value, axis=0), [strategy.num_replicas_in_sync, *shape])
+    nan = tf.reduce_any(tf.math.is_nan(rows), axis=0)
+    return tf.where(nan, tf.constant(float("nan"), rows.dtype), tf.reduce_max(rows, axis=0))

@@ -16,15 +16,19 @@ class Visit:
 
     Attributes:
         counters: The counts after the steps reported here.
-        outputs: For each output of the train step, its values over the steps since the last visit: an array [steps].
+        outputs: For each scalar output of the train step, its values over the steps since the last visit: an array
+            [steps].
         seconds: Wall time since `run` began.
         goal: The value of `counters.data` at which the run ends.
+        vectors: For each output of the train step that is no scalar, its values over these steps: an array
+            [steps, ...].
     """
 
     counters: Counters
     outputs: Mapping[str, np.ndarray]
     seconds: float
     goal: int
+    vectors: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def first(self) -> int:

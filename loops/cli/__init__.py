@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Sequence
 
 import scaler
-from loops.cli import cure, doctor, explain, inspect, lint, study, train
+from loops.cli import cure, doctor, explain, inspect, lint, observe, study, train
 from loops.cli.launch import EXIT_WORKER_LOST
 from loops.errors import WorkerLost
 from loops.interrupts import EXIT_INTERRUPTED, EXIT_TERMINATED
@@ -25,15 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         0 if it did what was asked, 1 if it could not, 2 if what was asked makes no sense, 3 if some runs of a study
-        failed and others finished, 4 if lint found something that hurts, 75 if another worker could not be reached, was
-        lost or stopped with an error, 130 after SIGINT (Ctrl-C), 143 after SIGTERM. A run that saves checkpoints has
-        saved its last step then, but for 75, and --resume goes on from it.
+        failed and others finished, 4 if lint found something that hurts or observing a run changes it, 75 if another
+        worker could not be reached, was lost or stopped with an error, 130 after SIGINT (Ctrl-C), 143 after SIGTERM. A
+        run that saves checkpoints has saved its last step then, but for 75, and --resume goes on from it.
     """
     parser = argparse.ArgumentParser(
         prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (study, train, lint, inspect, explain, cure, doctor):
+    for module in (study, train, lint, inspect, explain, cure, observe, doctor):
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)

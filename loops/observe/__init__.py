@@ -8,5 +8,20 @@ from loops.census import Row as Row
 from loops.census import census as census
 from loops.lint.finding import Finding as Finding
 from loops.lint.look import lint as lint
+from loops.verify import Change as Change
+from loops.verify import Verification as Verification
+from loops.verify import verify as verify
 
-__all__ = ["Census", "Explanation", "Finding", "Row", "census", "cure", "explain", "lint"]
+__all__ = [
+    "Census",
+    "Change",
+    "Explanation",
+    "Finding",
+    "Row",
+    "Verification",
+    "census",
+    "cure",
+    "explain",
+    "lint",
+    "verify",
+]

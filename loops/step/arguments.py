@@ -9,13 +9,12 @@ import keras
 import scaler
 from loops.backend.steps import schedule
 from loops.checks import check_count
-from loops.layers import layers_of
 from loops.step.by_attempts import ByAttempts
 
 
 def computes_in_float16(model: keras.Model) -> bool:
     """Whether any of the model's layers does, of those that it has by now."""
-    return any(getattr(layer, "compute_dtype", None) == "float16" for layer in layers_of(model))
+    return any(getattr(layer, "compute_dtype", None) == "float16" for layer in scaler.observe.layers_of(model))
 
 
 def default_scaler(model: keras.Model, layerwise: object) -> scaler.LossScaler:
@@ -66,7 +65,9 @@ def check_made_masters(masters: object, variables: list) -> None:
 
 def check_scaling(model: keras.Model, optimizer: Any, loss_scaler: scaler.LossScaler, layerwise: object) -> None:
     """Refuses a model, an optimizer and a scaler that would count or scale one thing twice, or not at all."""
-    if layerwise is None and any(getattr(layer, "scales_gradients", False) for layer in layers_of(model)):
+    if layerwise is None and any(
+        getattr(layer, "scales_gradients", False) for layer in scaler.observe.layers_of(model)
+    ):
         raise scaler.InvalidArgument(
             f"TrainStep: model {model.name!r} has layers of scaler.layerwise.insert_rescales, whose scales only "
             "their Layerwise takes off the gradients again: expected layerwise=, the other thing that "

@@ -12,7 +12,6 @@ import tensorflow as tf
 import scaler
 from loops.batches import explaining, parts
 from loops.errors import BadOutputs
-from loops.layers import layers_of
 from loops.step.arguments import (
     check_late_layers,
     check_made_masters,
@@ -22,6 +21,8 @@ from loops.step.arguments import (
     computes_in_float16,
     default_scaler,
 )
+from loops.step.probing import OUTPUTS as PROBED
+from loops.step.probing import Probing, check_probes
 from loops.step.window import MicroBatches
 
 OUTPUTS = (
@@ -74,6 +75,7 @@ class TrainStep(tf.Module):
             not given, `scaler.MasterWeights` where there are such variables.
         layerwise: What `scaler.layerwise.insert_rescales` returned beside `model`: a scale for each group of its
             layers, which moves at every micro-batch. A skip is never told to be BACKWARD then.
+        probes: What `scaler.observe.watch` returned for `model`, which is measured in every step; not with `layerwise`.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -93,6 +95,7 @@ class TrainStep(tf.Module):
         allow_16bit_updates: bool = False,
         masters: Callable[[list], scaler.MasterWeights] | None = None,
         layerwise: scaler.layerwise.Layerwise | None = None,
+        probes: scaler.observe.Watch | None = None,
     ):
         super().__init__(name="train_step")
         check_parts(model, loss_fn, loss_scaler, accumulate)
@@ -111,9 +114,11 @@ class TrainStep(tf.Module):
         self._make_masters, self.layerwise = masters, layerwise
         self._jit_compile = jit_compile
         self._compiled = self._make_compiled()
+        check_probes(probes, model, layerwise)
+        self._probing = Probing(probes)
         self.masters: scaler.MasterWeights | None = None
         self.window: MicroBatches | None = None
-        self._ready = bool(model.built)
+        self._ready, self._traced = bool(model.built), False
         if self._ready:
             # Variables made while a step is traced have it traced twice.
             self._create_state()
@@ -135,6 +140,12 @@ class TrainStep(tf.Module):
             -1 where the step was applied or not attempted, or where a slot of the optimizer's was not finite.
             `swallowed`, where the masters tell it: float32, the share of the last applied step's
             updates that rounding to 16 bits lost. And those that the loss function added.
+
+            With `probes` also vectors, with a row for each of `probes.names`. `counts`: int64 [rows, 280], as
+            `scaler.observe.exponents` counts; zeros in calls that `every` leaves out. `amax`: float32 [rows], the
+            largest magnitude: infinity or NaN where there is one. With the kind "updates" `swallowed_updates`: float32
+            [trainable variables], the share of the updates other than 0 for which w + dw == w in the variable's dtype;
+            NaN where the step was not applied, and for variables without a master, whose update nobody sees.
 
         Raises:
             BadBatch: If the batch holds what the model or the loss cannot take.
@@ -163,7 +174,35 @@ class TrainStep(tf.Module):
     def _make_compiled(self) -> Callable | None:
         if not self._jit_compile:
             return None
-        return tf.function(lambda *batch: self._differentiate(*batch)[:3], jit_compile=True)
+        return tf.function(lambda *batch: self._differentiate(*batch)[:4], jit_compile=True)
+
+    @property
+    def probes(self) -> scaler.observe.Watch | None:
+        """What is measured, or None. It may be set until the step is traced."""
+        return self._probing.watch
+
+    @probes.setter
+    def probes(self, watch: scaler.observe.Watch | None) -> None:
+        self._check_not_traced("probes")
+        check_probes(watch, self.model, self.layerwise)
+        self._probing = Probing(watch)
+
+    @property
+    def jit_compile(self) -> bool:
+        """Whether XLA compiles the forward and backward pass. It may be set until the step is traced."""
+        return self._jit_compile
+
+    @jit_compile.setter
+    def jit_compile(self, compiles: bool) -> None:
+        self._check_not_traced("jit_compile")
+        self._jit_compile = compiles
+        self._compiled = self._make_compiled()
+
+    def _check_not_traced(self, name: str) -> None:
+        if self._traced:
+            raise scaler.InvalidArgument(
+                f"TrainStep.{name}: the step was traced already. Set it before the first call."
+            )
 
     def _take(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
         self._build(x)
@@ -171,15 +210,18 @@ class TrainStep(tf.Module):
             f"TrainStep of model {self.model.name!r}",
             "Make the TrainStep and its optimizer anew after setting `trainable`: its masters go with it.",
         )
+        self._traced = True
+        due = self._probing.due(self.loss_scaler)
+        weights = self._probing.before(self.model.trainable_variables, self.masters)
         loss_scale = self.loss_scaler.loss_scale
         before = self.window.open() if self.window else scaler.snapshot(self.model.non_trainable_variables)
         if self._compiled:
-            (loss, extra, grads), diagnose = self._compiled(x, y, sample_weight), None
+            (loss, extra, grads, seen), diagnose = self._compiled(due, x, y, sample_weight), None
         else:
-            loss, extra, grads, diagnose = self._differentiate(x, y, sample_weight)
+            loss, extra, grads, seen, diagnose = self._differentiate(due, x, y, sample_weight)
         if self.layerwise:
-            grads, seen = grads
-            self.layerwise.update(seen)
+            grads, groups = grads
+            self.layerwise.update(groups)
         attempted, outcome = self._decide(grads, before, diagnose)
         swallowed = getattr(self.masters, "swallowed", None)
         return {
@@ -193,6 +235,7 @@ class TrainStep(tf.Module):
             "variable": self._among_weights(outcome.variable),
             **({} if swallowed is None else {"swallowed": swallowed}),
             **extra,
+            **self._probing.outputs(seen, due, grads, weights, outcome.finite, self.optimizer),
         }
 
     def _among_weights(self, position: tf.Tensor) -> tf.Tensor:
@@ -230,15 +273,15 @@ class TrainStep(tf.Module):
         if self.accumulate > 1:
             self.window = MicroBatches(self.accumulate, variables, self.model.non_trainable_variables)
 
-    def _differentiate(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, dict, Any, Callable | None]:
-        """The loss, what came with it, scaled gradients, and a function from an output gradient to those for it."""
+    def _differentiate(self, due: tf.Tensor | None, x: Any, y: Any, sample_weight: Any) -> tuple:
+        """The loss, what came with it, scaled gradients, what probes saw, and a function that differentiates again."""
         weights = self.model.trainable_variables
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         may_look_again = self.loss_scaler.may_diagnose()
-        with tf.GradientTape(persistent=may_look_again) as tape:
+        with tf.GradientTape(persistent=may_look_again) as tape, self._probing.forward() as probed:
             prediction = self.model(x, training=True)
             arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
-            loss, extra = _loss_and_extra(self.loss_fn(*arguments))
+            loss, extra = _loss_and_extra(self.loss_fn(*arguments), PROBED if self.probes else ())
             self.loss_scaler.check_precision(prediction, loss)
             loss = tf.cast(loss, tf.float32)
             if isinstance(self.loss_fn, keras.losses.Loss):
@@ -248,14 +291,17 @@ class TrainStep(tf.Module):
             # Gradients are summed over micro-batches and replicas: each adds its share of the mean.
             scaled = self.loss_scaler.scale(loss / (self.accumulate * replicas))
         if self.layerwise:
-            return loss, extra, self.layerwise.gradient(tape, scaled, weights), None
+            return loss, extra, self.layerwise.gradient(tape, scaled, weights), None, None
         grads = tape.gradient(scaled, weights)
-        if replicas > 1 and any(getattr(layer, "synchronized", False) for layer in layers_of(self.model)):
+        seen = self._probing.measured(probed, due)
+        if replicas > 1 and any(
+            getattr(layer, "synchronized", False) for layer in scaler.observe.layers_of(self.model)
+        ):
             # Replicas meet in these gradients, which they cannot in the branch of a skip.
             may_look_again = False
         if not may_look_again:
-            return loss, extra, grads, None
-        return loss, extra, grads, lambda small: tape.gradient(scaled, weights, output_gradients=small)
+            return loss, extra, grads, seen, None
+        return loss, extra, grads, seen, lambda small: tape.gradient(scaled, weights, output_gradients=small)
 
     def _decide(
         self, grads: list, before: scaler.Snapshot, diagnose: Callable | None
@@ -288,14 +334,14 @@ def _zeros(spec: Any) -> tf.Tensor | tf.RaggedTensor:
     return zeros
 
 
-def _loss_and_extra(result: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+def _loss_and_extra(result: Any, more: tuple[str, ...] = ()) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """The loss, and the scalars that its function returned beside it."""
     loss, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(extra, dict) or isinstance(loss, (tuple, list, dict)) or loss is None:
         raise BadOutputs(
             f"the loss function returned {result!r}: expected a scalar, or a scalar and a dict of scalars by name."
         )
-    taken = [name for name in extra if name in OUTPUTS]
+    taken = [name for name in extra if name in (*OUTPUTS, *more)]
     if taken:
         raise BadOutputs(
             f"the loss function returned a scalar named {taken[0]!r}, which the step itself returns: rename it."

@@ -2,6 +2,8 @@
 
 GraphOrParentsInXlaContext  whether XLA compiles it           absent: XLA is assumed: slower, the same numbers
 multi_step_on_iterator      names Keras's loop over steps     absent: replicas fail there with TensorFlow's error
+scratch_graph               names Keras's graph for shapes    absent: a layer that is built when it is first watched
+shows nothing, which a warning says
 capture_call_time_value     runs before each call             absent: its check runs only while tracing
 _add_scope_exit_callback    runs when a trace ends            absent: changes by the function itself are refused, too
 _get_function               the functions that it calls       absent: they count as unknown: fewer mistakes are noticed
@@ -57,6 +59,11 @@ def in_steps_of_fit() -> bool:
     names = [getattr(graph, "name", "") for graph in graphs_around()]
     loops = [name for name in names if name.startswith(("while_body", "multi_step_on_iterator"))]
     return any(second.startswith("multi_step") and first.startswith("while_body") for first, second in pairwise(loops))
+
+
+def asks_for_shapes() -> bool:
+    """Whether Keras runs a layer only to learn the shapes of its outputs, as it does to build a model."""
+    return any(str(getattr(graph, "name", "")).startswith("scratch_graph") for graph in graphs_around())
 
 
 def graphs_around() -> Iterator[Any]:

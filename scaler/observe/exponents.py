@@ -40,12 +40,30 @@ def exponents(tensors: Gradient | Sequence[Gradient]) -> tf.Tensor:
     Raises:
         InvalidArgument: For another dtype.
     """
-    entries = tensors if isinstance(tensors, (list, tuple)) else [tensors]
-    values = [tf.reshape(_known(values_of(entry)), [-1]) for entry in entries if entry is not None]
-    if not values:
-        return tf.zeros([BINS], tf.int64)
+    return counts_of([tensors if isinstance(tensors, (list, tuple)) else [tensors]])[0]
+
+
+def counts_of(rows: Sequence[Sequence[Gradient]]) -> tf.Tensor:
+    """Counts each of several lists of tensors, in one look: what opens a second one in any of them does so in all.
+
+    Args:
+        rows: At least one list of what `exponents` takes.
+
+    Returns:
+        Int64 [rows, 280].
+    """
+    values = [flat_values(row) for row in rows]
     # XLA joins the operations on a value into one loop, so that the exact way costs little more there.
-    return _exact(values) if graphs.in_xla() else _fast_where_possible(values)
+    return _exact(values) if graphs.in_xla() or not any(values) else _fast_where_possible(values)
+
+
+def flat_values(tensors: Sequence[Gradient]) -> list[tf.Tensor]:
+    """The numbers in each of the tensors that is not None, as a vector of its dtype.
+
+    Raises:
+        InvalidArgument: For a dtype that is not counted.
+    """
+    return [tf.reshape(_known(values_of(entry)), [-1]) for entry in tensors if entry is not None]
 
 
 def _known(values: tf.types.experimental.TensorLike) -> tf.Tensor:
@@ -57,16 +75,20 @@ def _known(values: tf.types.experimental.TensorLike) -> tf.Tensor:
     return values
 
 
-def _fast_where_possible(values: list[tf.Tensor]) -> tf.Tensor:
+def _fast_where_possible(rows: list[list[tf.Tensor]]) -> tf.Tensor:
     """Counts the 8 bits of the exponent, and looks again only where 0 and 255 leave something open."""
-    counts = tf.add_n([_count(_sign_and_field(value), 2 * _FIELDS) for value in values])
-    fields = tf.reduce_sum(tf.reshape(counts, [2, _FIELDS]), axis=0)
-    nothing = tf.zeros([BINS], tf.int64)
-    fast = tf.concat([fields[:1], nothing[:_SUBNORMAL_BINS], fields[1:], nothing[:1]], axis=0)
-    open_zeros = fields[0] > 0 if any(value.dtype != tf.float16 for value in values) else tf.constant(False)
-    some_subnormal = tf.cond(open_zeros, lambda: _any_subnormal(values), lambda: False)
-    again = tf.logical_or(fields[-1] > 0, some_subnormal)
-    return tf.cond(again, lambda: _exact(values), lambda: fast)
+    counts = tf.stack(
+        [_sum([_count(_sign_and_field(value), 2 * _FIELDS) for value in row], 2 * _FIELDS) for row in rows]
+    )
+    fields = tf.reduce_sum(tf.reshape(counts, [-1, 2, _FIELDS]), axis=1)
+    nothing = tf.zeros([len(rows), BINS], tf.int64)
+    fast = tf.concat([fields[:, :1], nothing[:, :_SUBNORMAL_BINS], fields[:, 1:], nothing[:, :1]], axis=1)
+    # Float16 has no number that is subnormal in float32.
+    wide = [number for number, row in enumerate(rows) if any(value.dtype != tf.float16 for value in row)]
+    open_zeros = tf.reduce_any(tf.gather(fields[:, 0], wide) > 0) if wide else tf.constant(False)
+    some_subnormal = tf.cond(open_zeros, lambda: _any_subnormal([rows[number] for number in wide]), lambda: False)
+    again = tf.logical_or(tf.reduce_any(fields[:, -1] > 0), some_subnormal)
+    return tf.cond(again, lambda: _exact(rows), lambda: fast)
 
 
 def _sign_and_field(values: tf.Tensor) -> tf.Tensor:
@@ -76,19 +98,24 @@ def _sign_and_field(values: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.bitwise.right_shift(bits, tf.constant(23, tf.uint32)), tf.int32)
 
 
-def _any_subnormal(values: list[tf.Tensor]) -> tf.Tensor:
-    """Whether there is a float32 or bfloat16 subnormal. Those of float16 are normal numbers in float32."""
+def _any_subnormal(rows: list[list[tf.Tensor]]) -> tf.Tensor:
+    """Whether there is a float32 or bfloat16 subnormal."""
+    wide = [value for row in rows for value in row if value.dtype != tf.float16]
     # The sum takes 0 to the greatest integer and 1, 2, 3, ... to the least ones.
-    least = [tf.reduce_min(_magnitude(value) + _MAGNITUDE) for value in values if value.dtype != tf.float16]
+    least = [tf.reduce_min(magnitude_bits(value) + _MAGNITUDE) for value in wide]
     return tf.reduce_min(tf.stack(least)) < _FIRST_NORMAL - 1 + tf.int32.min
 
 
-def _exact(values: list[tf.Tensor]) -> tf.Tensor:
-    return tf.add_n([_count(_bin(_magnitude(value)), BINS) for value in values])
+def _exact(rows: list[list[tf.Tensor]]) -> tf.Tensor:
+    return tf.stack([_sum([_count(_bin(magnitude_bits(value)), BINS) for value in row], BINS) for row in rows])
 
 
-def _magnitude(values: tf.Tensor) -> tf.Tensor:
-    """The bits of |x| in float32."""
+def _sum(counts: list[tf.Tensor], size: int) -> tf.Tensor:
+    return tf.add_n(counts) if counts else tf.zeros([size], tf.int64)
+
+
+def magnitude_bits(values: tf.Tensor) -> tf.Tensor:
+    """The bits of |x| in float32, as int32, which are ordered as the magnitudes are, with NaN above infinity."""
     if values.dtype == tf.bfloat16:
         bits = tf.cast(tf.bitcast(values, tf.uint16), tf.int32)
         return tf.bitwise.left_shift(tf.bitwise.bitwise_and(bits, 0x7FFF), 16)

@@ -1,0 +1,199 @@
+"""What a `TrainStep` measures of its tensors, at each place of the order of a step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+import scaler
+
+OUTPUTS = ("counts", "amax", "swallowed_updates")
+"""What a `TrainStep` with probes returns beside its other outputs."""
+_KEEP_NOTHING = (scaler.weights.KahanWeights, scaler.weights.StochasticRounding)
+_FLOATS = (tf.float16, tf.bfloat16, tf.float32)
+Rows = dict[str, list]
+
+
+class Probing:
+    """The measurements of a `TrainStep`, in the order in which it asks for them. Without a watch none has an operation.
+
+    Args:
+        watch: What to measure, or None.
+    """
+
+    def __init__(self, watch: scaler.observe.Watch | None):
+        self.watch = watch
+        # Of the pass that was traced last, whose tensors leave it measured. All replicas trace the same.
+        self._in_the_pass: list[str] = []
+        self._left_out: list[str] = []
+        self._probed: list[str] = []
+
+    def due(self, loss_scaler: scaler.LossScaler) -> tf.Tensor | None:
+        """Whether histograms are counted in this call, scalar bool; None for always or never."""
+        if self.watch is None or self.watch.every == 1:
+            return None
+        return tf.equal((loss_scaler.counters.attempted + 1) % self.watch.every, 0)
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[scaler.observe.Collection | None]:
+        """The forward pass, and what keeps its watched tensors until `measured`."""
+        if self.watch is None:
+            yield None
+            return
+        with self.watch.collect() as collection:
+            yield collection
+
+    def measured(
+        self, collection: scaler.observe.Collection | None, due: tf.Tensor | None
+    ) -> scaler.observe.Measured | None:
+        """What the forward and the backward pass showed, which both are over."""
+        if collection is None:
+            return None
+        rows = collection.rows()
+        self._in_the_pass, self._left_out, self._probed = list(rows), collection.left_out, collection.names
+        return scaler.observe.measured(rows, due)
+
+    def before(self, variables: list, masters: scaler.MasterWeights | None) -> Before | None:
+        """The weights as they are now, before the update."""
+        if self.watch is None:
+            return None
+        return Before(variables, masters, {"weights", "updates"} & {*self.watch.kinds} != set())
+
+    def outputs(
+        self,
+        seen: scaler.observe.Measured | None,
+        due: tf.Tensor | None,
+        grads: list,
+        before: Before | None,
+        applied: tf.Tensor,
+        optimizer: Any,
+    ) -> dict[str, tf.Tensor]:
+        """What a step returns of all that.
+
+        Args:
+            seen: What `measured` returned.
+            due: What `due` returned.
+            grads: Scaled gradients, of the variables that `before` was made for.
+            before: What `before` returned.
+            applied: Whether the weights moved.
+            optimizer: Whose slots are measured.
+        """
+        if self.watch is None or seen is None or before is None:
+            return {}
+        kinds = self.watch.kinds
+        rows: Rows = {}
+        names = _names(self.watch.model, before.variables)
+        if "weight_gradients" in kinds:
+            rows |= {
+                f"weight_gradients/{name}": [grad] for name, grad in zip(names, grads, strict=True) if grad is not None
+            }
+        if "weights" in kinds:
+            rows |= {f"weights/{name}": [value] for name, value in zip(names, before.values, strict=True)}
+        swallowed = {}
+        if "updates" in kinds:
+            updates = before.updates(applied)
+            rows |= {f"updates/{name}": [update] for name, update in zip(names, updates, strict=True)}
+            swallowed = {"swallowed_updates": before.swallowed(updates, applied)}
+        if "slots" in kinds:
+            rows |= _slots(optimizer, dict(zip(names, before.variables, strict=True)))
+        rest = scaler.observe.measured(rows, due)
+        self.watch.found([*self._in_the_pass, *rows], self._left_out, self._probed)
+        return {
+            "counts": tf.concat([seen.counts, rest.counts], axis=0),
+            "amax": tf.concat([seen.amax, rest.amax], axis=0),
+            **swallowed,
+        }
+
+
+class Before:
+    """Trainable variables as they were before a step.
+
+    Args:
+        variables: The model's.
+        masters: Theirs, or None.
+        read: Whether their values are asked for.
+    """
+
+    def __init__(self, variables: list, masters: scaler.MasterWeights | None, read: bool):
+        self.variables = variables
+        if not read:
+            return
+        self.values = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
+        self._updated = masters.weights if masters else variables
+        self._own = [updated is variable for updated, variable in zip(self._updated, variables, strict=True)]
+        kept = self.values if isinstance(masters, _KEEP_NOTHING) else self._updated
+        self._start = [_start(tf.convert_to_tensor(one), value) for one, value in zip(kept, self.values, strict=True)]
+
+    def updates(self, applied: tf.Tensor) -> list[tf.Tensor]:
+        """What the step added to each, float32; zeros where it was not applied."""
+        after = [tf.cast(tf.convert_to_tensor(variable), tf.float32) for variable in self._updated]
+        pairs = zip(after, self._start, strict=True)
+        return [tf.where(applied, now - then, tf.zeros_like(then)) for now, then in pairs]
+
+    def swallowed(self, updates: list[tf.Tensor], applied: tf.Tensor) -> tf.Tensor:
+        """The share of each update that its variable's dtype swallows, float32 [variables]: NaN where none can tell."""
+        shares = [
+            tf.constant(float("nan")) if own else scaler.observe.swallowed_share(value, update)
+            for own, value, update in zip(self._own, self.values, updates, strict=True)
+        ]
+        return tf.where(applied, tf.stack(shares), float("nan"))
+
+
+def _start(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """What an update starts from, float32: the master, or a value that was assigned to the model since the last one."""
+    kept = tf.equal(tf.saturate_cast(master, value.dtype), value)
+    return tf.where(kept, tf.cast(master, tf.float32), tf.cast(value, tf.float32))
+
+
+def check_probes(probes: object, model: Any, layerwise: object) -> None:
+    """Refuses what is no watch of the step's model, and gradients of many scales.
+
+    Raises:
+        scaler.InvalidArgument: For them.
+    """
+    if probes is None:
+        return
+    if not isinstance(probes, scaler.observe.Watch):
+        raise scaler.InvalidArgument(f"TrainStep(probes={probes!r}): expected scaler.observe.watch(model).")
+    if probes.model is not model:
+        raise scaler.InvalidArgument(
+            f"TrainStep(probes=...): it watches model {probes.model.name!r}, and the step trains {model.name!r}: "
+            "expected a watch of the same model."
+        )
+    if layerwise is not None:
+        raise scaler.InvalidArgument(
+            "TrainStep(probes=..., layerwise=...): gradients carry another scale in each group of layers, so that "
+            "their rows could not be compared. Leave one of the two out."
+        )
+
+
+def _names(model: Any, variables: list) -> list[str]:
+    """A path for each variable: that of the innermost layer that has it, and its own name."""
+    holders: dict[int, str] = {}
+    for path, layer in scaler.observe.layers_by_path(model).items():
+        holders |= {id(variable): path for variable in layer.variables}
+    names: list[str] = []
+    for variable in variables:
+        name = free = f"{holders.get(id(variable), model.name)}/{variable.name}"
+        number = 1
+        while free in names:
+            number += 1
+            free = f"{name}:{number}"
+        names.append(free)
+    return names
+
+
+def _slots(optimizer: Any, variables: dict[str, Any]) -> Rows:
+    """The optimizer's float variables, those of a weight under its name."""
+    found: Rows = {}
+    for slot in getattr(optimizer, "variables", []):
+        if tf.as_dtype(slot.dtype) in _FLOATS and not slot.path.endswith("learning_rate"):
+            # Keras numbers optimizers, layers and models by how many a process has made.
+            own = slot.path.partition("/")[2] or slot.path
+            for name, variable in variables.items():
+                own = own.replace(f"{variable.path.replace('/', '_')}_", f"{name}/", 1)
+            found[f"slots/{own}"] = [tf.convert_to_tensor(slot)]
+    return found

@@ -1,0 +1,151 @@
+"""Tensors inside a model, and their gradients, handed out of the forward and the backward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaler.backend import graphs
+from scaler.backend.keras_attributes import carry
+from scaler.errors import InvalidArgument
+from scaler.gradients.lists import Gradient
+
+ACTIVATIONS, GRADIENTS = "activations", "activation_gradients"
+DTYPES = (tf.float16, tf.bfloat16, tf.float32)
+
+
+class Collection:
+    """What the probes of one forward and one backward pass saw.
+
+    It takes activations inside of `forward()`, gradients after it, and nothing once `rows` was asked for: a gradient
+    that a model takes inside of its forward pass, a forward pass repeated inside of the backward one and a second
+    backward pass are not counted.
+
+    Its tensors belong to the graph in which it was made. A probe in another one, such as the body of a loop, cannot
+    give its tensor out, and its name is kept in `left_out`.
+
+    Args:
+        kinds: Of "activations" and "activation_gradients", those to take.
+        takes: Whether to take what is probed under a name, by layer (True) or by hand (False).
+    """
+
+    def __init__(self, kinds: tuple[str, ...], takes: Callable[[str, bool], bool] = lambda name, by_layer: True):
+        self._kinds = kinds
+        self._takes = takes
+        self._graph = _graph()
+        self._forward: bool | None = None
+        self._seen: dict[str, dict[str, list[Gradient]]] = {ACTIVATIONS: {}, GRADIENTS: {}}
+        self._order: dict[str, None] = {}
+        self._elsewhere: dict[str, None] = {}
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[Collection]:
+        """The forward pass: what `probe` is given inside of it comes here."""
+        token = _CURRENT.set(self)
+        self._forward = True
+        try:
+            yield self
+        finally:
+            self._forward = False
+            _CURRENT.reset(token)
+
+    def see(self, x: tf.Tensor, name: str, *, by_layer: bool) -> tf.Tensor:
+        """The same values, which are remembered, and their gradient once there is one."""
+        if not self._takes(name, by_layer) or graphs.asks_for_shapes():
+            return x
+        self._order[name] = None
+        if _graph() is not self._graph:
+            self._elsewhere[name] = None
+            return x
+        if not self._forward:
+            return x
+        if ACTIVATIONS in self._kinds:
+            self._seen[ACTIVATIONS].setdefault(name, []).append(x)
+        return carry(x, self._identity(x, name)) if GRADIENTS in self._kinds else x
+
+    def rows(self) -> dict[str, list[Gradient]]:
+        """The tensors of each row, "activations/name" and "activation_gradients/name": both in the forward order."""
+        self._forward = None
+        names = [name for name in self._order if name not in self._elsewhere]
+        return {f"{kind}/{name}": seen[name] for kind, seen in self._seen.items() for name in names if name in seen}
+
+    @property
+    def left_out(self) -> list[str]:
+        """The names that were probed in other graphs, if only once: an RNN calls its cell before the loop as well."""
+        return list(self._elsewhere)
+
+    @property
+    def names(self) -> list[str]:
+        """All names that were probed, those left out as well, in the order of the forward pass."""
+        return list(self._order)
+
+    def _identity(self, x: tf.Tensor, name: str) -> tf.Tensor:
+        @tf.custom_gradient
+        def through(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+            def backward(gradient: Gradient) -> Gradient:
+                if self._forward is False and _graph() is self._graph:
+                    self._seen[GRADIENTS].setdefault(name, []).append(gradient)
+                return gradient
+
+            return tf.identity(x), backward
+
+        return through(x)
+
+
+def probe(x: tf.Tensor, name: str) -> tf.Tensor:
+    """Lets a `watch` see a tensor inside of a model: its values, and those of its gradient.
+
+        class Attention(keras.layers.Layer):
+            def call(self, x):
+                scores = observe.probe(tf.matmul(x, x, transpose_b=True), "scores")
+
+    Nothing is added to a graph unless a `watch` collects. Called several times in a step with one name, the counts are
+    added. Inside of a `tf.while_loop`, a `tf.cond` or a `tf.function` of the model's own it shows nothing, which the
+    watch says.
+
+    Args:
+        x: Float16, bfloat16 or float32, of any shape.
+        name: Of its rows, "activations/name" and "activation_gradients/name"; not that of a layer.
+
+    Returns:
+        `x` itself, or, where it is seen, the same values.
+
+    Raises:
+        InvalidArgument: For anything but such a tensor, and for a name that is empty or a layer's.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"probe(x, {name!r}): expected a name.")
+    if isinstance(x, keras.KerasTensor):
+        raise InvalidArgument(
+            f"probe(x, {name!r}): x is symbolic, and a model made of it would not keep the probe. Call probe in the "
+            "`call` of a layer, or name the layer in observe.watch."
+        )
+    if not is_probed(x):
+        what = f"dtype {x.dtype}" if isinstance(x, tf.Tensor) else f"type {type(x).__name__}"
+        raise InvalidArgument(f"probe(x, {name!r}): x has {what}: expected a float16, bfloat16 or float32 tensor.")
+    collection = _CURRENT.get()
+    return x if collection is None else collection.see(x, name, by_layer=False)
+
+
+def is_probed(x: Any) -> bool:
+    """Whether this is a tensor of a dtype that is counted."""
+    return isinstance(x, tf.Tensor) and x.dtype in DTYPES
+
+
+def current() -> Collection | None:
+    """The collection whose forward pass this is, or None."""
+    return _CURRENT.get()
+
+
+# A probe stands deep inside of a user's model, which cannot hand it a collection. Each thread, and so each replica, has
+# its own value.
+_CURRENT: contextvars.ContextVar[Collection | None] = contextvars.ContextVar("scaler.observe.collection", default=None)
+
+
+def _graph() -> Any:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -1,0 +1,72 @@
+"""What is measured of several tensors at once: one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from scaler.gradients.lists import Gradient
+from scaler.observe.bins import BINS
+from scaler.observe.exponents import counts_of, flat_values, magnitude_bits
+
+
+class Measured(NamedTuple):
+    """What was measured, in the order of the rows.
+
+    Attributes:
+        counts: Int64 [rows, 280], as `exponents` counts.
+        amax: Float32 [rows], the largest magnitude: infinity if there is one, NaN if there is one, 0 without values.
+    """
+
+    counts: tf.Tensor
+    amax: tf.Tensor
+
+
+def measured(rows: Mapping[str, Sequence[Gradient]], when: tf.Tensor | None = None) -> Measured:
+    """Counts and largest magnitudes.
+
+    Args:
+        rows: For each row the tensors that are counted together, of the kinds that `exponents` takes.
+        when: Scalar bool, whether to count; where it is false, the counts are zeros. Always, if not given.
+
+    Raises:
+        InvalidArgument: For a tensor of another dtype.
+    """
+    if not rows:
+        return Measured(tf.zeros([0, BINS], tf.int64), tf.zeros([0]))
+    tensors = list(rows.values())
+    largest = tf.bitcast(tf.stack([_largest(row) for row in tensors]), tf.float32)
+    if when is None:
+        return Measured(counts_of(tensors), largest)
+    nothing = tf.zeros([len(tensors), BINS], tf.int64)
+    return Measured(tf.cond(when, lambda: counts_of(tensors), lambda: nothing), largest)
+
+
+def swallowed_share(weights: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+    """The share of the updates other than 0 for which w + dw == w in the dtype of w, scalar float32; 0 without any.
+
+    Args:
+        weights: Float16, bfloat16 or float32, of any shape.
+        updates: Float32, of that shape.
+    """
+    wanted = tf.not_equal(updates, tf.zeros_like(updates))
+    after = tf.saturate_cast(tf.cast(weights, tf.float32) + updates, weights.dtype)
+    # Of bits: XLA may leave out a cast to 16 bits whose result is compared in float32.
+    lost = tf.logical_and(wanted, tf.equal(_bits(after), _bits(weights)))
+    count = tf.math.count_nonzero(wanted, dtype=tf.int32)
+    return tf.cast(tf.math.count_nonzero(lost, dtype=tf.int32), tf.float32) / tf.cast(tf.maximum(count, 1), tf.float32)
+
+
+def _largest(row: Sequence[Gradient]) -> tf.Tensor:
+    # Of no values the maximum is the least integer.
+    return tf.reduce_max(
+        tf.stack([tf.constant(0), *(tf.reduce_max(magnitude_bits(each)) for each in flat_values(row))])
+    )
+
+
+def _bits(values: tf.Tensor) -> tf.Tensor:
+    bits = tf.bitcast(values, tf.int32 if values.dtype == tf.float32 else tf.int16)
+    negative_zero = bits.dtype.min
+    return tf.where(tf.equal(bits, negative_zero), tf.zeros_like(bits), bits)

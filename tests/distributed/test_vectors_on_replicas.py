@@ -1,0 +1,79 @@
+"""Guards how replicas join what is no scalar: counts are summed, `amax` is the largest, other floats are averaged."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import replica_cases as cases
+import tensorflow as tf
+
+import loops
+import scaler
+from scaler import observe
+
+
+def own(number):
+    """Of each replica another value: 1 on the first, -2 on the second; NaN in one place of either."""
+    index = tf.distribute.get_replica_context().replica_id_in_sync_group
+    value = tf.where(tf.equal(index, 0), 1.0, -2.0)
+    nan = float("nan")
+    first = tf.where(tf.equal(index, 0), nan, 1.0)
+    return {
+        "loss": tf.reduce_mean(number),
+        "counts": tf.stack([tf.cast(index, tf.int64) + 1, 10]),
+        "amax": tf.stack([value, first, 3.0]),
+        "floats": tf.stack([value, 4.0]),
+        "flags": tf.stack([tf.equal(index, 0)]),
+        "whole": index + 5,
+    }
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_vectors_are_joined_by_what_they_are(steps_per_call):
+    strategy, seen = cases.mirrored(2), []
+    data = tf.data.Dataset.from_tensor_slices(np.zeros([4, 2], np.float32))
+    loops.Loop(own, data, steps_per_call=steps_per_call, strategy=strategy, actions=[seen.append]).run(2)
+    vectors = seen[-1].vectors
+    np.testing.assert_array_equal(vectors["counts"][-1], [3, 20])
+    np.testing.assert_array_equal(vectors["amax"][-1], [1, np.nan, 3])
+    np.testing.assert_array_equal(vectors["floats"][-1], [-0.5, 4])
+    np.testing.assert_array_equal(vectors["flags"][-1], [True])
+    assert seen[-1].outputs["whole"][-1] == 5
+
+
+def watched(replicas, batches):
+    """Counts and largest magnitudes of two steps with a BatchNorm in which replicas meet."""
+    strategy = cases.mirrored(replicas) if replicas > 1 else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        keras.utils.set_random_seed(7)
+        model = keras.Sequential(
+            [
+                keras.Input([4]),
+                keras.layers.Dense(6, activation="relu", name="first"),
+                keras.layers.BatchNormalization(synchronized=True, name="norm"),
+                keras.layers.Dense(1, name="last"),
+            ]
+        )
+        watch = observe.watch(model, kinds=observe.KINDS[:2])
+        step = loops.TrainStep(
+            model,
+            cases.squared_error,
+            keras.optimizers.SGD(0.125),
+            loss_scaler=scaler.LossScaler(scaler.Static(8.0)),
+            probes=watch,
+        )
+    seen = []
+    loops.Loop(step, batches, steps_per_call=2, strategy=strategy, actions=[seen.append]).run(2)
+    return watch.names, seen[0].vectors
+
+
+def test_counts_of_two_replicas_are_those_of_one_device():
+    parts = [cases.batch(seed) for seed in range(2)]
+    batches = tf.data.Dataset.from_tensor_slices(tuple(np.stack(part) for part in zip(*parts, strict=True)))
+    (names, ours), (expected_names, expected) = watched(2, batches), watched(1, batches)
+    assert names == expected_names == [f"{k}/{n}" for k in observe.KINDS[:2] for n in ("first", "norm", "last")]
+    np.testing.assert_array_equal(ours["counts"].sum(-1), expected["counts"].sum(-1))
+    # Sums round otherwise, so that a value may lie on the other side of a power of two.
+    assert np.abs(ours["counts"] - expected["counts"]).sum() <= 4
+    np.testing.assert_allclose(ours["amax"], expected["amax"], rtol=1e-3)

@@ -1,0 +1,222 @@
+"""Guards what a `TrainStep` returns of its probes: the same however it is run, and nothing without them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from loop_cases import batch, dataset, plain_model, squared_error, static
+
+import loops
+import scaler
+from scaler import observe
+
+SCALE = 8.0
+RATE = 0.125
+
+
+def named_model(kind="float32"):
+    """`plain_model`, with names that do not depend on what else the process has made."""
+    keras.utils.set_random_seed(7)
+    layers = [keras.layers.Dense(6, activation="tanh", dtype=kind, name="dense_0")]
+    return keras.Sequential([keras.Input([4], dtype=kind), *layers, keras.layers.Dense(1, dtype=kind, name="dense_1")])
+
+
+def step_of(kind="float32", every=1, kinds=observe.KINDS, watched=True, **arguments):
+    model = named_model(kind)
+    probes = observe.watch(model, every=every, kinds=kinds) if watched else None
+    optimizer = keras.optimizers.SGD(RATE, momentum=0.5)
+    return loops.TrainStep(model, squared_error, optimizer, loss_scaler=static(SCALE), probes=probes, **arguments)
+
+
+def row(step, outputs, name):
+    place = step.probes.names.index(name)
+    return outputs["counts"][place].numpy(), float(outputs["amax"][place])
+
+
+def test_every_kind_is_what_it_should_be_by_hand():
+    step = step_of()
+    x, y = batch()
+    first, second = step.model.layers
+    weights = [value.numpy() for value in step.model.trainable_variables]
+    with tf.GradientTape(persistent=True) as tape:
+        hidden = first(x)
+        tape.watch(hidden)
+        prediction = second(hidden)
+        loss = SCALE * squared_error(y, prediction)
+    outputs = tf.function(step)((x, y))
+    after = [value.numpy() for value in step.model.trainable_variables]
+    expected = {
+        "activations/dense_0": hidden,
+        "activations/dense_1": prediction,
+        "activation_gradients/dense_0": tape.gradient(loss, hidden),
+        "activation_gradients/dense_1": tape.gradient(loss, prediction),
+    }
+    names = ["dense_0/kernel", "dense_0/bias", "dense_1/kernel", "dense_1/bias"]
+    grads = tape.gradient(loss, step.model.trainable_variables)
+    expected |= {f"weight_gradients/{name}": grad for name, grad in zip(names, grads, strict=True)}
+    expected |= {f"weights/{name}": value for name, value in zip(names, weights, strict=True)}
+    expected |= {f"updates/{name}": now - then for name, now, then in zip(names, after, weights, strict=True)}
+    slots = [variable for variable in step.optimizer.variables if "momentum" in variable.path]
+    expected |= {f"slots/{name}/momentum": variable for name, variable in zip(names, slots, strict=True)}
+    assert step.probes.names == list(expected)
+    assert (outputs["counts"].dtype, outputs["counts"].shape) == (tf.int64, [len(expected), observe.BINS])
+    for name, value in expected.items():
+        counts, amax = row(step, outputs, name)
+        values = np.asarray(tf.convert_to_tensor(value))
+        assert counts.sum() == values.size
+        np.testing.assert_allclose(amax, np.abs(values).max(), rtol=1e-5, err_msg=name)
+        # Sums round otherwise in a graph, so that a value may lie on the other side of a power of two.
+        assert np.abs(counts - observe.exponents(value).numpy()).sum() <= 2, name
+    assert np.isnan(outputs["swallowed_updates"]).all()
+
+
+@pytest.fixture(scope="module")
+def eager():
+    """Two steps of the float16 model, taken without a graph."""
+    step = step_of("float16")
+    return step, [step(batch(seed)) for seed in range(2)]
+
+
+@pytest.mark.parametrize("mode", ["graph", "jit_compile", "loop", "compiled loop"])
+def test_every_mode_measures_the_same(eager, mode):
+    step = step_of("float16", jit_compile=mode == "jit_compile")
+    expected_step, expected = eager
+    if "loop" in mode:
+        seen = []
+        arguments = {"jit_compile": True} if mode == "compiled loop" else {}
+        loops.Loop(step, dataset(2), steps_per_call=2, actions=[seen.append], **arguments).run(2)
+        outputs = [{name: value[number] for name, value in seen[0].vectors.items()} for number in range(2)]
+    else:
+        call = tf.function(step)
+        outputs = [call(batch(seed)) for seed in range(2)]
+    assert step.probes.names == expected_step.probes.names
+    for ours, theirs in zip(outputs, expected, strict=True):
+        np.testing.assert_array_equal(np.sum(ours["counts"], axis=1), np.sum(theirs["counts"], axis=1))
+        # XLA rounds float16 less often: a value may lie on the other side of a power of two.
+        differ = np.abs(np.asarray(ours["counts"]) - np.asarray(theirs["counts"])).sum()
+        assert differ <= (0 if mode in ("graph", "loop") else 8)
+        np.testing.assert_allclose(ours["amax"], theirs["amax"], rtol=5e-3)
+        np.testing.assert_allclose(ours["swallowed_updates"], theirs["swallowed_updates"], atol=0.05)
+
+
+def test_masters_tell_updates_and_how_many_would_be_swallowed(eager):
+    step, (first, second) = eager
+    assert all(
+        float(output["amax"][step.probes.names.index("updates/dense_0/kernel")]) > 0 for output in (first, second)
+    )
+    assert np.isfinite(second["swallowed_updates"]).all()
+    values = step.masters.weights[0].numpy().astype(np.float16)
+    np.testing.assert_array_equal(values, step.model.trainable_variables[0].numpy())
+
+
+@pytest.mark.parametrize("masters", [None, scaler.weights.KahanWeights], ids=["masters", "kahan"])
+def test_a_small_update_is_swallowed_and_a_skip_has_none(masters):
+    step = step_of("float16", kinds=["updates"], masters=masters)
+    step.optimizer.learning_rate = 2.0**-22
+    for variable in step.model.trainable_variables:
+        variable.assign(tf.ones_like(variable))
+    call = tf.function(step)
+    small = call(batch())
+    assert small["applied"]
+    np.testing.assert_array_equal(small["swallowed_updates"], np.ones(4))
+    assert (small["amax"].numpy() > 0).all()
+    skipped = call(batch(bad=np.inf))
+    assert not skipped["applied"]
+    assert np.isnan(skipped["swallowed_updates"]).all()
+    np.testing.assert_array_equal(skipped["amax"], np.zeros(4))
+    assert (skipped["counts"].numpy()[:, 0] == [24, 6, 6, 1]).all()
+
+
+def test_an_overflow_is_seen_where_it_is():
+    step = step_of()
+    outputs = tf.function(step)(batch(bad=np.inf))
+    amax = dict(zip(step.probes.names, outputs["amax"].numpy(), strict=True))
+    assert np.isinf(amax["weights/dense_0/kernel"]) == np.False_
+    assert not np.isfinite(amax["weight_gradients/dense_0/kernel"])
+    assert row(step, outputs, "weight_gradients/dense_0/kernel")[0][[observe.INFINITY, observe.NAN]].sum() > 0
+
+
+@pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}, {"accumulate": 2}], ids=str)
+def test_histograms_at_every_nth_attempt(arguments):
+    step = step_of(every=2, kinds=["activations", "weight_gradients"], **arguments)
+    call = tf.function(step)
+    outputs = [call(batch(seed)) for seed in range(5)]
+    counted = [int(output["counts"].numpy().sum()) for output in outputs]
+    # 8 examples of 6 + 1 activations, and 37 weights.
+    whole = 8 * 7 + 37
+    assert counted == ([0, whole, 0, whole, 0] if "accumulate" not in arguments else [0, 0, whole, whole, 0])
+    assert all((output["amax"].numpy() > 0).all() for output in outputs)
+
+
+def test_without_probes_a_step_has_the_operations_it_had():
+    def operations(step):
+        graph = tf.function(step).get_concrete_function(batch()).graph
+        return [operation.type for operation in graph.get_operations()]
+
+    plain, watched = operations(step_of(watched=False)), operations(step_of())
+    assert len(watched) > len(plain)
+    turned_off = step_of()
+    turned_off.probes = None
+    assert operations(turned_off) == plain
+    assert not {"Bitcast", "DenseBincount", "IdentityN"} & {*plain}
+
+
+def test_probes_do_not_change_the_weights():
+    results = []
+    for watched in (False, True):
+        step = step_of("float16", watched=watched)
+        call = tf.function(step)
+        for seed in range(3):
+            call(batch(seed))
+        results.append([value.numpy().tobytes() for value in step.model.variables])
+    assert results[0] == results[1]
+
+
+def test_what_is_refused():
+    step = step_of()
+    with pytest.raises(scaler.InvalidArgument, match=r"expected scaler\.observe\.watch"):
+        step.probes = step.model
+    with pytest.raises(scaler.InvalidArgument, match="expected a watch of the same model"):
+        step.probes = observe.watch(plain_model())
+    model, layerwise = scaler.layerwise.insert_rescales(named_model("float16"), ["dense_0"])
+    with pytest.raises(scaler.InvalidArgument, match="another scale in each group"):
+        loops.TrainStep(
+            model, squared_error, keras.optimizers.SGD(0.1), layerwise=layerwise, probes=observe.watch(model)
+        )
+    step(batch())
+    with pytest.raises(scaler.InvalidArgument, match=r"TrainStep\.probes: the step was traced already"):
+        step.probes = None
+    with pytest.raises(scaler.InvalidArgument, match=r"TrainStep\.jit_compile: the step was traced already"):
+        step.jit_compile = True
+    assert not step.jit_compile
+
+
+def test_a_loss_with_a_name_of_the_probes_is_refused():
+    model = plain_model()
+    loss = lambda y, prediction: (squared_error(y, prediction), {"amax": tf.reduce_max(prediction)})  # noqa: E731
+    step = loops.TrainStep(model, loss, keras.optimizers.SGD(0.1), probes=observe.watch(model))
+    with pytest.raises(loops.BadOutputs, match="'amax'"):
+        step(batch())
+
+
+def test_an_rnn_says_what_it_does_not_show():
+    model = keras.Sequential(
+        [keras.Input([3, 4]), keras.layers.RNN(keras.layers.GRUCell(2, name="cell"), name="gru"), keras.layers.Dense(1)]
+    )
+    step = loops.TrainStep(model, squared_error, keras.optimizers.SGD(0.1), probes=observe.watch(model))
+    x, y = tf.ones([2, 3, 4]), tf.ones([2, 1])
+    with pytest.warns(UserWarning, match="shows nothing of 'gru/cell'"):
+        outputs = tf.function(step)((x, y))
+    assert step.probes.left_out == ["gru/cell"]
+    assert "activations/gru" in step.probes.names
+    assert len(outputs["amax"]) == len(step.probes.names)
+
+
+def test_an_unrolled_rnn_shows_its_cell_at_all_steps():
+    rnn = keras.layers.RNN(keras.layers.GRUCell(2, name="cell"), unroll=True, name="gru")
+    model = keras.Sequential([keras.Input([3, 4]), rnn, keras.layers.Dense(1)])
+    watch = observe.watch(model, ["gru/cell"], kinds=["activations"])
+    with watch.collect() as collection:
+        model(tf.ones([2, 3, 4]))
+    # The output and the state of three steps, for two examples and two units.
+    assert int(tf.reduce_sum(observe.measured(collection.rows()).counts)) == 2 * 3 * 2 * 2
