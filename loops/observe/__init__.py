@@ -1,10 +1,25 @@
-"""Why a step overflowed, what would help, and what a run recorded: what `scaler.observe` cannot do without a loop."""
+"""What is told of a run: beside `scaler.observe`, what needs a loop."""
 
 from loops.autopsy.explain import cure as cure
 from loops.autopsy.explain import explain as explain
 from loops.autopsy.explanation import Explanation as Explanation
+from loops.forecast import Alarm as Alarm
+from loops.forecast import forecast as forecast
+from loops.trace import TraceTables as TraceTables
+from loops.trace import read as read
 from loops.verify import Change as Change
 from loops.verify import Verification as Verification
 from loops.verify import verify as verify
 
-__all__ = ["Change", "Explanation", "Verification", "cure", "explain", "verify"]
+__all__ = [
+    "Alarm",
+    "Change",
+    "Explanation",
+    "TraceTables",
+    "Verification",
+    "cure",
+    "explain",
+    "forecast",
+    "read",
+    "verify",
+]
