@@ -102,3 +102,13 @@ def test_what_is_said_of_exponents_is_so(tmp_path, capsys):
     run_blocks(text, tmp_path)
     shown = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
     assert capsys.readouterr().out == "".join(shown)
+
+
+def test_the_trace_is_read_as_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks((DOCS / "trace.md").read_text(encoding="utf-8"), tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1 OVERFLOW 16777216.0 critical: 0.0 to 8388608.0"
+    assert lines[3].startswith("Interval(low=0.0")
+    assert names["counts"].sum() == 16
+    assert names["start"] == (tmp_path / "run" / "trace.arrow").stat().st_size

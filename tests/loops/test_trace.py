@@ -22,7 +22,6 @@ import scaler
 from loops.trace.frames import AFTER, Frame, frame_of, pack, unpack
 from loops.trace.tensors import tensors_of
 
-pytest.importorskip("pyarrow")
 NAMES = ["activations/dense", "weight_gradients/dense/kernel"]
 
 

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pyarrow.ipc as pa
 import pytest
 
 import loops
@@ -11,8 +12,6 @@ from loops.trace.frames import Frame
 from loops.trace.messages import KEY
 from loops.trace.stream import batch_of, opening, schema_of
 from loops.trace.tensors import Tensor
-
-pa = pytest.importorskip("pyarrow.ipc")
 
 TENSORS = [Tensor("activations/dense", "float16", False), Tensor("weight_gradients/dense/kernel", "float16", True)]
 BATCHES = [3, 1, 4]
