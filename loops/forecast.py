@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import scaler
-from loops.errors import DivergenceWarning
+from loops.errors import DivergenceWarning, ResumeWarning
 from loops.trace.measured import columns_of
 from loops.trace.tensors import Tensor, tensors_of
 from loops.visit import Visit
@@ -93,10 +93,11 @@ def forecast(steps: Any) -> Alarm | None:
 
     Args:
         steps: The columns `step`, `loss`, `loss_scale`, `critical_low`, `critical_high` and `headroom` of a trace by
-            their names: `loops.observe.read(path).steps`, its DataFrame, or a dict of arrays.
+            their names, from the run's first step on: `loops.observe.read(path).steps`, its DataFrame, or a dict of
+            arrays.
 
     Raises:
-        scaler.InvalidArgument: If one of them is missing.
+        scaler.InvalidArgument: If one of them is missing, or the first step is.
     """
     names = ("step", "loss", "loss_scale", "critical_low", "critical_high", "headroom")
     try:
@@ -105,6 +106,11 @@ def forecast(steps: Any) -> Alarm | None:
         raise scaler.InvalidArgument(
             f"forecast: expected the columns {', '.join(names)}, such as loops.observe.read(path).steps has them."
         ) from error
+    if len(columns["step"]) and columns["step"][0] != 1:
+        raise scaler.InvalidArgument(
+            f"forecast: the steps begin with {columns['step'][0]:.0f}, and how large gradients were before decides: "
+            "expected all steps from 1 on."
+        )
     return _fold(Seen(), columns)[1]
 
 
@@ -125,14 +131,14 @@ class Forecast:
     """Warns once, with a `DivergenceWarning`, when the run seems to diverge: `forecast`, while it runs.
 
     It looks at each visit, so with `steps_per_call=100` it may say so 99 steps late. It needs a train step with probes
-    of gradients.
+    of gradients, and has to see a run from its first step on, or to go on from a `Checkpoint` that has its state.
     """
 
     chief_only = True
 
     def __init__(self) -> None:
         self._seen = Seen()
-        self._warned = False
+        self._warned = self._began = False
         self._train_step: Any = None
         self._tensors: list[Tensor] = []
 
@@ -154,18 +160,34 @@ class Forecast:
         seen = self._seen
         # JSON has no infinity.
         best = None if math.isinf(seen.best) else seen.best
-        return {"warned": self._warned, "recent": [list(seen.critical), list(seen.loss), list(seen.lows)], "best": best}
+        return {
+            "warned": self._warned,
+            "began": self._began,
+            "recent": [list(seen.critical), list(seen.loss), list(seen.lows)],
+            "best": best,
+        }
 
     def load_state(self, value: dict) -> None:
         """Takes what `save_state` returned."""
         best = math.inf if value["best"] is None else value["best"]
         critical, loss, lows = (tuple(recent) for recent in value["recent"])
-        self._warned, self._seen = value["warned"], Seen(critical, loss, lows, best)
+        self._warned, self._began = value["warned"], value["began"]
+        self._seen = Seen(critical, loss, lows, best)
 
     def __call__(self, visit: Visit) -> None:
         """Looks at the steps of a visit."""
         if self._warned:
             return
+        if visit.first > 1 and not self._began:
+            self._warned = True
+            warnings.warn(
+                f"Forecast: it begins at step {visit.first}, and how large gradients were before decides. It will warn "
+                "of nothing: let it see a run from its first step on.",
+                ResumeWarning,
+                stacklevel=2,
+            )
+            return
+        self._began = True
         self._tensors = self._tensors or tensors_of(self._train_step)
         columns = columns_of(visit, self._tensors)
         step = visit.first + np.arange(len(columns["critical_low"]))

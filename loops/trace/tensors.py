@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import scaler
@@ -26,7 +27,7 @@ class Tensor:
     format: str
     carries_scale: bool
 
-    @property
+    @functools.cached_property
     def limits(self) -> scaler.FloatFormat:
         """The limits of its format."""
         return scaler.float_format(self.format)

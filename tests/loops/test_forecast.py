@@ -74,6 +74,7 @@ def test_too_few_steps_are_no_ground():
 
 def test_steps_that_say_nothing_are_left_out():
     known = np.arange(STEPS) % 3 > 0
+    known[0] = True
     whole = columns(falling(60), rising(60), known)
     part = {name: values[known] for name, values in columns(falling(60), rising(60)).items()}
     assert loops.observe.forecast(whole) == loops.observe.forecast(part) is not None
@@ -89,6 +90,13 @@ def test_columns_that_are_missing_are_named():
     for bad in (given_, None, [1.0]):
         with pytest.raises(scaler.InvalidArgument, match="expected the columns step, loss"):
             loops.observe.forecast(bad)
+
+
+def test_steps_that_begin_in_the_middle_are_refused():
+    """Gradients of a run that is nearly done are always as large as they were a few steps ago."""
+    rest = {name: values[5:] for name, values in columns(falling(60), rising(60)).items()}
+    with pytest.raises(scaler.InvalidArgument, match="begin with 6"):
+        loops.observe.forecast(rest)
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +142,12 @@ def test_an_action_sees_the_same_in_visits_and_over_a_resume(step, ends, resumed
 def test_without_probes_it_cannot_work():
     with pytest.raises(scaler.InvalidArgument, match=r"probes=scaler\.observe\.watch"):
         loops.Forecast().begin(types.SimpleNamespace(train_step=lambda batch: {}))
+
+
+def test_an_action_that_begins_in_the_middle_says_that_it_is_of_no_use(step):
+    action = loops.Forecast()
+    action.begin(types.SimpleNamespace(train_step=step))
+    _, *rest = visits(np.floor(falling(60)), rising(60), [40, 80])
+    with pytest.warns(loops.ResumeWarning, match="begins at step 41"):
+        action(rest[0])
+    action(rest[1])
