@@ -1,4 +1,4 @@
-"""What is told of a run: beside `scaler.observe`, what needs a loop."""
+"""Why a step overflowed, what would help, and what a run recorded: what `scaler.observe` cannot do without a loop."""
 
 from loops.autopsy.explain import cure as cure
 from loops.autopsy.explain import explain as explain

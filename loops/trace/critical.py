@@ -42,17 +42,19 @@ def critical_scales(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[
         tensors: What they were measured of.
     """
     seen = np.asarray(amax, np.float64)
-    scales = np.asarray(loss_scale, np.float64)
+    scales = np.asarray(loss_scale, np.float64)[:, np.newaxis]
     low, high = np.full(len(seen), np.inf), np.full(len(seen), np.inf)
-    for column, tensor in zip(seen.T, tensors, strict=True):
-        least, most = _scaled(column, scales, tensor.limits) if tensor.carries_scale else _unscaled(column)
-        low, high = np.minimum(low, least), np.minimum(high, most)
-    return Critical(low, high)
-
-
-def _unscaled(amax: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    bound = np.where(np.isfinite(amax), np.inf, 0.0)
-    return bound, bound
+    # All tensors of a format at once: a visit of one step has many tensors.
+    for limits in {tensor.limits for tensor in tensors}:
+        columns = seen[:, [tensor.carries_scale and tensor.limits == limits for tensor in tensors]]
+        least, most = _scaled(columns, scales, limits)
+        low, high = (
+            np.minimum(low, least.min(axis=1, initial=np.inf)),
+            np.minimum(high, most.min(axis=1, initial=np.inf)),
+        )
+    unscaled = seen[:, [not tensor.carries_scale for tensor in tensors]]
+    finite = np.isfinite(unscaled).all(axis=1)
+    return Critical(np.where(finite, low, 0.0), np.where(finite, high, 0.0))
 
 
 def _scaled(amax: np.ndarray, scale: np.ndarray, limits: scaler.FloatFormat) -> tuple[np.ndarray, np.ndarray]:

@@ -35,12 +35,12 @@ def margins(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[Tensor])
         loss_scale: Float [steps].
         tensors: What was measured.
     """
-    headroom = np.full(len(amax), np.inf)
-    for column, tensor in zip(np.asarray(amax, np.float64).T, tensors, strict=True):
-        if not tensor.carries_scale:
-            with np.errstate(divide="ignore"):
-                octaves = np.log2(tensor.limits.max) - np.log2(np.where(np.isnan(column), np.inf, column))
-            headroom = np.minimum(headroom, octaves)
+    unscaled = [tensor for tensor in tensors if not tensor.carries_scale]
+    largest = np.log2([tensor.limits.max for tensor in unscaled])
+    values = np.asarray(amax, np.float64)[:, [not tensor.carries_scale for tensor in tensors]]
+    with np.errstate(divide="ignore"):
+        octaves = largest - np.log2(np.where(np.isnan(values), np.inf, values))
+    headroom = octaves.min(axis=1, initial=np.inf)
     return Margins(critical_scales(amax, loss_scale, tensors), headroom)
 
 

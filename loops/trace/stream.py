@@ -17,6 +17,8 @@ VERSION = "1"
 """Of the format. A reader refuses any other."""
 STEP, HISTOGRAMS = "step", "histograms"
 """The kinds of rows."""
+_COMPRESSED_FROM = 8
+"""Rows from which compressing a batch gains more than what it takes."""
 BOOLS = ("attempted", "applied")
 NUMBERS = ("loss", "loss_scale", "grad_norm", "clipped_norm", "critical_low", "critical_high", "headroom")
 """The columns of a step that hold one number each; null where the step has none."""
@@ -99,7 +101,8 @@ def batch_of(
         _lists(pa.int64(), np.int64, [*nothing, *(frame.counts for frame in frames)]),
     ]
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    options = pa.ipc.IpcWriteOptions(compression="zstd" if len(kinds) >= _COMPRESSED_FROM else None)
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=schema), custom_metadata={KEY: BLANK})
         end = sink.tell()
     return sealed(sink.getvalue().to_pybytes()[len(schema.serialize()) : end])

@@ -14,8 +14,8 @@ from loops.trace.stream import batch_of, opening, schema_of
 from loops.trace.tensors import Tensor
 
 TENSORS = [Tensor("activations/dense", "float16", False), Tensor("weight_gradients/dense/kernel", "float16", True)]
-BATCHES = [3, 1, 4]
-"""Steps in each."""
+BATCHES = [3, 1, 9]
+"""Steps in each; only the last is large enough to be compressed."""
 
 
 def frame(step):
@@ -50,17 +50,17 @@ def test_any_reader_of_arrow_reads_it(path):
     with pa.open_stream(path) as reader:
         table = reader.read_all()
         assert reader.schema.metadata[b"halfstep.trace"] == b"1"
-    assert table["kind"].to_pylist() == ["step"] * 4 + ["histograms"] * 2 + ["step"] * 4 + ["histograms"]
-    assert table["step"].to_pylist() == [1, 2, 3, 4, 2, 4, 5, 6, 7, 8, 8]
+    assert table["kind"].to_pylist() == ["step"] * 4 + ["histograms"] * 2 + ["step"] * 9 + ["histograms"]
+    assert table["step"].to_pylist() == [1, 2, 3, 4, 2, 4, *range(5, 14), 8]
     assert table["loss"].to_pylist()[:6] == [0.25, 0.5, 0.75, 1.0, None, None]
 
 
 def test_tables_are_those_that_were_written(path):
     found = loops.observe.read(path)
-    assert found.steps["step"].to_pylist() == list(range(1, 9))
-    assert found.steps["loss"].to_pylist() == [step / 4 for step in range(1, 9)]
-    assert found.steps["grad_norm"].to_pylist() == [None] * 8
-    assert found.steps["amax/weight_gradients/dense/kernel"].to_pylist() == [1, 3, 5, 1, 1, 3, 5, 7]
+    assert found.steps["step"].to_pylist() == list(range(1, 14))
+    assert found.steps["loss"].to_pylist() == [step / 4 for step in range(1, 14)]
+    assert found.steps["grad_norm"].to_pylist() == [None] * 13
+    assert found.steps["amax/weight_gradients/dense/kernel"].to_pylist() == [1, 3, 5, 1, *range(1, 19, 2)]
     names = [tensor.name for tensor in TENSORS]
     rows = [row for step in (2, 4, 8) for row in ((step, 0, 0, 5), (step, 0, 140, step), (step, 1, 279, 2**40))]
     assert found.histograms.to_pylist() == [
@@ -70,24 +70,20 @@ def test_tables_are_those_that_were_written(path):
     assert found.tensors["carries_scale"].to_pylist() == [False, True]
 
 
-@pytest.mark.parametrize("stride", [1, 13])
-def test_cut_anywhere_exactly_the_whole_batches_are_there(parts, stride):
+def test_cut_anywhere_exactly_the_whole_batches_are_there(parts):
     data, ends = b"".join(parts), list(itertools.accumulate(map(len, parts)))
-    for cut in sorted(
-        {*range(0, len(data), stride), *ends, *(end - 1 for end in ends), *(end + 1 for end in ends[:-1])}
-    ):
+    for cut in range(len(data) + 1):
         found = contents(data[:cut])
         whole = sum(end <= cut for end in ends)
         assert (len(found.batches), found.schema is not None) == (max(whole - 1, 0), whole > 0)
         assert found.whole == (cut in [0, *ends])
 
 
-@pytest.mark.parametrize("stride", [1, 23])
-def test_every_flipped_byte_is_found(parts, stride):
+def test_every_flipped_byte_is_found(parts):
     """Batches before it are read; nothing of its own and none after it."""
     data, ends = b"".join(parts), list(itertools.accumulate(map(len, parts)))
     # 0x20 makes a capital of a letter, which is the same digit.
-    for place, flip in itertools.product(range(0, len(data), stride), (0x01, 0x20, 0xFF)):
+    for place, flip in itertools.product(range(len(data)), (0x01, 0x20, 0xFF)):
         damaged = bytearray(data)
         damaged[place] ^= flip
         found = contents(bytes(damaged))
