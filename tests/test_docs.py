@@ -51,7 +51,9 @@ def test_the_loops_run_as_shown(tmp_path, monkeypatch, capsys):
 
 def test_every_action_is_in_the_table():
     actions = (DOCS / "loops.md").read_text(encoding="utf-8").split("## Actions")[1].split("```python")[0]
-    public = {name for name in loops.__all__ if getattr(getattr(loops, name), "__module__", "").startswith("loops.actions")}
+    public = {
+        name for name in loops.__all__ if getattr(getattr(loops, name), "__module__", "").startswith("loops.actions")
+    }
     assert {name for name in public if f"`{name}(" not in actions} == {"Seconds"}
 
 

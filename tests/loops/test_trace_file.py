@@ -161,3 +161,9 @@ def test_a_file_that_lost_what_a_checkpoint_knows_goes_on_with_a_warning(path, p
     file.close()
     assert path.read_bytes() == (parts[0] if kept is None else b"".join(parts))
     assert kept is None or path.with_name("trace.arrow.damaged").read_bytes() == before
+
+
+def test_what_a_checkpoint_does_not_know_is_cut_off(path, parts):
+    file = TraceFile(path)
+    file.keep(len(parts[0] + parts[1]))
+    assert path.read_bytes() == parts[0] + parts[1]
