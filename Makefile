@@ -35,7 +35,7 @@ matrix: .venv-oldest/ready .venv-newest/ready
 oldest: .venv-oldest/ready
 	@tests/matrix/core.sh .venv-oldest
 
-MATRIX := --quiet --disable-pip-version-check --editable ".[study]" hypothesis pytest pytest-xdist
+MATRIX := --quiet --disable-pip-version-check --editable ".[study,trace]" hypothesis pytest pytest-xdist
 
 # TensorFlow 2.18 knows no Python after 3.12.
 .venv-oldest/ready: pyproject.toml constraints-oldest.txt

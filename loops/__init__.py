@@ -24,14 +24,18 @@ from loops.counters import Counters as Counters
 from loops.errors import BadBatch as BadBatch
 from loops.errors import BadOutputs as BadOutputs
 from loops.errors import CheckpointError as CheckpointError
+from loops.errors import DivergenceWarning as DivergenceWarning
 from loops.errors import LoopError as LoopError
 from loops.errors import NotWritable as NotWritable
 from loops.errors import OutOfData as OutOfData
 from loops.errors import ResumeWarning as ResumeWarning
+from loops.errors import TraceWarning as TraceWarning
 from loops.errors import WorkerLost as WorkerLost
+from loops.forecast import Forecast as Forecast
 from loops.loop import Loop as Loop
 from loops.step.by_attempts import ByAttempts as ByAttempts
 from loops.step.train_step import TrainStep as TrainStep
+from loops.trace import Trace as Trace
 from loops.visit import Visit as Visit
 from loops.workers.join import join_workers as join_workers
 
@@ -46,8 +50,10 @@ __all__ = [
     "CheckpointError",
     "Counters",
     "Csv",
+    "DivergenceWarning",
     "EarlyStop",
     "Evaluate",
+    "Forecast",
     "JsonLines",
     "Loop",
     "LoopError",
@@ -59,6 +65,8 @@ __all__ = [
     "Seconds",
     "StopWhen",
     "TensorBoard",
+    "Trace",
+    "TraceWarning",
     "TrainStep",
     "Visit",
     "WorkerLost",

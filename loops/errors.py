@@ -10,7 +10,9 @@ scaler.ScalerError
     └── WorkerLost          another process of a run on several cannot be reached, or has stopped
 
 UserWarning
-└── ResumeWarning           a resumed run will not continue exactly, or a checkpoint is damaged
+├── DivergenceWarning       a run seems to diverge
+├── ResumeWarning           a resumed run will not continue exactly, or a checkpoint is damaged
+└── TraceWarning            a trace is torn or damaged, and was read up to there
 """
 
 import scaler
@@ -44,5 +46,13 @@ class WorkerLost(LoopError):
     """Another worker cannot be reached, is gone, or has stopped with an error. Start all of them again to go on."""
 
 
+class DivergenceWarning(UserWarning):
+    """A run seems to diverge: its gradients are as large as ever, and its loss rises."""
+
+
 class ResumeWarning(UserWarning):
     """A resumed run will not be, or is not, what it could be: something cannot be saved, or a checkpoint is damaged."""
+
+
+class TraceWarning(UserWarning):
+    """A trace is torn or damaged, and was read up to there."""

@@ -52,7 +52,9 @@ def test_the_loops_run_as_shown(tmp_path, monkeypatch, capsys):
 
 def test_every_action_is_in_the_table():
     actions = (DOCS / "loops.md").read_text(encoding="utf-8").split("## Actions")[1].split("```python")[0]
-    public = {name for name in loops.__all__ if getattr(loops, name).__module__.startswith("loops.actions")}
+    public = {
+        name for name in loops.__all__ if getattr(getattr(loops, name), "__module__", "").startswith("loops.actions")
+    }
     assert {name for name in public if f"`{name}(" not in actions} == {"Seconds"}
 
 
@@ -104,3 +106,13 @@ def test_what_is_said_of_observing_is_so(tmp_path, capsys, page):
     run_blocks(text, tmp_path)
     shown = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
     assert capsys.readouterr().out == "".join(shown)
+
+
+def test_the_trace_is_read_as_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks((DOCS / "trace.md").read_text(encoding="utf-8"), tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1 OVERFLOW 16777216.0 critical: 0.0 to 8388608.0"
+    assert lines[3].startswith("Interval(low=0.0")
+    assert names["counts"].sum() == 16
+    assert names["start"] == (tmp_path / "run" / "trace.arrow").stat().st_size

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import pathlib
+import tempfile
 from typing import Any
 
-from loops.cli.build import function
 from loops.cli.options import count
+from loops.programs import called
 from loops.runs.run import to_json
 from loops.verify import verify
 
@@ -19,7 +22,11 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("observe", help="run the same steps with and without probes, and say what they change")
     parser.add_argument("--verify", action="store_true", required=True, help="compare the weights by their digests")
     parser.add_argument(
-        "--build", required=True, metavar="MODULE:FUNCTION", help="a function without arguments that returns the Loop"
+        "--build",
+        required=True,
+        metavar="MODULE:FUNCTION",
+        help="of a program of one's own, in the current folder: function(run), given an empty folder, returns the "
+        "loops.Loop",
     )
     parser.add_argument("--steps", type=count, default=10, help="how many to run each time (default: 10)")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
@@ -27,6 +34,14 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    found = verify(function(options.build), options.steps)
+    numbers = itertools.count()
+    with tempfile.TemporaryDirectory(prefix="halfstep-observe-") as place:
+
+        def build() -> Any:
+            run = pathlib.Path(place) / str(next(numbers))
+            run.mkdir()
+            return called(options.build, run)
+
+        found = verify(build, options.steps)
     print(to_json({"neutral": found.neutral, **dataclasses.asdict(found)}) if options.json else found)
     return 0 if found.neutral else EXIT_CHANGED

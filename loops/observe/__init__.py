@@ -6,22 +6,30 @@ from loops.autopsy.explanation import Explanation as Explanation
 from loops.census import Census as Census
 from loops.census import Row as Row
 from loops.census import census as census
+from loops.forecast import Alarm as Alarm
+from loops.forecast import forecast as forecast
 from loops.lint.finding import Finding as Finding
 from loops.lint.look import lint as lint
+from loops.trace import TraceTables as TraceTables
+from loops.trace import read as read
 from loops.verify import Change as Change
 from loops.verify import Verification as Verification
 from loops.verify import verify as verify
 
 __all__ = [
+    "Alarm",
     "Census",
     "Change",
     "Explanation",
     "Finding",
     "Row",
+    "TraceTables",
     "Verification",
     "census",
     "cure",
     "explain",
+    "forecast",
     "lint",
+    "read",
     "verify",
 ]

@@ -8,10 +8,11 @@ import loops
 
 _NAMES = """
 import sys
-for name in ("matplotlib", "sklearn", "tensorboard"):
+extras = ("matplotlib", "sklearn", "tensorboard", "pyarrow")
+for name in extras:
     sys.modules[name] = None   # As if it were not installed: Keras looks for matplotlib by itself.
 import loops, loops.cli, loops.runs, loops.machine, loops.tasks, loops.study.compare
-found = [n for n, m in sys.modules.items() if m and n.partition(".")[0] in ("matplotlib", "sklearn", "tensorboard")]
+found = [n for n, m in sys.modules.items() if m and n.partition(".")[0] in extras]
 print("found", found)
 """
 

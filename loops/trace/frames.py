@@ -1,0 +1,80 @@
+"""Histograms by step: which of them are written, and which are kept for the next skip."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+AFTER = 4
+"""Steps after a skip whose histograms are written, too."""
+
+
+class Frame(NamedTuple):
+    """The histograms of one step: how many values of which tensor lie in which bin, for counts that are not zero.
+
+    Attributes:
+        step: The number of the step.
+        tensor: Int64 [entries], the tensor's place among those measured.
+        bin: Int64 [entries], see `scaler.observe`.
+        counts: Int64 [entries].
+    """
+
+    step: int
+    tensor: np.ndarray
+    bin: np.ndarray
+    counts: np.ndarray
+
+
+def frame_of(step: int, counts: np.ndarray) -> Frame:
+    """A frame from counts [tensors, bins]."""
+    tensor, place = np.nonzero(counts)
+    return Frame(step, tensor, place, counts[tensor, place].astype(np.int64))
+
+
+class Chosen(NamedTuple):
+    """Which steps' histograms to write, and which to keep in memory.
+
+    Attributes:
+        write: Bool [steps].
+        keep: Bool [steps]; none of those to write.
+    """
+
+    write: np.ndarray
+    keep: np.ndarray
+
+
+def choose(steps: np.ndarray, skips: Sequence[int], newest: int, window: int) -> Chosen:
+    """Chooses the steps around skips, and of the rest the last ones.
+
+    Args:
+        steps: Int [steps], those that there are histograms of and that are not written, in order.
+        skips: The skipped steps that are known, in order.
+        newest: The last step of the run so far.
+        window: How many steps before a skip are to be written.
+    """
+    known = np.asarray(skips, np.int64)
+    following = np.searchsorted(known, steps)
+    far = np.iinfo(np.int64).max // 2
+    until = np.append(known, far)[following] - steps
+    since = steps - np.append(-far, known)[np.searchsorted(known, steps, side="right")]
+    write = (until <= window) | (since <= AFTER)
+    if window == 0:
+        write = np.zeros_like(write)
+    return Chosen(write, ~write & (steps > newest - window))
+
+
+def pack(frames: Sequence[Frame]) -> str:
+    """Frames as text, for a checkpoint."""
+    columns = [np.stack([np.full_like(one.bin, one.step), one.tensor, one.bin, one.counts]) for one in frames]
+    table = np.concatenate([np.zeros([4, 0], np.int64), *columns], axis=1).astype("<i8")
+    return base64.b64encode(zlib.compress(table.tobytes(), 1)).decode("ascii")
+
+
+def unpack(text: str) -> list[Frame]:
+    """What `pack` was given."""
+    table = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8").astype(np.int64).reshape(4, -1)
+    return [Frame(int(step), *table[1:, table[0] == step]) for step in np.unique(table[0])]
