@@ -54,16 +54,19 @@ def figure_of(found: Explanation) -> Figure:
     right = max([high + 8.0, *(_octave(value) + 2.0 for value in values)])
     for place, row in enumerate(rows):
         _mark(axes, place - 0.12, row.forward, right, _FORWARD, "o")
-        _mark(axes, place + 0.12, row.backward, right, _BACKWARD, "s")
+        if found.verdict != "loss":  # The gradients of a loss that is not finite tell nothing.
+            _mark(axes, place + 0.12, row.backward, right, _BACKWARD, "s")
     axes.set_yticks(range(len(rows)), [_label(row, found) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(low - 4.0, right + 3.0)
     axes.set_xlabel("largest magnitude, log2  (grey: what float16 holds)")
     axes.plot([], [], "o", color=_FORWARD, label="output")
-    axes.plot([], [], "s", color=_BACKWARD, label="gradients, scaled")
+    if found.verdict != "loss":
+        axes.plot([], [], "s", color=_BACKWARD, label="gradients, scaled")
     axes.plot([], [], "X", color="0.2", label="infinite or NaN")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
-    axes.set_title(f"Step {found.step}: {found.verdict}", loc="left", pad=28)
+    began = f", began in {found.layer!r}" if found.layer else ""
+    axes.set_title(f"Step {found.step}: {found.verdict}{began}", loc="left", pad=28)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(left=False)

@@ -69,7 +69,7 @@ def _how_far(found: Explanation) -> str:
     if found.verdict == "overflow":
         said.append(f"It passes at a loss scale of {found.fits_at:g}.")
     elif found.verdict == "floor":
-        said.append(f"It passes at a loss scale of {found.fits_at:g}, which is below the floor of the strategy.")
+        said.append(f"It passes at a loss scale of {found.fits_at:g}, which is lower than the strategy goes.")
     elif found.verdict == "backward":
         said.append("It passes at no loss scale.")
     elif found.verdict == "loss":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pathlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -110,8 +111,14 @@ def line_of(operation: tf.Operation) -> str | None:
     within = [frame for frame in frames if "/keras/src/layers/" in frame.filename]
     for chosen in (own, within):
         if chosen:
-            return f"{chosen[-1].filename}:{chosen[-1].lineno}"
+            return f"{_short(chosen[-1].filename)}:{chosen[-1].lineno}"
     return None
+
+
+def _short(filename: str) -> str:
+    """A file of the current folder, or of a library, without the folders that everyone knows."""
+    here = f"{pathlib.Path.cwd()}/"
+    return filename.removeprefix(here).rpartition("site-packages/")[2]
 
 
 _SCAN = "loops/autopsy/scan.py"

@@ -1,0 +1,44 @@
+"""The autopsies that README and docs/explain.md show are what the commands print."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def blocks(name, kind):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return re.findall(rf"^```{kind}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def printed(folder, *arguments):
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_autopsy_of_readme(tmp_path):
+    """Both commands, as they stand there."""
+    (commands,) = [block for block in blocks("README.md", "sh") if "halfstep explain pinned" in block]
+    (expected,) = [block for block in blocks("README.md", "text") if block.startswith("Step 1 was skipped")]
+    train, explain = (line.split()[1:] for line in commands.splitlines())
+    printed(tmp_path, "-m", "loops", *train)
+    assert printed(tmp_path, "-m", "loops", *explain) == expected
+
+
+def test_the_autopsy_of_a_program(tmp_path):
+    """The program, the command with its picture, and the cure."""
+    (program,) = blocks("docs/explain.md", "python")
+    expected, cure = blocks("docs/explain.md", "text")
+    (tmp_path / "my_run.py").write_text(program)
+    printed(tmp_path, "-c", "import pathlib, my_run; my_run.build(pathlib.Path('run')).run(20)")
+    explain, cured = (line for block in blocks("docs/explain.md", "sh") for line in block.splitlines())
+    assert printed(tmp_path, "-m", "loops", *explain.split()[1:]) == expected
+    assert (tmp_path / "overflow.png").read_bytes().startswith(b"\x89PNG")
+    assert printed(tmp_path, "-m", "loops", *cured.split()[1:]) == cure
