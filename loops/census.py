@@ -15,9 +15,9 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.layers import layers_of
 from loops.loop import Loop
 from loops.signature import taking_batches
+from scaler.observe import layers_of
 
 _MOVES = frozenset(
     [

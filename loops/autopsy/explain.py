@@ -15,10 +15,10 @@ from loops.autopsy.minimal import minimal
 from loops.autopsy.models import model_of
 from loops.autopsy.paths import units
 from loops.errors import LoopError
-from loops.layers import layers_of
 from loops.loop import Loop
 from loops.rewind.log import read_log
 from loops.rewind.replay import log_of, rewind
+from scaler.observe import layers_of
 
 Progress = Callable[[str], object]
 

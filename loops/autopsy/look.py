@@ -45,7 +45,7 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         remedies: Whether to try more than a lower loss scale.
     """
     attempts = Attempts(moment, progress)
-    layers = _layers(moment.train_step)
+    layers = paths_of(model_of(moment.train_step))
     step, attempt = _failing(moment, attempts)
     seen = _scanned(attempts, layers)
     cause = _cause(attempt)
@@ -66,15 +66,6 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         known = _with_scale(known, attempts, cause)
         known = _with_origin(known, attempts, layers, seen, attempt, remedies)
     return dataclasses.replace(known, sentence=sentence(known))
-
-
-def _layers(train_step: Any) -> dict[str, keras.layers.Layer]:
-    model = model_of(train_step)
-    if model is None:
-        return {}
-    # What a model of Keras's own classes computes beside its layers is a cast of its inputs.
-    own = not type(model).__module__.startswith("keras.")
-    return {**paths_of(model), **({model.name: model} if own else {})}
 
 
 def _failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:
@@ -134,7 +125,7 @@ def _with_origin(
     nearest = nearest if nearest in layers else None
     where = pass_of(first, seen.frames)
     singular = over is None and where in ("forward", "backward")
-    proposed = proposals(attempts, layers, own, nearest, singular=singular) if more else []
+    proposed = proposals(attempts, layers, own, nearest, singular=singular, order=seen.order) if more else []
     remedies = _remedies(known, attempts, proposed)
     if any(remedy.finite and remedy.name == OWN for remedy in remedies):
         known = dataclasses.replace(known, verdict="overflow")

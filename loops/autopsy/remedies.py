@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,8 +16,8 @@ import tensorflow as tf
 from loops.autopsy.attempts import Attempts, in_policy, with_value
 from loops.autopsy.listening import replaced
 from loops.autopsy.models import optimizer_of
-from loops.layers import layers_of
 from loops.step.train_step import TrainStep
+from scaler.observe import layers_of
 
 _SMALLEST_SCALE = -14
 """log2 of the scale at which float16's backward pass can hardly overflow any more."""
@@ -105,6 +105,7 @@ def proposals(
     nearest: str | None,
     *,
     singular: bool,
+    order: Sequence[str] = (),
 ) -> list[Proposal]:
     """What fits the step.
 
@@ -114,13 +115,14 @@ def proposals(
         origin: The path of the layer where it began, or None.
         nearest: The path of the layer that it came out of, where it began in none.
         singular: Whether it is not finite in float32 either.
+        order: The paths of the layers in the order of the forward pass.
     """
     found = []
     for path in dict.fromkeys(path for path in (origin, nearest) if path):
         found += _of_layer(path, layers[path], singular=singular)
     narrow = [layer for layer in layers.values() if layer.compute_dtype in ("float16", "bfloat16")]
     found += _of_loss(attempts, singular=singular)
-    following = _from(origin or nearest, layers)
+    following = _from(origin or nearest, layers, order)
     if len(following) > 1:
         found.append(
             Proposal(
@@ -159,11 +161,12 @@ def proposals(
     return found
 
 
-def _from(path: str | None, layers: Mapping[str, keras.layers.Layer]) -> list[keras.layers.Layer]:
-    """The 16-bit layers from one on, in the order of the model."""
-    paths = list(layers)
-    after = paths[paths.index(path) :] if path else []
-    return [layers[one] for one in after if layers[one].compute_dtype in ("float16", "bfloat16")]
+def _from(path: str | None, layers: Mapping[str, keras.layers.Layer], order: Sequence[str]) -> list[keras.layers.Layer]:
+    """The 16-bit layers from one on, in the order of the forward pass, with what is in the first."""
+    if path is None or path not in order:
+        return []
+    after = [*layers_of(layers[path]), *(layers[one] for one in order[order.index(path) :] if one in layers)]
+    return [one for one in dict.fromkeys(after) if one.compute_dtype in ("float16", "bfloat16")]
 
 
 def _of_layer(path: str, layer: keras.layers.Layer, *, singular: bool) -> list[Proposal]:

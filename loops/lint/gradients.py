@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import scaler
 from loops.batches import parts
-from loops.layers import layers_of
 from loops.lint.traced import rounding_is_no_warning
 from loops.lint.twin import in_float32
+from scaler.observe import layers_of
 
 
 def lost_share(model: keras.Model, loss: Callable, sample: Any) -> str:

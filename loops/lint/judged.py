@@ -6,10 +6,10 @@ import keras
 import numpy as np
 
 import scaler
-from loops.layers import layers_of
 from loops.lint.finding import Finding, note
 from loops.lint.stress import CannotStress, Failure, float_inputs, stress
 from loops.lint.traced import LayerCall
+from scaler.observe import layers_of
 
 _ALONE, _SEVERAL, _MANY = 5e3, 1e3, 10.0
 """The largest input of a layer by itself, of one that calls others with weights, and of one that calls many."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import keras
 
-from loops.layers import layers_of
 from loops.resume.randomness import generators, set_generators
+from scaler.observe import layers_of
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 
 from loops.batches import explaining
-from loops.layers import layers_of
 from loops.lint.checks import built, check_parts, small
 from loops.lint.constants import lost_constants
 from loops.lint.finding import Finding
@@ -26,6 +25,7 @@ from loops.lint.shapes import odd_shapes
 from loops.lint.stress import float_inputs
 from loops.lint.traced import LayerCall, Traced, trace
 from loops.lint.twin import in_float32
+from scaler.observe import layers_of
 
 _NOT_STRESSED = (keras.layers.Bidirectional, keras.layers.TimeDistributed, keras.layers.Embedding)
 

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.layers import layers_of
 from loops.lint.kept import kept
 from loops.lint.traced import LayerCall, rounding_is_no_warning
 from loops.lint.twin import in_float32
+from scaler.observe import layers_of
 
 MAGNITUDES = (0.0, 1e-4, 1e-2, 1.0, 30.0, 100.0, 300.0, 1e3, 5e3)
 """The largest magnitude of the input. What fails above the last is not told: see docs/lint.md."""

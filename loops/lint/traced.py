@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from loops.batches import parts
-from loops.layers import layers_of
+from scaler.observe import layers_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ from loop_cases import raw
 
 import loops
 import scaler
-from loops.layers import layers_of
 from loops.observe import lint
+from scaler.observe import layers_of
 
 HALF = "mixed_float16"
 L = keras.layers
