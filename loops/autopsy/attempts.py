@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from loops.autopsy.listening import Heard, listening
 from loops.autopsy.models import owned_by_parts
 from loops.decisions import find
 from loops.resume.variables import variable_groups
+from loops.signature import taking_batches
 from loops.step.train_step import TrainStep
 
 
@@ -24,14 +26,16 @@ class Attempt:
     """What a step did.
 
     Attributes:
-        finite: Whether it was applied.
+        finite: Whether its loss and gradients were finite, and it was applied or would have been.
         loss: The loss, NaN where the step returns none.
         outputs: All that it returned, as numbers.
+        at_scale: The lower loss scale at which it was finite, where it was not at the step's own.
     """
 
     finite: bool
     loss: float
     outputs: dict[str, Any]
+    at_scale: float | None = None
 
 
 class Attempts:
@@ -40,24 +44,25 @@ class Attempts:
     Attributes:
         moment: The moment.
         scalers: The loss scalers that the step moves.
-        taken: How many attempts were made.
         moves: Whether it takes the update to see what helps: where the gradients are finite before it.
+        lower_from: The step's loss scale, where a change that makes the loss finite may need a lower one; else None.
+        step: The step, a function of a batch, with no `tf.function` around it, which would keep its first trace.
         windowed: Whether the step is a micro-batch of a window.
         own_variables: Floating-point variables of the step that belong to no model, optimizer or scaler.
     """
 
     def __init__(self, moment: Any, progress: Callable[[], None] = lambda: None):
         self.moment = moment
-        self.taken = 0
         self.moves = False
+        self.lower_from: float | None = None
         self._progress = progress
-        self.step = as_python(moment.take)
+        self.step = as_python(moment)
         self.windowed = isinstance(moment.train_step, TrainStep) and moment.train_step.window is not None
+        self._inlines = not isinstance(moment.train_step, TrainStep)
         self._functions: list[Callable] = []
         self._factor = tf.Variable(1.0, trainable=False)
         self._at_factor: Callable | None = None
-        with self.as_it_was():
-            concrete = self._compiled(Heard()).get_concrete_function(moment.batch)
+        concrete = self._first_trace()
         own = getattr(moment.train_step, "loss_scaler", None)
         found = list(find(concrete).scalers)
         self.scalers: list[scaler.LossScaler] = found or ([own] if own is not None else [])
@@ -68,18 +73,49 @@ class Attempts:
             if one.dtype.is_floating and id(one) not in owned and scaler.LossScaler.owner_of(one) is None
         ]
 
-    def take(self, change: Any = None, batch: Any = None, *, moves: bool | None = None) -> Attempt:
-        """Takes the step once.
+    @property
+    def loss_scale(self) -> float | None:
+        """The step's, of the first scaler, or None."""
+        return float(self.scalers[0].loss_scale) if self.scalers else None
+
+    def _first_trace(self) -> tf.types.experimental.ConcreteFunction:
+        with self.as_it_was():
+            try:
+                return self._compiled(Heard()).get_concrete_function(self.moment.batch)
+            except tf.errors.OperatorNotAllowedInGraphError:
+                # Nothing rewrites the `if` and `while` of a function that is not compiled by itself.
+                self._inlines = False
+                return self._compiled(Heard()).get_concrete_function(self.moment.batch)
+
+    def as_run(self, batch: Any = None) -> Attempt:
+        """Takes the step as the run does, with its update.
+
+        Args:
+            batch: In the place of the step's own.
+        """
+        with self.as_it_was(), listening(self.scalers) as heard:
+            step = self._compiled(heard)
+            return self._taken(step, self.moment.batch if batch is None else batch)
+
+    def take(self, change: Any = None, batch: Any = None) -> Attempt:
+        """Takes the step once, up to its gradients.
 
         Args:
             change: A context manager that changes something and puts it back.
             batch: In the place of the step's own.
-            moves: Whether finite gradients are applied. Else it is seen that they are finite, and that is all.
-                Default: the attribute.
         """
-        moves = self.moves if moves is None else moves
-        with self.as_it_was(), change or contextlib.nullcontext(), listening(self.scalers, moves=moves) as heard:
-            return self._taken(self._compiled(heard), self.moment.batch if batch is None else batch)
+        batch = self.moment.batch if batch is None else batch
+        hears = listening(self.scalers, self._factor, moves=self.moves)
+        with self.as_it_was(), change or contextlib.nullcontext(), hears as heard:
+            self._factor.assign(1.0)
+            step = self._compiled(heard)
+            attempt = self._taken(step, batch)
+            if attempt.finite or self.lower_from is None or not math.isfinite(attempt.loss):
+                return attempt
+            self.moment.reset()
+            self._factor.assign(1.0 / self.lower_from)
+            lower = self._taken(step, batch)
+        return dataclasses.replace(lower, at_scale=1.0) if lower.finite else attempt
 
     def take_at(self, factor: float) -> Attempt:
         """Takes the step once with gradients as large as at so many times its loss scale.
@@ -94,23 +130,28 @@ class Attempts:
             return self._taken(self._at_factor, self.moment.batch)
 
     def _taken(self, step: Callable, batch: Any) -> Attempt:
-        self.taken += 1
         self._progress()
         before = [int(one.counters.applied) for one in self.scalers]
         returned, finite = step(batch)
         outputs = {name: value.numpy() for name, value in returned.items()}
         after = [int(one.counters.applied) for one in self.scalers]
         known = [bool(one) for one in finite] or [then < now for then, now in zip(before, after, strict=True)]
-        return Attempt(_finite(outputs, known), float(outputs.get("loss", np.nan)), outputs)
+        loss = outputs.get("loss")
+        return Attempt(_finite(outputs, known), math.nan if loss is None else float(loss), outputs)
 
     def _compiled(self, heard: Heard) -> Any:
         # TensorFlow warns of one function that is traced again and again, and knows functions by their place in memory.
         def taken(batch: Any) -> tuple[Any, list]:
-            outputs = self.step(batch)
+            outputs = self.take_inlined(batch)
             return outputs, [] if "applied" in outputs else heard.finite
 
         self._functions.append(taken)
-        return tf.function(taken)
+        return tf.function(taken, jit_compile=self.moment.jit_compile or None)
+
+    def take_inlined(self, batch: Any) -> Any:
+        """The step in the graph that is being traced."""
+        with inlined() if self._inlines else contextlib.nullcontext():
+            return self.step(batch)
 
     @contextlib.contextmanager
     def as_it_was(self) -> Iterator[None]:
@@ -125,16 +166,32 @@ class Attempts:
 
 
 def _finite(outputs: dict, known: Sequence[bool]) -> bool:
+    if not np.isfinite(outputs.get("loss", 0.0)):
+        return False
     if "applied" in outputs:
         return bool(outputs["applied"])
-    if known:
-        return all(known)
-    return bool(np.isfinite(outputs.get("loss", np.nan)))
+    return all(known)
 
 
-def as_python(take: Any) -> Callable:
-    """A step without the `tf.function` around it, which would keep its first trace."""
-    return getattr(take, "python_function", take)
+def as_python(moment: Any) -> Callable:
+    """The step as it was written, a function of a batch."""
+    written = moment.train_step
+    while hasattr(written, "python_function"):
+        written = written.python_function
+    if written is moment.train_step:
+        return moment.take
+    return taking_batches(written, moment.loop.element_spec)
+
+
+@contextlib.contextmanager
+def inlined() -> Iterator[None]:
+    """Has functions that were compiled by themselves be traced as a part of what calls them."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import tensorflow as tf
 import scaler
 from loops.autopsy.attempts import Attempts, traced_anew
 from loops.autopsy.models import optimizer_of
+from loops.autopsy.rate import slower
 from loops.autopsy.remedies import OWN, Remedy
 from loops.step.train_step import TrainStep
 
@@ -60,10 +61,11 @@ def _tried(attempts: Attempts, name: str, advice: str, change: Callable) -> Reme
 
 
 def _slower(optimizer: keras.optimizers.Optimizer, part: float) -> Callable:
-    def change(loop: Any) -> None:
+    def change(loop: Any) -> Callable:
         del loop
-        # A schedule cannot be assigned, and is refused with a TypeError.
-        optimizer.learning_rate = float(optimizer.learning_rate) * part
+        rate = slower(optimizer, part)
+        rate.__enter__()
+        return lambda: rate.__exit__(None, None, None)
 
     return change
 

@@ -7,12 +7,14 @@ import os
 import pathlib
 from collections.abc import Callable
 
+import tensorflow as tf
+
 from loops.autopsy.attempts import Attempts, in_policy
 from loops.autopsy.explanation import Explanation
 from loops.autopsy.health import Health, health
 from loops.autopsy.look import look
 from loops.autopsy.minimal import minimal
-from loops.autopsy.models import model_of
+from loops.autopsy.models import models_of
 from loops.autopsy.paths import units
 from loops.errors import LoopError
 from loops.loop import Loop
@@ -74,17 +76,21 @@ def cure(
     """
     moment = rewind(loop, step, run=None if run is None else pathlib.Path(run), progress=_steps(progress))
     attempts = Attempts(moment, _counted(progress))
-    model = model_of(moment.train_step)
-    if model is None:
+    models = models_of(moment.train_step)
+    if not models:
         raise LoopError("the train step names no Keras model: give it one as its attribute `model`.")
+    attempts.lower_from = attempts.loss_scale
     narrow = {
         path: [one for one in layers_of(layer) if one.compute_dtype in ("float16", "bfloat16")]
-        for path, layer in units(model).items()
+        for path, layer in units(models).items()
     }
     narrow = {path: inside for path, inside in narrow.items() if inside}
 
     def passes(paths: list[str]) -> bool:
-        return attempts.take(in_policy([one for path in paths for one in narrow[path]], "float32")).finite
+        try:
+            return attempts.take(in_policy([one for path in paths for one in narrow[path]], "float32")).finite
+        except (TypeError, ValueError, tf.errors.OpError):
+            return False  # A layer that adds what two others give takes no two dtypes.
 
     return minimal(list(narrow), passes)
 
@@ -95,14 +101,16 @@ def _judged(explanation: Explanation, found: Health) -> Explanation:
     # A look at the step may know better than the log, which has no causes of some programs.
     if explanation.verdict not in ("healthy", "overflow"):
         return explanation
+    if explanation.verdict != "healthy" and explanation.fits_at is None:
+        return explanation
     if found.skips:
         told = (
-            f"Nothing is wrong: {found.skips} of {found.steps} steps were skipped"
+            f"Nothing is wrong: {found.skips} of the {found.steps} steps in the log were skipped"
             + (f", {found.at_start} of them while the scale found its level" if found.at_start else "")
             + f". The last was step {explanation.step}, which passes at a loss scale of {explanation.fits_at:g}."
         )
     else:
-        told = f"Nothing is wrong: none of {found.steps} steps was skipped."
+        told = f"Nothing is wrong: none of the {found.steps} steps in the log was skipped."
     if explanation.differs:
         told += f" The replay is not the run: {explanation.differs}"
     return dataclasses.replace(explanation, verdict="healthy", sentence=told)

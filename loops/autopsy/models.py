@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 import scaler
+from scaler.observe import layers_of
 
 
 def parts_of(train_step: Any) -> list[Any]:
@@ -24,14 +25,17 @@ def parts_of(train_step: Any) -> list[Any]:
     return [*named, *variables.nonlocals.values(), *variables.globals.values()]
 
 
-def model_of(train_step: Any) -> keras.layers.Layer | None:
-    """The step's attribute `model`, or the first Keras model among its parts; None where there is none."""
-    model = getattr(train_step, "model", None)
-    if isinstance(model, keras.layers.Layer):
-        return model
-    parts = parts_of(train_step)
-    models = [one for one in parts if isinstance(one, keras.Model)]
-    return next(iter([*models, *(one for one in parts if isinstance(one, keras.layers.Layer))]), None)
+def models_of(train_step: Any) -> list[keras.layers.Layer]:
+    """The step's attribute `model` and the Keras models among its parts; layers, where there is no model."""
+    parts = [getattr(train_step, "model", None), *parts_of(train_step)]
+    parts += [one for part in parts if isinstance(part, (list, tuple)) for one in part]
+    found = _outermost([one for one in parts if isinstance(one, keras.Model)])
+    return found or _outermost([one for one in parts if isinstance(one, keras.layers.Layer)])
+
+
+def _outermost(models: list) -> list:
+    inside = {id(one) for model in models for one in layers_of(model)[1:]}
+    return list({id(one): one for one in models if id(one) not in inside}.values())
 
 
 def optimizer_of(train_step: Any) -> keras.optimizers.Optimizer | None:
@@ -43,7 +47,7 @@ def optimizer_of(train_step: Any) -> keras.optimizers.Optimizer | None:
 def owned_by_parts(train_step: Any) -> set[int]:
     """The ids of the variables that belong to a model, an optimizer, a scaler or a metric of the step."""
     kinds = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, scaler.LossScaler)
-    parts = [model_of(train_step), optimizer_of(train_step), *parts_of(train_step)]
+    parts = [*models_of(train_step), optimizer_of(train_step), *parts_of(train_step)]
     variables = [variable for part in parts if isinstance(part, kinds) for variable in part.variables]
     variables += [one for part in parts if isinstance(part, scaler.MasterWeights) for one in part.weights]
     return {id(part) for variable in variables for part in (variable, getattr(variable, "value", variable))}

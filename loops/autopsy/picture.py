@@ -28,7 +28,6 @@ def picture(found: Explanation, path: str | os.PathLike) -> None:
     figure = figure_of(found)
     path = pathlib.Path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise NotWritable(f"{path}: the picture cannot be written ({error}). Name a .png, .svg or .pdf.") from error

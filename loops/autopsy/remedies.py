@@ -16,6 +16,8 @@ import tensorflow as tf
 from loops.autopsy.attempts import Attempts, in_policy, with_value
 from loops.autopsy.listening import replaced
 from loops.autopsy.models import optimizer_of
+from loops.autopsy.rate import slower
+from loops.batches import parts
 from loops.step.train_step import TrainStep
 from scaler.observe import layers_of
 
@@ -24,6 +26,8 @@ _SMALLEST_SCALE = -14
 _APART = 1e-3
 _LARGE = 3e4
 ANOTHER_BATCH = "another batch"
+HIDES = "that are not finite set to zero"
+"""In the name of what makes a step pass and leaves the trouble where it is."""
 OWN = "the step's own variables set to zero"
 
 
@@ -34,9 +38,10 @@ class Remedy:
     Attributes:
         name: What was changed, as a short phrase.
         tried: Whether it was.
-        finite: Whether the step was applied then.
+        finite: Whether its loss and gradients were finite then.
         loss: The step's loss then, NaN where it is not known.
         advice: What to write in one's program, as a sentence.
+        at_scale: The lower loss scale that it needs beside, or None.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Remedy:
     finite: bool
     loss: float
     advice: str
+    at_scale: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +79,8 @@ def tried(attempts: Attempts, proposals: list[Proposal]) -> list[Remedy]:
             # A layer may not work in another dtype, or a next batch may have another shape.
             remedies.append(Remedy(proposal.name, False, False, math.nan, proposal.advice))
         else:
-            remedies.append(Remedy(proposal.name, True, attempt.finite, attempt.loss, proposal.advice))
+            done = Remedy(proposal.name, True, attempt.finite, attempt.loss, proposal.advice, attempt.at_scale)
+            remedies.append(done)
     return sorted(remedies, key=lambda remedy: not remedy.finite)
 
 
@@ -199,7 +206,7 @@ def _of_layer(path: str, layer: keras.layers.Layer, *, singular: bool) -> list[P
                 lambda: _given(layer, _away),
             ),
             Proposal(
-                f"derivatives of {path!r} that are not finite set to zero",
+                f"derivatives of {path!r} {HIDES}",
                 f"The derivative of {path!r} has no value at this input, as a square root, norm or division has none "
                 f"at 0: add {_APART:g} there, or choose another value with tf.where before the operation and after it.",
                 lambda: _given(layer, _cleaned),
@@ -218,7 +225,8 @@ def unfit_values(layer: keras.layers.Layer) -> list[tuple[str, float]]:
         if name.startswith("_") or not isinstance(value, float) or not math.isfinite(value) or value in (0.0, 1.0):
             continue
         held = float(tf.cast(tf.constant(value, tf.float64), dtype))
-        if held in (0.0, 1.0) or not math.isfinite(held):
+        # A large negative number is a mask; another one may be what the layer computes with.
+        if held in (0.0, 1.0) or (not math.isfinite(held) and value < 0):
             found.append((name, value))
     return found
 
@@ -267,6 +275,12 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
 
         return lambda: with_value(step, "loss_fn", loss)
 
+    clipped = Proposal(
+        f"predictions clipped to [{_APART:g}, {1 - _APART:g}]",
+        "The loss has no value at a probability of 0 or 1: compute it from logits, or clip further inside, by what the "
+        "format can hold.",
+        given(lambda one: tf.clip_by_value(one, tf.cast(_APART, one.dtype), tf.cast(1 - _APART, one.dtype))),
+    )
     found = [
         Proposal(
             "the loss in float32",
@@ -282,14 +296,9 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
                 "under a logarithm or square root.",
                 given(_away),
             ),
+            *([clipped] if _are_probabilities(attempts) else []),
             Proposal(
-                f"predictions clipped to [{_APART:g}, {1 - _APART:g}]",
-                "The loss has no value at a probability of 0 or 1: compute it from logits, or clip further inside, by "
-                "what the format can hold.",
-                given(lambda one: tf.clip_by_value(one, tf.cast(_APART, one.dtype), tf.cast(1 - _APART, one.dtype))),
-            ),
-            Proposal(
-                "derivatives of the loss that are not finite set to zero",
+                f"derivatives of the loss {HIDES}",
                 "The derivative of the loss has no value at this prediction: choose another value with tf.where before "
                 "the operation and after it.",
                 given(_cleaned),
@@ -298,11 +307,21 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
     return found
 
 
+def _are_probabilities(attempts: Attempts) -> bool:
+    """Whether the model gives numbers from 0 to 1 for the batch."""
+    x, _, _ = parts(attempts.moment.batch)
+    given = [np.asarray(tf.cast(one, tf.float32)) for one in tf.nest.flatten(attempts.moment.train_step.model(x))]
+    return all(((one >= 0.0) & (one <= 1.0)).all() for one in given)
+
+
 def of_update(attempts: Attempts) -> list[Proposal]:
     """What may help an optimizer that turns finite gradients into values that are not."""
     step = attempts.moment.train_step
     optimizer = optimizer_of(step)
     found = []
+    for part in (0.1, 0.001) if optimizer is not None else ():
+        advice = f"Lower the learning rate, to {part:g} of what it is."
+        found.append(Proposal(f"{part:g} of the learning rate", advice, functools.partial(slower, optimizer, part)))
     epsilon = getattr(optimizer, "epsilon", None)
     if isinstance(epsilon, float):
         found.append(

@@ -7,7 +7,7 @@ with the step as it runs learns whether it did.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -115,6 +115,18 @@ def _measure(tensor: tf.Tensor) -> tf.Tensor:
     return tf.stack([amax, tf.cast(tf.reduce_any(is_nan), tf.float64)])
 
 
+def _computed_from(operation: tf.Operation) -> Iterator[str]:
+    """The floating-point tensors that an operation reads, also through the lists of a loop."""
+    waiting, seen = list(operation.inputs), set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.dtype in _MEASURED:
+            yield tensor.name
+        elif tensor.dtype == tf.variant and tensor.op.name not in seen:
+            seen.add(tensor.op.name)
+            waiting += tensor.op.inputs
+
+
 def _name(grad: Any) -> str | None:
     if grad is None:
         return None
@@ -130,7 +142,7 @@ def _frames(
     rows = iter(measured)
     frames: dict[str, Frame] = {}
     for operation, layer, part in zip(operations, layers, parts, strict=True):
-        inputs = tuple(tensor.name for tensor in operation.inputs if tensor.dtype in _MEASURED)
+        inputs = tuple(_computed_from(operation))
         for tensor in _floats(operation):
             amax, has_nan = next(rows)
             frames[tensor.name] = Frame(

@@ -9,18 +9,22 @@ _KINDS = {"inf": "an infinity", "nan": "a NaN"}
 
 def sentence(found: Explanation) -> str:
     """What happened, how far off it was, and what helps, in that order."""
-    parts = [_replayed(found), _what(found), _how_far(found), _whose(found), _observed(found), _cure(found)]
+    parts = [_replayed(found), _observed(found), _what(found), _how_far(found), _whose(found), _cure(found)]
     return " ".join(part for part in parts if part)
 
 
 def _replayed(found: Explanation) -> str:
     if found.reproduced:
         return ""
+    if "to compare with" in (found.differs or ""):
+        return f"Nobody can tell whether the replay is the run: {found.differs}"
     return f"The replay is not the run: {found.differs} What follows is about the replay."
 
 
 def _what(found: Explanation) -> str:
     at = f" at loss scale {found.loss_scale:g}" if found.loss_scale else ""
+    if found.verdict == "healthy" and not found.attempted:
+        return f"Step {found.step} is a micro-batch of a window, and its gradients are finite{at}.{_masked(found)}"
     if found.verdict == "healthy":
         return f"Step {found.step} was applied{at}: nothing is wrong with it.{_masked(found)}"
     skipped = f"Step {found.step} was skipped{at}"
@@ -45,10 +49,15 @@ def _masked(found: Explanation) -> str:
 def _began(found: Explanation) -> str:
     kind = _KINDS[found.kind or "inf"]
     place = f"in the layer {found.layer!r}" if found.inside and found.layer else _outside(found)
+    if found.where == "data" and found.operation == "Placeholder":
+        where = "" if found.example is None else f", first in example {found.example}"
+        return f"the batch held {kind}{where}"
     if found.where == "data":
-        return f"the batch held {kind}, or a value that a cast to 16 bits makes one"
+        return f"the batch held a value that a cast to 16 bits made {kind}"
+    if found.where == "weights" and found.operation == "ReadVariableOp":
+        return f"a weight held {kind} before the step, {place}"
     if found.where == "weights":
-        return f"a weight held {kind} before the step, or a value that a cast to 16 bits makes one, {place}"
+        return f"a weight held a value that a cast to 16 bits made {kind}, {place}"
     if found.operation == "Const":
         return f"a constant that its format cannot hold became {kind}, {place}"
     return f"the {found.where} pass gave {kind} first {place}"
@@ -89,8 +98,8 @@ def _observed(found: Explanation) -> str:
     if found.observed_alike:
         return ""
     return (
-        "Under observation the step did something else than without: what is said of its tensors holds under "
-        "observation only."
+        "With every tensor read the step did something else than without, since TensorFlow then fuses less: "
+        "where it began is not certain."
     )
 
 

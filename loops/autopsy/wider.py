@@ -9,6 +9,8 @@ import tensorflow as tf
 import scaler
 from loops.autopsy.frames import Frame
 
+_RENAMED = {"reduction_indices": "axis"}
+"""Arguments that `tf.raw_ops` calls otherwise than the operation does."""
 _NARROW = ("float16", "bfloat16")
 
 
@@ -43,7 +45,7 @@ def _arguments(operation: tf.Operation) -> dict:
         count = int(operation.get_attr(argument.number_attr)) if argument.number_attr else 1
         if argument.type_list_attr:
             count = len(operation.get_attr(argument.type_list_attr))
-        arguments[argument.name] = inputs[place : place + count] if many else inputs[place]
+        arguments[_RENAMED.get(argument.name, argument.name)] = inputs[place : place + count] if many else inputs[place]
         place += count
     return arguments
 

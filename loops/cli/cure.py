@@ -29,6 +29,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    quiet()
     layers = cure(
         open_run(options.folder, options.build), options.step, run=pathlib.Path(options.folder), progress=told
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import pathlib
 import sys
 from typing import Any
+
+import tensorflow as tf
 
 from loops.autopsy.explain import explain
 from loops.autopsy.explanation import Explanation
@@ -42,6 +45,11 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def quiet() -> None:
+    """Keeps TensorFlow from warning of a step that is traced again and again, as an autopsy does it."""
+    tf.get_logger().setLevel("ERROR")
+
+
 def told(text: str) -> None:
     """Progress, on one line of a terminal."""
     if sys.stderr.isatty():
@@ -55,14 +63,15 @@ def finished() -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    quiet()
     loop = open_run(options.folder, options.build)
     found = explain(loop, options.step, run=pathlib.Path(options.folder), progress=told)
     finished()
+    print(to_json(found.to_dict()) if options.json else text(found))
     if options.picture:
         from loops.autopsy.picture import picture
 
         picture(found, options.picture)
-    print(to_json(found.to_dict()) if options.json else text(found))
     return 0
 
 
@@ -79,4 +88,7 @@ def text(found: Explanation) -> str:
 def _did(remedy: Any) -> str:
     if not remedy.tried:
         return "could not be tried"
-    return "passes" if remedy.finite else "fails"
+    if not remedy.finite:
+        return "fails"
+    scale = "" if remedy.at_scale is None else f" at a loss scale of {remedy.at_scale:g}"
+    return f"passes{scale}" + (f", loss {remedy.loss:.4g}" if math.isfinite(remedy.loss) else "")

@@ -86,7 +86,7 @@ def rewind(
             if progress:
                 progress(done - began_at, step - 1 - began_at)
 
-        middle = max(began_at, step - 1 - _BEFORE)
+        middle = max(began_at, step - 1 - max(_BEFORE, _window(loop) - 1))
         replayed = advance(loop, batches, middle, signals, told)
         if middle > began_at:
             batches.mark(_MIDDLE)
@@ -113,6 +113,11 @@ def rewind(
     moment.differs = _why(rows, replayed, caveats)
     moment.reproduced = moment.differs is None
     return moment
+
+
+def _window(loop: Loop) -> int:
+    """Micro-batches to a step: what spoiled a window may be as many batches ago, and is taken again, too."""
+    return getattr(loop.train_step, "accumulate", 1)
 
 
 def _checked(loop: Loop, step: int) -> Checkpoint:
@@ -151,7 +156,7 @@ def _check_taken(step: int, rows: list[dict], saves: Checkpoint) -> None:
 
 def _begin(loop: Loop, saves: Checkpoint, step: int) -> tuple[int, RunState, list[str]]:
     """Puts the loop where the replay begins: after which step that is, the state, and what may be lost on the way."""
-    number, facts, damaged = folder.newest_whole(saves.place, step - 1)
+    number, facts, damaged = folder.newest_whole(saves.place, max(step - _window(loop), 0))
     for broken, why in damaged.items():
         warnings.warn(
             f"{saves.place}: the checkpoint of step {broken} is damaged ({why}); the steps are taken again from step "
