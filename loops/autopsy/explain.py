@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Callable
@@ -79,7 +80,8 @@ def cure(
     models = models_of(moment.train_step)
     if not models:
         raise LoopError("the train step names no Keras model: give it one as its attribute `model`.")
-    attempts.lower_from = attempts.loss_scale
+    if not math.isfinite(attempts.as_run().loss):
+        attempts.lower_from = attempts.loss_scale
     narrow = {
         path: [one for one in layers_of(layer) if one.compute_dtype in ("float16", "bfloat16")]
         for path, layer in units(models).items()

@@ -8,7 +8,7 @@ from typing import Any
 
 from loops.autopsy.explain import cure
 from loops.cli import options
-from loops.cli.explain import add_run, finished, told
+from loops.cli.explain import add_run, finished, quiet, told
 from loops.rewind.opened import open_run
 from loops.runs.run import to_json
 
