@@ -23,6 +23,8 @@ from loops.rewind.log import read_log
 from loops.rewind.replay import log_of, rewind
 from scaler.observe import layers_of
 
+_COURSE = 10
+"""Steps before the one explained in which a lower learning rate may keep the weights from going bad."""
 Progress = Callable[[str], object]
 
 
@@ -52,7 +54,9 @@ def explain(
                 "there is no log of the run to choose a step from: name one with step= (on the command line --step), "
                 "or have the run write a log, with loops.JsonLines."
             )
-    moment = rewind(loop, step, run=None if run is None else pathlib.Path(run), progress=_steps(progress))
+    moment = rewind(
+        loop, step, run=None if run is None else pathlib.Path(run), at_least=_COURSE, progress=_steps(progress)
+    )
     explanation = look(moment, _counted(progress), remedies=found is None or not found.healthy)
     return _judged(explanation, found) if found else explanation
 

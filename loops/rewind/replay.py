@@ -30,6 +30,8 @@ from loops.rewind.log import difference, read_log
 from loops.rewind.moment import START, Moment
 from loops.rewind.snapshot import Snapshot
 
+_FEW = 100
+"""Steps that are soon taken again."""
 _BEFORE = 3
 """Batches before the step's that are had, too."""
 _MIDDLE = "before"
@@ -41,6 +43,7 @@ def rewind(
     step: int,
     *,
     run: pathlib.Path | None = None,
+    at_least: int = 0,
     progress: Callable[[int, int], object] | None = None,
 ) -> Moment:
     """Takes a run's steps again, from the newest whole checkpoint before `step` on, and stops just before it.
@@ -56,6 +59,8 @@ def rewind(
         loop: With the run's `Checkpoint` among its actions; one device alone. It is used up.
         step: Counted from 1, in batches, as the log counts.
         run: The folder with the log `steps.jsonl`, where the loop has no `JsonLines`.
+        at_least: Steps to take again, for `Moment.from_checkpoint`: from an older checkpoint, or, of the first hundred
+            steps, from the beginning. Where neither is there, from the newest.
         progress: Called with the steps that were replayed and how many there are, after each call.
 
     Raises:
@@ -70,7 +75,7 @@ def rewind(
     rows = read_log(log_of(loop, run))
     _check_taken(step, rows, saves)
     with deferred_signals() as signals:
-        began_at, state, caveats = _begin(loop, saves, step)
+        began_at, state, caveats = _begin(loop, saves, step, at_least)
         batches = Batches(loop.position)
         batches.mark(START)
         variables = [*(one for group in state.groups.values() for one in group), *state.trackables()["counters"]]
@@ -154,9 +159,12 @@ def _check_taken(step: int, rows: list[dict], saves: Checkpoint) -> None:
         )
 
 
-def _begin(loop: Loop, saves: Checkpoint, step: int) -> tuple[int, RunState, list[str]]:
+def _begin(loop: Loop, saves: Checkpoint, step: int, at_least: int) -> tuple[int, RunState, list[str]]:
     """Puts the loop where the replay begins: after which step that is, the state, and what may be lost on the way."""
-    number, facts, damaged = folder.newest_whole(saves.place, max(step - _window(loop), 0))
+    limit = max(step - _window(loop), 0)
+    number, facts, damaged = folder.newest_whole(saves.place, max(limit - at_least, 0))
+    if number is None and step > _FEW:
+        number, facts, damaged = folder.newest_whole(saves.place, limit)
     for broken, why in damaged.items():
         warnings.warn(
             f"{saves.place}: the checkpoint of step {broken} is damaged ({why}); the steps are taken again from step "

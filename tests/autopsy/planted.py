@@ -203,6 +203,31 @@ def second_moment():
     return model, squares, (inputs(16, 8) * 1e-3, inputs(16, 1) * 1e-3), options
 
 
+@program(8)
+def early_window():
+    """NaN in the first micro-batch of a window, with a checkpoint after it."""
+    x = inputs(40, 8)
+    x[17, 0] = np.nan
+    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(40, 1)), {"accumulate": 4}
+
+
+@program(8)
+def schedule():
+    """A schedule that makes the learning rate too large."""
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.01, 1e4])
+    model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
+    return model, squares, (inputs(16, 8), inputs(16, 1)), {"optimizer": keras.optimizers.SGD(rate)}
+
+
+@program(3)
+def before_a_loop():
+    """An overflow before a recurrent layer, whose loop is one operation of the graph."""
+    units = keras.layers.Rescaling(1e5, name="units", dtype="mixed_float16")
+    layers = [units, keras.layers.LSTM(4, name="lstm", dtype="mixed_float16"), plain(1, "out")]
+    model = keras.Sequential([keras.Input((4, 8)), *layers])
+    return model, squares, (inputs(16, 4, 8), inputs(16, 1)), {}
+
+
 class Uncleared(tf.Module):
     """A step that sums gradients over steps, and does not clear the sum."""
 
@@ -233,3 +258,25 @@ def uncleared(run):
 
 
 STEPS["uncleared"] = 14
+
+
+def compiled(run):
+    """A scale that is too high, in a step that is a `tf.function` already."""
+    keras.utils.set_random_seed(1)
+    model = dense(plain(8, "first"), plain(1, "out"))
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(2.0**20)), keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = squares(y, model(x, training=True))
+            scaled = loss_scaler.scale(loss)
+        outcome = loss_scaler.apply(
+            optimizer, tape.gradient(scaled, model.trainable_variables), model.trainable_variables
+        )
+        return {"loss": loss, "applied": outcome.finite, "loss_scale": outcome.loss_scale}
+
+    return loop_of(step, inputs(16, 8), inputs(16, 1) + 3, run)
+
+
+STEPS["compiled"] = 4

@@ -23,6 +23,10 @@ EXPECTED = {
     "healthy": ("healthy", "backward", "first", "inf", "loss scale 16384"),
     "window": ("loss", "data", None, "nan", "another batch"),
     "second_moment": ("loss", "weights", "first", "nan", "epsilon=0.001 in the optimizer for the last 1 step"),
+    "early_window": ("loss", "data", None, "nan", "another batch"),
+    "schedule": ("loss", "forward", "out", "inf", "0.001 of the learning rate for the last 4 steps"),
+    "before_a_loop": ("loss", "forward", "units", "inf", "'units' and all after it in float32"),
+    "compiled": ("floor", "backward", "out", "inf", "loss scale 4096"),
     "uncleared": ("overflow", "backward", None, "inf", "the step's own variables set to zero"),
 }
 
