@@ -52,8 +52,8 @@ def test_a_model_that_nothing_changes_is_certified():
 def test_the_command_prints_it_and_says_so_with_its_status(capsys, monkeypatch):
     change = loops.observe.Change("graph", ("square",), 1, {"loss": (1.0, np.inf)})
     found = loops.observe.Verification(2, ("square",), (), {"graph": ("a", "b")}, "an operation", (change,))
-    monkeypatch.setattr("loops.cli.observe.verify", lambda build, steps: (build is verify_cases.build) and found)
-    arguments = ["observe", "--verify", "--build", "verify_cases:build"]
+    monkeypatch.setattr("loops.cli.observe.verify", lambda build, steps: build() and found)
+    arguments = ["observe", "--verify", "--build", "verify_cases:plain"]
     assert main(arguments) == 4
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
