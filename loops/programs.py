@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
+import itertools
 import pathlib
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +21,7 @@ def called(text: str, run: pathlib.Path) -> Any:
 
     Args:
         text: `module:function`, importable from the current folder.
-        run: What the function is called with.
+        run: What the function is called with, unless it has no parameters.
 
     Raises:
         scaler.InvalidArgument: If there is no such module or function.
@@ -28,7 +31,41 @@ def called(text: str, run: pathlib.Path) -> Any:
     if not module or not name:
         raise scaler.InvalidArgument(f"--build {text}: expected module:function, such as train:build.")
     with _current_folder_on_path():
-        return _said(f"--build {text}", lambda: _function(text, module, name)(run))
+        return _said(f"--build {text}", lambda: _called(_function(text, module, name), run))
+
+
+@contextlib.contextmanager
+def in_empty_folders(build: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
+    """A function without arguments for one that may ask for a folder: at each call it is given a new, empty one.
+
+    Args:
+        build: Called without arguments where it can be.
+    """
+    if not any(one.default is one.empty and one.kind != one.VAR_POSITIONAL for one in _by_place(build)):
+        yield build
+        return
+    numbers = itertools.count()
+    with tempfile.TemporaryDirectory(prefix="halfstep-build-") as place:
+
+        def in_a_folder() -> Any:
+            run = pathlib.Path(place) / str(next(numbers))
+            run.mkdir()
+            return build(run)
+
+        yield in_a_folder
+
+
+def _called(build: Callable[..., Any], run: pathlib.Path) -> Any:
+    return build(run) if _by_place(build) else build()
+
+
+def _by_place(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that can be given by their place."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except ValueError:  # Of functions written in C.
+        return []
+    return [one for one in found if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
 
 
 def _function(text: str, module: str, name: str) -> Callable[[pathlib.Path], Any]:

@@ -18,6 +18,7 @@ import tensorflow as tf
 import scaler
 from loops.checks import check_count
 from loops.loop import Loop
+from loops.programs import in_empty_folders
 from loops.runs.digest import weights_digest
 from loops.step.train_step import TrainStep
 from loops.visit import Visit
@@ -120,7 +121,8 @@ def verify(
 
     Args:
         build: Makes the run anew at each call: a `Loop` with a `TrainStep`, with its model, its data and all its seeds.
-            Keras's and TensorFlow's global seeds are set to 0 before each call.
+            Keras's and TensorFlow's global seeds are set to 0 before each call. A function that asks for a folder, as
+            those of `halfstep explain --build` do, gets an empty one each time.
         steps: How many to run, each time.
         probes: A function of the model, such as `scaler.observe.watch`. If not given, the probes of the `TrainStep`, or
             `scaler.observe.watch(model)` where it has none.
@@ -132,9 +134,14 @@ def verify(
     check_count(f"verify(steps={steps!r})", steps)
     if not callable(build) or not (probes is None or callable(probes)):
         raise scaler.InvalidArgument(
-            f"verify(build={build!r}, probes={probes!r}): expected a function without arguments that returns a "
-            "loops.Loop, and a function of the model that returns an observe.Watch, or None."
+            f"verify(build={build!r}, probes={probes!r}): expected a function without arguments, or of a folder, that "
+            "returns a loops.Loop, and a function of the model that returns an observe.Watch, or None."
         )
+    with in_empty_folders(build) as made:
+        return _verified(made, int(steps), probes)
+
+
+def _verified(build: Callable[[], Loop], steps: int, probes: Callable | None) -> Verification:
     digests: dict[str, tuple[str, str]] = {}
     changes: list[Change] = []
     not_compiled, items, left_out = None, [], []
@@ -157,7 +164,7 @@ def verify(
         digests[mode] = without.digest, whole.digest
         if not whole.same(without):
             changes += [_change(mode, found, without, run) for found, run in _bisect(trial, items, whole, without)]
-    return Verification(int(steps), tuple(items), tuple(left_out), digests, not_compiled, tuple(changes))
+    return Verification(steps, tuple(items), tuple(left_out), digests, not_compiled, tuple(changes))
 
 
 class _Trial:
@@ -191,7 +198,12 @@ class _Trial:
     def all(self, step: TrainStep) -> scaler.observe.Watch:
         """All of the probes."""
         if self._probes:
-            return self._probes(step.model)
+            watch = self._probes(step.model)
+            if not isinstance(watch, scaler.observe.Watch):
+                raise scaler.InvalidArgument(
+                    f"verify(probes=...): the function returned {watch!r}: expected scaler.observe.watch(model)."
+                )
+            return watch
         return step.probes or scaler.observe.watch(step.model)
 
     def of(self, items: Sequence[str]) -> Callable[[TrainStep], scaler.observe.Watch]:
@@ -202,7 +214,7 @@ class _Trial:
             outside = [kind for kind in watch.kinds if kind in items]
             names = [item for item in items if item not in outside]
             inside = [kind for kind in watch.kinds if kind in _IN_THE_PASS] if names else []
-            return watch.only(names, [*inside, *outside])
+            return watch.part(names, [*inside, *outside])
 
         return choose
 

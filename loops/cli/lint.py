@@ -33,8 +33,8 @@ def add_parser(commands: Any) -> None:
         "--build",
         required=True,
         metavar="MODULE:FUNCTION",
-        help="a function of your program, importable from the current folder, that takes the folder of a run (here an "
-        "empty one) and returns a loops.Loop, or (model, optimizer, loss, sample)",
+        help="a function of your program, importable from the current folder, that takes nothing, or the folder of a "
+        "run (here an empty one), and returns a loops.Loop, or (model, optimizer, loss, sample)",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")
     parser.set_defaults(run=_run)

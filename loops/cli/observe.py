@@ -25,8 +25,8 @@ def add_parser(commands: Any) -> None:
         "--build",
         required=True,
         metavar="MODULE:FUNCTION",
-        help="of a program of one's own, in the current folder: function(run), given an empty folder, returns the "
-        "loops.Loop",
+        help="of a program of one's own, in the current folder: function(), or function(run) that is given an "
+        "empty folder, returns the loops.Loop",
     )
     parser.add_argument("--steps", type=count, default=10, help="how many to run each time (default: 10)")
     parser.add_argument("--json", action="store_true", help="print it as JSON")

@@ -29,8 +29,8 @@ def open_run(run: str | os.PathLike, build_with: str | None = None) -> Loop:
     Args:
         run: The folder given to `halfstep train --out`, or to a program's actions.
         build_with: `module:function`, importable from the current folder: called with the folder as a `pathlib.Path`,
-            it returns the `Loop`. Without it the run is one of `halfstep train`; operations are then made deterministic
-            for the whole process, and its seeds are set.
+            or without arguments if it takes none, it returns the `Loop`. Without it the run is one of `halfstep train`;
+            operations are then made deterministic for the whole process, and its seeds are set.
 
     Raises:
         scaler.InvalidArgument: If there is no such folder, module or function, or the function returns something else.

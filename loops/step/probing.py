@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -28,8 +28,6 @@ class Probing:
         self.watch = watch
         # Of the pass that was traced last, whose tensors leave it measured. All replicas trace the same.
         self._in_the_pass: list[str] = []
-        self._left_out: list[str] = []
-        self._probed: list[str] = []
 
     def due(self, loss_scaler: scaler.LossScaler) -> tf.Tensor | None:
         """Whether histograms are counted in this call, scalar bool; None for always or never."""
@@ -53,7 +51,7 @@ class Probing:
         if collection is None:
             return None
         rows = collection.rows()
-        self._in_the_pass, self._left_out, self._probed = list(rows), collection.left_out, collection.names
+        self._in_the_pass = list(rows)
         return scaler.observe.measured(rows, due)
 
     def before(self, variables: list, masters: scaler.MasterWeights | None) -> Before | None:
@@ -86,21 +84,22 @@ class Probing:
         kinds = self.watch.kinds
         rows: Rows = {}
         names = _names(self.watch.model, before.variables)
+        holds = self.watch.holds()
+        held = [number for number, variable in enumerate(before.variables) if holds(variable)]
         if "weight_gradients" in kinds:
-            rows |= {
-                f"weight_gradients/{name}": [grad] for name, grad in zip(names, grads, strict=True) if grad is not None
-            }
+            rows |= {f"weight_gradients/{names[n]}": [grads[n]] for n in held if grads[n] is not None}
         if "weights" in kinds:
-            rows |= {f"weights/{name}": [value] for name, value in zip(names, before.values, strict=True)}
+            rows |= {f"weights/{names[n]}": [before.values[n]] for n in held}
         swallowed = {}
         if "updates" in kinds:
             updates = before.updates(applied)
-            rows |= {f"updates/{name}": [update] for name, update in zip(names, updates, strict=True)}
-            swallowed = {"swallowed_updates": before.swallowed(updates, applied)}
+            rows |= {f"updates/{names[n]}": [updates[n]] for n in held}
+            shares = before.swallowed(updates, applied)
+            swallowed = {"swallowed_updates": shares if len(held) == len(names) else tf.gather(shares, held)}
         if "slots" in kinds:
-            rows |= _slots(optimizer, dict(zip(names, before.variables, strict=True)))
+            rows |= _slots(optimizer, dict(zip(names, before.variables, strict=True)), holds)
         rest = scaler.observe.measured(rows, due)
-        self.watch.found([*self._in_the_pass, *rows], self._left_out, self._probed)
+        self.watch.found([*self._in_the_pass, *rows])
         return {
             "counts": tf.concat([seen.counts, rest.counts], axis=0),
             "amax": tf.concat([seen.amax, rest.amax], axis=0),
@@ -186,8 +185,9 @@ def _names(model: Any, variables: list) -> list[str]:
     return names
 
 
-def _slots(optimizer: Any, variables: dict[str, Any]) -> Rows:
-    """The optimizer's float variables, those of a weight under its name."""
+def _slots(optimizer: Any, variables: dict[str, Any], holds: Callable[[Any], bool]) -> Rows:
+    """The optimizer's float variables, those of a weight under its name, but for weights that are not held."""
+    out = tuple(f"{name}/" for name, variable in variables.items() if not holds(variable))
     found: Rows = {}
     for slot in getattr(optimizer, "variables", []):
         if tf.as_dtype(slot.dtype) in _FLOATS and not slot.path.endswith("learning_rate"):
@@ -195,5 +195,6 @@ def _slots(optimizer: Any, variables: dict[str, Any]) -> Rows:
             own = slot.path.partition("/")[2] or slot.path
             for name, variable in variables.items():
                 own = own.replace(f"{variable.path.replace('/', '_')}_", f"{name}/", 1)
-            found[f"slots/{own}"] = [tf.convert_to_tensor(slot)]
+            if not own.startswith(out):
+                found[f"slots/{own}"] = [tf.convert_to_tensor(slot)]
     return found

@@ -7,6 +7,7 @@ import math
 from numpy.typing import ArrayLike
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE
+from scaler.errors import InvalidArgument
 from scaler.formats import FloatFormat
 from scaler.observe.classes import checked, classes_of, only, present_bins, scaled
 from scaler.observe.rounding_error import Interval
@@ -31,9 +32,14 @@ def best_scale(counts: ArrayLike, to: FloatFormat, source: Source = _EXACT) -> I
         Where the largest magnitude is censored `low` is 0. Both are 0 if no such scale fits, and 2^126 for zeros.
 
     Raises:
-        InvalidArgument: For counts or a format that are none.
+        InvalidArgument: For counts or a format that are none, and for counts of nothing.
     """
     counts = checked(counts, to, source)
+    if not counts.any():
+        raise InvalidArgument(
+            "best_scale(counts): nothing was counted, all 280 are 0. With watch(every=...) so are the counts of the "
+            "steps between."
+        )
     present, limits = present_bins(counts, source.censored), magnitudes(source)
     fits = {True: 0.0, False: 0.0}
     for exponent in range(round(math.log2(SMALLEST_SCALE)), round(math.log2(LARGEST_SCALE)) + 1):

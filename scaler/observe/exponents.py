@@ -38,7 +38,7 @@ def exponents(tensors: Gradient | Sequence[Gradient]) -> tf.Tensor:
         Int64 [280]: zeros; the exponents -149 to 127; infinities; NaN. `bin_of` gives the index of an exponent.
 
     Raises:
-        InvalidArgument: For another dtype.
+        InvalidArgument: For another dtype, and for what is no tensor.
     """
     return counts_of([tensors if isinstance(tensors, (list, tuple)) else [tensors]])[0]
 
@@ -67,7 +67,13 @@ def flat_values(tensors: Sequence[Gradient]) -> list[tf.Tensor]:
 
 
 def _known(values: tf.types.experimental.TensorLike) -> tf.Tensor:
-    values = tf.convert_to_tensor(values)
+    try:
+        values = tf.convert_to_tensor(values)
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"a {type(values).__name__} where a tensor should be: expected a tensor, a tf.IndexedSlices, or a list of "
+            "them."
+        ) from None
     if values.dtype not in _DTYPES:
         raise InvalidArgument(
             f"a tensor of dtype {values.dtype.name}: expected float16, bfloat16 or float32; cast it first."

@@ -22,7 +22,7 @@ DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 class Collection:
     """What the probes of one forward and one backward pass saw.
 
-    It takes activations inside of `forward()`, gradients after it, and nothing once `rows` was asked for: a gradient
+    It takes activations inside of `forward()`, gradients after it, and nothing once `rows` gave gradients: a gradient
     that a model takes inside of its forward pass, a forward pass repeated inside of the backward one and a second
     backward pass are not counted.
 
@@ -42,10 +42,20 @@ class Collection:
         self._seen: dict[str, dict[str, list[Gradient]]] = {ACTIVATIONS: {}, GRADIENTS: {}}
         self._order: dict[str, None] = {}
         self._elsewhere: dict[str, None] = {}
+        self._called: set[str] = set()
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[Collection]:
-        """The forward pass: what `probe` is given inside of it comes here."""
+        """The forward pass: what `probe` is given inside of it comes here.
+
+        Raises:
+            InvalidArgument: If another collection's forward pass is open.
+        """
+        if _CURRENT.get() is not None:
+            raise InvalidArgument(
+                "watch.collect(): another collection is open, and of two at once only one would see the model. Have "
+                "each forward pass in a `with` of its own, one after the other; the tape may be around both."
+            )
         token = _CURRENT.set(self)
         self._forward = True
         try:
@@ -56,6 +66,7 @@ class Collection:
 
     def see(self, x: tf.Tensor, name: str, *, by_layer: bool) -> tf.Tensor:
         """The same values, which are remembered, and their gradient once there is one."""
+        self._called.add(name)
         if not self._takes(name, by_layer) or graphs.asks_for_shapes():
             return x
         self._order[name] = None
@@ -69,15 +80,30 @@ class Collection:
         return carry(x, self._identity(x, name)) if GRADIENTS in self._kinds else x
 
     def rows(self) -> dict[str, list[Gradient]]:
-        """The tensors of each row, "activations/name" and "activation_gradients/name": both in the forward order."""
-        self._forward = None
+        """The tensors of each row, "activations/name" and "activation_gradients/name": both in the forward order.
+
+        Before the backward pass there are activations alone; asked again after it, there is all.
+        """
+        if self._seen[GRADIENTS]:
+            self._forward = None
         names = [name for name in self._order if name not in self._elsewhere]
-        return {f"{kind}/{name}": seen[name] for kind, seen in self._seen.items() for name in names if name in seen}
+        return {
+            f"{kind}/{name}": list(seen[name]) for kind, seen in self._seen.items() for name in names if name in seen
+        }
 
     @property
     def left_out(self) -> list[str]:
         """The names that were probed in other graphs, if only once: an RNN calls its cell before the loop as well."""
         return list(self._elsewhere)
+
+    def calls(self, name: str) -> None:
+        """Remembers that a layer was called, whatever its outputs are."""
+        self._called.add(name)
+
+    @property
+    def called(self) -> frozenset[str]:
+        """The layers and probes that were called, those that are not taken as well."""
+        return frozenset(self._called)
 
     @property
     def names(self) -> list[str]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient
 from scaler.observe.bins import BINS
 from scaler.observe.exponents import counts_of, flat_values, magnitude_bits
@@ -32,8 +33,13 @@ def measured(rows: Mapping[str, Sequence[Gradient]], when: tf.Tensor | None = No
         when: Scalar bool, whether to count; where it is false, the counts are zeros. Always, if not given.
 
     Raises:
-        InvalidArgument: For a tensor of another dtype.
+        InvalidArgument: For what is no such mapping, and for a tensor of another dtype.
     """
+    if not isinstance(rows, Mapping) or not all(isinstance(row, (list, tuple)) for row in rows.values()):
+        raise InvalidArgument(
+            f"measured(rows of type {type(rows).__name__}): expected a dict with a list of tensors for each row, such "
+            "as collection.rows()."
+        )
     if not rows:
         return Measured(tf.zeros([0, BINS], tf.int64), tf.zeros([0]))
     tensors = list(rows.values())

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import numbers
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Collection as Container
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import Any, TypeGuard
 
 import keras
 import tensorflow as tf
 
-from scaler.checks import check_count
 from scaler.errors import InvalidArgument
 from scaler.layers import layers_by_path
 from scaler.observe.probes import ACTIVATIONS, GRADIENTS, Collection, current, is_probed
@@ -38,6 +37,7 @@ class Watch:
         self.kinds = tuple(kind for kind in KINDS if kind in kinds)
         self._asked = None if layers is None else list(layers)
         self._only: frozenset[str] | None = None
+        self._only_weights_of: frozenset[str] | None = None
         self._names: list[str] | None = None
         self._left_out: list[str] = []
         self._open, self._lock = 0, threading.Lock()
@@ -56,18 +56,43 @@ class Watch:
 
     @property
     def left_out(self) -> list[str]:
-        """Layers and probes of which nothing was seen, because they run in a loop, a branch or a function."""
+        """Layers and probes of which nothing was seen; a warning said why."""
         return list(self._left_out)
 
-    def only(self, names: Container[str], kinds: Sequence[str] | None = None) -> Watch:
+    def only(self, names: Sequence[str] | Set[str], kinds: Sequence[str] | None = None) -> Watch:
         """The same watch of fewer: of the layers and hand-set probes with these names, and of these kinds.
+
+        Of weights those of these layers are left, and of the layers in them.
 
         Args:
             names: Such as "dense", without the kind.
             kinds: As in `watch`; the same kinds if not given.
+
+        Raises:
+            InvalidArgument: For arguments that cannot work. A name that neither a layer nor a probe has is an error
+                when the first step is traced, since a model's probes are not known before.
         """
+        if not _is_list_of_names(names) or not names:
+            raise InvalidArgument(
+                f"Watch.only({names!r}): expected a list of names of layers and probes, such as ['dense']."
+            )
+        gone = [] if self._only is None else [name for name in names if name not in self._only]
+        if gone:
+            raise InvalidArgument(f"Watch.only({names!r}): {_quoted(gone)} was taken out of this watch before.")
+        return self._fewer(names, frozenset(names), kinds)
+
+    def part(self, names: Iterable[str], kinds: Sequence[str]) -> Watch:
+        """Some rows of this watch: the layers and probes with these names, and each of the other kinds as a whole.
+
+        Args:
+            names: Of the rows of activations and their gradients; may be empty.
+            kinds: As in `watch`.
+        """
+        return self._fewer(names, self._only_weights_of, kinds)
+
+    def _fewer(self, names: Iterable[str], weights_of: frozenset[str] | None, kinds: Sequence[str] | None) -> Watch:
         fewer = Watch(self.model, self._asked, self.every, self.kinds if kinds is None else _checked_kinds(kinds))
-        fewer._only = frozenset(names) if self._only is None else self._only & frozenset(names)
+        fewer._only, fewer._only_weights_of = frozenset(names), weights_of
         return fewer
 
     def layers(self) -> dict[str, keras.layers.Layer]:
@@ -82,6 +107,18 @@ class Watch:
         wanted = [_path(paths, each) for each in self._asked]
         return {path: layer for path, layer in paths.items() if path in wanted}
 
+    def holds(self) -> Callable[[Any], bool]:
+        """Whether rows of weights, of their gradients, updates and slots are made of a variable, as a function of it.
+
+        Of all, unless the watch is one of some layers: then of their variables and of those of the layers in them.
+        """
+        layers = None if self._asked is None else list(self.layers().values())
+        chosen = [] if layers is None else [_variables(layers)]
+        if self._only_weights_of is not None:
+            paths = layers_by_path(self.model)
+            chosen.append(_variables([layer for path, layer in paths.items() if path in self._only_weights_of]))
+        return lambda variable: all(id(variable) in ids for ids in chosen)
+
     @contextlib.contextmanager
     def collect(self) -> Iterator[Collection]:
         """The forward pass of a step: inside of it, the watched layers and probes give their tensors out.
@@ -91,7 +128,12 @@ class Watch:
             gradients = tape.gradient(loss, weights)
             counts, amax = observe.measured(collection.rows())
 
-        Between its begin and its end each layer's `call` is another one; afterwards it is what it was.
+        It takes activations and their gradients, in each call: the other kinds, and `every`, are for a `TrainStep`.
+        What it cannot see it warns of once, when it ends, and keeps in `left_out`. Between its begin and its end each
+        layer's `call` is another one; afterwards it is what it was.
+
+        Raises:
+            InvalidArgument: If another collection is open, and for names that the model does not have.
         """
         layers = self.layers() if {ACTIVATIONS, GRADIENTS} & {*self.kinds} else {}
 
@@ -104,27 +146,47 @@ class Watch:
             collection = Collection(self.kinds, takes)
             with collection.forward():
                 yield collection
+        self._look_back(collection, layers)
 
-    def found(self, names: Sequence[str], collection_left_out: Sequence[str], seen: Sequence[str]) -> None:
-        """Remembers the rows of a step that was traced, and says once which layers show nothing.
+    def found(self, names: Sequence[str]) -> None:
+        """Remembers the rows of a step that was traced."""
+        self._names = list(names)
 
-        Args:
-            names: The rows.
-            collection_left_out: The names of probes in other graphs.
-            seen: All names that were probed.
-        """
-        wanted = self.layers() if self._asked is not None and {ACTIVATIONS, GRADIENTS} & {*self.kinds} else ()
-        asked = [path for path in wanted if path not in seen and (self._only is None or path in self._only)]
-        missing = [*collection_left_out, *asked]
-        news = [name for name in missing if name not in self._left_out]
-        self._names, self._left_out = list(names), missing
+    def _look_back(self, collection: Collection, layers: dict[str, keras.layers.Layer]) -> None:
+        """Says once of which layers and probes a forward pass showed nothing, and why."""
+        known = [*layers_by_path(self.model), *sorted(collection.called)]
+        nowhere = sorted((self._only or frozenset()) - {*known})
+        if nowhere:
+            raise InvalidArgument(
+                f"Watch.only([{_quoted(nowhere)}]): expected names of layers or probes of the model; it has "
+                f"{', '.join(dict.fromkeys(known))}."
+            )
+        if not {ACTIVATIONS, GRADIENTS} & {*self.kinds}:
+            return
+        wanted = self._only if self._only is not None else layers if self._asked is not None else ()
+        unseen = [path for path in sorted(wanted) if path not in collection.names]
+        self._say_once(
+            collection.left_out,
+            "what runs in a loop, a branch or a function of its own cannot be seen from outside. An RNN with "
+            "unroll=True shows its cell.",
+        )
+        self._say_once(
+            [path for path in unseen if path in collection.called], "it has no float16, bfloat16 or float32 output."
+        )
+        uncalled = [path for path in unseen if path not in collection.called]
+        self._say_once([path for path in uncalled if path in layers], "in this forward pass it is never called.")
+        self._say_once(
+            [path for path in uncalled if path not in layers],
+            "its outputs are not watched. Name it, or the layers in it, in watch(layers=[...]).",
+        )
+
+    def _say_once(self, names: list[str], why: str) -> None:
+        news = [name for name in names if name not in self._left_out]
+        self._left_out += news
         if news:
-            warnings.warn(
-                f"observe.watch shows nothing of {', '.join(map(repr, news))}: what runs in a loop, a branch or a "
-                "function of its own cannot be seen from outside, and what has no float16, bfloat16 or float32 output "
-                "is not counted. An RNN with unroll=True shows its cell.",
-                UserWarning,
-                stacklevel=2,
+            # Of no line: those that the caller has here are of functions that AutoGraph wrote.
+            warnings.warn_explicit(
+                f"observe.watch shows nothing of {_quoted(news)}: {why}", UserWarning, "<observe.watch>", 0
             )
 
     @contextlib.contextmanager
@@ -174,6 +236,7 @@ def watch(
         model: A Keras model: Sequential, functional or a subclass.
         layers: Layers of the model or their names or paths; all if not given, but for models that only call their
             layers one after another.
+            Rows of weights are then those of these layers and of the layers in them.
         every: Histograms are counted on each `every`-th attempted step, and are zeros on others.
         kinds: What to measure.
 
@@ -189,14 +252,31 @@ def watch(
         or not all(isinstance(each, (str, keras.layers.Layer)) for each in layers)
     ):
         raise InvalidArgument(f"watch(layers={layers!r}): expected a list of layers or of their names, or None.")
-    check_count("every", every, 10)
+    if isinstance(every, bool) or not isinstance(every, numbers.Integral) or every < 1:
+        raise InvalidArgument(f"watch(every={every!r}): expected an integer from 1 on, such as 10.")
     return Watch(model, layers, every, _checked_kinds(kinds))
 
 
 def _checked_kinds(kinds: Sequence[str]) -> Sequence[str]:
-    if isinstance(kinds, str) or not kinds or not set(kinds) <= set(KINDS):
+    if not _is_list_of_names(kinds) or not kinds or not set(kinds) <= set(KINDS):
         raise InvalidArgument(f"watch(kinds={kinds!r}): expected a list of {', '.join(KINDS)}.")
     return kinds
+
+
+def _is_list_of_names(names: object) -> TypeGuard[Sequence[str] | Set[str]]:
+    return (
+        isinstance(names, (Sequence, Set))
+        and not isinstance(names, (str, bytes))
+        and all(isinstance(name, str) for name in names)
+    )
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _variables(layers: Sequence[keras.layers.Layer]) -> frozenset[int]:
+    return frozenset(id(variable) for layer in layers for variable in layer.variables)
 
 
 def _path(paths: dict[str, keras.layers.Layer], asked: Any) -> str:
@@ -226,6 +306,7 @@ def _replace_call(layer: keras.layers.Layer, path: str) -> Callable[[], None]:
         outputs, collection = call(*arguments, **named), current()
         if collection is None:
             return outputs
+        collection.calls(path)
         return tf.nest.map_structure(
             lambda one: collection.see(one, path, by_layer=True) if is_probed(one) else one, outputs
         )

@@ -89,6 +89,11 @@ def build(run):
 
 def nothing(run): ...
 
+def takes_nothing(): ...
+
+def may_take_one(run=None):
+    raise loops.LoopError(f"given {run}")
+
 def without(run):
     return loops.Loop(lambda number: {"loss": 0.0}, tf.data.Dataset.range(3))
 
@@ -136,6 +141,8 @@ def test_a_program_builds_its_own_loop(program):
         ("rewound_program:built", scaler.InvalidArgument, "module 'rewound_program' has no function 'built'"),
         ("rewound_program:number", scaler.InvalidArgument, "module 'rewound_program' has no function 'number'"),
         ("rewound_program:nothing", scaler.InvalidArgument, "it returned None: expected a loops.Loop"),
+        ("rewound_program:takes_nothing", scaler.InvalidArgument, "it returned None: expected a loops.Loop"),
+        ("rewound_program:may_take_one", loops.LoopError, "^given run$"),
         ("rewound_program:without", scaler.InvalidArgument, "has no loops.Checkpoint among its actions"),
         ("rewound_program:fails", loops.LoopError, "it raised KeyError: 'data'"),
         ("rewound_program:refuses", loops.LoopError, "^not today.$"),

@@ -220,3 +220,31 @@ def test_an_unrolled_rnn_shows_its_cell_at_all_steps():
         model(tf.ones([2, 3, 4]))
     # The output and the state of three steps, for two examples and two units.
     assert int(tf.reduce_sum(observe.measured(collection.rows()).counts)) == 2 * 3 * 2 * 2
+
+
+@pytest.mark.parametrize("chosen", [{"layers": ["dense_1"]}, {"only": ["dense_1"]}])
+def test_weights_are_those_of_the_chosen_layers(chosen):
+    step = step_of("float16")
+    watch = observe.watch(step.model, chosen.get("layers"), kinds=observe.KINDS)
+    step.probes = watch.only(chosen["only"]) if "only" in chosen else watch
+    outputs = step(batch())
+    assert step.probes.names == [
+        "activations/dense_1",
+        "activation_gradients/dense_1",
+        *(f"{kind}/dense_1/{name}" for kind in observe.KINDS[2:5] for name in ("kernel", "bias")),
+        *(f"slots/dense_1/{name}/momentum" for name in ("kernel", "bias")),
+    ]
+    assert outputs["swallowed_updates"].shape == [2]
+    assert len(outputs["amax"]) == len(step.probes.names)
+
+
+def test_weights_are_also_those_of_the_layers_in_a_chosen_one_and_of_a_part_all():
+    inner = keras.Sequential([keras.layers.Dense(2, name="deep")], name="inner")
+    model = keras.Sequential([keras.Input([2]), inner, keras.layers.Dense(1, name="last")])
+    deep, last = model.trainable_variables[:2], model.trainable_variables[2:]
+    watch = observe.watch(model)
+    holds = watch.only(["inner"]).holds()
+    assert [holds(variable) for variable in deep + last] == [True, True, False, False]
+    assert all(map(watch.part([], ["weight_gradients"]).holds(), deep + last))
+    holds = watch.only(["last"]).part([], ["weight_gradients"]).holds()
+    assert [holds(variable) for variable in deep + last] == [False, False, True, True]

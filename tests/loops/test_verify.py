@@ -34,18 +34,26 @@ def test_the_probe_that_causes_an_overflow_is_named(found):
 
 
 def test_a_model_that_nothing_changes_is_certified():
-    certificate = loops.observe.verify(verify_cases.plain, steps=1, probes=lambda model: observe.watch(model, ["relu"]))
+    seen = []
+
+    def build(run):
+        seen.append((run, list(run.iterdir())))
+        return verify_cases.plain()
+
+    certificate = loops.observe.verify(build, steps=1, probes=lambda model: observe.watch(model, ["relu"]))
+    assert len({run for run, _ in seen}) == len(seen) == 6
+    assert not any(files for _, files in seen)
     assert certificate.neutral
     assert list(certificate.digests) == ["graph", "jit_compile"]
-    assert certificate.probes == ("relu", "weight_gradients")
+    assert certificate.probes == ("relu",)
     assert "no probe changes a bit" in str(certificate)
 
 
 def test_the_command_prints_it_and_says_so_with_its_status(capsys, monkeypatch):
     change = loops.observe.Change("graph", ("square",), 1, {"loss": (1.0, np.inf)})
     found = loops.observe.Verification(2, ("square",), (), {"graph": ("a", "b")}, "an operation", (change,))
-    monkeypatch.setattr("loops.cli.observe.verify", lambda build, steps: (build is verify_cases.build) and found)
-    arguments = ["observe", "--verify", "--build", "verify_cases:build"]
+    monkeypatch.setattr("loops.cli.observe.verify", lambda build, steps: build() and found)
+    arguments = ["observe", "--verify", "--build", "verify_cases:plain"]
     assert main(arguments) == 4
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
@@ -86,6 +94,7 @@ def written(steps=1):
         ((written(),), "expected a function without arguments"),
         ((verify_cases.build, 0), "steps=0"),
         ((verify_cases.build, 1, 3), "probes=3"),
+        ((verify_cases.plain, 1, lambda model: None), "the function returned None: expected scaler.observe.watch"),
     ],
 )
 def test_what_cannot_be_verified(arguments, sentence):

@@ -88,6 +88,12 @@ def test_the_bins_are_where_they_are_said_to_be():
     assert [found[index] for index in (observe.ZERO, observe.INFINITY, observe.NAN, observe.bin_of(0))] == [1] * 4
 
 
+def test_what_is_no_tensor_is_refused():
+    for wrong in ({"a": tf.constant(1.0)}, [object()]):
+        with pytest.raises(scaler.InvalidArgument, match="where a tensor should be: expected a tensor"):
+            observe.exponents(wrong)
+
+
 @pytest.mark.parametrize("dtype", [tf.float64, tf.int32, tf.bool])
 def test_other_dtypes_are_refused(dtype):
     with pytest.raises(scaler.InvalidArgument, match=f"dtype {dtype.name}: expected float16, bfloat16 or float32"):

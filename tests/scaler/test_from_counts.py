@@ -172,10 +172,11 @@ def test_what_a_censored_count_cannot_know_is_unknown():
 @given(at_the_limits().map(lambda values: without_inexact(values, 2.0**-60, 2.0**60)), st.sampled_from(NAMES[:2]))
 def test_the_best_scale_is_the_last_one_at_which_nothing_overflows(values, name):
     values = values[(np.abs(values) < 2.0**60) & (np.abs(values) > 2.0**-60)]
-    found = observe.best_scale(reference(values), scaler.float_format(name))
     if not len(values):
-        assert found == (2.0**126, 2.0**126)
+        with pytest.raises(scaler.InvalidArgument, match="nothing was counted"):
+            observe.best_scale(reference(values), scaler.float_format(name))
         return
+    found = observe.best_scale(reference(values), scaler.float_format(name))
     lost = {
         power: (real_share["overflow"], real_share["zero"], real_share["subnormal"])
         for power in range(-50, 50)
@@ -192,6 +193,11 @@ def test_the_best_scale_is_the_last_one_at_which_nothing_overflows(values, name)
 def test_of_infinities_no_scale_is_good_and_of_zeros_every_one():
     assert observe.best_scale(reference([np.inf]), HALF) == (0.0, 0.0)
     assert observe.best_scale(reference([0.0, np.nan]), HALF) == (2.0**126, 2.0**126)
+
+
+def test_of_nothing_there_is_no_best_scale():
+    with pytest.raises(scaler.InvalidArgument, match=r"nothing was counted.*watch\(every="):
+        observe.best_scale(reference([]), HALF)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e5m2", "float8_e4m3fn"])

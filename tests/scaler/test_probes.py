@@ -164,12 +164,13 @@ def test_what_runs_in_a_loop_is_left_out_and_named():
             watch.model(x)
         return list(collection.rows()), collection.left_out
 
-    rows, left_out = step(tf.constant(X))
+    with pytest.warns(UserWarning, match="shows nothing of 'square': what runs in a loop") as told:
+        rows, left_out = step(tf.constant(X))
+    assert (told[0].filename, told[0].lineno) == ("<observe.watch>", 0)
     assert [b.numpy().decode() for b in rows] == ["activations/outer"]
     assert [b.numpy().decode() for b in left_out] == ["square"]
-    with pytest.warns(UserWarning, match="shows nothing of 'square': what runs in a loop"):
-        watch.found([], ["square"], ["square"])
-    watch.found([], ["square"], ["square"])  # Once.
+    assert watch.left_out == ["square"]
+    tf.function(step.python_function)(tf.constant(X))  # Once.
 
 
 def test_other_passes_are_not_counted():
@@ -263,7 +264,10 @@ def test_what_a_probe_refuses(arguments, sentence):
         ({"model": keras.layers.ReLU()}, "expected a keras.Model"),
         ({"layers": "dense"}, "list of layers"),
         ({"layers": [3]}, "list of layers"),
-        ({"every": 0}, "every=0"),
+        ({"every": 0}, r"watch\(every=0\): expected an integer"),
+        ({"every": True}, r"watch\(every=True\)"),
+        ({"kinds": 3}, "expected a list of activations"),
+        ({"kinds": [["a"]]}, "expected a list of activations"),
         ({"kinds": "weights"}, "expected a list of activations"),
         ({"kinds": ["weight"]}, "expected a list of activations"),
         ({"kinds": []}, "expected a list of activations"),
@@ -293,12 +297,100 @@ def test_fewer_of_a_watch():
     assert list(collected(watch)[0]) == ["activations/square"]
 
 
-def test_what_was_asked_for_and_shows_nothing_is_named_unless_it_was_taken_out():
+class Idle(keras.Model):
+    """A probe, a layer that is never called, and one without a float output."""
+
+    def __init__(self):
+        super().__init__(name="idle")
+        self.never = keras.layers.ReLU(name="never")
+        self.whole = keras.layers.Lambda(lambda x: tf.cast(x, tf.int32), name="whole")
+
+    def call(self, x):
+        self.whole(x)
+        return observe.probe(x * x, "square")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("never", "in this forward pass it is never called"), ("whole", "it has no float16, bfloat16")]
+)
+def test_what_was_asked_for_and_shows_nothing_is_named_unless_it_was_taken_out(name, why):
+    watch = observe.watch(Idle(), [name])
+    with pytest.warns(UserWarning, match=f"shows nothing of '{name}': {why}"):
+        collected(watch)
+    assert watch.left_out == [name]
+    collected(watch)  # Once.
+    assert list(collected(watch.only(["square"], ["activations"]))[0]) == ["activations/square"]
+    assert collected(watch.only([name], ["weights"]))[0] == {}
+
+
+def test_a_layer_without_a_row_of_its_own_says_so():
+    model = keras.Sequential([keras.Input([2]), keras.Sequential([keras.layers.ReLU(name="relu")], name="inner")])
+    with pytest.warns(UserWarning, match="nothing of 'inner': its outputs are not watched"):
+        collected(observe.watch(model).only(["inner"]))
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ("dense", r"only\('dense'\): expected a list of names"),
+        (None, r"only\(None\): expected a list of names"),
+        ([], "expected a list of names"),
+        ([3], "expected a list of names"),
+        (["square", "relu"], "'relu' was taken out of this watch before"),
+    ],
+)
+def test_what_only_refuses(names, sentence):
+    watch = observe.watch(model_of(Squared(name="outer"))).only(["square", "outer"])
+    with pytest.raises(scaler.InvalidArgument, match=sentence):
+        watch.only(names)
+
+
+@pytest.mark.parametrize("kinds", [observe.KINDS[:1], ["weights"]])
+def test_a_name_that_nothing_has_is_refused_when_a_step_is_traced(kinds):
+    watch = observe.watch(model_of(Squared(name="outer")), kinds=kinds).only(["nope"])
+    with pytest.raises(scaler.InvalidArgument, match=r"only\(\['nope'\]\).* it has .*outer, square"):
+        collected(watch)
+
+
+def test_a_second_collection_at_once_is_refused_and_one_after_the_other_is_right():
+    watches = [observe.watch(model_of(Squared(name=name))) for name in ("first", "second")]
+    x = tf.constant(X)
+    refused = pytest.raises(scaler.InvalidArgument, match="another collection is open")
+    with refused, watches[0].collect(), watches[1].collect():
+        raise AssertionError
+    assert not any("call" in vars(layer) for layer in observe.layers_of(watches[1].model))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with watches[0].collect() as first:
+            y = watches[0].model(x)
+        with watches[1].collect() as second:
+            y = watches[1].model(y)
+    tape.gradient(y, x)
+    for collection, name in ((first, "first"), (second, "second")):
+        rows = collection.rows()
+        assert list(rows) == [f"{kind}/{each}" for kind in observe.KINDS[:2] for each in ("square", name)]
+        assert all(len(tensors) == 1 for tensors in rows.values())
+
+
+def test_rows_that_are_asked_for_early_are_those_there_are_and_all_later():
     watch = observe.watch(model_of(Squared(name="outer")), ["outer"])
-    with pytest.warns(UserWarning, match="shows nothing of 'outer'"):
-        watch.found([], [], [])
-    watch.only(["square"]).found([], [], ["square"])
-    watch.only(["outer"], ["weights"]).found([], [], [])
+    x = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with watch.collect() as collection:
+            y = watch.model(x)
+    assert list(collection.rows()) == ["activations/square", "activations/outer"]
+    tape.gradient(y, x)
+    assert [name for name in collection.rows() if "gradients" in name] == [
+        "activation_gradients/square",
+        "activation_gradients/outer",
+    ]
+
+
+@pytest.mark.parametrize("rows", [[tf.constant(1.0)], {"a": tf.constant([1.0])}, None])
+def test_what_measured_refuses(rows):
+    with pytest.raises(scaler.InvalidArgument, match=r"measured\(rows of type .*expected a dict with a list"):
+        observe.measured(rows)
 
 
 def test_swallowed_updates_are_those_that_rounding_loses():
