@@ -204,7 +204,15 @@ def _concrete(step: Any, args: tuple) -> tf.types.experimental.ConcreteFunction:
             f"census({step!r}): expected a loops.TrainStep, a loops.Loop, a tf.function or another callable, and what "
             "it is called with."
         )
-    return function.get_concrete_function(*tf.nest.map_structure(_spec, args))
+    try:
+        return function.get_concrete_function(*tf.nest.map_structure(_spec, args))
+    except TypeError as error:
+        if args or "missing" not in str(error):
+            raise
+        raise scaler.InvalidArgument(
+            f"census({getattr(step, '__name__', step)!s}): it takes arguments, and none were given: pass what it is "
+            "called with too, as arrays, tensors or tf.TensorSpec."
+        ) from None
 
 
 def _spec(value: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -9,6 +11,7 @@ import tensorflow as tf
 
 import scaler
 from loops.batches import explaining, parts
+from loops.errors import BadBatch, OutOfData
 
 _EXAMPLES = 4
 """Examples of the batch that are kept: what is looked for does not depend on their number."""
@@ -31,15 +34,78 @@ def check_parts(model: object, loss: object, sample: object) -> None:
         )
 
 
-def small(model: keras.Model, sample: Any) -> tuple:
-    """The first examples of a batch, as tensors.
+def batch_of(sample: Any) -> Any:
+    """The sample itself, or the first batch of a dataset.
+
+    Raises:
+        OutOfData: If the dataset is empty.
+    """
+    if not isinstance(sample, tf.data.Dataset):
+        return sample
+    batch = next(iter(sample), None)
+    if batch is None:
+        raise OutOfData("lint(sample): the dataset is empty: it gave no batch to look at.")
+    return batch
+
+
+def whole(sample: Any) -> tuple:
+    """A batch as tensors.
+
+    Raises:
+        scaler.InvalidArgument: If it holds Python numbers.
+        BadBatch: If it holds no example.
+    """
+    given = tuple(part for part in sample if part is not None)
+    if not all(hasattr(one, "shape") for one in tf.nest.flatten(given)):
+        raise scaler.InvalidArgument(
+            "lint(sample): it holds Python lists or numbers: expected arrays or tensors, such as "
+            "(np.asarray(x), np.asarray(y))."
+        )
+    tensors = tf.nest.map_structure(tf.convert_to_tensor, given)
+    if any(tensor.shape.rank and tensor.shape[0] == 0 for tensor in tf.nest.flatten(tensors)):
+        raise BadBatch(f"lint: the sample is empty: {_lengths(tensors)}. Give a batch with an example or more.")
+    return tensors
+
+
+def small(model: keras.Model, sample: tuple) -> tuple:
+    """The first examples of a batch.
 
     Args:
         model: One whose inputs are of a fixed batch keeps the whole batch.
-        sample: The batch.
+        sample: The batch, as tensors.
     """
     count = None if _fixed_batch(model) else _EXAMPLES
-    return tuple(tf.nest.map_structure(lambda one: tf.convert_to_tensor(one)[:count], tuple(sample)))
+    return tuple(tf.nest.map_structure(lambda one: one[:count] if one.shape.rank else one, sample))
+
+
+@contextlib.contextmanager
+def fitting(model: keras.Model, sample: tuple) -> Iterator[None]:
+    """Says in one sentence what is wrong with a sample, where a model or a loss fails on it.
+
+    Raises:
+        BadBatch: In the place of another error, if the sample looks wrong.
+    """
+    try:
+        with explaining("lint", model, sample[0], sample[1]):
+            yield
+    except scaler.ScalerError:
+        raise
+    except (ValueError, TypeError, tf.errors.OpError):
+        tensors = tf.nest.flatten(sample)
+        if len({one.shape[0] for one in tensors if one.shape.rank}) < 2:
+            raise
+        raise BadBatch(
+            f"lint: the parts of the sample differ in length: {_lengths(sample)}. Give as many of each."
+        ) from None
+
+
+def _lengths(sample: tuple) -> str:
+    """Such as "x holds 16 examples, y holds 8"."""
+    lengths = []
+    for name, part in zip(("x", "y", "sample_weight"), sample, strict=False):
+        sizes = sorted({one.shape[0] for one in tf.nest.flatten(part) if one.shape.rank})
+        lengths.append(f"{name} holds {' and '.join(map(str, sizes))} examples")
+    return ", ".join(lengths)
 
 
 def built(model: keras.Model, sample: tuple) -> None:
@@ -49,7 +115,7 @@ def built(model: keras.Model, sample: tuple) -> None:
         BadBatch: If the sample does not fit the model.
     """
     if not model.built:
-        with explaining("lint", model, sample[0], sample[1]):
+        with fitting(model, sample):
             model(tf.nest.map_structure(tf.zeros_like, sample[0]), training=False)
 
 

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from loops.lint.finding import Finding
+from loops.lint.finding import Finding, note
 from loops.lint.traced import Traced
 
 _HALF = tf.float16.as_datatype_enum
+_CHOICES = {"Select", "SelectV2"}
 _NUMBER = re.compile(r"_\d+$")
 
 
@@ -31,7 +32,8 @@ def lost_constants(traced: Traced, twin: Traced) -> list[Finding]:
         lost = _lost(reference.astype(np.float64), value.astype(np.float64))
         if lost and not _holds_nothing_back(lost[1], constant.consumers):
             layer = traced.place_of_node(constant.name)
-            findings.setdefault((layer, *lost), _finding(layer, constant.name, *lost))
+            masks = lost[1] == -np.inf and constant.consumers <= _CHOICES
+            findings.setdefault((layer, *lost, masks), (_mask if masks else _finding)(layer, constant.name, *lost))
     return list(findings.values())
 
 
@@ -50,6 +52,17 @@ def _lost(reference: np.ndarray, value: np.ndarray) -> tuple[float, float] | Non
         if before != after and abs(after) in (0.0, 1.0):
             return before, after
     return None
+
+
+def _mask(layer: str | None, name: str, before: float, after: float) -> Finding:
+    """Chosen and never added, an infinity spoils nothing but a softmax over nothing else."""
+    return note(
+        layer,
+        f"the mask {float(str(np.float32(before))):.9g} is {after:g} in float16: a softmax of nothing but masked "
+        "values is NaN, and in float32 it is not.",
+        f"In float16 {name} is {after:g}, and only `where` takes it.",
+        "Write -3e4 in its place, if a row can be masked whole.",
+    )
 
 
 def _finding(layer: str | None, name: str, before: float, after: float) -> Finding:
@@ -92,7 +105,7 @@ class _Constant:
         name: Its node's.
         value: As the graph has it.
         cast: Whether something casts it to float16.
-        consumers: The kinds of operations that use it.
+        consumers: The kinds of operations that use it, or its cast to float16.
     """
 
     name: str
@@ -121,6 +134,6 @@ def _constants(graph: tf.Graph) -> Iterator[tuple[tuple[str, str], _Constant]]:
         for node in nodes:
             if node.op == "Const" and tf.as_dtype(node.attr["dtype"].type).is_floating:
                 casts = [one for one in users[node.name] if one.op == "Cast" and one.attr["DstT"].type == _HALF]
-                kinds = {one.op for one in users[node.name]}
+                kinds = {one.op for user in users[node.name] for one in (users[user.name] if user in casts else [user])}
                 constant = _Constant(node.name, tf.make_ndarray(node.attr["value"].tensor), bool(casts), kinds)
                 yield (function, node.name), constant

@@ -10,8 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from loops.batches import explaining
-from loops.lint.checks import built, check_parts, small
+from loops.lint.checks import batch_of, built, check_parts, fitting, small, whole
 from loops.lint.constants import lost_constants
 from loops.lint.finding import Finding
 from loops.lint.gradients import lost_share
@@ -20,6 +19,7 @@ from loops.lint.judged import judge, unfit_weights
 from loops.lint.kept import kept
 from loops.lint.losses import half_loss, half_outputs
 from loops.lint.policy import scaling_findings
+from loops.lint.sampled import sample_findings
 from loops.lint.scaling import scaling_of
 from loops.lint.shapes import odd_shapes
 from loops.lint.stress import float_inputs
@@ -38,31 +38,36 @@ def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any) -> lis
 
     Every layer that computes in float16 runs alone, forward and backward, on values of one sign and of both, and beside
     it in float32 on the same values. The model with its loss is traced, in its own dtypes and in float32, for constants
-    and for the loss. Weights, statistics and random generators are afterwards what they were, bit for bit.
+    and for the loss. It also runs on the whole sample, and where something is not finite there, in float32 too.
+    Weights, statistics and random generators are afterwards what they were, bit for bit.
 
     Args:
         model: A Keras model. If it is not built, its first batch builds it.
         optimizer: A Keras optimizer, wrapped or not, or a function of (grads, variables): without a wrapper nothing
             scales the loss. Or the `loops.TrainStep` that holds optimizer and loss scaler.
         loss: A function of (y, prediction), or of (y, prediction, sample_weight), as `TrainStep` takes it.
-        sample: A batch `(x, y)` or `(x, y, sample_weight)`.
+        sample: A batch `(x, y)` or `(x, y, sample_weight)` of arrays or tensors, or a dataset, whose first batch it is.
 
     Returns:
         What was found: first what is of the whole set-up, then layer by layer, notes at the end.
 
     Raises:
         scaler.InvalidArgument: For arguments of the wrong kind.
-        BadBatch: For a sample that does not fit the model.
+        BadBatch: For a sample that is empty, or does not fit the model and the loss.
+        OutOfData: For a dataset that is empty.
     """
+    sample = batch_of(sample)
     check_parts(model, loss, sample)
     scaling = scaling_of(optimizer)
-    sample = small(model, sample)
+    given = whole(sample)
+    sample = small(model, given)
     built(model, sample)
     with kept(model):
-        with explaining("lint", model, sample[0], sample[1]):
+        with fitting(model, sample):
             traced = trace(model, loss, sample)
         called = traced.layers
         findings = [
+            *sample_findings(traced, model, loss, given),
             *scaling_findings(model, called, scaling, lambda: lost_share(model, loss, sample)),
             *half_loss(traced, loss, sample),
             *half_outputs(traced, model.name),

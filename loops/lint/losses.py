@@ -66,7 +66,8 @@ def _computed_in_half(traced: Traced) -> list[tf.Operation]:
             continue
         seen.add(id(tensor))
         operation = tensor.op
-        if operation.type in ("Const", "Placeholder"):
+        # Keras takes the logits from behind a softmax, past the predictions.
+        if operation.type in ("Const", "Placeholder") or operation.name in traced.of_model:
             continue
         if operation.type not in _MOVES and any(one.dtype == tf.float16 for one in operation.outputs):
             found[operation.name] = operation

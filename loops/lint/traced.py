@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from loops.autopsy.listening import replaced
 from loops.batches import parts
 from scaler.observe import layers_of
 
@@ -45,12 +47,16 @@ class Traced:
         calls: Of every layer, in the order in which they returned: those inside of another before it.
         predictions: The model's outputs, tensors of the graph.
         loss: The loss, a tensor of the graph.
+        of_model: The names of the operations that the model made, before the loss.
+        operations: Of those functional models' operations that are no layers: the name scope, and the name.
     """
 
     graph: tf.Graph
     calls: list[LayerCall]
     predictions: list[tf.Tensor]
     loss: tf.Tensor
+    of_model: frozenset[str]
+    operations: list[tuple[str, str]]
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
@@ -63,9 +69,13 @@ class Traced:
         return layer.name if len(alike) < 2 else layer.path or layer.name
 
     def place_of_node(self, node: str) -> str | None:
-        """The innermost layer in whose name scope a node stands."""
-        around = [call for call in self.calls if call.scope and node.startswith(f"{call.scope}/")]
-        return self.place(max(around, key=lambda call: len(call.scope)).layer) if around else None
+        """The innermost layer, or operation of a functional model, in whose name scope a node stands."""
+        around: list[tuple[str, Any]] = [(call.scope, call.layer) for call in self.calls] + self.operations
+        around = [(scope, one) for scope, one in around if scope and node.startswith(f"{scope}/")]
+        if not around:
+            return None
+        innermost = max(around, key=lambda scoped: len(scoped[0]))[1]
+        return innermost if isinstance(innermost, str) else self.place(innermost)
 
 
 def trace(model: keras.Model, loss: Callable, sample: Any) -> Traced:
@@ -81,15 +91,43 @@ def trace(model: keras.Model, loss: Callable, sample: Any) -> Traced:
 
     def forward(x: Any, y: Any, weight: Any) -> tf.Tensor:
         prediction = model(x, training=True)
+        made = tf.compat.v1.get_default_graph().get_operations()
+        found["of_model"] = frozenset(operation.name for operation in made)
         result = loss(y, prediction) if weight is None else loss(y, prediction, weight)
         found["predictions"] = [one for one in tf.nest.flatten(prediction) if tf.is_tensor(one)]
         found["loss"] = tf.convert_to_tensor(result[0] if isinstance(result, tuple) else result)
         return found["loss"]
 
     calls: list[LayerCall] = []
-    with recorded(layers_of(model), calls), rounding_is_no_warning():
+    operations: list[tuple[str, str]] = []
+    with _scoped(functional_operations(model), operations), recorded(layers_of(model), calls), rounding_is_no_warning():
         concrete = tf.function(forward).get_concrete_function(*tf.nest.map_structure(_spec, (x, y, weight)))
-    return Traced(concrete.graph, calls, found["predictions"], found["loss"])
+    return Traced(concrete.graph, calls, found["predictions"], found["loss"], found["of_model"], operations)
+
+
+def functional_operations(model: keras.Model) -> list[keras.Operation]:
+    """The operations of functional models that are no layers, such as that of `keras.ops.log(x)`."""
+    inside = [one for layer in layers_of(model) for one in getattr(layer, "operations", ())]
+    return list({id(one): one for one in inside if not isinstance(one, keras.layers.Layer)}.values())
+
+
+@contextlib.contextmanager
+def _scoped(operations: Iterable[keras.Operation], scopes: list[tuple[str, str]]) -> Iterator[None]:
+    """Gives each of these a name scope of its own, which Keras gives to layers only, and notes it in a list."""
+    with contextlib.ExitStack() as stack:
+        for operation in operations:
+            stack.enter_context(replaced(operation, "call", _in_scope(operation, operation.call, scopes)))
+        yield
+
+
+def _in_scope(operation: keras.Operation, call: Callable, scopes: list[tuple[str, str]]) -> Callable:
+    @functools.wraps(call)
+    def scoped(*args: Any, **kwargs: Any) -> Any:
+        with tf.name_scope(operation.name) as scope:
+            scopes.append((scope.rstrip("/"), operation.name))
+            return call(*args, **kwargs)
+
+    return scoped
 
 
 @contextlib.contextmanager

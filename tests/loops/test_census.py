@@ -110,3 +110,9 @@ def test_layers_of_one_name_keep_their_own_promises():
 def test_what_is_no_step_is_refused():
     with pytest.raises(scaler.InvalidArgument, match=r"census\(3\): expected a loops.TrainStep"):
         census(3)
+
+
+def test_what_needs_arguments_and_gets_none_is_refused():
+    for function in (lambda x: x, tf.function(lambda x: x), model()):
+        with pytest.raises(scaler.InvalidArgument, match="it takes arguments, and none were given"):
+            census(function)

@@ -188,6 +188,10 @@ def batch():
     return random.normal(size=[16, 8]).astype(np.float32), random.uniform(size=[16, 8]).astype(np.float32)
 
 
+def dataset():
+    return tf.data.Dataset.from_tensor_slices(batch()).batch(4)
+
+
 def train_step(model, strategy=None, **arguments):
     strategy = scaler.Dynamic() if strategy is None else strategy
     return loops.TrainStep(model, MSE, keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler(strategy), **arguments)
@@ -282,6 +286,130 @@ def test_a_loss_that_computes_in_float16_is_found(loss, finds):
     losses = [one for one in said if one.layer is None]
     assert len(losses) == (finds is not None), said
     assert all(finds in one.measured for one in losses), losses
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "y"),
+    [
+        ([("dense", "softmax")], keras.losses.SparseCategoricalCrossentropy(), np.ones([16], np.int32)),
+        ([("dense", None), ("activation", "softmax")], keras.losses.CategoricalCrossentropy(), np.eye(16)),
+        ([("dense", "sigmoid")], keras.losses.BinaryCrossentropy(), np.ones([16, 16])),
+    ],
+)
+@pytest.mark.usefixtures("unstressed")
+def test_logits_that_keras_takes_from_behind_a_float32_output_are_not_the_losss(last, loss, y):
+    made = [
+        L.Dense(16, activation=activation, dtype="float32")
+        if kind == "dense" and activation
+        else L.Dense(16, dtype=HALF)
+        if kind == "dense"
+        else L.Activation(activation, dtype="float32")
+        for kind, activation in last
+    ]
+    model = keras.Sequential([keras.Input([8]), L.Dense(8, dtype=HALF), *made])
+    assert lint(model, scaled(), loss, (batch()[0], y)) == []
+
+
+# ---------------------------------------------------------------------------------------------- on the sample itself
+
+
+@keras.saving.register_keras_serializable("lint_cases")
+class Sampling(L.Layer):
+    """Two inputs, whose exponential overflows."""
+
+    def call(self, inputs):
+        mean, variance = inputs
+        return mean + tf.exp(variance)
+
+
+@keras.saving.register_keras_serializable("lint_cases")
+class Penalty(L.Layer):
+    """Adds a loss that overflows in float16, and leaves the output alone."""
+
+    def call(self, x):
+        self.add_loss(keras.ops.sum(keras.ops.square(100 * x)))
+        return x
+
+
+def functional(body):
+    inputs = keras.Input([8])
+    # Of one sign: an infinity is not made NaN on its way.
+    eighth = keras.initializers.Constant(1 / 8)
+    hidden = L.Dense(8, dtype=HALF, kernel_initializer=eighth, name="hidden")(inputs)
+    return keras.Model(inputs, L.Dense(8, dtype="float32", kernel_initializer=eighth, name="head")(body(hidden)))
+
+
+@pytest.mark.parametrize(
+    ("body", "size", "layer", "said", "measured"),
+    [
+        (lambda h: keras.ops.exp(h), 20, "exp", "the output is infinite", "the operation Exp of exp, whose inputs"),
+        (lambda h: keras.ops.square(h), 500, "square", "the output is infinite", "the operation Square of square"),
+        (
+            lambda h: Sampling(dtype=HALF, name="z")([h, h]),
+            20,
+            "z",
+            "the output is infinite",
+            "the operation Exp of z, whose",
+        ),
+        (
+            lambda h: Penalty(dtype=HALF, name="kl")(h),
+            5,
+            "kl",
+            "model.losses[0] is infinite",
+            "the operation Square of kl, whose",
+        ),
+        (lambda h: h, 1e5, "model", "the output is infinite", "the operation Cast"),
+    ],
+)
+@pytest.mark.usefixtures("unstressed")
+def test_what_is_infinite_on_the_sample_in_float16_alone(body, size, layer, said, measured):
+    keras.backend.clear_session()
+    x = np.full([16, 8], 0.1, np.float32)
+    x[12] = size  # Behind the examples that are traced.
+    model = functional(body)
+    (found,) = heavy(lint(model, scaled(), MSE, (x, batch()[1])))
+    # In Keras 3.8 the cast of the inputs is an operation of the model.
+    assert found.layer in ((model.name, "cast") if layer == "model" else (layer,))
+    assert found.finding.startswith(f"on your sample {said}")
+    assert found.finding.endswith("in float16; finite in float32.")
+    assert measured in found.measured
+    assert ("Scale the data" in found.instead) == (layer == "model")
+
+
+@pytest.mark.usefixtures("unstressed")
+def test_what_float32_does_not_help_is_said_so():
+    (found,) = heavy(lint(functional(lambda h: keras.ops.log(h - 10)), scaled(), MSE, batch()))
+    assert "not finite in float32 either: the cause is the model or the sample itself" in found.finding
+
+
+@pytest.mark.parametrize(("bad", "said"), [(np.nan, "NaN"), (-np.inf, "infinite")])
+@pytest.mark.usefixtures("unstressed")
+def test_a_sample_that_is_not_finite_itself(bad, said):
+    x, y = batch()
+    y[3, 3] = bad
+    (found,) = heavy(lint(small(), scaled(), MSE, (x, y)))
+    assert found.finding.startswith(f"y of the sample holds a value that is {said}")
+
+
+@pytest.mark.usefixtures("unstressed")
+def test_an_operation_of_a_functional_model_is_named():
+    keras.backend.clear_session()
+    (found,) = heavy(lint(functional(lambda h: keras.ops.log(keras.ops.relu(h) + 1 + 1e-8)), scaled(), MSE, batch()))
+    assert (found.layer, found.finding.split(":")[0]) == ("add_1", "the constant 1e-08 is 0 in float16")
+
+
+@pytest.mark.usefixtures("unstressed")
+def test_a_mask_that_is_chosen_is_a_note():
+    choose = function("choose", lambda x: tf.nn.softmax(tf.where(x > 0, x, tf.cast(-1e9, x.dtype))))
+    model = keras.Sequential([keras.Input([8]), choose, L.Dense(8, dtype="float32")])
+    (found,) = lint(model, scaled(), MSE, (np.eye(8), np.ones([8, 8])))
+    assert found.is_note
+    assert "the mask -1e+09 is -inf" in found.finding
+
+
+@pytest.mark.usefixtures("unstressed")
+def test_of_a_dataset_the_first_batch_is_taken():
+    assert heavy(lint(small(), scaled(), MSE, dataset())) == []
 
 
 @pytest.mark.parametrize(("units", "odd"), [(10, "10 is no multiple of 8"), (16, None)])
@@ -384,7 +512,7 @@ def test_what_breaks_a_layer_under_stress_is_put_back_and_said():
     model = keras.Sequential([keras.Input([8]), L.Dense(8, dtype=HALF), L.Dense(8, dtype="float32")])
     once = Once(dtype=HALF, name="once")
     outer = keras.Sequential([keras.Input([8]), once, *model.layers])
-    once.left = 2  # The two traces of the model.
+    once.left = 3  # The two traces of the model, and its run on the sample.
     (found,) = [one for one in lint(outer, scaled(), MSE, batch()) if one.layer == "once"]
     assert found.is_note
     assert "Run alone it raised ValueError" in found.measured
@@ -418,6 +546,11 @@ def test_a_batch_of_fixed_size_is_taken_whole():
         ({"sample": batch()[0]}, scaler.InvalidArgument, r"expected a batch \(x, y\)"),
         ({"sample": (1, 2, 3, 4)}, scaler.InvalidArgument, "a batch has 4 parts"),
         ({"sample": (np.ones([4, 5]), np.ones([4, 8]))}, loops.BadBatch, "lint: x has shape"),
+        ({"sample": (np.ones([16, 8]), np.ones([8, 8]))}, loops.BadBatch, "x holds 16 examples, y holds 8 examples"),
+        ({"sample": (np.ones([16, 8]), np.ones([2, 8]))}, loops.BadBatch, "differ in length"),
+        ({"sample": (np.ones([0, 8]), np.ones([0, 8]))}, loops.BadBatch, "lint: the sample is empty"),
+        ({"sample": ([[1.0] * 8] * 4, [[1.0] * 8] * 4)}, scaler.InvalidArgument, "Python lists .* np.asarray"),
+        ({"sample": dataset().take(0)}, loops.OutOfData, "the dataset is empty"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, error, said):
