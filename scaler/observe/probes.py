@@ -41,6 +41,7 @@ class Collection:
         self._forward: bool | None = None
         self._seen: dict[str, dict[str, list[Gradient]]] = {ACTIVATIONS: {}, GRADIENTS: {}}
         self._order: dict[str, None] = {}
+        self._dtypes: dict[str, tuple[str, ...]] = {}
         self._elsewhere: dict[str, None] = {}
 
     @contextlib.contextmanager
@@ -64,6 +65,7 @@ class Collection:
             return x
         if not self._forward:
             return x
+        self._dtypes[name] = (*self._dtypes.get(name, ()), x.dtype.name)
         if ACTIVATIONS in self._kinds:
             self._seen[ACTIVATIONS].setdefault(name, []).append(x)
         return carry(x, self._identity(x, name)) if GRADIENTS in self._kinds else x
@@ -73,6 +75,11 @@ class Collection:
         self._forward = None
         names = [name for name in self._order if name not in self._elsewhere]
         return {f"{kind}/{name}": seen[name] for kind, seen in self._seen.items() for name in names if name in seen}
+
+    @property
+    def dtypes(self) -> dict[str, tuple[str, ...]]:
+        """For each name the dtypes of the tensors that were probed, such as ("float16",), in their order."""
+        return dict(self._dtypes)
 
     @property
     def left_out(self) -> list[str]:
