@@ -184,8 +184,8 @@ class Forecast:
         kinds = getattr(loop.train_step.probes, "kinds", _GRADIENTS)
         if not {*kinds} & {*_GRADIENTS}:
             raise scaler.InvalidArgument(
-                f"Forecast: the probes measure {', '.join(kinds)}, and it needs gradients: expected a watch whose kinds "
-                f"have {' or '.join(_GRADIENTS)}."
+                f"Forecast: the probes measure {', '.join(kinds)}, and it needs gradients: expected a watch whose "
+                f"kinds have {' or '.join(_GRADIENTS)}."
             )
         self._train_step = loop.train_step
 
