@@ -17,7 +17,6 @@ import tensorflow as tf
 import scaler
 from loops.loop import Loop
 from loops.signature import taking_batches
-from scaler.observe import layers_of
 
 _MOVES = frozenset(
     [
@@ -107,7 +106,7 @@ def census(step_or_function: Any, *args: Any) -> Census:
         scaler.InvalidArgument: For anything else, and for arguments beside a `Loop`.
     """
     concrete = _concrete(step_or_function, args)
-    layers = [layer for model in _models(step_or_function) for layer in layers_of(model)]
+    layers = [layer for model in _models(step_or_function) for layer in scaler.observe.layers_of(model)]
     names: dict[str, list[keras.layers.Layer]] = collections.defaultdict(list)
     for layer in layers:
         names[layer.name].append(layer)

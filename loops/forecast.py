@@ -23,12 +23,17 @@ from loops.visit import Visit
 if TYPE_CHECKING:
     from loops.loop import Loop
 
+_GRADIENTS = ("activation_gradients", "weight_gradients")
 MEAN_OF = 8
-"""Steps whose mean is looked at."""
+"""Steps whose mean critical scale is looked at."""
+LOSS_OF = 16
+"""Steps whose mean loss is looked at: batches differ more in their loss."""
 LAG = 16
 """Steps by which what it is compared with lies back."""
 RISE = 0.4
 """How far the loss must have risen, as a share of its lowest value."""
+SHARE = 0.05
+"""How far it must have risen as a share of its first value: near 0 any loss is restless."""
 
 
 class Alarm(NamedTuple):
@@ -48,7 +53,7 @@ class Alarm(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"at step {self.step} the run seems to diverge: its gradients are as large as ever, and its loss has risen "
+            f"at step {self.step} the run may be diverging: its gradients are as large as ever, and its loss has risen "
             f"by {self.rise:.0%} over its lowest. Gradients have {self.left:.0f} octaves left before they overflow at "
             f"this loss scale, activations and weights {self.headroom:.0f}. Lower the learning rate, or clip."
         )
@@ -62,12 +67,14 @@ class Seen(NamedTuple):
         loss: The loss at these steps.
         lows: The lowest mean of the first so far, at each of the last steps.
         best: The lowest mean of the second so far.
+        first: Its first mean.
     """
 
     critical: tuple[float, ...] = ()
     loss: tuple[float, ...] = ()
     lows: tuple[float, ...] = ()
     best: float = math.inf
+    first: float = math.inf
 
 
 def look(seen: Seen, critical: float, loss: float) -> tuple[Seen, float | None]:
@@ -78,14 +85,19 @@ def look(seen: Seen, critical: float, loss: float) -> tuple[Seen, float | None]:
         critical: The critical scale, finite and above 0.
         loss: Finite.
     """
-    last, losses = (*seen.critical, math.log2(critical))[-MEAN_OF:], (*seen.loss, loss)[-MEAN_OF:]
-    if len(last) < MEAN_OF:
-        return Seen(last, losses), None
-    mean, mean_loss = sum(last) / MEAN_OF, sum(losses) / MEAN_OF
-    lows, best = (*seen.lows, min([mean, *seen.lows[-1:]]))[-LAG - 1 :], min(seen.best, mean_loss)
-    rise = (mean_loss - best) / abs(best) if best else math.inf if mean_loss > best else 0.0
-    alarm = len(lows) > LAG and mean <= lows[0] and rise >= RISE
-    return Seen(last, losses, lows, best), rise if alarm else None
+    last, losses = (*seen.critical, math.log2(critical))[-MEAN_OF:], (*seen.loss, loss)[-LOSS_OF:]
+    lows, best, first = seen.lows, seen.best, seen.first
+    mean, mean_loss = sum(last) / len(last), sum(losses) / len(losses)
+    if len(last) == MEAN_OF:
+        lows = (*lows, min([mean, *lows[-1:]]))[-LAG - 1 :]
+    if len(losses) == LOSS_OF:
+        best, first = min(best, mean_loss), mean_loss if math.isinf(first) else first
+    after = Seen(last, losses, lows, best, first)
+    if len(lows) <= LAG or math.isinf(best) or mean > lows[0]:
+        return after, None
+    risen = mean_loss - best
+    rise = risen / abs(best) if best else math.inf if risen > 0 else 0.0
+    return after, rise if rise >= RISE and risen >= SHARE * abs(first) else None
 
 
 def forecast(steps: Any) -> Alarm | None:
@@ -102,14 +114,30 @@ def forecast(steps: Any) -> Alarm | None:
     names = ("step", "loss", "loss_scale", "critical_low", "critical_high", "headroom")
     try:
         columns = {name: np.asarray(steps[name], np.float64) for name in names}
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, ValueError) as error:
         raise scaler.InvalidArgument(
             f"forecast: expected the columns {', '.join(names)}, such as loops.observe.read(path).steps has them."
         ) from error
+    if any(values.ndim != 1 or len(values) != len(columns["step"]) for values in columns.values()):
+        shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in columns.items())
+        raise scaler.InvalidArgument(f"forecast: got columns of the shapes {shapes}: expected a number for each step.")
     if len(columns["step"]) and columns["step"][0] != 1:
         raise scaler.InvalidArgument(
             f"forecast: the steps begin with {columns['step'][0]:.0f}, and how large gradients were before decides: "
             "expected all steps from 1 on."
+        )
+    gaps = np.flatnonzero(np.diff(columns["step"]) != 1)
+    if len(gaps):
+        before, after = columns["step"][gaps[0]], columns["step"][gaps[0] + 1]
+        raise scaler.InvalidArgument(
+            f"forecast: step {after:.0f} follows step {before:.0f}: expected every step from 1 on, in order."
+        )
+    critical = columns["critical_low"]
+    # Where nothing carries the scale it is infinite, and 0 where an overflow says something.
+    if len(critical) and (np.isnan(critical) | np.isposinf(critical)).all():
+        raise scaler.InvalidArgument(
+            "forecast: the trace has no critical scales, because no gradients were measured: expected one of a "
+            "TrainStep(..., probes=scaler.observe.watch(model))."
         )
     return _fold(Seen(), columns)[1]
 
@@ -118,7 +146,7 @@ def _fold(seen: Seen, columns: Mapping[str, np.ndarray]) -> tuple[Seen, Alarm | 
     """What is remembered after these steps, or up to the first that is a reason for alarm, and the alarm."""
     critical, loss, scale = columns["critical_low"], columns["loss"], columns["loss_scale"]
     # A step that overflowed does not say how large its gradients were, nor one whose gradients are all zero.
-    known = (critical == columns["critical_high"]) & (critical > 0) & np.isfinite(critical) & np.isfinite(loss)
+    known = (critical > 0) & np.isfinite(critical) & np.isfinite(columns["critical_high"]) & np.isfinite(loss)
     for row in np.flatnonzero(known):
         seen, rise = look(seen, float(critical[row]), float(loss[row]))
         if rise is not None:
@@ -153,26 +181,33 @@ class Forecast:
                 "Forecast: the train step has no probes, by which gradients are measured: expected "
                 "TrainStep(..., probes=scaler.observe.watch(model))."
             )
+        kinds = getattr(loop.train_step.probes, "kinds", _GRADIENTS)
+        if not {*kinds} & {*_GRADIENTS}:
+            raise scaler.InvalidArgument(
+                f"Forecast: the probes measure {', '.join(kinds)}, and it needs gradients: expected a watch whose "
+                f"kinds have {' or '.join(_GRADIENTS)}."
+            )
         self._train_step = loop.train_step
 
     def save_state(self) -> dict:
         """What it remembers, for a `Checkpoint`."""
         seen = self._seen
         # JSON has no infinity.
-        best = None if math.isinf(seen.best) else seen.best
+        best, first = (None if math.isinf(value) else value for value in (seen.best, seen.first))
         return {
             "warned": self._warned,
             "began": self._began,
             "recent": [list(seen.critical), list(seen.loss), list(seen.lows)],
             "best": best,
+            "first": first,
         }
 
     def load_state(self, value: dict) -> None:
         """Takes what `save_state` returned."""
-        best = math.inf if value["best"] is None else value["best"]
+        best, first = (math.inf if one is None else one for one in (value["best"], value.get("first")))
         critical, loss, lows = (tuple(recent) for recent in value["recent"])
         self._warned, self._began = value["warned"], value["began"]
-        self._seen = Seen(critical, loss, lows, best)
+        self._seen = Seen(critical, loss, lows, best, first)
 
     def __call__(self, visit: Visit) -> None:
         """Looks at the steps of a visit."""

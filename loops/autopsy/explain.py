@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+import scaler
 from loops.autopsy.attempts import Attempts, in_policy
 from loops.autopsy.explanation import Explanation
 from loops.autopsy.health import Health, health
@@ -21,7 +22,6 @@ from loops.errors import LoopError
 from loops.loop import Loop
 from loops.rewind.log import read_log
 from loops.rewind.replay import log_of, rewind
-from scaler.observe import layers_of
 
 _COURSE = 10
 """Steps before the one explained in which a lower learning rate may keep the weights from going bad."""
@@ -87,7 +87,7 @@ def cure(
     if not math.isfinite(attempts.as_run().loss):
         attempts.lower_from = attempts.loss_scale
     narrow = {
-        path: [one for one in layers_of(layer) if one.compute_dtype in ("float16", "bfloat16")]
+        path: [one for one in scaler.observe.layers_of(layer) if one.compute_dtype in ("float16", "bfloat16")]
         for path, layer in units(models).items()
     }
     narrow = {path: inside for path, inside in narrow.items() if inside}

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 
 import scaler
-from scaler.observe import layers_of
 
 
 def parts_of(train_step: Any) -> list[Any]:
@@ -34,7 +33,7 @@ def models_of(train_step: Any) -> list[keras.layers.Layer]:
 
 
 def _outermost(models: list) -> list:
-    inside = {id(one) for model in models for one in layers_of(model)[1:]}
+    inside = {id(one) for model in models for one in scaler.observe.layers_of(model)[1:]}
     return list({id(one): one for one in models if id(one) not in inside}.values())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import keras
 
-from scaler.observe import layers_by_path
+import scaler
 
 
 def paths_of(models: Sequence[keras.layers.Layer]) -> dict[str, keras.layers.Layer]:
@@ -17,7 +17,7 @@ def paths_of(models: Sequence[keras.layers.Layer]) -> dict[str, keras.layers.Lay
     found: dict[str, keras.layers.Layer] = {}
     for model in models:
         prefix = f"{model.name}/" if len(models) > 1 else ""
-        for path, layer in layers_by_path(model).items():
+        for path, layer in scaler.observe.layers_by_path(model).items():
             # What a model of Keras's own classes computes beside its layers is a cast of its inputs.
             if layer is not model or not _is_of_keras(model):
                 found[path if layer is model else prefix + path] = layer

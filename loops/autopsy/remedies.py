@@ -13,13 +13,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import scaler
 from loops.autopsy.attempts import Attempts, in_policy, with_value
 from loops.autopsy.listening import replaced
 from loops.autopsy.models import optimizer_of
 from loops.autopsy.rate import slower
 from loops.batches import parts
 from loops.step.train_step import TrainStep
-from scaler.observe import layers_of
 
 _SMALLEST_SCALE = -14
 """log2 of the scale at which float16's backward pass can hardly overflow any more."""
@@ -172,13 +172,16 @@ def _from(path: str | None, layers: Mapping[str, keras.layers.Layer], order: Seq
     """The 16-bit layers from one on, in the order of the forward pass, with what is in the first."""
     if path is None or path not in order:
         return []
-    after = [*layers_of(layers[path]), *(layers[one] for one in order[order.index(path) :] if one in layers)]
+    after = [
+        *scaler.observe.layers_of(layers[path]),
+        *(layers[one] for one in order[order.index(path) :] if one in layers),
+    ]
     return [one for one in dict.fromkeys(after) if one.compute_dtype in ("float16", "bfloat16")]
 
 
 def _of_layer(path: str, layer: keras.layers.Layer, *, singular: bool) -> list[Proposal]:
     found = []
-    inside = layers_of(layer)
+    inside = scaler.observe.layers_of(layer)
     if any(one.compute_dtype in ("float16", "bfloat16") for one in inside):
         found.append(
             Proposal(

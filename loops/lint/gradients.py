@@ -12,7 +12,6 @@ import scaler
 from loops.batches import parts
 from loops.lint.traced import rounding_is_no_warning
 from loops.lint.twin import in_float32
-from scaler.observe import layers_of
 
 
 def lost_share(model: keras.Model, loss: Callable, sample: Any) -> str:
@@ -31,7 +30,7 @@ def lost_share(model: keras.Model, loss: Callable, sample: Any) -> str:
         return scaler.observe.exponents([one for one in gradients if one is not None])
 
     try:
-        with in_float32(layers_of(model)), rounding_is_no_warning():
+        with in_float32(scaler.observe.layers_of(model)), rounding_is_no_warning():
             counts = tf.function(count)().numpy()
     except (ValueError, TypeError, tf.errors.OpError):
         return ""

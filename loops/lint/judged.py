@@ -9,7 +9,6 @@ import scaler
 from loops.lint.finding import Finding, note
 from loops.lint.stress import CannotStress, Failure, float_inputs, stress
 from loops.lint.traced import LayerCall
-from scaler.observe import layers_of
 
 _ALONE, _SEVERAL, _MANY = 5e3, 1e3, 10.0
 """The largest input of a layer by itself, of one that calls others with weights, and of one that calls many."""
@@ -58,7 +57,7 @@ def unfit_weights(layer: keras.layers.Layer) -> list[Finding]:
     """A finding for weights of a layer itself that float16 cannot hold."""
     if layer.compute_dtype != "float16":
         return []
-    inner = {id(variable) for one in layers_of(layer)[1:] for variable in one.weights}
+    inner = {id(variable) for one in scaler.observe.layers_of(layer)[1:] for variable in one.weights}
     for variable in layer.trainable_variables:
         amax = float(np.max(np.abs(np.asarray(variable.numpy(), np.float32)), initial=0.0))
         if id(variable) not in inner and not amax <= _LARGEST:

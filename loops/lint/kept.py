@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import keras
 
+import scaler
 from loops.resume.randomness import generators, set_generators
-from scaler.observe import layers_of
 
 
 @contextlib.contextmanager
 def kept(layer: keras.layers.Layer) -> Iterator[None]:
     """Puts back a layer's variables, those of the layers in it, and the random generators of the process."""
-    variables = {id(variable): variable for one in layers_of(layer) for variable in one.variables}
+    variables = {id(variable): variable for one in scaler.observe.layers_of(layer) for variable in one.variables}
     values = [(variable, variable.numpy()) for variable in variables.values()]
     random = generators()
     try:

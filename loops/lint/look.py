@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+import scaler
 from loops.lint.checks import batch_of, built, check_parts, fitting, small, whole
 from loops.lint.constants import lost_constants
 from loops.lint.finding import Finding
@@ -25,7 +26,6 @@ from loops.lint.shapes import odd_shapes
 from loops.lint.stress import float_inputs
 from loops.lint.traced import LayerCall, Traced, trace
 from loops.lint.twin import in_float32
-from scaler.observe import layers_of
 
 _NOT_STRESSED = (keras.layers.Bidirectional, keras.layers.TimeDistributed, keras.layers.Embedding)
 
@@ -86,7 +86,7 @@ def _at(traced: Traced, layer: keras.layers.Layer, finding: Finding) -> Finding:
 
 def _constants(model: keras.Model, loss: Callable, sample: tuple, traced: Traced) -> list[Finding]:
     try:
-        with in_float32(layers_of(model)):
+        with in_float32(scaler.observe.layers_of(model)):
             twin = trace(model, loss, sample)
     except (ValueError, TypeError):
         return []  # It casts to float16 by itself; its layers are stressed all the same.

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+import scaler
 from loops.autopsy.frames import Frame
 from loops.autopsy.origin import origins, pass_of
 from loops.autopsy.scan import Scan, scan
@@ -19,7 +20,6 @@ from loops.lint.finding import Finding, note
 from loops.lint.kept import kept
 from loops.lint.traced import Traced, functional_operations, rounding_is_no_warning
 from loops.lint.twin import in_float32
-from scaler.observe import layers_of
 
 _RAISED = (ValueError, TypeError, tf.errors.OpError)
 _PROBLEMS = {1: "infinite", 2: "NaN"}
@@ -47,7 +47,7 @@ def sample_findings(traced: Traced, model: keras.Model, loss: Callable, sample: 
     spoilt = _spoilt(sample)
     if spoilt:
         return [spoilt]
-    halves = [layer for layer in layers_of(model) if layer.compute_dtype == "float16"]
+    halves = [layer for layer in scaler.observe.layers_of(model) if layer.compute_dtype == "float16"]
     try:
         with in_float32(halves):
             also = _failed(model, loss, sample)
@@ -149,7 +149,7 @@ def _beginning(traced: Traced, model: keras.Model, loss: Callable, sample: tuple
         return {name: _problem(one) for name, one in outputs.items()}
 
     places: Mapping[str, Any] = {
-        **{traced.place(layer): layer for layer in layers_of(model)},
+        **{traced.place(layer): layer for layer in scaler.observe.layers_of(model)},
         **{operation.name: operation for operation in functional_operations(model)},
     }
     with contextlib.suppress(*_RAISED), kept(model), rounding_is_no_warning():

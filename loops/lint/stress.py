@@ -15,7 +15,6 @@ import scaler
 from loops.lint.kept import kept
 from loops.lint.traced import LayerCall, rounding_is_no_warning
 from loops.lint.twin import in_float32
-from scaler.observe import layers_of
 
 MAGNITUDES = (0.0, 1e-4, 1e-2, 1.0, 30.0, 100.0, 300.0, 1e3, 5e3)
 """The largest magnitude of the input. What fails above the last is not told: see docs/lint.md."""
@@ -104,7 +103,7 @@ def _failures(magnitude: float, flags: np.ndarray) -> list[Failure]:
 def _both(call: LayerCall, inputs: tuple) -> tf.Tensor:
     """Shape [2, 6]: forward and backward by what `_compared` tells."""
     outputs, gradients = _run(call, inputs)
-    with in_float32(layers_of(call.layer)):
+    with in_float32(scaler.observe.layers_of(call.layer)):
         expected, expected_gradients = _run(call, inputs)
     return tf.stack([_compared(outputs, expected), _compared(gradients, expected_gradients)])
 

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+import scaler
 from loops.autopsy.listening import replaced
 from loops.batches import parts
-from scaler.observe import layers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +100,18 @@ def trace(model: keras.Model, loss: Callable, sample: Any) -> Traced:
 
     calls: list[LayerCall] = []
     operations: list[tuple[str, str]] = []
-    with _scoped(functional_operations(model), operations), recorded(layers_of(model), calls), rounding_is_no_warning():
+    with (
+        _scoped(functional_operations(model), operations),
+        recorded(scaler.observe.layers_of(model), calls),
+        rounding_is_no_warning(),
+    ):
         concrete = tf.function(forward).get_concrete_function(*tf.nest.map_structure(_spec, (x, y, weight)))
     return Traced(concrete.graph, calls, found["predictions"], found["loss"], found["of_model"], operations)
 
 
 def functional_operations(model: keras.Model) -> list[keras.Operation]:
     """The operations of functional models that are no layers, such as that of `keras.ops.log(x)`."""
-    inside = [one for layer in layers_of(model) for one in getattr(layer, "operations", ())]
+    inside = [one for layer in scaler.observe.layers_of(model) for one in getattr(layer, "operations", ())]
     return list({id(one): one for one in inside if not isinstance(one, keras.layers.Layer)}.values())
 
 

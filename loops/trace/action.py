@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,7 +101,7 @@ class Trace:
         """
         if self._file.closed:
             raise RuntimeError("Trace is written by Loop.run; outside of it, use it in a with statement.")
-        self._begin_stream()
+        self._begin_stream(visit.vectors)
         self._before_end = None
         frames, held, last_skip = self._frames(visit)
         self._file.add(
@@ -117,7 +118,8 @@ class Trace:
 
     def end(self) -> None:
         """After the last step: writes what the flight recorder holds."""
-        if self._held and not self._file.closed:
+        # Without a schema, this run has written nothing: it failed before.
+        if self._held and self._schema is not None and not self._file.closed:
             self._before_end = self.save_state()
             held, self._held = self._held, []
             try:
@@ -130,11 +132,18 @@ class Trace:
                     stacklevel=2,
                 )
 
-    def _begin_stream(self) -> None:
+    def _begin_stream(self, vectors: Mapping[str, np.ndarray]) -> None:
         """Writes the schema, or makes sure that it is the one of the file that is gone on with."""
         if self._schema is not None and self._file.end:
             return
         self._tensors = tensors_of(self._train_step)
+        if not self._tensors and {"counts", "amax"} & {*vectors}:
+            warnings.warn(
+                "Trace: the step returns counts or amax, and has no `probes` that names their rows: they are not "
+                "written. Use TrainStep(..., probes=scaler.observe.watch(model)).",
+                TraceWarning,
+                stacklevel=3,
+            )
         schema = schema_of(self._tensors)
         if not self._file.end:
             self._file.add(opening(schema))

@@ -4,6 +4,9 @@ It follows from the largest magnitude of each tensor. A gradient of a scaled los
 and would be x P at another one, P; it stays finite as long as x P lies below the format's overflow threshold, 65520 in
 float16. What does not carry the scale, such as an activation or a weight, is finite at every scale or at none.
 
+Where a gradient's format is not certain, its share is an interval: at least what its narrow format says, at most what
+float32 says. A step whose gradients were all finite proves more: the scale was not too high.
+
 The answers are intervals. A gradient above the smallest normal number, seen at a power of two, gives both ends alike:
 at any scale it is rounded in the same place. One that is infinite or NaN says that the scale was too high,
 and not by how much: 0 to the next power of two below it. Of one that is subnormal or zero, rounding has hidden the
@@ -19,6 +22,10 @@ import numpy as np
 
 import scaler
 from loops.trace.tensors import Tensor
+
+_FLOAT32 = scaler.float_format("float32")
+_ABOVE = 1.0 + 2.0**-52
+"""Just above 1: the largest power of two below this many times a scale may be the scale itself."""
 
 
 class Critical(NamedTuple):
@@ -45,16 +52,29 @@ def critical_scales(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[
     scales = np.asarray(loss_scale, np.float64)[:, np.newaxis]
     low, high = np.full(len(seen), np.inf), np.full(len(seen), np.inf)
     # All tensors of a format at once: a visit of one step has many tensors.
-    for limits in {tensor.limits for tensor in tensors}:
-        columns = seen[:, [tensor.carries_scale and tensor.limits == limits for tensor in tensors]]
-        least, most = _scaled(columns, scales, limits)
+    for limits, certain in {(tensor.limits, tensor.certain) for tensor in tensors}:
+        chosen = [tensor.carries_scale and (tensor.limits, tensor.certain) == (limits, certain) for tensor in tensors]
+        least, most = _scaled(seen[:, chosen], scales, limits) if certain else _unsure(seen[:, chosen], scales, limits)
         low, high = (
             np.minimum(low, least.min(axis=1, initial=np.inf)),
             np.minimum(high, most.min(axis=1, initial=np.inf)),
         )
+    # What was finite at this scale is finite at it: no narrower format says otherwise.
+    carries = np.array([tensor.carries_scale for tensor in tensors], bool)
+    proven = _largest_power(scales[:, 0] * _ABOVE, np.ones(len(seen)), np.zeros(len(seen), bool))
+    low = np.where(np.isfinite(seen[:, carries]).all(axis=1), np.maximum(low, proven), low)
+    high = np.maximum(high, low)
     unscaled = seen[:, [not tensor.carries_scale for tensor in tensors]]
     finite = np.isfinite(unscaled).all(axis=1)
     return Critical(np.where(finite, low, 0.0), np.where(finite, high, 0.0))
+
+
+def _unsure(amax: np.ndarray, scale: np.ndarray, limits: scaler.FloatFormat) -> tuple[np.ndarray, np.ndarray]:
+    """At least what a narrow format says, at most what float32 says, which alone counts above what the narrow holds."""
+    wide_low, wide_high = _scaled(amax, scale, _FLOAT32)
+    low, _ = _scaled(amax, scale, limits)
+    evident = np.isfinite(amax) & (amax > limits.max)
+    return np.where(evident, wide_low, low), wide_high
 
 
 def _scaled(amax: np.ndarray, scale: np.ndarray, limits: scaler.FloatFormat) -> tuple[np.ndarray, np.ndarray]:

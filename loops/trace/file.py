@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import shutil
@@ -76,6 +77,9 @@ class TraceFile:
 
     def open(self) -> None:
         """Opens the file, an empty one unless it goes on."""
+        for folder in self.path.parents:
+            if folder.exists() and not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a file, and no folder")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         going_on = self._goes_on and self.path.exists()
         self._file = self.path.open("r+b" if going_on else "w+b", buffering=0)

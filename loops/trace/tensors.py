@@ -6,10 +6,13 @@ import dataclasses
 import functools
 from typing import Any
 
+import keras
+
 import scaler
 
 _SCALED = ("activation_gradients", "weight_gradients")
 _FLOAT32 = ("updates", "slots")
+_OF_LAYERS = ("activations", "activation_gradients")
 _FORMATS = ("float16", "bfloat16", "float32")
 
 
@@ -21,11 +24,15 @@ class Tensor:
         name: Such as "activation_gradients/dense_1".
         format: The name of the format that its values were computed in, which decides what overflows.
         carries_scale: Whether its values are multiplied by the loss scale, as the gradients of a scaled loss are.
+        certain: Whether that is known. A float32 variable's gradient is float32 once it is measured, and was computed
+            in float16 or in float32: a layer that computes in float16 may still sum in float32, as
+            LayerNormalization does.
     """
 
     name: str
     format: str
     carries_scale: bool
+    certain: bool = True
 
     @functools.cached_property
     def limits(self) -> scaler.FloatFormat:
@@ -36,8 +43,9 @@ class Tensor:
 def tensors_of(train_step: Any) -> list[Tensor]:
     """What the probes of a train step measure; nothing where it has none.
 
-    The format is that in which the tensor's layer computes, for a variable and its gradient, too: there they overflow,
-    also where the variable is float32. Updates and the optimizer's slots are float32.
+    An activation and its gradient have the dtype that the probe saw. Of a variable and its gradient the format is that
+    in which the layer computes: there they overflow, also where the variable is float32; but then the gradient may have
+    been computed in float32, which is not certain. Updates and the optimizer's slots are float32.
 
     Args:
         train_step: That of a loop, traced.
@@ -45,15 +53,51 @@ def tensors_of(train_step: Any) -> list[Tensor]:
     probes = getattr(train_step, "probes", None)
     if probes is None:
         return []
+    seen = getattr(probes, "dtypes", {})
     formats = {path: layer.compute_dtype for path, layer in scaler.observe.layers_by_path(probes.model).items()}
     # What is probed by hand lies in a layer that nobody names.
     usual = "float16" if "float16" in formats.values() else probes.model.compute_dtype
-    return [_tensor(name, formats, usual) for name in probes.names]
+    products = _products(probes.model, formats, seen)
+    return [_tensor(name, formats, usual, seen, products) for name in probes.names]
 
 
-def _tensor(name: str, formats: dict[str, str], usual: str) -> Tensor:
+def _products(model: Any, formats: dict[str, str], seen: dict[str, tuple[str, ...]]) -> set[str]:
+    """The paths of layers whose weight gradients are products and sums in their own format, and nothing else.
+
+    They are Dense layers of Keras that are called once. A variable that is used twice has a float32 sum for its
+    gradient, and the code of a user may use any variable twice.
+    """
+    layers = scaler.observe.layers_by_path(model)
+    everything = [model, *layers.values()]
+    if any(
+        not type(layer).__module__.startswith("keras.") or isinstance(layer, keras.layers.Lambda)
+        for layer in everything
+    ):
+        return set()
+    return {
+        path
+        for path, layer in layers.items()
+        if type(layer) is keras.layers.Dense
+        and seen.get(path) == (formats[path],)
+        and layer.kernel_regularizer is None
+        and layer.bias_regularizer is None
+    }
+
+
+def _tensor(
+    name: str, formats: dict[str, str], usual: str, seen: dict[str, tuple[str, ...]], products: set[str]
+) -> Tensor:
     kind, _, path = name.partition("/")
-    found = formats.get(path) or formats.get(path.rpartition("/")[0]) or usual
+    if kind in _FLOAT32:
+        return Tensor(name, "float32", False)
+    if kind in _OF_LAYERS and path in seen:
+        # Of several dtypes the row does not say which one its largest value has.
+        dtypes = set(seen[path])
+        narrow = next((dtype for dtype in _FORMATS if dtype in dtypes), usual)
+        return Tensor(name, narrow, kind in _SCALED, certain=len(dtypes) == 1)
+    owner = path if path in formats else path.rpartition("/")[0]
+    found = formats.get(owner, usual)
     # Whole numbers are what a layer of text computes in.
-    found = found if found in _FORMATS and kind not in _FLOAT32 else "float32"
-    return Tensor(name, found, kind in _SCALED)
+    found = found if found in _FORMATS else "float32"
+    certain = kind != "weight_gradients" or found == "float32" or owner in products
+    return Tensor(name, found, kind in _SCALED, certain)

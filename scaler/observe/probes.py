@@ -41,6 +41,7 @@ class Collection:
         self._forward: bool | None = None
         self._seen: dict[str, dict[str, list[Gradient]]] = {ACTIVATIONS: {}, GRADIENTS: {}}
         self._order: dict[str, None] = {}
+        self._dtypes: dict[str, tuple[str, ...]] = {}
         self._elsewhere: dict[str, None] = {}
         self._called: set[str] = set()
 
@@ -75,6 +76,7 @@ class Collection:
             return x
         if not self._forward:
             return x
+        self._dtypes[name] = (*self._dtypes.get(name, ()), x.dtype.name)
         if ACTIVATIONS in self._kinds:
             self._seen[ACTIVATIONS].setdefault(name, []).append(x)
         return carry(x, self._identity(x, name)) if GRADIENTS in self._kinds else x
@@ -90,6 +92,11 @@ class Collection:
         return {
             f"{kind}/{name}": list(seen[name]) for kind, seen in self._seen.items() for name in names if name in seen
         }
+
+    @property
+    def dtypes(self) -> dict[str, tuple[str, ...]]:
+        """For each name the dtypes of the tensors that were probed, such as ("float16",), in their order."""
+        return dict(self._dtypes)
 
     @property
     def left_out(self) -> list[str]:

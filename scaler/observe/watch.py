@@ -40,6 +40,7 @@ class Watch:
         self._only_weights_of: frozenset[str] | None = None
         self._names: list[str] | None = None
         self._left_out: list[str] = []
+        self._dtypes: dict[str, tuple[str, ...]] = {}
         self._open, self._lock = 0, threading.Lock()
         self._put_back: list[Callable[[], None]] = []
 
@@ -58,6 +59,11 @@ class Watch:
     def left_out(self) -> list[str]:
         """Layers and probes of which nothing was seen; a warning said why."""
         return list(self._left_out)
+
+    @property
+    def dtypes(self) -> dict[str, tuple[str, ...]]:
+        """For each layer and probe the dtypes of its tensors in the last trace, such as ("float16",)."""
+        return dict(self._dtypes)
 
     def only(self, names: Sequence[str] | Set[str], kinds: Sequence[str] | None = None) -> Watch:
         """The same watch of fewer: of the layers and hand-set probes with these names, and of these kinds.
@@ -146,6 +152,7 @@ class Watch:
             collection = Collection(self.kinds, takes)
             with collection.forward():
                 yield collection
+            self._dtypes = collection.dtypes
         self._look_back(collection, layers)
 
     def found(self, names: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import loops
 import scaler
-from loops.forecast import LAG, MEAN_OF, RISE
+from loops.forecast import LAG, LOSS_OF, MEAN_OF, RISE
 
 STEPS = 120
 
@@ -43,7 +43,7 @@ def rising(start, by=0.05):
 def test_both_together_are_an_alarm():
     alarm = loops.observe.forecast(columns(falling(60), rising(60)))
     # The mean loss must have risen by its share, after which nothing is waited for.
-    assert 60 + RISE / 0.05 < alarm.step <= 60 + RISE / 0.05 + MEAN_OF
+    assert 60 + RISE / 0.05 < alarm.step <= 60 + RISE / 0.05 + LOSS_OF
     assert alarm.left == pytest.approx(20 - 0.1 * (alarm.step - 60) - 10)
     assert alarm.headroom == 7.0
     assert RISE <= alarm.rise < RISE + 0.05
@@ -77,7 +77,8 @@ def test_steps_that_say_nothing_are_left_out():
     known[0] = True
     whole = columns(falling(60), rising(60), known)
     part = {name: values[known] for name, values in columns(falling(60), rising(60)).items()}
-    assert loops.observe.forecast(whole) == loops.observe.forecast(part) is not None
+    found = loops.observe.forecast({**part, "step": np.arange(1, np.sum(known) + 1)})
+    assert loops.observe.forecast(whole) == found._replace(step=part["step"][found.step - 1])
 
 
 def test_a_negative_loss_rises_too():
@@ -103,7 +104,7 @@ def test_steps_that_begin_in_the_middle_are_refused():
 def step():
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, dtype="mixed_float16", name="dense")])
     names = ["activations/dense", "weight_gradients/dense/kernel"]
-    return types.SimpleNamespace(probes=types.SimpleNamespace(names=names, model=model))
+    return types.SimpleNamespace(probes=types.SimpleNamespace(names=names, model=model, dtypes={"dense": ("float16",)}))
 
 
 def visits(log2_critical, loss, ends):
@@ -151,3 +152,31 @@ def test_an_action_that_begins_in_the_middle_says_that_it_is_of_no_use(step):
     with pytest.warns(loops.ResumeWarning, match="begins at step 41"):
         action(rest[0])
     action(rest[1])
+
+
+def test_a_loss_near_zero_is_restless_and_a_rise_of_little_is_none():
+    """It trebles, and is far below where it began."""
+    loss = np.concatenate([np.linspace(1, 0.01, 60), np.linspace(0.01, 0.03, STEPS - 60)])
+    assert loops.observe.forecast(columns(falling(60), loss)) is None
+
+
+def test_probes_without_gradients_are_refused():
+    probes = types.SimpleNamespace(kinds=("activations",))
+    with pytest.raises(scaler.InvalidArgument, match="measure activations, and it needs gradients"):
+        loops.Forecast().begin(types.SimpleNamespace(train_step=types.SimpleNamespace(probes=probes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"critical_low": np.full(STEPS, np.nan)}, "no critical scales"),
+        ({"critical_low": np.full(STEPS, np.inf)}, "no critical scales"),
+        ({"step": np.r_[1:60, 61 : STEPS + 2]}, "step 61 follows step 59"),
+        ({"loss": 1.0}, r"loss \[\]"),
+        ({"headroom": np.ones(1)}, r"headroom \[1\]"),
+        ({"loss": ["a"] * STEPS}, "expected the columns"),
+    ],
+)
+def test_a_trace_that_says_nothing_is_refused(changes, match):
+    with pytest.raises(scaler.InvalidArgument, match=match):
+        loops.observe.forecast({**columns(falling(60), rising(60)), **changes})

@@ -32,7 +32,7 @@ def model():
 
 def step_of(model, names=NAMES):
     """What a trace asks of a train step."""
-    return types.SimpleNamespace(probes=types.SimpleNamespace(names=names, model=model))
+    return types.SimpleNamespace(probes=types.SimpleNamespace(names=names, model=model, dtypes={"dense": ("float16",)}))
 
 
 def visit(first, last, skips=(), counting=lambda step: True):
@@ -177,6 +177,30 @@ def test_other_tensors_are_refused_in_the_same_file(tmp_path, model):
     other.begin(types.SimpleNamespace(train_step=step_of(model, NAMES[:1])))
     with other, pytest.raises(loops.LoopError, match="trace of activations/dense, weight_gradients/dense/kernel, and"):
         other(visit(4, 4))
+    # What the flight recorder held cannot be written, and must not hide the error.
+    other.load_state(trace.save_state())
+    with other:
+        other.end()
+
+
+def test_rows_without_names_are_said_to_be_left_out(tmp_path):
+    trace = loops.Trace(tmp_path / "trace.arrow")
+    trace.begin(types.SimpleNamespace(train_step=lambda batch: {}))
+    with trace:
+        with pytest.warns(loops.TraceWarning, match="no `probes` that names their rows"):
+            trace(visit(1, 3))
+        trace(visit(4, 5))
+    assert loops.observe.read(tmp_path / "trace.arrow").tensors.num_rows == 0
+
+
+def test_a_probe_has_the_dtype_that_was_seen(model):
+    step = step_of(model, ["activations/scores", "activation_gradients/scores", "activation_gradients/both"])
+    step.probes.dtypes = {"scores": ("float32",), "both": ("float32", "float16")}
+    assert [(tensor.format, tensor.certain) for tensor in tensors_of(step)] == [
+        ("float32", True),
+        ("float32", True),
+        ("float16", False),
+    ]
 
 
 def test_a_trace_is_written_only_inside_of_a_run(tmp_path):
@@ -252,9 +276,9 @@ def numbers():
 
 def test_a_file_that_cannot_be_written_is_said_before_training(tmp_path):
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file" / "trace.arrow", tmp_path):
+    for path, why in ((tmp_path / "file" / "trace.arrow", "file is a file, and no folder"), (tmp_path, tmp_path.name)):
         loop = loops.Loop(lambda number: {"loss": number}, numbers(), actions=[loops.Trace(path)])
-        with pytest.raises(loops.NotWritable, match=tmp_path.name):
+        with pytest.raises(loops.NotWritable, match=why):
             loop.run(3)
         assert loop.counters == loops.Counters()
 
