@@ -176,12 +176,13 @@ class Forecast:
         Raises:
             scaler.InvalidArgument: If it has none.
         """
-        if getattr(loop.train_step, "probes", None) is None:
+        probes = getattr(loop.train_step, "probes", None)
+        if probes is None:
             raise scaler.InvalidArgument(
                 "Forecast: the train step has no probes, by which gradients are measured: expected "
                 "TrainStep(..., probes=scaler.observe.watch(model))."
             )
-        kinds = getattr(loop.train_step.probes, "kinds", _GRADIENTS)
+        kinds = getattr(probes, "kinds", _GRADIENTS)
         if not {*kinds} & {*_GRADIENTS}:
             raise scaler.InvalidArgument(
                 f"Forecast: the probes measure {', '.join(kinds)}, and it needs gradients: expected a watch whose "

@@ -18,11 +18,11 @@ def dense_layers():
 
 
 def normalized():
-    return [keras.Input([4]), L.Dense(8), L.LayerNormalization(), L.Dense(1)], np.float32
+    return [keras.Input([4]), L.Dense(8), L.LayerNormalization(), L.Dense(1, dtype="float32")], np.float32
 
 
 def of_text():
-    return [keras.Input([6], dtype="int32"), L.Embedding(5, 4), L.LSTM(4, unroll=True), L.Dense(1)], np.int32
+    return [keras.Input([6], dtype="int32"), L.Embedding(5, 4), L.LSTM(4, unroll=True), L.Dense(1, dtype="float32")], np.int32
 
 
 class Twice(keras.layers.Layer):
