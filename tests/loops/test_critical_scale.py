@@ -94,3 +94,10 @@ def test_headroom_is_that_of_what_the_scale_does_not_touch():
     amax = np.array([[65504.0 / 8, 1.0, 3e4], [0.0, 0.0, 1.0], [np.nan, 1.0, 1.0], [np.inf, 1.0, 1.0]])
     headroom = margins(amax, np.ones(4), [ACTIVATION, weights, GRADIENT["float16"]]).headroom
     assert headroom.tolist() == [3.0, np.inf, -np.inf, -np.inf]
+
+
+def test_an_uncertain_gradient_above_float16_is_float32_and_a_finite_step_proves_its_scale():
+    unsure = Tensor("weight_gradients/w", "float16", True, certain=False)
+    low, high = critical_scales(np.array([[2.0**23], [60000.0]]), np.full(2, 2.0**16), [unsure])
+    assert low.tolist() == [2.0**120, 2.0**16]
+    assert (high >= 2.0**120).all()
