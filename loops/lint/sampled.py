@@ -188,7 +188,9 @@ def _of_the_model(failed: dict[str, str], beginning: _Beginning, has_halves: boo
             beginning.layer,
             f"on your sample {_list(failed)}; it begins in float16, to which the model itself casts.",
             f"The whole sample was run. {beginning.said}",
-            "Take out this cast to float16, or use values that it can hold: it ends at 65504.",
+            "Scale the data: float16 ends at 65504."
+            if beginning.in_data
+            else "Take out this cast to float16, or use values that it can hold: it ends at 65504.",
         )
     where = "in float16, and not finite in float32 either" if has_halves else "although nothing computes in float16"
     return Finding(
