@@ -70,11 +70,11 @@ def critical_scales(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[
 
 
 def _unsure(amax: np.ndarray, scale: np.ndarray, limits: scaler.FloatFormat) -> tuple[np.ndarray, np.ndarray]:
-    """At least what a narrow format says, at most what float32 says, which alone counts above what the narrow holds."""
-    wide_low, wide_high = _scaled(amax, scale, _FLOAT32)
-    low, _ = _scaled(amax, scale, limits)
-    evident = np.isfinite(amax) & (amax > limits.max)
-    return np.where(evident, wide_low, low), wide_high
+    """At least what a narrow format says, at most what float32 says.
+
+    A value above what the narrow format holds may be a sum in float32 of parts that the narrow format held until now.
+    """
+    return _scaled(amax, scale, limits)[0], _scaled(amax, scale, _FLOAT32)[1]
 
 
 def _scaled(amax: np.ndarray, scale: np.ndarray, limits: scaler.FloatFormat) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,12 @@ def normalized():
 
 
 def of_text():
-    return [keras.Input([6], dtype="int32"), L.Embedding(5, 4), L.LSTM(4, unroll=True), L.Dense(1, dtype="float32")], np.int32
+    return [
+        keras.Input([6], dtype="int32"),
+        L.Embedding(5, 4),
+        L.LSTM(4, unroll=True),
+        L.Dense(1, dtype="float32"),
+    ], np.int32
 
 
 class Twice(keras.layers.Layer):

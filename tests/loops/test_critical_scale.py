@@ -96,8 +96,8 @@ def test_headroom_is_that_of_what_the_scale_does_not_touch():
     assert headroom.tolist() == [3.0, np.inf, -np.inf, -np.inf]
 
 
-def test_an_uncertain_gradient_above_float16_is_float32_and_a_finite_step_proves_its_scale():
+def test_an_uncertain_gradient_may_be_a_sum_of_float16_and_a_finite_step_proves_its_scale():
     unsure = Tensor("weight_gradients/w", "float16", True, certain=False)
     low, high = critical_scales(np.array([[2.0**23], [60000.0]]), np.full(2, 2.0**16), [unsure])
-    assert low.tolist() == [2.0**120, 2.0**16]
+    assert low.tolist() == [2.0**16, 2.0**16]
     assert (high >= 2.0**120).all()
