@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.autopsy.changes import with_value
 from loops.autopsy.listening import Heard, listening
 from loops.autopsy.models import owned_by_parts
 from loops.decisions import find
@@ -36,6 +36,15 @@ class Attempt:
     loss: float
     outputs: dict[str, Any]
     at_scale: float | None = None
+
+    @property
+    def cause(self) -> scaler.Cause:
+        """Why it was skipped, as the step says; of a step that does not say it, as its loss shows."""
+        if self.finite:
+            return scaler.Cause.NONE
+        if "cause" in self.outputs:
+            return scaler.Cause(int(self.outputs["cause"]))
+        return scaler.Cause.LOSS if "loss" in self.outputs and not math.isfinite(self.loss) else scaler.Cause.OVERFLOW
 
 
 class Attempts:
@@ -199,27 +208,3 @@ def traced_anew(train_step: Any) -> Iterator[None]:
     """Has a `TrainStep` forget the forward and backward pass that XLA compiled for it, for a while."""
     with train_step.retraced() if isinstance(train_step, TrainStep) else contextlib.nullcontext():
         yield
-
-
-@contextlib.contextmanager
-def in_policy(layers: Iterable[keras.layers.Layer], policy: str) -> Iterator[None]:
-    """Has layers compute under another dtype policy, with the variables that they have."""
-    before = [(layer, layer.dtype_policy) for layer in layers]
-    try:
-        for layer, _ in before:
-            layer.dtype_policy = policy
-        yield
-    finally:
-        for layer, own in before:
-            layer.dtype_policy = own
-
-
-@contextlib.contextmanager
-def with_value(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Has an attribute another value."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

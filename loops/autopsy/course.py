@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import scaler
 from loops.autopsy.attempts import Attempts, traced_anew
+from loops.autopsy.changes import slower
 from loops.autopsy.models import optimizer_of
-from loops.autopsy.rate import slower
 from loops.autopsy.remedies import OWN, Remedy
 from loops.step.train_step import TrainStep
 

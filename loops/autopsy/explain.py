@@ -11,7 +11,8 @@ from collections.abc import Callable
 import tensorflow as tf
 
 import scaler
-from loops.autopsy.attempts import Attempts, in_policy
+from loops.autopsy.attempts import Attempts
+from loops.autopsy.changes import in_policy
 from loops.autopsy.explanation import Explanation
 from loops.autopsy.health import Health, health
 from loops.autopsy.look import look

@@ -1,0 +1,119 @@
+"""What an attempt changes, and puts back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from loops.autopsy.listening import replaced
+from loops.backend.steps import schedule as made_with
+
+APART = 1e-3
+"""How far a value is moved away from such a point: float16 holds 1 - 1e-3 and 1e-3."""
+
+
+@contextlib.contextmanager
+def in_policy(layers: Iterable[keras.layers.Layer], policy: str) -> Iterator[None]:
+    """Has layers compute under another dtype policy, with the variables that they have."""
+    before = [(layer, layer.dtype_policy) for layer in layers]
+    try:
+        for layer, _ in before:
+            layer.dtype_policy = policy
+        yield
+    finally:
+        for layer, own in before:
+            layer.dtype_policy = own
+
+
+@contextlib.contextmanager
+def with_value(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Has an attribute another value."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def given(layer: keras.layers.Layer, change: Callable) -> Iterator[None]:
+    """Has a layer see its inputs changed."""
+    call = layer.call
+
+    @functools.wraps(call)  # Keras reads its arguments.
+    def changed(*arguments: Any, **options: Any) -> Any:
+        return call(*tf.nest.map_structure(change, arguments), **options)
+
+    with replaced(layer, "call", changed):
+        yield
+
+
+def kept_away(value: Any) -> Any:
+    """A tensor moved by `APART`, away from a point at which an operation has no value."""
+    return value + tf.cast(APART, value.dtype) if tf.is_tensor(value) and value.dtype.is_floating else value
+
+
+def with_finite_gradient(value: Any) -> Any:
+    """The same tensor, with 0 in the place of what is not finite in its gradient."""
+    return _finite_gradient(value) if tf.is_tensor(value) and value.dtype.is_floating else value
+
+
+@tf.custom_gradient
+def _finite_gradient(value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    return tf.identity(value), lambda grad: tf.where(tf.math.is_finite(grad), grad, tf.zeros_like(grad))
+
+
+@contextlib.contextmanager
+def zeroed(variables: list[tf.Variable]) -> Iterator[None]:
+    """Has variables be 0."""
+    before = [np.array(one.numpy()) for one in variables]
+    for one in variables:
+        one.assign(tf.zeros_like(one))
+    try:
+        yield
+    finally:
+        for one, value in zip(variables, before, strict=True):
+            one.assign(value)
+
+
+@contextlib.contextmanager
+def slower(optimizer: keras.optimizers.Optimizer, part: float) -> Iterator[None]:
+    """Has an optimizer learn at a part of its rate. A rate that is a variable is for others to put back.
+
+    Args:
+        optimizer: Of the step.
+        part: Between 0 and 1.
+    """
+    schedule = made_with(optimizer)
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        optimizer.learning_rate = float(optimizer.learning_rate) * part
+        yield
+        return
+    optimizer.learning_rate = _Part(schedule, part)
+    try:
+        yield
+    finally:
+        optimizer.learning_rate = schedule
+
+
+class _Part(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule's rate times a number.
+
+    Args:
+        schedule: Of the optimizer.
+        part: The number.
+    """
+
+    def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule, part: float):
+        self._schedule, self._part = schedule, part
+
+    def __call__(self, step: Any) -> Any:
+        """The rate at a step."""
+        return self._schedule(step) * self._part
