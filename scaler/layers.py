@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import keras
 
@@ -49,8 +49,8 @@ def _unused(path: str, taken: dict) -> str:
     return free
 
 
-def _layers_among(values: object) -> Iterator[keras.layers.Layer]:
-    for value in values.values() if isinstance(values, dict) else values:  # type: ignore[attr-defined]
+def _layers_among(values: Iterable) -> Iterator[keras.layers.Layer]:
+    for value in values.values() if isinstance(values, dict) else values:
         if isinstance(value, keras.layers.Layer):
             yield value
         elif isinstance(value, (list, tuple, set, dict)):

@@ -19,14 +19,12 @@ class Heard:
     Attributes:
         losses: The unscaled losses.
         gradients: The scaled gradients of each `apply` and `unscale`.
-        variables: For each `apply`, the variables, masters as the model's own.
         finite: For each `apply`, scalar bool, whether it applied them.
         moments: For each call, whether it took a loss, and the number of operations that the graph had then.
     """
 
     losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
     gradients: list[list] = dataclasses.field(default_factory=list)
-    variables: list[list] = dataclasses.field(default_factory=list)
     finite: list[tf.Tensor] = dataclasses.field(default_factory=list)
     moments: list[tuple[bool, int]] = dataclasses.field(default_factory=list)
 
@@ -86,7 +84,6 @@ def _apply(one: scaler.LossScaler, heard: Heard, moves: bool) -> Callable:
         grads = list(grads)
         heard.moments.append((False, count_of_operations()))
         heard.gradients.append(grads)
-        heard.variables.append(list(getattr(variables, "model_variables", variables) or ()))
         outcome = original(optimizer, grads, variables, **options) if moves else _judged(one, grads)
         heard.finite.append(outcome.finite)
         return outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import scaler
 from loops.autopsy.explanation import Explanation, Magnitude
@@ -84,10 +84,10 @@ def _octave(value: float | None) -> float:
     return math.log2(value) if value else 0.0
 
 
-def _mark(axes: object, place: float, value: float | None, right: float, color: str, shape: str) -> None:
+def _mark(axes: Any, place: float, value: float | None, right: float, color: str, shape: str) -> None:
     if value is None or value == 0.0:
         return
     if math.isfinite(value):
-        axes.plot([_octave(value)], [place], shape, color=color, markersize=6)  # type: ignore[attr-defined]
+        axes.plot([_octave(value)], [place], shape, color=color, markersize=6)
     else:
-        axes.plot([right + 1.0], [place], "X", color=color, markersize=8)  # type: ignore[attr-defined]
+        axes.plot([right + 1.0], [place], "X", color=color, markersize=8)

@@ -31,7 +31,6 @@ class Scan:
         frames: By name of tensor, in the order in which the operations were made.
         losses: The names of the tensors that were given to `scale`.
         gradients: For each `apply`, the names of its gradients' tensors; None where there is none.
-        variables: For each `apply`, the paths of its variables.
         order: The layers' paths in the order of the forward pass, parts before the whole.
         operations: By name of tensor.
     """
@@ -40,7 +39,6 @@ class Scan:
     frames: dict[str, Frame]
     losses: list[str]
     gradients: list[list[str | None]]
-    variables: list[list[str]]
     order: list[str]
     operations: dict[str, tf.Operation]
 
@@ -86,7 +84,6 @@ def scan(
         frames=frames,
         losses=[loss.name for loss in heard.losses],
         gradients=[[_name(grad) for grad in grads] for grads in heard.gradients],
-        variables=[[getattr(one, "path", one.name) for one in variables] for variables in heard.variables],
         order=kept["places"].order,
         operations={tensor.name: operation for operation in operations for tensor in _floats(operation)},
     )

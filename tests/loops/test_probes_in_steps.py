@@ -193,7 +193,10 @@ def test_what_is_refused():
 
 def test_a_loss_with_a_name_of_the_probes_is_refused():
     model = plain_model()
-    loss = lambda y, prediction: (squared_error(y, prediction), {"amax": tf.reduce_max(prediction)})  # noqa: E731
+
+    def loss(y, prediction):
+        return squared_error(y, prediction), {"amax": tf.reduce_max(prediction)}
+
     step = loops.TrainStep(model, loss, keras.optimizers.SGD(0.1), probes=observe.watch(model))
     with pytest.raises(loops.BadOutputs, match="'amax'"):
         step(batch())
