@@ -12,6 +12,7 @@ import pathlib
 import random
 import signal
 import socket
+import time
 import traceback
 
 import keras
@@ -157,10 +158,12 @@ def run_to_end(index, folder):
 
 
 def killed(index, folder, victim):
-    """One is killed after its sixth step, before it saves that; the other says in `lost` what it saw."""
+    """One is killed after its sixth step, which the other has saved and it has not; the other writes what it saw."""
 
     def die(visit):
         if index == victim and visit.counters.data == 6:
+            # A moment earlier the other could still be in its sixth step, which would fail and not be saved.
+            wait_for(lambda: saved(folder, 1 - victim) == 6)
             os.kill(os.getpid(), signal.SIGKILL)
 
     worker = Worker(index, folder, [die])
@@ -191,6 +194,12 @@ def told(index, folder):
         else:
             report.append(["", worker.loop.stopped, worker.loop.counters.data, saved(folder, index)])
     (pathlib.Path(folder) / f"report-{index}.json").write_text(json.dumps(report))
+
+
+def wait_for(happened, seconds=60):
+    limit = time.monotonic() + seconds
+    while not happened() and time.monotonic() < limit:
+        time.sleep(0.01)
 
 
 def saved(folder, index):
