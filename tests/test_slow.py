@@ -9,12 +9,14 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
-SLOW = [
-    line
-    for name in ("slow.txt", "exhaustive.txt")
-    for line in (ROOT / "tests" / name).read_text().splitlines()
-    if not line.startswith("#")
-]
+
+
+def lines_of(name):
+    """What a list in tests/ names, without its comments."""
+    return [line for line in (ROOT / "tests" / name).read_text().splitlines() if not line.startswith("#")]
+
+
+SLOW = [*lines_of("slow.txt"), *lines_of("exhaustive.txt")]
 BREAKAGES = runpy.run_path(str(ROOT / "tests/mutants/breakages.py"))["BREAKAGES"]
 # Prints every test with the names of its marks, of one collection.
 COLLECT = """
@@ -35,16 +37,18 @@ def is_of(test, name):
 
 
 def promised():
-    """What the README's table of the promise, docs/compared.md and the core name: tests, or whole files."""
-    compared = re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", (ROOT / "docs/compared.md").read_text())
-    core = [line for line in (ROOT / "tests/matrix/core.txt").read_text().splitlines() if not line.startswith("#")]
+    """What the README's table of the promise and the core name: tests, or whole files."""
     table = (ROOT / "README.md").read_text().partition("## The promise")[2].partition("\n\n`tests/")[0]
     files = re.findall(r"`[\w/]*?(\w+\.py)`", table)
     return [
-        *compared,
-        *core,
+        *lines_of("matrix/core.txt"),
         *(str(path.relative_to(ROOT)) for name in files for path in ROOT.glob(f"tests/*/*{name}")),
     ]
+
+
+def compared():
+    """What docs/compared.md names."""
+    return re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", (ROOT / "docs/compared.md").read_text())
 
 
 def test_what_notices_a_breakage_is_not_slow():
@@ -76,3 +80,6 @@ def test_the_list_names_tests_and_leaves_some_of_each_that_is_promised(tmp_path)
     assert not [test for test, names in marks.items() if {"slow", "exhaustive"} <= set(names)]
     for name in [*BREAKAGES.values(), *promised()]:
         assert any(is_of(test, name) for test in by_default), name
+    run_by_ci = [test for test, names in marks.items() if "exhaustive" not in names]
+    for name in compared():
+        assert any(is_of(test, name) for test in run_by_ci), name
