@@ -9,7 +9,7 @@ The order of a step:
 
 Most programs need only the names here. The namespaces hold what researchers and authors of strategies need beside them:
 `scaler.strategies`, `scaler.layerwise`, `scaler.weights`, `scaler.gradients`, `scaler.observe`, `scaler.presets`,
-`scaler.testing`.
+`scaler.tracing`, `scaler.testing`.
 """
 
 import typing
@@ -19,6 +19,7 @@ from scaler import layerwise as layerwise
 from scaler import observe as observe
 from scaler import presets as presets
 from scaler import strategies as strategies
+from scaler import tracing as tracing
 from scaler import weights as weights
 from scaler.errors import InvalidArgument as InvalidArgument
 from scaler.errors import ScalerError as ScalerError
@@ -93,6 +94,7 @@ __all__ = [
     "protect",
     "snapshot",
     "strategies",
+    "tracing",
     "weights",
 ]
 

@@ -204,6 +204,7 @@ class TrainStep(tf.Module):
                 f"TrainStep.{name}: the step was traced already. Set it before the first call."
             )
 
+    @scaler.tracing.as_written
     def _take(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
         self._build(x)
         self._trainable.keep(
@@ -250,7 +251,7 @@ class TrainStep(tf.Module):
         def build(strategy: tf.distribute.Strategy) -> None:
             del strategy
             # Masters copy initial values, which exist only for variables made outside of the graph.
-            with tf.init_scope():
+            with scaler.tracing.made_outside():
                 if not self.model.built:
                     self.model(tf.nest.map_structure(_zeros, examples), training=False)
                 self._create_state()
@@ -273,15 +274,16 @@ class TrainStep(tf.Module):
         if self.accumulate > 1:
             self.window = MicroBatches(self.accumulate, variables, self.model.non_trainable_variables)
 
+    @scaler.tracing.as_written
     def _differentiate(self, due: tf.Tensor | None, x: Any, y: Any, sample_weight: Any) -> tuple:
         """The loss, what came with it, scaled gradients, what probes saw, and a function that differentiates again."""
         weights = self.model.trainable_variables
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        may_look_again = self.loss_scaler.may_diagnose()
+        may_look_again, as_called = self.loss_scaler.may_diagnose(), scaler.tracing.as_called
         with tf.GradientTape(persistent=may_look_again) as tape, self._probing.forward() as probed:
-            prediction = self.model(x, training=True)
+            prediction = as_called(self.model)(x, training=True)
             arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
-            loss, extra = _loss_and_extra(self.loss_fn(*arguments), PROBED if self.probes else ())
+            loss, extra = _loss_and_extra(as_called(self.loss_fn)(*arguments), PROBED if self.probes else ())
             self.loss_scaler.check_precision(prediction, loss)
             loss = tf.cast(loss, tf.float32)
             if isinstance(self.loss_fn, keras.losses.Loss):
@@ -301,7 +303,12 @@ class TrainStep(tf.Module):
             may_look_again = False
         if not may_look_again:
             return loss, extra, grads, seen, None
-        return loss, extra, grads, seen, lambda small: tape.gradient(scaled, weights, output_gradients=small)
+
+        @scaler.tracing.as_written
+        def differentiate_again(small: tf.Tensor) -> list:
+            return tape.gradient(scaled, weights, output_gradients=small)
+
+        return loss, extra, grads, seen, differentiate_again
 
     def _decide(
         self, grads: list, before: scaler.Snapshot, diagnose: Callable | None

@@ -160,6 +160,11 @@ def apart(function: Callable, *tensors: Any) -> Any:
 
     It is for a branch that few steps take. TensorFlow visits every inlined operation, even of a branch not taken.
     """
+    return traced_once(function)(*tensors)
+
+
+def traced_once(function: Callable) -> Callable:
+    """`function` as one that the surrounding graph does not inline, so that a second call adds one operation."""
     if tf.executing_eagerly() or in_xla():
-        return function(*tensors)
-    return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})(*tensors)
+        return function
+    return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})

@@ -1,14 +1,17 @@
-"""Variables that hold a scaler's state.
+"""Variables that are made beside a step: those of a scaler's state, and those that a step makes on its first call.
 
+ResourceVariable                  a variable that a function    absent: a function that makes variables is traced twice
+                                    that is traced has not seen
 _restore_from_tensors             is called when a checkpoint   absent: another shape gives TensorFlow's error, and
 _gather_saveables_for_checkpoint    restores a variable           `StuckPolicy` also counts the restored steps; one
-warning
+                                                                  warning
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +31,26 @@ def overwrites(variable: object) -> bool:
 def shared_variable(value: Any, name: str) -> tf.Variable:
     """Creates a variable with the same value on all replicas, which assign it together."""
     return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
+@contextlib.contextmanager
+def made_outside() -> Iterator[None]:
+    """Lifts the making of variables out of the function that is traced, as if they had been there before it.
+
+    `tf.function` traces a function a second time if it saw a variable being made in the first trace, even in a
+    `tf.init_scope`. Replicas make their variables in their strategy's own way, which it sees.
+    """
+    with tf.init_scope():
+        if tf.distribute.has_strategy() or not tf.executing_eagerly():
+            yield
+            return
+        try:
+            from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+        except ImportError:
+            yield
+            return
+        with tf.variable_creator_scope(lambda next_creator, **arguments: ResourceVariable(**arguments)):
+            yield
 
 
 def explain_other_shapes(variable: tf.Variable, what: str) -> None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.autograph import as_called
-from scaler.backend.graphs import apart
+from scaler.backend.graphs import apart, traced_once
 from scaler.checks import SMALLEST_SCALE
 from scaler.outcome import Cause, Skip
 
@@ -33,12 +33,13 @@ def told_apart(
         diagnose: From an output gradient to the gradients for it.
         correct: Called once for all replicas with whether the cause is BACKWARD, and whether a lower scale helps.
     """
+    differentiate = traced_once(as_called(diagnose))
     presumed = tf.equal(skip.cause, int(Cause.OVERFLOW))
 
     def looked() -> tuple[tf.Tensor, tf.Tensor]:
         # 1 is far above what float16 flushes to zero, and 2^-14 far below what overflows in it.
         scales = tf.minimum(1.0, loss_scale), tf.minimum(floor, _LOW_SCALE)
-        at_one, at_low = (as_called(diagnose)(tf.maximum(s / loss_scale, SMALLEST_SCALE)) for s in scales)
+        at_one, at_low = (differentiate(tf.maximum(s / loss_scale, SMALLEST_SCALE)) for s in scales)
         broken = tf.logical_not(gradients.all_finite(at_one))
         cured = tf.logical_and(gradients.all_finite(at_low), gradients.any_cured(at_one, at_low))
         return broken, tf.logical_and(broken, tf.logical_not(cured))

@@ -148,7 +148,7 @@ class Gate:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
             first = [replicas.of_each(strategy, grad)[0] for grad in summed]
-            look = functools.partial(reason_of, self.targets, first, loss_scale, loss_finite)
+            look = functools.partial(reason_of, self.targets, first, squares, loss_finite)
             reason = tf.cond(attempt.failed(finite, norm), attempt.undo, look)
             reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
             on_skip(reason)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
-import tensorflow as tf
 
 from scaler.backend.optimizers import built_for, key_of, knowing_masters
+from scaler.backend.variables import made_outside
 from scaler.errors import InvalidArgument
 
 Optimizer: TypeAlias = Any
@@ -45,7 +45,7 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return
     if not optimizer.built:
-        with tf.init_scope(), knowing_masters(optimizer, variables), _slots_that_have_names(optimizer):
+        with made_outside(), knowing_masters(optimizer, variables), _slots_that_have_names(optimizer):
             optimizer.build(list(variables))
         return
     known = built_for(optimizer)

@@ -12,19 +12,18 @@ from scaler.gate.targets import Targets
 from scaler.outcome import Skip, presumed_cause
 
 
-def reason_of(targets: Targets, grads: Sequence, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> Skip:
+def reason_of(targets: Targets, grads: Sequence, squares: tf.Tensor, loss_finite: tf.Tensor) -> Skip:
     """The reason that gradients give for a skip.
 
     Args:
         targets: What the step was to move.
         grads: Scaled gradients without duplicate indices, of any floating dtype.
-        loss_scale: Scalar float32, what they are scaled by.
+        squares: The squared norm of each, unscaled: float32 [n].
         loss_finite: Scalar bool.
     """
     weights = targets.model_weights()
 
-    def look(scaled: list) -> Skip:
-        squares = targets.squared_norms(scaled, loss_scale)
+    def look(scaled: list, squares: tf.Tensor) -> Skip:
         broken = _not_finite(list(map(gradients.values_of, scaled)))
         # Where every value is finite, a squared norm need not be.
         bad = tf.where(tf.reduce_any(broken), broken, tf.logical_not(tf.math.is_finite(squares)))
@@ -42,7 +41,7 @@ def reason_of(targets: Targets, grads: Sequence, loss_scale: tf.Tensor, loss_fin
             lower_helps=tf.constant(False),
         )
 
-    return Skip(*apart(look, list(grads)))
+    return Skip(*apart(look, list(grads), squares))
 
 
 def _not_finite(tensors: list) -> tf.Tensor:

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.variables import made_outside
 from scaler.checks import as_variables
 from scaler.errors import InvalidArgument
 from scaler.weights.trainable import TrainableSet
@@ -48,7 +49,7 @@ class MasterWeights(tf.Module):
         _check(variables)
         self._model_variables = variables
         self.in_update = False
-        with tf.init_scope():
+        with made_outside():
             self._trainable = TrainableSet.of(variables)
             self._weights = [_master(v) if tf.as_dtype(v.dtype) in _COPIED else v for v in variables]
 

@@ -338,3 +338,22 @@ def test_a_count_that_a_window_needs_is_refused_where_it_is_missing():
     with pytest.raises((scaler.UnsupportedVersion, AttributeError), match="_iterations"):
         step()
     assert np.asarray(variable).tolist() == START
+
+
+def test_without_the_class_of_variables_a_function_that_makes_some_is_traced_twice(monkeypatch):
+    def trained_by_adam():
+        variable, traced = tf.Variable(START), []
+        loss_scaler, optimizer = scaler.LossScaler(scaler.Static(8.0)), keras.optimizers.Adam(0.5)
+
+        @tf.function
+        def step(grad):
+            traced.append(grad)
+            loss_scaler.apply(optimizer, [grad], [variable], unscaled=True)
+
+        for size in (8.0, np.nan, 4.0):
+            step(np.float32([size, 1.0, 2.0]))
+        return variable.numpy().tolist(), len(traced)
+
+    weights, traces = trained_by_adam()
+    monkeypatch.setitem(sys.modules, "tensorflow.python.ops.resource_variable_ops", types.ModuleType("gone"))
+    assert (traces, trained_by_adam()) == (1, (weights, 2))

@@ -70,6 +70,23 @@ def test_a_step_is_traced_once_for_each_signature(kind):
     assert compiled.experimental_get_tracing_count() == len(traced)
 
 
+@pytest.mark.parametrize("built", [False, True])
+def test_what_the_first_call_makes_has_nothing_traced_twice(built):
+    """TensorFlow traces a function again that made a variable: the model's, its masters and slots are made outside."""
+    traced, model = [], unbuilt()
+    if built:
+        model.build([8, 4])
+
+    def counting(y, prediction):
+        traced.append(tuple(y.shape))
+        return squared_error(y, prediction)
+
+    compiled = tf.function(loops.TrainStep(model, counting, keras.optimizers.Adam(0.01), accumulate=2))
+    for number in range(4):
+        compiled(batch(number))
+    assert traced == [(8, 1)]
+
+
 def test_it_runs_eagerly_too():
     eager = loops.TrainStep(plain_model(), squared_error, keras.optimizers.SGD(0.5), accumulate=2)
     graph = Rig(plain_model(), keras.optimizers.SGD(0.5), accumulate=2)

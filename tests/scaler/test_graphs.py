@@ -3,6 +3,7 @@
 import dataclasses
 import traceback
 
+import keras
 import numpy as np
 import tensorflow as tf
 from scaler_cases import by_hand
@@ -64,3 +65,20 @@ def test_the_package_is_traced_as_it_is_written():
 
     step(np.float32([1.0]))
     assert names == {"tf__step", "tf__optimizer"}
+
+
+def test_a_step_that_makes_slots_and_masters_is_traced_once():
+    variable, traced, made = tf.Variable(tf.ones([2], tf.float16)), [], {}
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(4.0)), keras.optimizers.Adam(0.5)
+
+    @tf.function
+    def step(x):
+        traced.append(x)
+        if not made:
+            made["masters"] = scaler.MasterWeights([variable])
+        return loss_scaler.apply(optimizer, [x], made["masters"], unscaled=True).finite
+
+    for _ in range(2):
+        assert step(np.float16([1.0, 2.0]))
+    assert len(traced) == 1
+    np.testing.assert_allclose(variable, [0.0, 0.0], atol=1e-4)

@@ -16,7 +16,15 @@ def test_all_is_sorted_without_repeats():
     assert list(scaler.__all__) == sorted(set(scaler.__all__))
 
 
-NAMESPACES = (scaler.gradients, scaler.layerwise, scaler.observe, scaler.presets, scaler.strategies, scaler.weights)
+NAMESPACES = (
+    scaler.gradients,
+    scaler.layerwise,
+    scaler.observe,
+    scaler.presets,
+    scaler.strategies,
+    scaler.tracing,
+    scaler.weights,
+)
 
 
 def test_all_names_what_is_public():

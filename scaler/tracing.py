@@ -1,0 +1,7 @@
+"""How `tf.function` traces the parts of a step, for whoever writes a class of steps."""
+
+from scaler.backend.autograph import as_called as as_called
+from scaler.backend.autograph import as_written as as_written
+from scaler.backend.variables import made_outside as made_outside
+
+__all__ = ["as_called", "as_written", "made_outside"]
