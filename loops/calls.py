@@ -101,6 +101,7 @@ class StepCalls:
             return 0, {}
         return 1, {name: value[np.newaxis] for name, value in self.one(batch).items()}
 
+    @scaler.tracing.as_written
     def _counted(self, batch: Any) -> dict[str, tf.Tensor]:
         found = find(self._step.get_concrete_function(batch))
         self.scalers += [one for one in found.scalers if one not in self.scalers]
@@ -111,6 +112,7 @@ class StepCalls:
         self._counters.add(outputs, found, before)
         return outputs
 
+    @scaler.tracing.as_written
     def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         # The step's outputs must be known before the loop is built: tracing it also creates its variables.
         specs = self._step.get_concrete_function(self._spec).structured_outputs

@@ -1,7 +1,7 @@
 """Variables that are made beside a step: those of a scaler's state, and those that a step makes on its first call.
 
-ResourceVariable                  a variable that a function    absent: a function that makes variables is traced twice
-                                    that is traced has not seen
+default_variable_creator_v2       a variable that a function    absent: a function that makes variables is traced twice
+_variable_creator_scope             that is traced has not seen
 _restore_from_tensors             is called when a checkpoint   absent: another shape gives TensorFlow's error, and
 _gather_saveables_for_checkpoint    restores a variable           `StuckPolicy` also counts the restored steps; one
                                                                   warning
@@ -18,6 +18,9 @@ import tensorflow as tf
 
 from scaler.backend.versions import say_once
 from scaler.errors import InvalidArgument
+
+_BEFORE_FUNCTIONS = 75
+"""Who makes a variable is asked by priority, the highest first: 100 are strategies and users, 50 is `tf.function`."""
 
 
 def overwrites(variable: object) -> bool:
@@ -38,18 +41,20 @@ def made_outside() -> Iterator[None]:
     """Lifts the making of variables out of the function that is traced, as if they had been there before it.
 
     `tf.function` traces a function a second time if it saw a variable being made in the first trace, even in a
-    `tf.init_scope`. Replicas make their variables in their strategy's own way, which it sees.
+    `tf.init_scope`.
     """
     with tf.init_scope():
-        if tf.distribute.has_strategy() or not tf.executing_eagerly():
+        graph = tf.compat.v1.get_default_graph()
+        scope = getattr(graph, "_variable_creator_scope", None)
+        if scope is None or not tf.executing_eagerly():
             yield
             return
         try:
-            from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+            from tensorflow.python.ops.resource_variable_ops import default_variable_creator_v2 as make
         except ImportError:
             yield
             return
-        with tf.variable_creator_scope(lambda next_creator, **arguments: ResourceVariable(**arguments)):
+        with scope(lambda next_creator, **arguments: make(**arguments), priority=_BEFORE_FUNCTIONS):
             yield
 
 

@@ -78,3 +78,19 @@ def test_each_replica_takes_its_share_of_a_ragged_batch():
     # Means over the replicas: (1 + 2 and 3 + 1 tokens) and (1 + 2 + 3 and 4 + 5 + 6 + 7).
     assert [float(visit.outputs["count"][0]) for visit in seen] == [3.5, 3.5]
     assert [float(visit.outputs["sum"][0]) for visit in seen] == [14.0, 14.0]
+
+
+def test_a_step_that_makes_its_variables_is_traced_once_on_each_replica():
+    strategy, traced = cases.mirrored(2), []
+
+    def counting(y, prediction):
+        traced.append(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        return cases.squared_error(y, prediction)
+
+    with strategy.scope():
+        step = loops.TrainStep(cases.dense_model("float16"), counting, keras.optimizers.Adam(0.01))
+    loop = loops.Loop(step, batches(4), strategy=strategy)
+    loop.run(4)
+    assert loop.counters.applied == 4
+    assert len(traced) == 2
+    assert cases.agree([*step.model.trainable_variables, *step.optimizer.variables, *step.masters.weights])
