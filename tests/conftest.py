@@ -33,7 +33,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 MODES = ("eager", "graph", "loop", "xla")
 HERE = pathlib.Path(__file__).parent
 LISTED = {
-    mark: frozenset((HERE / f"{mark}.txt").read_text(encoding="utf-8").splitlines()) for mark in ("slow", "exhaustive")
+    mark: frozenset((HERE / f"{mark}.txt").read_text(encoding="utf-8").splitlines()) for mark in ("exhaustive", "slow")
 }
 
 
@@ -43,12 +43,13 @@ def pytest_report_header():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks what `slow.txt` and `exhaustive.txt` name, before `-m` chooses."""
+    """Marks what `exhaustive.txt` names, and of the rest what `slow.txt` names, before `-m` chooses."""
     for item in items:
         test = item.nodeid.partition("[")[0]
-        for mark, names in LISTED.items():
-            if names & {item.nodeid, test, test.partition("::")[0]}:
-                item.add_marker(mark)
+        named = {item.nodeid, test, test.partition("::")[0]}
+        mark = next((mark for mark, names in LISTED.items() if names & named), None)
+        if mark:
+            item.add_marker(mark)
 
 
 def pytest_collection_finish(session):
@@ -56,6 +57,16 @@ def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
+    _read_sources_once()
+
+
+def _read_sources_once():
+    """Hypothesis draws numbers from the sources of all modules: also of the thousands that AutoGraph writes."""
+    from hypothesis.internal.conjecture import providers
+
+    if hasattr(providers, "_get_local_constants"):
+        found = providers._get_local_constants()
+        providers._get_local_constants = lambda: found
 
 
 @pytest.fixture(autouse=True)
