@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from scaler.backend.autograph import as_written
 from scaler.checks import as_float, check_bounds, check_count, check_flag, check_number, within
 from scaler.strategies.base import Event
 
@@ -92,6 +93,7 @@ class Dynamic:
             budget=tf.cast(self.hysteresis, tf.int32),
         )
 
+    @as_written
     def update(self, state: DynamicState, event: Event) -> DynamicState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, hysteresis = event.finite, tf.cast(self.hysteresis, tf.int32)

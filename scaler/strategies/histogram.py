@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from scaler.backend.autograph import as_written
 from scaler.checks import as_float, check_bounds, check_constant, check_count, check_number
 from scaler.strategies.base import Event, Needs, bounded, statistic
 
@@ -93,6 +94,7 @@ class Histogram:
         none = tf.constant(0, tf.int64)
         return HistogramState(bounded(self, as_float(self.initial_scale)), tf.constant(0), none, none, none)
 
+    @as_written
     def update(self, state: HistogramState, event: Event) -> HistogramState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, counts = tf.convert_to_tensor(event.finite), tf.unstack(statistic(self, event, "histogram"))

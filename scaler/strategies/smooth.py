@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from scaler.backend.autograph import as_written
 from scaler.checks import as_float, check_bounds, check_count, check_flag, check_number, is_symbolic
 from scaler.strategies import exact
 from scaler.strategies.base import Event, bounded
@@ -90,6 +91,7 @@ class Smooth:
         interval = tf.cast(self.backoff_interval, tf.int32)
         return SmoothState(loss_scale, self._log2(self.initial_scale), interval, tf.convert_to_tensor(self.search))
 
+    @as_written
     def update(self, state: SmoothState, event: Event) -> SmoothState:
         """The state after a step that was attempted with `state` and showed `event`."""
         finite, interval = tf.convert_to_tensor(event.finite), tf.cast(self.backoff_interval, tf.int32)
