@@ -14,6 +14,7 @@ from loops.actions import Csv as Csv
 from loops.actions import EarlyStop as EarlyStop
 from loops.actions import Evaluate as Evaluate
 from loops.actions import JsonLines as JsonLines
+from loops.actions import KeepBatches as KeepBatches
 from loops.actions import Profile as Profile
 from loops.actions import Progress as Progress
 from loops.actions import Seconds as Seconds
@@ -55,6 +56,7 @@ __all__ = [
     "Evaluate",
     "Forecast",
     "JsonLines",
+    "KeepBatches",
     "Loop",
     "LoopError",
     "NotWritable",

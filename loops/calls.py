@@ -16,6 +16,8 @@ from loops.errors import BadOutputs
 
 Outputs = dict[str, np.ndarray]
 TrainStepFunction = Callable[..., dict[str, tf.Tensor]]
+Spectator = Callable[[Any, tf.Tensor], tf.Operation]
+"""Given a batch and the number of its step, in the graph: an operation that the step is to wait for."""
 
 
 class StepCalls:
@@ -52,6 +54,7 @@ class StepCalls:
         self._counters = counters
         self._in_graph = in_graph
         self._worked = False
+        self._spectator: Spectator | None = None
         self.scalers: list[scaler.LossScaler] = []
         self._compile()
 
@@ -68,6 +71,15 @@ class StepCalls:
             outputs = {name: value.numpy() for name, value in self._one(batch).items()}
         self._worked = True
         return outputs
+
+    def show_batches(self, to: Spectator | None) -> None:
+        """Shows each batch of the calls from now on to a function, in their graph and just before its step.
+
+        Args:
+            to: The function, or None for nobody.
+        """
+        self._spectator = to
+        self._one, self._many = self._functions.setdefault(to, (tf.function(self._counted), tf.function(self._loop)))
 
     def trace(self) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function for the dataset's batches; tracing it makes the step's variables."""
@@ -86,8 +98,8 @@ class StepCalls:
 
     def _compile(self) -> None:
         self._step = tf.function(self.train_step, jit_compile=self.jit_compile or None)
-        self._one = tf.function(self._counted)
-        self._many = tf.function(self._loop)
+        self._functions: dict[Spectator | None, tuple] = {}
+        self.show_batches(self._spectator)
         self._worked = False
 
     def _take(self, iterator: tf.data.Iterator, limit: int) -> tuple[int, Outputs]:
@@ -106,7 +118,9 @@ class StepCalls:
         found = find(self._step.get_concrete_function(batch))
         self.scalers += [one for one in found.scalers if one not in self.scalers]
         before = found.read()
-        outputs = self._step(batch)
+        shown = [] if self._spectator is None else [self._spectator(batch, self._counters.data + 1)]
+        with tf.control_dependencies(shown):
+            outputs = self._step(batch)
         _check_outputs(outputs)
         outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
         self._counters.add(outputs, found, before)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import tensorflow as tf
 
 import scaler
+from loops import kept
 from loops.backend.generators import caveats as hidden_generators
 from loops.batches import explained
 from loops.calls import Outputs, StepCalls, TrainStepFunction, scalars_and_vectors
@@ -248,11 +249,12 @@ class Loop:
 
         Raises:
             BadBatch: If the data holds what the model or the loss cannot take.
+            LoopError: If a `KeepBatches` cannot write a batch.
         """
         try:
             return self._call(self.position.iterator, limit)
         except tf.errors.OpError as error:
-            known = explained(error, self.element_spec)
+            known = explained(error, self.element_spec) or kept.explained(error)
             if known is None:
                 raise
             raise known from error

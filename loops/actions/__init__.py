@@ -8,6 +8,7 @@ from loops.actions.early_stop import EarlyStop as EarlyStop
 from loops.actions.evaluate import Evaluate as Evaluate
 from loops.actions.every import Seconds as Seconds
 from loops.actions.jsonl import JsonLines as JsonLines
+from loops.actions.keep_batches import KeepBatches as KeepBatches
 from loops.actions.profile import Profile as Profile
 from loops.actions.progress import Progress as Progress
 from loops.actions.stop_when import StopWhen as StopWhen

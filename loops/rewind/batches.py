@@ -12,34 +12,44 @@ from typing import Any
 import tensorflow as tf
 
 from loops.errors import LoopError
+from loops.kept import KeptBatches
 from loops.resume.position import Position
 
 _MOST_BYTES = 2**30
-"""Of batches that are kept, where a position cannot be saved."""
+"""Of batches that are held, where a position cannot be saved."""
 
 
 class Batches:
     """Gives a run's batches one by one, and those after a mark a second time.
 
-    Where the position in the dataset can be saved, a mark saves it, outside of the run's folder. Where it cannot, the
-    batches after a mark are kept, as many as a gibibyte holds.
+    Batches that the run stored are taken from there. Of the others, where the position in the dataset can be saved, a
+    mark saves it, outside of the run's folder. Where it cannot, the batches after a mark are held, as many as a
+    gibibyte takes.
 
     Args:
         position: The loop's, whose `problem` is known.
+        began_at: How many batches were taken before.
+        stored: Those that the run stored, if the dataset may not give them again.
+
+    Attributes:
+        from_dataset: The steps whose batches the dataset gave, where it was asked for them one by one.
     """
 
-    def __init__(self, position: Position):
+    def __init__(self, position: Position, began_at: int = 0, stored: KeptBatches | None = None):
         self._position = position
+        self._stored = stored
         self._folder: pathlib.Path | None = None
         self._marks: dict[str, Any] = {}
-        self._kept: list[Any] = []
-        self._next, self._bytes = 0, 0
+        self._held: dict[int, Any] = {}
+        self._given = self._read = began_at
+        self._bytes = 0
         self._lost = False
+        self.from_dataset: set[int] = set()
 
     @property
     def by_one(self) -> bool:
         """Whether they must be asked for one by one, since only what `next` gave is given again."""
-        return bool(self._position.problem)
+        return bool(self._position.problem) or self._stored is not None
 
     @property
     def iterator(self) -> tf.data.Iterator:
@@ -49,7 +59,7 @@ class Batches:
     def mark(self, name: str) -> None:
         """Remembers this place."""
         if self.by_one:
-            self._marks[name] = self._next
+            self._marks[name] = self._given
             return
         if self._folder is None:
             # Gone with this object, or when the process ends.
@@ -75,30 +85,44 @@ class Batches:
             return
         if self._lost:
             raise LoopError(
-                f"the dataset cannot go back: {self._position.problem}; and the batches since the checkpoint are more "
-                f"than {_MOST_BYTES >> 20} MiB, too many to keep. Save checkpoints more often."
+                f"the dataset cannot go back: {self._position.problem or 'it may give other data'}; and the batches "
+                f"since the checkpoint are more than {_MOST_BYTES >> 20} MiB, too many for the memory. Save "
+                "checkpoints more often, or keep all of these batches on disk with loops.KeepBatches(directory, last=)."
             )
-        self._next = self._marks[name]
+        self._given = self._marks[name]
 
     def next(self) -> Any:
         """The next batch, or None at the end of the data."""
         if not self.by_one:
             return next(self.iterator, None)
-        if self._next < len(self._kept):
-            batch = self._kept[self._next]
-        else:
-            batch = next(self._position.iterator, None)
-            if batch is None or self._lost:
-                return batch
-            self._keep(batch)
-        self._next += 1
+        step = self._given + 1
+        batch = self._stored.get(step) if self._stored else None
+        if batch is None:
+            batch = self._of_dataset(step)
+        if batch is not None:
+            self._given = step
         return batch
 
-    def _keep(self, batch: Any) -> None:
-        self._kept.append(batch)
+    def _of_dataset(self, step: int) -> Any:
+        """A step's batch from the dataset, which is read up to there."""
+        self.from_dataset.add(step)
+        batch = self._held.get(step)
+        while self._read < step:
+            batch = next(self._position.iterator, None)
+            if batch is None:
+                return None
+            self._read += 1
+            if self._read == step:
+                self._hold(step, batch)
+        return batch
+
+    def _hold(self, step: int, batch: Any) -> None:
+        if self._lost:
+            return
+        self._held[step] = batch
         self._bytes += sum(_bytes(part) for part in tf.nest.flatten(batch, expand_composites=True))
         if self._bytes > _MOST_BYTES:
-            self._kept, self._lost = [], True
+            self._held, self._lost = {}, True
 
 
 @contextlib.contextmanager

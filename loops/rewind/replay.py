@@ -18,6 +18,7 @@ from loops.actions.jsonl import JsonLines
 from loops.checks import check_count
 from loops.errors import LoopError, ResumeWarning
 from loops.interrupts import deferred_signals
+from loops.kept import KeptBatches
 from loops.loop import Loop
 from loops.resume import folder
 from loops.resume.identity import check_identity, check_layout
@@ -29,6 +30,7 @@ from loops.rewind.batches import Batches, writing_positions
 from loops.rewind.log import difference, read_log
 from loops.rewind.moment import START, Moment
 from loops.rewind.snapshot import Snapshot
+from loops.rewind.stored import caveats_of_data, stored_by
 
 _FEW = 100
 """Steps that are soon taken again."""
@@ -75,8 +77,9 @@ def rewind(
     rows = read_log(log_of(loop, run))
     _check_taken(step, rows, saves)
     with deferred_signals() as signals:
-        began_at, state, caveats = _begin(loop, saves, step, at_least)
-        batches = Batches(loop.position)
+        stored = stored_by(loop)
+        began_at, state, caveats, of_data = _begin(loop, saves, step, at_least, stored)
+        batches = Batches(loop.position, began_at, stored if of_data else None)
         batches.mark(START)
         variables = [*(one for group in state.groups.values() for one in group), *state.trackables()["counters"]]
         kernels = bool(unsaved_random_operations(loop.calls.trace()))
@@ -115,7 +118,8 @@ def rewind(
         if moment.logged is not None:
             replayed[step] = moment.outputs()
         signals.act()
-    moment.differs = _why(rows, replayed, caveats)
+    of_data = caveats_of_data(loop, of_data, {one for one in batches.from_dataset if one <= step})
+    moment.differs = _why(rows, replayed, [*of_data, *caveats])
     moment.reproduced = moment.differs is None
     return moment
 
@@ -159,12 +163,15 @@ def _check_taken(step: int, rows: list[dict], saves: Checkpoint) -> None:
         )
 
 
-def _begin(loop: Loop, saves: Checkpoint, step: int, at_least: int) -> tuple[int, RunState, list[str]]:
-    """Puts the loop where the replay begins: after which step that is, the state, and what may be lost on the way."""
-    limit = max(step - _window(loop), 0)
-    number, facts, damaged = folder.newest_whole(saves.place, max(limit - at_least, 0))
-    if number is None and step > _FEW:
-        number, facts, damaged = folder.newest_whole(saves.place, limit)
+def _begin(
+    loop: Loop, saves: Checkpoint, step: int, at_least: int, stored: KeptBatches | None
+) -> tuple[int, RunState, list[str], list[str]]:
+    """Puts the loop where the replay begins.
+
+    Returns:
+        After which step that is, the state, and what may be lost on the way: of all but the data, and of the data.
+    """
+    number, facts, damaged = _checkpoint(saves, max(step - _window(loop), 0), step, at_least, stored)
     for broken, why in damaged.items():
         warnings.warn(
             f"{saves.place}: the checkpoint of step {broken} is damaged ({why}); the steps are taken again from step "
@@ -185,10 +192,31 @@ def _begin(loop: Loop, saves: Checkpoint, step: int, at_least: int) -> tuple[int
             loop.position.probe(pathlib.Path(place))
     state = loop.state(identity, actions=())
     if number is None:
-        return 0, state, [*loop.caveats(), *loop.position.caveats_of_a_new_start]
+        return 0, state, _but_of_data(loop), [*loop.position.caveats, *loop.position.caveats_of_a_new_start]
     check_layout(path, facts["variables"], layout(state.groups))
     state.restore(tf.train.Checkpoint(**state.trackables()), path, facts)
-    return number, state, [*loop.caveats(), *_other_versions(facts["versions"])]
+    caveats = [*_but_of_data(loop), *_other_versions(facts["versions"])]
+    return number, state, caveats, loop.position.caveats
+
+
+def _checkpoint(
+    saves: Checkpoint, limit: int, step: int, at_least: int, stored: KeptBatches | None
+) -> tuple[int | None, dict[str, Any], dict[int, str]]:
+    """The one to begin at, None for the beginning of the run; what it says of itself; and which are damaged."""
+    found = folder.newest_whole(saves.place, max(limit - at_least, 0))
+    if found[0] is None and step > _FEW:
+        return folder.newest_whole(saves.place, limit)
+    if stored is None or stored.has(found[0] or 0, step):
+        return found
+    # Some batches are not stored: a later beginning may need none of them.
+    later = folder.newest_whole(saves.place, limit)
+    number, facts, _ = later
+    return later if number is not None and facts["data"]["caveats"] and stored.has(number, step) else found
+
+
+def _but_of_data(loop: Loop) -> list[str]:
+    of_data = loop.position.caveats
+    return [caveat for caveat in loop.caveats() if caveat not in of_data]
 
 
 def _check_anew(loop: Loop, saves: Checkpoint, step: int, identity: Mapping) -> None:
