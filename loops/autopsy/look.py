@@ -60,7 +60,9 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         known = dataclasses.replace(
             known,
             reproduced=False,
-            differs=f"Step {step} was skipped in the run's log, and taken again it is finite.",
+            differs=" ".join(
+                [f"Step {step} was skipped in the run's log, and taken again it is finite.", known.differs or ""]
+            ).rstrip(),
         )
     if cause is scaler.Cause.NONE:
         masked = tuple(name for name, frame in seen.frames.items() if not frame.finite and frame.kind != "Const")
