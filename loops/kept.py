@@ -1,8 +1,8 @@
 """The last batches of a run in a folder: written in the graph of its calls, and read again one by one.
 
 A file is one line and then the parts of a batch, its tensors in the order of `tf.nest.flatten`, each as
-`tf.io.serialize_tensor` gives it. The line holds a checksum of all that comes after it, the number of the step, a
-digest of the dataset's element_spec, and the length of each part. A step's file takes the place of an older one's.
+`tf.io.serialize_tensor` gives it. The line holds its own checksum, the number of the step, a digest of the dataset's
+element_spec, and of each part the length and the checksum. A step's file takes the place of an older one's.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def write(folder: pathlib.Path, batch: Any, step: tf.Tensor, *, last: int, eleme
         # A part of a batch may be None, which has no tensor and in an element_spec no part.
         flat = [part for part in tf.nest.flatten(batch, expand_composites=True) if part is not None]
         parts = [tf.io.serialize_tensor(part) for part in flat]
-        lengths = [tf.strings.as_string(tf.strings.length(part)) for part in parts]
-        line = tf.strings.join([tf.strings.as_string(step), _digest(element_spec), *lengths], " ")
-        text = tf.strings.join([line, "\n", *parts])
-        path = tf.strings.join([f"{folder}/{_NAME}", tf.strings.as_string(step % last)])
-        return tf.io.write_file(path, tf.strings.join([tf.strings.as_string(_checksum(text)), " ", text]))
+        known = [text for part in parts for text in (_text(tf.strings.length(part)), _checksum(part))]
+        line = tf.strings.join([_text(step), _digest(element_spec), *known], " ")
+        path = tf.strings.join([f"{folder}/{_NAME}", _text(step % last)])
+        # One copy of the parts, and no second one for a checksum of all.
+        return tf.io.write_file(path, tf.strings.join([_checksum(line), " ", line, "\n", *parts]))
 
 
 def writable(element_spec: Any) -> bool:
@@ -85,16 +85,15 @@ class KeptBatches:
             content = self._paths[step].read_bytes()
         except (KeyError, OSError):
             return None
-        checksum, _, text = content.partition(b" ")
-        if checksum != str(int(_checksum(tf.constant(text)))).encode():
-            return None
-        line, _, rest = text.partition(b"\n")
-        number, digest, *lengths = line.decode().split()
-        if int(number) != step or digest != _digest(self._spec):
+        fields, rest = _fields(content.partition(b"\n")[0]), content.partition(b"\n")[2]
+        if fields is None or int(fields[0]) != step or fields[1] != _digest(self._spec):
             return None
         parts = []
-        for length, spec in zip(lengths, tf.nest.flatten(self._spec, expand_composites=True), strict=True):
+        specs = tf.nest.flatten(self._spec, expand_composites=True)
+        for length, checksum, spec in zip(fields[2::2], fields[3::2], specs, strict=True):
             part, rest = rest[: int(length)], rest[int(length) :]
+            if _checksum(part).numpy().decode() != checksum:
+                return None
             parts.append(tf.io.parse_tensor(part, spec.dtype))
         return tf.nest.pack_sequence_as(self._spec, parts, expand_composites=True)
 
@@ -118,19 +117,29 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _step_of(path: pathlib.Path) -> int | None:
-    """The step that a file says it is of; None where its line is torn or cannot be read."""
+    """The step that a file says it is of; None where its line is damaged or cannot be read."""
     try:
         with path.open("rb") as file:
             line = file.readline(_LONGEST_LINE)
     except OSError:
         return None
-    fields = line.split()
-    return int(fields[1]) if line.endswith(b"\n") and len(fields) > 2 and fields[1].isdigit() else None
+    fields = _fields(line.removesuffix(b"\n"))
+    return None if fields is None else int(fields[0])
+
+
+def _fields(line: bytes) -> list[str] | None:
+    """What a line says after its checksum; None if it is not whole."""
+    checksum, _, text = line.partition(b" ")
+    return text.decode().split() if text and _checksum(text).numpy() == checksum else None
 
 
 def _digest(element_spec: Any) -> str:
     return hashlib.sha256(str(element_spec).encode()).hexdigest()[:16]
 
 
-def _checksum(text: tf.Tensor) -> tf.Tensor:
-    return tf.strings.to_hash_bucket_fast(text, 2**63 - 1)
+def _checksum(text: tf.Tensor | bytes) -> tf.Tensor:
+    return _text(tf.strings.to_hash_bucket_fast(text, 2**63 - 1))
+
+
+def _text(number: tf.Tensor) -> tf.Tensor:
+    return tf.strings.as_string(number)
