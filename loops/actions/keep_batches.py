@@ -23,8 +23,8 @@ class KeepBatches:
         actions = [loops.KeepBatches("run/batches", last=500), loops.Checkpoint("run/checkpoints", every=400)]
 
     It is for a dataset whose position cannot be saved, such as one from a generator, or that gives other data each time
-    it starts. A step is taken again from a checkpoint before it, with all batches in between: keep more of them than there
-    are steps between checkpoints.
+    it starts. A step is taken again from a checkpoint before it, with all batches in between: keep more of them than
+    there are steps between checkpoints.
 
     The graph writes each batch just before its step, as the dataset gave it, and the host is not asked. This takes half
     a millisecond, and 3 more for each megabyte of the batch, as measured on a common processor. It takes the disk space
