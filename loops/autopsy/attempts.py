@@ -55,6 +55,7 @@ class Attempts:
         scalers: The loss scalers that the step moves.
         moves: Whether it takes the update to see what helps: where the gradients are finite before it.
         lower_from: The step's loss scale, where a change that makes the loss finite may need a lower one; else None.
+        scanned_at: What multiplies the loss where the step is measured, None for nothing.
         step: The step, a function of a batch, with no `tf.function` around it, which would keep its first trace.
         windowed: Whether the step is a micro-batch of a window.
         own_variables: Floating-point variables of the step that belong to no model, optimizer or scaler.
@@ -64,6 +65,7 @@ class Attempts:
         self.moment = moment
         self.moves = False
         self.lower_from: float | None = None
+        self.scanned_at: float | None = None
         self._progress = progress
         self.step = as_python(moment)
         self.windowed = isinstance(moment.train_step, TrainStep) and moment.train_step.window is not None

@@ -45,6 +45,8 @@ class Explanation:
         octaves_over: log2 of the true magnitude over the largest that the format holds, or None.
         fits_at: The largest power of two as a loss scale at which the step is finite, or None.
         loss_scale: The step's.
+        seen_at: The lower loss scale at which the step was looked at, since it is not finite at any and an overflow of
+            its own scale would hide why; None for its own.
         attempted: Whether a decision was taken at it, which only the last micro-batch of a window does.
         example: Where the batch held it, the position of the first example that does.
         blame: "batch", "weights", or None where another batch was not tried or the scale alone was to blame.
@@ -69,6 +71,7 @@ class Explanation:
     octaves_over: float | None = None
     fits_at: float | None = None
     loss_scale: float | None = None
+    seen_at: float | None = None
     attempted: bool = True
     example: int | None = None
     blame: str | None = None

@@ -31,7 +31,7 @@ class Heard:
 
 @contextlib.contextmanager
 def listening(
-    scalers: Sequence[scaler.LossScaler], factor: tf.Variable | None = None, *, moves: bool = True
+    scalers: Sequence[scaler.LossScaler], factor: tf.Variable | tf.Tensor | None = None, *, moves: bool = True
 ) -> Iterator[Heard]:
     """Listens to the scalers' `scale`, `unscale` and `apply`.
 
@@ -68,7 +68,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             object.__setattr__(owner, name, before)
 
 
-def _scale(original: Callable, heard: Heard, factor: tf.Variable | None) -> Callable:
+def _scale(original: Callable, heard: Heard, factor: tf.Variable | tf.Tensor | None) -> Callable:
     def scale(loss: Any) -> tf.Tensor:
         heard.moments.append((True, count_of_operations()))
         heard.losses.append(tf.convert_to_tensor(loss))
@@ -84,15 +84,19 @@ def _apply(one: scaler.LossScaler, heard: Heard, moves: bool) -> Callable:
         grads = list(grads)
         heard.moments.append((False, count_of_operations()))
         heard.gradients.append(grads)
-        outcome = original(optimizer, grads, variables, **options) if moves else _judged(one, grads)
+        outcome = original(optimizer, grads, variables, **options) if moves else _judged(one, grads, heard)
         heard.finite.append(outcome.finite)
         return outcome
 
     return apply
 
 
-def _judged(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
+def _judged(one: scaler.LossScaler, grads: Sequence, heard: Heard) -> scaler.Outcome:
     finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
+    # Those of a function that was compiled by itself cannot be read here.
+    here = [loss for loss in heard.losses if loss.graph is tf.compat.v1.get_default_graph()]
+    for loss in here:
+        finite = tf.logical_and(finite, tf.reduce_all(tf.math.is_finite(loss)))
     nan, nothing, no = tf.constant(float("nan")), tf.constant(-1), tf.constant(False)
     return scaler.Outcome(
         finite=finite,

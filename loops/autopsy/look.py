@@ -45,7 +45,7 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
     layers = paths_of(models_of(moment.train_step))
     step, attempt = _failing(moment, attempts)
     seen = measured(attempts, layers)
-    cause = attempt.cause
+    cause = _cause_of(attempt, seen)
     known = Explanation(
         step=step,
         reproduced=moment.reproduced,
@@ -71,6 +71,7 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         attempts.moves = cause in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
         attempts.lower_from = attempts.loss_scale if cause is scaler.Cause.LOSS else None
         known = _with_scale(known, attempts, cause)
+        known, seen = _below_overflows(known, attempts, layers, seen)
         known = _with_origin(known, attempts, layers, seen, attempt, remedies)
     return dataclasses.replace(known, sentence=sentence(known))
 
@@ -98,6 +99,25 @@ def _with_scale(known: Explanation, attempts: Attempts, cause: scaler.Cause) -> 
         return known
     fits_at = fitting_scale(attempts, known.loss_scale)
     return dataclasses.replace(known, fits_at=fits_at, verdict=_of_scale(attempts, fits_at))
+
+
+def _cause_of(attempt: Attempt, seen: Scan) -> scaler.Cause:
+    """As the step says; where it does not, a loss that was given to `scale` may have another name among the outputs."""
+    lost = any(not seen.frames[name].finite for name in seen.losses if name in seen.frames)
+    guessed = attempt.cause is scaler.Cause.OVERFLOW and "cause" not in attempt.outputs
+    return scaler.Cause.LOSS if guessed and lost else attempt.cause
+
+
+def _below_overflows(known: Explanation, attempts: Attempts, layers: Mapping, seen: Scan) -> tuple[Explanation, Scan]:
+    """The step at a scale of 1, if it is finite at none: an overflow of a high scale would hide why."""
+    if known.verdict != "backward" or not known.loss_scale or known.loss_scale <= 1.0:
+        return known, seen
+    attempts.lower_from, attempts.scanned_at = known.loss_scale, 1.0 / known.loss_scale
+    lower = measured(attempts, layers)
+    if _failed(lower):
+        return dataclasses.replace(known, seen_at=1.0, magnitudes=magnitudes(lower, layers)), lower
+    attempts.scanned_at = None
+    return known, seen
 
 
 def _of_scale(attempts: Attempts, fits_at: float | None) -> str:

@@ -25,7 +25,14 @@ def measured(attempts: Attempts, layers: Mapping, also: Callable | None = None) 
     step = attempts.moment.train_step
     plain = step.retraced(jit_compile=False) if isinstance(step, TrainStep) else contextlib.nullcontext()
     with attempts.as_it_was(), plain:
-        return scan(attempts.take_inlined, attempts.moment.batch, layers, attempts.scalers, also=also)
+        return scan(
+            attempts.take_inlined,
+            attempts.moment.batch,
+            layers,
+            attempts.scalers,
+            also=also,
+            factor=attempts.scanned_at,
+        )
 
 
 def true_amax(attempts: Attempts, layers: Mapping, seen: Scan, first: Frame) -> float:

@@ -57,6 +57,7 @@ def scan(
     layers: Mapping[str, keras.layers.Layer],
     scalers: Sequence[scaler.LossScaler],
     also: Callable[[tf.Graph], tf.Tensor] | None = None,
+    factor: float | None = None,
 ) -> Scan:
     """Takes a step and measures it. It moves weights and all: put them back.
 
@@ -66,12 +67,14 @@ def scan(
         layers: The model's, by path.
         scalers: The step's.
         also: Given the traced graph, one more tensor to measure, under the name "also".
+        factor: Multiplies each loss on its way into `scale`, as for `listening`.
     """
     operations: list[tf.Operation] = []
     kept: dict[str, Any] = {}
+    at = None if factor is None else tf.constant(factor)
 
     def observed(batch: Any) -> tuple[Any, tf.Tensor]:
-        with listening(scalers, moves=False) as heard, noting(layers) as places:
+        with listening(scalers, at, moves=False) as heard, noting(layers) as places:
             outputs = take(batch)
         kept.update(heard=heard, places=places, batch=tf.nest.flatten(batch))
         return outputs, _measure_all(operations, also)

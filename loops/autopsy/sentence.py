@@ -27,7 +27,8 @@ def _what(found: Explanation) -> str:
         return f"Step {found.step} is a micro-batch of a window, and its gradients are finite{at}.{_masked(found)}"
     if found.verdict == "healthy":
         return f"Step {found.step} was applied{at}: nothing is wrong with it.{_masked(found)}"
-    skipped = f"Step {found.step} was skipped{at}"
+    lower = f", and would be at {found.seen_at:g}" if found.seen_at else ""
+    skipped = f"Step {found.step} was skipped{at}{lower}"
     if found.verdict == "too_large":
         return f"{skipped}: its gradients are finite, but unscaled they or their squared norm exceed float32."
     if found.verdict == "update":

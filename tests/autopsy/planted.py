@@ -153,6 +153,14 @@ def root_at_zero():
     return model, squares, (inputs(16, 8), inputs(16, 1)), {}
 
 
+@program(2)
+def root_under_an_overflow():
+    """The same in a step whose scale is too high as well: it hides the root, and no lower one helps."""
+    first = keras.layers.Dense(8, dtype="float16", name="first")
+    model = dense(first, Root(name="root", dtype="mixed_float16"), plain(1, "out"))
+    return model, lambda y, prediction: 1e3 * squares(y, prediction), (inputs(16, 8), inputs(16, 1)), {}
+
+
 def clamped_loss(y, probability):
     kept = tf.clip_by_value(probability, 1e-6, 1 - 1e-6)
     losses = tf.cast(y, kept.dtype) * tf.math.log(kept) + tf.cast(1 - y, kept.dtype) * tf.math.log(1 - kept)
@@ -280,3 +288,25 @@ def compiled(run):
 
 
 STEPS["compiled"] = 4
+
+
+def nameless_loss(run):
+    """A log of 0 in a step of one's own that returns its loss under another name."""
+    keras.utils.set_random_seed(1)
+    model = dense(plain(8, "first", activation="relu"))
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(4.0)), keras.optimizers.SGD(0.01)
+
+    def step(x, y):
+        del y
+        with tf.GradientTape() as tape:
+            loss = -tf.reduce_mean(tf.math.log(tf.cast(model(x, training=True), tf.float32)))
+            scaled = loss_scaler.scale(loss)
+        outcome = loss_scaler.apply(
+            optimizer, tape.gradient(scaled, model.trainable_variables), model.trainable_variables
+        )
+        return {"entropy": loss, "applied": outcome.finite, "loss_scale": outcome.loss_scale}
+
+    return loop_of(step, inputs(16, 8), inputs(16, 1), run)
+
+
+STEPS["nameless_loss"] = 2

@@ -18,6 +18,13 @@ EXPECTED = {
     "small_epsilon": ("loss", "forward", "norm", "nan", "epsilon=0.001 in 'norm'"),
     "attention_mask": ("loss", "forward", "masked", "inf", "mask_value=-30000 in 'masked'"),
     "root_at_zero": ("backward", "backward", "root", "inf", "derivatives of 'root' that are not finite set to zero"),
+    "root_under_an_overflow": (
+        "backward",
+        "backward",
+        "root",
+        "inf",
+        "derivatives of 'root' that are not finite set to zero",
+    ),
     "clamp": ("loss", "forward", "sure", "inf", "the loss in float32"),
     "float16_softmax": ("loss", "forward", "softmax", "inf", "'softmax' in float32"),
     "healthy": ("healthy", "backward", "first", "inf", "loss scale 16384"),
@@ -67,6 +74,20 @@ def test_the_cause_is_found_and_the_remedy_works(runs, name):
     logged = next(row for row in rows(run) if row["step"] == found.step)
     assert not logged["applied"]
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["pass"] == where
+
+
+def test_a_scale_that_hides_the_cause_is_lowered_to_see_it(runs):
+    found = explain(planted.root_under_an_overflow(runs("root_under_an_overflow")))
+    assert (found.loss_scale, found.seen_at, found.operation) == (2.0**10, 1.0, "SqrtGrad")
+    assert found.sentence.startswith(
+        "Step 1 was skipped at loss scale 32768, and would be at 1: the backward pass gave"
+    )
+
+
+def test_a_loss_is_a_loss_by_any_name(runs):
+    found = explain(planted.nameless_loss(runs("nameless_loss")), 1)
+    assert (found.verdict, found.where, found.operation) == ("loss", "forward", "Log")
+    assert not [one.name for one in found.remedies if one.finite and not one.name.startswith("predictions")]
 
 
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
