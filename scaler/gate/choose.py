@@ -6,31 +6,29 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from scaler.backend import replicas
-from scaler.gate.compiled import Compiled, worth_compiling
+from scaler.gate.grouped import Grouped, grouped
 from scaler.gate.optimizers import variables_of
 from scaler.gate.plain import Plain
 from scaler.gate.proofs import largest_learning_rate
 from scaler.gate.targets import Targets
 from scaler.gate.transaction import Proven, Transaction
+from scaler.gradients.clipping import Clipping
 
-Update: TypeAlias = Plain | Compiled
+Update: TypeAlias = Plain | Grouped
 """Its `move(grads, loss_scale, limit)` unscales and clips the gradients, moves the variables and rounds masters."""
 Attempt: TypeAlias = Proven | Transaction
 """Runs an update where the gradients are sound, and says whether it counts: see the two classes."""
 
 
-def choose_update(targets: Targets, grads: Sequence) -> Update:
-    """A compiled update where one is possible and faster, else a plain one. Both compute the same, but for last bits.
+def choose_update(targets: Targets, grads: Sequence, clip: Clipping | None) -> Update:
+    """An update in groups where one is possible and faster, else a plain one. Both compute the same, but for last bits.
 
     Args:
         targets: What the update moves.
-        grads: The gradients it will be given. It is asked which of them are `tf.IndexedSlices`.
+        grads: The scaled gradients it will be given.
+        clip: How unscaled gradients are limited, or None.
     """
-    optimizer, variables, masters = targets.optimizer, targets.updated, targets.masters
-    # A compiled update refreshes and writes masters a few at a time, a plain one all of them once.
-    if (masters is None or masters.compiles) and worth_compiling(optimizer, grads, variables):
-        return Compiled(optimizer, variables, masters)
-    return Plain(optimizer, variables, masters)
+    return grouped(targets, grads, clip) or Plain(targets.optimizer, targets.updated, targets.masters)
 
 
 def choose_attempt(strategy: Any, targets: Targets, sum_duplicates: bool) -> Attempt:

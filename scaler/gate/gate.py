@@ -125,7 +125,7 @@ class Gate:
         squares = replicas.of_each(strategy, squared_norms)[0]
         norm = tf.sqrt(replicas.of_each(strategy, squared_norm)[0])
 
-        update = choose_update(self.targets, given)
+        update = choose_update(self.targets, given, self.clip)
         attempt = choose_attempt(strategy, self.targets, self.sum_duplicates)
         finite = self._finite(strategy, attempt, squared_norm, given, loss_scale)
         loss_finite = replicas.all_of(strategy, loss_finite)

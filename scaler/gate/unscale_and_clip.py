@@ -11,7 +11,7 @@ from scaler.gradients.clipping import Limiter
 
 
 def finish(
-    grad: tf.Tensor | tf.IndexedSlices, unscale: Callable[[list], list], limit: Limiter | None, position: int
+    grad: tf.Tensor | tf.IndexedSlices, unscale: Callable[[list], list], limit: Limiter | None, position: int | None
 ) -> gradients.Gradient:
     """One gradient, unscaled and clipped.
 
@@ -25,6 +25,21 @@ def finish(
     return unscaled if limit is None else gradients.limit(unscaled, limit, position)
 
 
+def finish_one(
+    grad: tf.Tensor | tf.IndexedSlices, loss_scale: tf.Tensor, limit: Limiter | None, position: int | None
+) -> gradients.Gradient:
+    """One gradient, divided by the loss scale and clipped, in a graph that TensorFlow may rewrite.
+
+    Args:
+        grad: A scaled gradient of any floating dtype.
+        loss_scale: Scalar float32.
+        limit: Clips unscaled gradients, or None.
+        position: Where the gradient stands among all gradients of the step; None if the limit is the same for all.
+    """
+    finished = finish(grad, lambda grads: gradients.divide(grads, loss_scale), limit, position)
+    return gradients.opaque([finished])[0]
+
+
 def finish_all(grads: Sequence, variables: Sequence, loss_scale: tf.Tensor, limit: Limiter | None) -> list:
     """All gradients, divided by the loss scale and clipped. The new value of a variable is neither.
 
@@ -34,10 +49,8 @@ def finish_all(grads: Sequence, variables: Sequence, loss_scale: tf.Tensor, limi
         loss_scale: Scalar float32.
         limit: Clips unscaled gradients, or None.
     """
-
-    def finished(grad: tf.Tensor | tf.IndexedSlices, position: int) -> gradients.Gradient:
-        one = finish(grad, lambda grads: gradients.divide(grads, loss_scale), limit, position)
-        return gradients.opaque([one])[0]
-
     pairs = enumerate(zip(grads, variables, strict=True))
-    return [grad if gradients.overwrites(v) else finished(grad, position) for position, (grad, v) in pairs]
+    return [
+        grad if gradients.overwrites(variable) else finish_one(grad, loss_scale, limit, position)
+        for position, (grad, variable) in pairs
+    ]

@@ -1,6 +1,6 @@
 """Clipping: how unscaled gradients are limited before the optimizer sees them.
 
-Every clipping has the same three members: `valid`, `limiter` and `squares_after`. The gate has
+Every clipping has the same members: `valid`, `limiter`, `squares_after` and `limits_all_alike`. The gate has
 measured the norms already, so clipping by a norm needs no other pass over the gradients.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import tensorflow as tf
 
@@ -30,6 +30,9 @@ class ClipByGlobalNorm:
     """
 
     norm: float | tf.Tensor
+
+    limits_all_alike: ClassVar[bool] = True
+    """Whether a gradient is limited alike wherever it stands among the others."""
 
     def __post_init__(self) -> None:
         _check("clip_norm", self.norm)
@@ -64,6 +67,8 @@ class ClipByNorm:
     """
 
     norm: float | tf.Tensor
+
+    limits_all_alike: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check("ClipByNorm: norm", self.norm)
@@ -103,6 +108,8 @@ class ClipByValue:
     """
 
     value: float | tf.Tensor
+
+    limits_all_alike: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check("ClipByValue: value", self.value)

@@ -84,7 +84,7 @@ class MasterWeights(tf.Module):
         """
         self.in_update = True
         for variable, master in self._copies(weights):
-            replicas.assign_each(tf.distribute.get_strategy(), master, _refreshed, variable)
+            replicas.assign_each(tf.distribute.get_strategy(), master, refreshed, variable)
 
     def write(self, weights: Sequence | None = None) -> None:
         """Rounds the masters into the model's variables.
@@ -98,6 +98,11 @@ class MasterWeights(tf.Module):
             replicas.assign_each(tf.distribute.get_strategy(), variable, _round, master)
         self.in_update = False
 
+    def rounded_into(self, weights: Sequence) -> list[tf.Variable | None]:
+        """For each of these `weights` the 16-bit variable it is rounded into; None where the model holds it itself."""
+        copies = {id(master): variable for variable, master in self._copies(weights)}
+        return [copies.get(id(weight)) for weight in weights]
+
     def _copies(self, weights: Sequence | None) -> list[tuple[tf.Variable, tf.Variable]]:
         wanted = None if weights is None else {id(weight) for weight in weights}
         return [
@@ -107,12 +112,18 @@ class MasterWeights(tf.Module):
         ]
 
 
-def _refreshed(master: tf.Variable, variable: tf.Variable) -> tf.Tensor:
-    return tf.where(tf.equal(_round(variable, master), variable), master, tf.cast(variable, tf.float32))
+def refreshed(master: tf.Tensor, variable: tf.Tensor) -> tf.Tensor:
+    """The master's values; where they do not round to those of the 16-bit variable, the variable's."""
+    return tf.where(tf.equal(rounded(master, variable.dtype), variable), master, tf.cast(variable, tf.float32))
+
+
+def rounded(master: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """The master in a 16-bit format, its largest finite value at most."""
+    return tf.saturate_cast(master, dtype)
 
 
 def _round(variable: tf.Variable, master: tf.Variable) -> tf.Tensor:
-    return tf.saturate_cast(master, variable.dtype)
+    return rounded(master, variable.dtype)
 
 
 def _master(variable: keras.Variable | tf.Variable) -> tf.Variable:

@@ -13,9 +13,10 @@ from tensorflow.python.trackable.base import Trackable
 from versions import needs_keras
 
 import scaler
-from scaler.backend import apply_steps, checkpoints, keras_attributes, optimizers, tapes
+from scaler.backend import apply_steps, checkpoints, keras_attributes, optimizers, tapes, twins
 from scaler.backend.autograph import as_written
 from scaler.backend.versions import say_once
+from scaler.gate import joined
 from scaler.gate.proofs import largest_learning_rate
 
 START = [1.0, 2.0, 3.0]
@@ -370,3 +371,23 @@ def test_without_a_way_past_functions_one_that_makes_variables_is_traced_twice(m
     else:
         monkeypatch.setattr("scaler.backend.variables.tf", WithoutGraphs())
     assert (traces, trained_by_adam()) == (1, (weights, 2))
+
+
+@pytest.mark.parametrize("name", ["_get_variable_index", "_use_weight_decay", "_distribution_strategy"])
+def test_without_what_a_twin_needs_small_variables_are_updated_one_by_one(monkeypatch, name):
+    def moved():
+        model, loss_scaler = [tf.Variable([4.0]) for _ in range(4)], scaler.LossScaler(scaler.Static(1.0))
+        optimizer = keras.optimizers.SGD(0.5)
+        tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones([1])] * 4, model, unscaled=True))()
+        return [variable.numpy().tolist() for variable in model]
+
+    made, real = [], joined.move
+    monkeypatch.setattr(joined, "move", lambda *arguments: made.append(1) or real(*arguments))
+    assert (moved(), made) == ([[3.5]] * 4, [1])
+    made.clear()
+    if name == "_distribution_strategy":  # Keras itself goes through it.
+        monkeypatch.setattr(twins, "_NAMES", (f"{name}_as_it_was",))
+    else:
+        monkeypatch.delattr(owner(keras.optimizers.SGD, name), name)
+    with pytest.warns(UserWarning, match="small variables are updated one by one"):
+        assert (moved(), made) == ([[3.5]] * 4, [])

@@ -12,6 +12,7 @@ CLUSTERS = "tests/scaler/test_clusters.py"
 DEFAULT_SCALING = "tests/loops/test_step_default_scaling.py"
 DUPLICATES = "tests/scaler/test_duplicates.py"
 DYNAMIC = "tests/scaler/strategies/test_dynamic.py"
+JOINED = "tests/scaler/test_joined.py"
 INVARIANTS = "tests/scaler/strategies/test_dynamic_invariants.py"
 FACE = "tests/scaler/test_loss_scaler.py"
 FORGOTTEN = "tests/scaler/test_forgotten_rollback.py"
@@ -92,6 +93,14 @@ BREAKAGES = {
     "clusters_never_round_masters": f"{CLUSTERS}::test_masters_are_updated_and_rounded[None-float16]",
     "clusters_forget_weight_decay": f"{CLUSTERS}::test_every_optimizer_moves_as_it_does_by_itself[AdamW]",
     "clusters_forget_embeddings": f"{CLUSTERS}::test_embedding_gradients_go_beside_the_clusters",
+    "joined_never_refresh_masters": f"{JOINED}::test_values_assigned_to_the_model_are_taken_over",
+    "joined_never_round_masters": f"{JOINED}::test_values_assigned_to_the_model_are_taken_over",
+    "joined_forget_weight_decay": f"{JOINED}::test_joined_variables_get_the_bits_of_the_optimizers_own_update[AdamW]",
+    "joined_ignore_exclusions": f"{JOINED}::test_only_what_is_alike_is_joined",
+    "joined_with_new_values": f"{JOINED}::test_only_what_is_alike_is_joined",
+    "joined_whatever_the_clipping": f"{JOINED}::test_float32_variables_too_with_each_clipping[norm]",
+    "every_optimizer_is_joined": f"{JOINED}::test_other_optimizers_are_not_given_joined_variables[lamb]",
+    "a_twin_that_moves_nothing_is_not_missed": f"{JOINED}::test_an_optimizer_that_moves_nothing_is_refused",
     # Mixes scales
     "norms_are_unscaled_once": f"{MEASUREMENT}::test_a_power_of_two_changes_no_bit",
     "clusters_do_not_clip": f"{CLUSTERS}::test_masters_are_updated_and_rounded[0.5-float16]",

@@ -9,7 +9,7 @@ from mirrored import mirrored
 import scaler
 from scaler.backend import apply_steps
 from scaler.backend.versions import say_once
-from scaler.gate import compiled
+from scaler.gate import compiled, grouped
 
 KERAS = next(kind for kind in keras.optimizers.SGD.__mro__ if apply_steps.UPDATE in vars(kind))
 
@@ -69,8 +69,8 @@ def moved():
 
 
 def test_as_it_is_the_update_is_compiled(monkeypatch):
-    called, move = [], compiled.Compiled.move
-    monkeypatch.setattr(compiled.Compiled, "move", lambda *arguments: called.append(1) or move(*arguments))
+    called, move = [], grouped.Grouped.move
+    monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: called.append(1) or move(*arguments))
     variables = weights()
     assert step_of(variables)()
     assert called

@@ -14,7 +14,7 @@ from scaler_cases import by_hand, modes_with
 
 import scaler
 from scaler import gradients
-from scaler.gate import compiled
+from scaler.gate import compiled, grouped
 from scaler.gradients.clipping import ClipByGlobalNorm
 
 SHAPES = ((3,), (2, 2), (5,))
@@ -180,9 +180,9 @@ def trained(kind, dtype="float32", scale=8.0, count=3, steps=3, wrap=tf.function
 )
 def test_clusters_clip_as_the_graph_does(kind, dtype, monkeypatch):
     plain = trained(kind, dtype, wrap=lambda step: step)  # In eager mode, where the graph's rules hold at no trace.
-    made, move = [], compiled.Compiled.move
+    made, move = [], grouped.Grouped.move
     monkeypatch.setattr(compiled, "_WORTH_COMPILING", 2 * compiled._HANDLE)
-    monkeypatch.setattr(compiled.Compiled, "move", lambda *arguments: made.append(1) or move(*arguments))
+    monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: made.append(1) or move(*arguments))
     for one, other in zip(trained(kind, dtype), plain, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
     assert made

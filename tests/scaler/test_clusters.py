@@ -8,7 +8,7 @@ from scaler_cases import by_hand
 from versions import needs_keras, parameters
 
 import scaler
-from scaler.gate import compiled
+from scaler.gate import compiled, grouped, targets
 
 OPTIMIZERS = {
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
@@ -38,9 +38,9 @@ BAD = 2
 def updates_made(monkeypatch):
     """Updates are compiled although the variables of a test are small; counts them."""
     made = []
-    move = compiled.Compiled.move
+    move = grouped.Grouped.move
     monkeypatch.setattr(compiled, "_WORTH_COMPILING", 3 * compiled._HANDLE // 2)
-    monkeypatch.setattr(compiled.Compiled, "move", lambda *arguments: made.append(1) or move(*arguments))
+    monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: made.append(1) or move(*arguments))
     return made
 
 
@@ -212,9 +212,11 @@ def test_clusters_are_of_about_the_same_cost():
 def test_small_models_and_eager_steps_are_left_alone():
     optimizer = keras.optimizers.SGD()
     small, large = (tf.Variable(tf.zeros([size])) for size in (10, 2**20))
+    optimizer.build([small, large])
 
     def worth(variable):
-        return compiled.worth_compiling(optimizer, [tf.zeros(variable.shape)], [variable])
+        moved = targets.Targets(optimizer, [variable], [0], None)
+        return grouped.grouped(moved, [tf.zeros(variable.shape)], None) is not None
 
     assert [bool(tf.function(worth)(variable)) for variable in (small, large)] == [False, True]
     assert not worth(large)

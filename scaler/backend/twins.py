@@ -1,0 +1,109 @@
+"""A twin of an optimizer: its own arithmetic on tensors that stand in for one variable and the slots of that variable.
+
+_get_variable_index       finds the slots of a variable     absent: small variables are not joined: slower, with the
+_use_weight_decay         whether it decays a variable        same numbers
+_distribution_strategy    runs the decay of a variable
+_trainable_variables      how many slots there are
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from scaler.backend import replicas
+from scaler.backend.optimizers import built_for
+from scaler.backend.versions import say_once
+
+_NAMES = ("_get_variable_index", "_use_weight_decay", "_distribution_strategy")
+_NOT_SLOTS = ("_trainable_variables", "_variables")
+
+
+class Value:
+    """A tensor that can be assigned: what an optimizer sees in the place of a variable. It lives while it is traced.
+
+    Attributes:
+        value: The tensor, as it is now.
+    """
+
+    def __init__(self, value: tf.Tensor):
+        self.value = value
+
+    @property
+    def dtype(self) -> tf.DType:
+        """That of the tensor."""
+        return self.value.dtype
+
+    def assign(self, value: tf.Tensor) -> None:
+        """Takes another value."""
+        self.value = tf.convert_to_tensor(value)
+
+    def assign_add(self, value: tf.Tensor) -> None:
+        """Adds to it."""
+        self.value = self.value + value
+
+    def assign_sub(self, value: tf.Tensor) -> None:
+        """Subtracts from it."""
+        self.value = self.value - value
+
+    def __mul__(self, factor: Any) -> tf.Tensor:
+        return self.value * factor
+
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
+        return self.value if dtype is None else tf.cast(self.value, dtype, name)
+
+
+def can_have_twins(optimizer: Any) -> bool:
+    """Whether Keras shows what a twin needs. Warns once if not."""
+    gone = [name for name in _NAMES if not hasattr(optimizer, name)]
+    if gone or built_for(optimizer) is None:
+        say_once(
+            f"have no {', '.join(gone) or _NOT_SLOTS[0]}: small variables are updated one by one. Slower, with the "
+            "same numbers."
+        )
+        return False
+    return True
+
+
+def decays(optimizer: Any, variable: Any) -> bool:
+    """Whether the optimizer's weight decay applies to the variable."""
+    return bool(optimizer.weight_decay) and bool(optimizer._use_weight_decay(variable))
+
+
+def slots_of(optimizer: Any, variable: Any) -> dict[str, tf.Variable]:
+    """The slots of a variable by the names of the lists that hold them: for Adam `_momentums` and `_velocities`."""
+    place, count = optimizer._get_variable_index(variable), len(built_for(optimizer) or ())
+    own = {id(each) for each in optimizer.variables}
+    lists = {
+        name: found
+        for name, found in vars(optimizer).items()
+        if isinstance(found, list) and len(found) == count and name not in _NOT_SLOTS
+    }
+    return {name: replicas.native(found[place]) for name, found in lists.items() if id(found[place]) in own}
+
+
+def twin(optimizer: Any, slots: Mapping[str, Value], *, decaying: bool) -> Any:
+    """An optimizer of the same class and settings, whose `update_step` moves these slots with any variable.
+
+    Args:
+        optimizer: It is left alone.
+        slots: By the names of `slots_of`.
+        decaying: Whether weight decay applies.
+    """
+    other = object.__new__(type(optimizer))
+    vars(other).update(vars(optimizer))
+    vars(other).update({name: [slot] for name, slot in slots.items()})
+    vars(other).update(
+        _get_variable_index=lambda variable: 0,
+        _use_weight_decay=lambda variable: decaying,
+        _distribution_strategy=types.SimpleNamespace(extended=types.SimpleNamespace(update=_call)),
+    )
+    return other
+
+
+def _call(variable: Value, function: Callable, args: tuple = (), group: bool = False) -> None:
+    del group
+    function(variable, *args)

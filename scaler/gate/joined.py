@@ -1,0 +1,161 @@
+"""Many small variables are updated as a few large ones: read, joined, moved by the optimizer's arithmetic, and split.
+
+The arithmetic on a small variable takes less time than starting its operations, of which Adam has a dozen. Joined, a
+chunk of variables needs them once. Only optimizers that treat every value by itself can be given joined variables; the
+numbers are then those of the optimizer's own `apply`, bit for bit.
+
+The variables keep their own storage, so that nothing can be told from outside. What a step reads is copied, and costs:
+so large variables are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from scaler.backend import apply_steps, replicas, twins
+from scaler.backend.variables import overwrites
+from scaler.backend.versions import unsupported
+from scaler.weights import masters as weights
+from scaler.weights.masters import MasterWeights
+
+_LARGEST = 2**11
+"""Elements of a variable. To copy a larger one takes as long as the operations that this saves."""
+_CHUNK = 2**14
+"""Elements of a chunk: float32 gradient, weight and slots stay in a core's cache from one operation to the next."""
+_FEWEST = 4
+"""Variables of a chunk. Joining fewer costs more than it saves."""
+_VALUE_BY_VALUE = (
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.Lion,
+)
+"""By the very class: what a subclass does is its own. RMSprop is not here, because TensorFlow rounds a reciprocal
+square root by where the value stands in its tensor."""
+
+
+class Chunk(NamedTuple):
+    """Variables that are updated as one, along their first axis.
+
+    Attributes:
+        places: Their positions among the variables of the step.
+        decaying: Whether the optimizer's weight decay applies to them.
+    """
+
+    places: tuple[int, ...]
+    decaying: bool
+
+
+def chunks_of(optimizer: Any, grads: Sequence, variables: Sequence, masters: MasterWeights | None) -> list[Chunk]:
+    """The variables that are worth joining, in chunks of the same shape but for the first axis.
+
+    Args:
+        optimizer: A Keras optimizer, built for the variables.
+        grads: One for each variable, a tensor or a `tf.IndexedSlices`.
+        variables: Float32 variables on one device.
+        masters: What the variables are masters for, or None.
+    """
+    if type(optimizer) not in _VALUE_BY_VALUE or not twins.can_have_twins(optimizer):
+        return []
+    models = _models(masters, variables)
+    alike: dict[tuple, list[int]] = {}
+    for place, (grad, variable, model) in enumerate(zip(grads, variables, models, strict=True)):
+        if _joins(optimizer, grad, variable):
+            decaying = twins.decays(optimizer, variable)
+            key = (decaying, grad.dtype, None if model is None else model.dtype, *variable.shape[1:])
+            alike.setdefault(key, []).append(place)
+    chunks = [Chunk(tuple(places), key[0]) for key, found in alike.items() for places in cut(found, variables, _CHUNK)]
+    return [chunk for chunk in chunks if len(chunk.places) >= _FEWEST]
+
+
+def move(
+    optimizer: Any,
+    chunk: Chunk,
+    grad: tf.Tensor,
+    variables: Sequence,
+    masters: MasterWeights | None,
+    learning_rate: tf.Tensor,
+) -> None:
+    """Moves a chunk's variables, their slots and the 16-bit variables behind masters.
+
+    Args:
+        optimizer: From `chunks_of`.
+        chunk: One of `chunks_of`.
+        grad: The gradients of its variables, unscaled, clipped and joined: float32.
+        variables: All variables of the step.
+        masters: What the variables are masters for, or None.
+        learning_rate: Scalar float32.
+    """
+    own = [replicas.native(variables[place]) for place in chunk.places]
+    model = [each for each in _models(masters, [variables[place] for place in chunk.places]) if each is not None]
+    slots = [twins.slots_of(optimizer, each) for each in own]
+    weight = twins.Value(weights.refreshed(joined(own), joined(model)) if model else joined(own))
+    values = {name: twins.Value(joined([each[name] for each in slots])) for name in slots[0]}
+    _move_values(twins.twin(optimizer, values, decaying=chunk.decaying), chunk, grad, weight, learning_rate)
+    for name, value in values.items():
+        _assign([each[name] for each in slots], value.value)
+    _assign(own, weight.value)
+    if model:
+        _assign(model, weights.rounded(weight.value, model[0].dtype))
+
+
+def joined(tensors: Sequence) -> tf.Tensor:
+    """Tensors or variables of the same shape but for the first axis, one after another."""
+    return tf.concat([tf.convert_to_tensor(each) for each in tensors], 0)
+
+
+def cut(places: Sequence[int], variables: Sequence, most: int) -> list[list[int]]:
+    """The places in order, in groups of variables that have up to `most` elements together."""
+    groups: list[list[int]] = []
+    room = 0
+    for place in places:
+        size = variables[place].shape.num_elements()
+        if size > room:
+            groups.append([])
+            room = most
+        groups[-1].append(place)
+        room -= size
+    return groups
+
+
+def _joins(optimizer: Any, grad: Any, variable: Any) -> bool:
+    native = replicas.native(variable)
+    if (
+        isinstance(grad, tf.IndexedSlices)
+        or native.dtype != tf.float32
+        or not native.shape.rank
+        or overwrites(variable)
+    ):
+        return False
+    alike = all(slot.shape == native.shape for slot in twins.slots_of(optimizer, native).values())
+    return alike and 0 < native.shape.num_elements() <= _LARGEST
+
+
+def _models(masters: MasterWeights | None, variables: Sequence) -> list:
+    return [None] * len(variables) if masters is None else masters.rounded_into(variables)
+
+
+def _move_values(twin: Any, chunk: Chunk, grad: tf.Tensor, weight: twins.Value, learning_rate: tf.Tensor) -> None:
+    before = weight.value
+    if chunk.decaying:
+        getattr(type(twin), apply_steps.DECAY)(twin, [weight])
+        _check_moved(weight, before, apply_steps.DECAY)
+        before = weight.value
+    twin.update_step(grad, weight, learning_rate)
+    _check_moved(weight, before, "update_step")
+
+
+def _assign(variables: Sequence, value: tf.Tensor) -> None:
+    for variable, part in zip(variables, tf.split(value, [each.shape[0] for each in variables]), strict=True):
+        variable.assign(part)
+
+
+def _check_moved(weight: twins.Value, before: tf.Tensor, name: str) -> None:
+    if weight.value is before:
+        raise unsupported("apply", f"no longer moves a variable in the optimizer's {name}: nothing was changed.")

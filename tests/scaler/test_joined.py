@@ -1,0 +1,160 @@
+"""Small variables are updated joined, with the bits of the optimizer's own update, and nobody can tell from outside."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scaler_cases import by_hand
+from versions import parameters
+
+import scaler
+from scaler.gate import choose, joined
+
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    "amsgrad": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5), amsgrad=True),
+    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "Adamax": lambda: keras.optimizers.Adamax(0.01, weight_decay=0.1),
+    "Nadam": lambda: keras.optimizers.Nadam(0.01),
+    "Lion": lambda: keras.optimizers.Lion(0.01),
+    "EMA": lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+}
+SHAPES = [(2, 3)] * 3 + [(4,)] * 2 + [(3, 3)] * 2 + [()] + [(5,)] * 3 + [(1, 3)]
+STEPS = 4
+BAD = 2
+"""The step whose gradients have an infinity."""
+
+
+@pytest.fixture
+def chunks(monkeypatch):
+    """The chunks that were made, and three variables to a chunk at most."""
+    made = []
+    real = joined.chunks_of
+    monkeypatch.setattr(joined, "_CHUNK", 18)
+    monkeypatch.setattr(joined, "_FEWEST", 2)
+    monkeypatch.setattr(joined, "chunks_of", lambda *arguments: made.append(real(*arguments)) or made[-1])
+    return made
+
+
+def weights(dtype, shapes=SHAPES):
+    rng = np.random.default_rng(0)
+    return [keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"w{i}") for i, shape in enumerate(shapes)]
+
+
+def gradients(step, dtype, variables, scale=8.0):
+    rng = np.random.default_rng(step + 1)
+    values = [rng.normal(size=variable.shape).astype(np.float32) * scale for variable in variables]
+    if step == BAD:
+        values[1].flat[0] = np.inf
+    return [tf.constant(value, dtype) for value in values]
+
+
+def train(optimizer, dtype="float32", **clipping):
+    """The bits of every variable at the end of each step: model, masters, slots."""
+    model = weights(dtype)
+    masters = scaler.MasterWeights(model) if dtype != "float32" else model
+    own = masters.weights if dtype != "float32" else []
+    if optimizer.weight_decay:
+        optimizer.exclude_from_weight_decay(var_list=[model[1], model[3]])
+    loss_scaler = by_hand(scaler.Static(8.0))
+    step = tf.function(lambda grads: loss_scaler.apply(optimizer, grads, masters, **clipping).finite)
+    seen = []
+    for number in range(STEPS):
+        assert bool(step(gradients(number, dtype, model))) == (number != BAD)
+        seen.append([tf.convert_to_tensor(each).numpy().tobytes() for each in (*model, *own, *optimizer.variables)])
+    assert step.experimental_get_tracing_count() == 1
+    return seen
+
+
+@pytest.mark.parametrize("name", parameters(OPTIMIZERS))
+def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, chunks, monkeypatch):
+    ours = train(OPTIMIZERS[name](), "float16", clip_norm=0.5)
+    assert chunks[0]
+    monkeypatch.setattr(choose, "grouped", lambda *arguments: None)
+    assert ours == train(OPTIMIZERS[name](), "float16", clip_norm=0.5)
+    assert ours[BAD - 1] == ours[BAD]
+
+
+@pytest.mark.parametrize(
+    "clipping", [{}, {"clip": scaler.ClipByValue(0.5)}, {"clip": scaler.ClipByNorm(0.5)}], ids=["none", "value", "norm"]
+)
+def test_float32_variables_too_with_each_clipping(clipping, chunks, monkeypatch):
+    ours = train(keras.optimizers.Adam(0.01), **clipping)
+    # Each gradient has a limit of its own with ClipByNorm: nothing is joined.
+    assert bool(chunks) == ("norm" not in str(clipping).lower())
+    monkeypatch.setattr(choose, "grouped", lambda *arguments: None)
+    assert ours == train(keras.optimizers.Adam(0.01), **clipping)
+
+
+class MyAdam(keras.optimizers.Adam):
+    """A user's own class may look at a variable as a whole."""
+
+
+@pytest.mark.parametrize(
+    "optimizer", [MyAdam(0.01), keras.optimizers.RMSprop(0.01), keras.optimizers.Lamb(0.01)], ids=lambda each: each.name
+)
+def test_other_optimizers_are_not_given_joined_variables(optimizer, chunks):
+    train(optimizer)
+    assert not any(chunks)
+
+
+def test_only_what_is_alike_is_joined(chunks):
+    model = weights("float32")
+    model[2].overwrite_with_gradient = True
+    rows = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([0]), tf.constant([3, 3]))
+    grads = [*gradients(0, "float32", model)[:-1], tf.zeros([1, 3], "float16")]
+    grads[5] = rows
+    optimizer = keras.optimizers.AdamW(0.1)
+    optimizer.exclude_from_weight_decay(var_names=["w10"])
+    optimizer.build(model)
+    assert joined.chunks_of(optimizer, grads, model, None) == [((0, 1), True), ((3, 4, 8, 9), True)]
+
+
+def test_values_assigned_to_the_model_are_taken_over(chunks):
+    model = weights("float16", [(2,)] * 3)
+    masters, optimizer = scaler.MasterWeights(model), keras.optimizers.SGD(1.0)
+    loss_scaler = by_hand(scaler.Static(2.0))
+    step = tf.function(lambda grads: loss_scaler.apply(optimizer, grads, masters))
+    ones = [tf.ones([2], "float16")] * 3
+    step(ones)
+    model[1].assign([100.0, 200.0])
+    step(ones)
+    assert chunks[0]
+    np.testing.assert_array_equal(model[1], [99.5, 199.5])
+    np.testing.assert_array_equal(masters.weights[1], [99.5, 199.5])
+
+
+def test_a_variable_that_was_moved_can_be_assigned_alone(chunks):
+    """What a split gives shares its memory: an assignment to one variable must not show in another."""
+    model = weights("float32", [(4,)] * 4)
+    loss_scaler, optimizer = by_hand(scaler.Static(1.0)), keras.optimizers.SGD(0.0, momentum=0.9)
+    tf.function(lambda grads: loss_scaler.apply(optimizer, grads, model))([tf.zeros([4])] * 4)
+    assert chunks[0]
+    before = [variable.numpy() for variable in model]
+    model[1].value.assign_add(tf.ones([4]))
+    model[2].value.scatter_update(tf.IndexedSlices(tf.constant([7.0]), tf.constant([2])))
+    np.testing.assert_array_equal(model[0], before[0])
+    np.testing.assert_array_equal(model[1], before[1] + 1)
+    np.testing.assert_array_equal(model[2], np.where(np.arange(4) == 2, 7.0, before[2]))
+    np.testing.assert_array_equal(model[3], before[3])
+
+
+def test_an_optimizer_that_moves_nothing_is_refused(chunks, monkeypatch):
+    """As a release of Keras might, whose update returns new values or assigns by another way."""
+    monkeypatch.setattr(keras.optimizers.SGD, "update_step", lambda self, gradient, variable, learning_rate: None)
+    with pytest.raises(scaler.UnsupportedVersion, match=r"no longer moves a variable in the optimizer's update_step"):
+        train(keras.optimizers.SGD(0.1))
+
+
+@settings(max_examples=100)
+@given(sizes=st.lists(st.integers(1, 12), max_size=30), chunk=st.integers(1, 20))
+def test_chunks_hold_each_place_once_in_order_and_no_more_than_fits(sizes, chunk):
+    variables = [tf.TensorSpec([size]) for size in sizes]
+    groups = joined.cut(range(len(sizes)), variables, chunk)
+    assert [place for group in groups for place in group] == list(range(len(sizes)))
+    for group in groups:
+        assert len(group) == 1 or sum(sizes[place] for place in group) <= chunk
