@@ -4,8 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scaler_cases import by_hand
 from versions import parameters
 
@@ -109,9 +107,9 @@ def test_only_what_is_alike_is_joined(chunks):
     grads = [*gradients(0, "float32", model)[:-1], tf.zeros([1, 3], "float16")]
     grads[5] = rows
     optimizer = keras.optimizers.AdamW(0.1)
-    optimizer.exclude_from_weight_decay(var_names=["w10"])
+    optimizer.exclude_from_weight_decay(var_names=["w4"])
     optimizer.build(model)
-    assert joined.chunks_of(optimizer, grads, model, None) == [((0, 1), True), ((3, 4, 8, 9), True)]
+    assert joined.chunks_of(optimizer, grads, model, None) == [((0, 1), True), ((3, 8, 9), True)]
 
 
 def test_values_assigned_to_the_model_are_taken_over(chunks):
@@ -148,13 +146,3 @@ def test_an_optimizer_that_moves_nothing_is_refused(chunks, monkeypatch):
     monkeypatch.setattr(keras.optimizers.SGD, "update_step", lambda self, gradient, variable, learning_rate: None)
     with pytest.raises(scaler.UnsupportedVersion, match=r"no longer moves a variable in the optimizer's update_step"):
         train(keras.optimizers.SGD(0.1))
-
-
-@settings(max_examples=100)
-@given(sizes=st.lists(st.integers(1, 12), max_size=30), chunk=st.integers(1, 20))
-def test_chunks_hold_each_place_once_in_order_and_no_more_than_fits(sizes, chunk):
-    variables = [tf.TensorSpec([size]) for size in sizes]
-    groups = joined.cut(range(len(sizes)), variables, chunk)
-    assert [place for group in groups for place in group] == list(range(len(sizes)))
-    for group in groups:
-        assert len(group) == 1 or sum(sizes[place] for place in group) <= chunk

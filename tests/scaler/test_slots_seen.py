@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import scaler
-from scaler.gate import compiled
+from scaler.gate import compiled, grouped
 
 COUNT, SHAPE = 6, (8, 8)
 GRADS = [np.full(SHAPE, (i + 1) / COUNT, np.float32) for i in range(COUNT)]
@@ -21,9 +21,9 @@ GRADS = [np.full(SHAPE, (i + 1) / COUNT, np.float32) for i in range(COUNT)]
 @pytest.fixture(autouse=True)
 def updates_made(monkeypatch):
     """Compiles the updates of six small variables, as by default those of a hundred; counts them."""
-    made, move = [], compiled.Compiled.move
+    made, move = [], grouped.Grouped.move
     monkeypatch.setattr(compiled, "_WORTH_COMPILING", 4 * compiled._HANDLE)
-    monkeypatch.setattr(compiled.Compiled, "move", lambda *arguments: made.append(1) or move(*arguments))
+    monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: made.append(1) or move(*arguments))
     yield
     assert made
 

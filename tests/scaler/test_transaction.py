@@ -7,7 +7,7 @@ import tensorflow as tf
 from scaler_cases import modes, modes_with
 
 import scaler
-from scaler.gate import compiled
+from scaler.gate import compiled, grouped
 
 OPT = keras.optimizers
 HUGE = 1.5e19
@@ -130,9 +130,9 @@ def test_masters_and_the_model_are_put_back(fault, dtype):
 
 @pytest.mark.parametrize("fault", ["Adafactor", "Adagrad", "Ftrl"])
 def test_compiled_updates_are_taken_back(fault, monkeypatch):
-    made, move = [], compiled.Compiled.move
+    made, move = [], grouped.Grouped.move
     monkeypatch.setattr(compiled, "_WORTH_COMPILING", 1)
-    monkeypatch.setattr(compiled.Compiled, "move", lambda *arguments: made.append(1) or move(*arguments))
+    monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: made.append(1) or move(*arguments))
     Run(fault, tf.function).fail()
     assert made
 
