@@ -37,11 +37,9 @@ MODELS = {
     "transformer of 4 layers": (models.transformer, 5),
 }
 QUICK_MODELS = {"digits MLP": (functools.partial(digits_mlp, batch_size=2), 4)}
-SETTINGS = {
-    "fit": {"jit_compile": False},
-    "fit, jit": {"jit_compile": True},
-    "fit, 5 steps per execution": {"jit_compile": False, "steps_per_execution": 5},
-}
+SETTINGS = {"fit": {"jit_compile": False}, "fit, jit": {"jit_compile": True}}
+MANY = {"fit, 5 steps per execution": {"jit_compile": False, "steps_per_execution": 5}}
+"""For the small models, which it is made for."""
 
 
 def contender(make: Callable[[str], models.Problem], side: str, steps: int, **arguments) -> Callable[[], object]:
@@ -58,9 +56,10 @@ def contender(make: Callable[[str], models.Problem], side: str, steps: int, **ar
 def run(quick: bool) -> paired.Report:
     figures, found = [], {}
     settings = dict(list(SETTINGS.items())[:1]) if quick else SETTINGS
-    for (name, (make, steps)), (setting, arguments) in itertools.product(
-        (QUICK_MODELS if quick else MODELS).items(), settings.items()
-    ):
+    chosen = list(itertools.product((QUICK_MODELS if quick else MODELS).items(), settings.items()))
+    if not quick:
+        chosen += itertools.product([("digits MLP", MODELS["digits MLP"])], MANY.items())
+    for (name, (make, steps)), (setting, arguments) in chosen:
         sides = (OURS, THEIRS, PROTECTED) if arguments == SETTINGS["fit"] else (OURS, THEIRS)
         contenders = {side: contender(make, side, steps, **arguments) for side in sides}
         taken = paired.take_turns(contenders, SECONDS, quick)

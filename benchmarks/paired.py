@@ -72,16 +72,19 @@ class Report(NamedTuple):
     cases: dict[str, dict]
 
 
-def take_turns(contenders: Mapping[str, Callable[[], object]], seconds: float, quick: bool = False) -> Seconds:
+def take_turns(
+    contenders: Mapping[str, Callable[[], object]], seconds: float, quick: bool = False, threads: int | None = None
+) -> Seconds:
     """Seconds of each call, by contender; the calls with the same index were made in the same round.
 
     Args:
         contenders: Functions whose result, a tensor, is read on the host: it is then that a GPU has done its work.
         seconds: For how long to measure, warm-up aside.
         quick: Two rounds, to see that it runs.
+        threads: How many of them are traced at once. Default: one for each core.
     """
     # XLA compiles one function on one core, for minutes if it has hundreds of variables.
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(threads or os.cpu_count()) as pool:
         list(pool.map(lambda step: _finish(step()), contenders.values()))
     for _ in range(0 if quick else _WARM_UP):
         for step in contenders.values():

@@ -39,8 +39,8 @@ def step(grads, weights, make_optimizer, *, proven: bool):
 
 def run(quick: bool) -> paired.Report:
     figures, found = [], {}
-    for size, (count, side) in (gate.QUICK_SIZES if quick else gate.SIZES).items():
-        values, weights = gate.arrays(count, side)
+    for size, shapes in (gate.QUICK_SIZES if quick else gate.SIZES).items():
+        values, weights = gate.arrays(shapes)
         grads = [tf.constant(value) for value in values]
         for name, make in OPTIMIZERS.items():
             steps = {
