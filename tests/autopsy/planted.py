@@ -33,6 +33,8 @@ def program(steps):
             )
             return loop_of(step, x, y, run)
 
+        # Whoever asks for its arguments is to be told its own.
+        del build.__wrapped__
         return build
 
     return of
@@ -159,6 +161,51 @@ def root_under_an_overflow():
     first = keras.layers.Dense(8, dtype="float16", name="first")
     model = dense(first, Root(name="root", dtype="mixed_float16"), plain(1, "out"))
     return model, lambda y, prediction: 1e3 * squares(y, prediction), (inputs(16, 8), inputs(16, 1)), {}
+
+
+class SmallRoot(keras.layers.Layer):
+    """A square root with an epsilon that float16 does not hold."""
+
+    def call(self, x):
+        return keras.ops.sqrt(keras.ops.relu(x) + 1e-8)
+
+
+def narrow_squares(y, prediction):
+    """Its gradient for the prediction is in float16, whatever the layers compute in."""
+    return 1e3 * squares(y, tf.cast(prediction, tf.float16))
+
+
+@program(2)
+def small_root_under_an_overflow():
+    """A layer that float32 helps, in a step whose scale is too high as well, outside of the layers."""
+    model = dense(plain(8, "first"), SmallRoot(name="root", dtype="mixed_float16"), plain(1, "out"))
+    return model, narrow_squares, (inputs(16, 8), inputs(16, 1)), {}
+
+
+class Stubborn(keras.layers.Layer):
+    """A layer into which float16 is written."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 8), name="kernel", initializer="ones")
+
+    def call(self, x):
+        return keras.ops.square(tf.matmul(tf.cast(x, tf.float16), self.kernel))
+
+
+@program(2)
+def stubborn():
+    """A layer that overflows and runs in float16 alone."""
+    model = dense(Stubborn(name="stubborn", dtype="mixed_float16"), plain(1, "out"))
+    return model, squares, (np.abs(inputs(16, 8)) + 1e3, inputs(16, 1)), {}
+
+
+@program(2)
+def beside_a_stubborn():
+    """A layer that float32 helps, before one that runs in float16 alone."""
+    layers = [Norm(1e-8, name="norm", dtype="mixed_float16"), Stubborn(name="stubborn", dtype="mixed_float16")]
+    x = inputs(16, 8)
+    x[1] = 0.0
+    return dense(*layers, plain(1, "out")), squares, (x, inputs(16, 1)), {}
 
 
 def clamped_loss(y, probability):
