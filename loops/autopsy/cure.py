@@ -125,7 +125,7 @@ class _Trials:
         key = frozenset(paths)
         try:
             attempt = self._attempts.take(in_policy([one for path in paths for one in self._narrow[path]], "float32"))
-        except (TypeError, ValueError, tf.errors.OpError) as error:
+        except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion) as error:
             # A layer that adds what two others give takes no two dtypes.
             self._errors[key] = _one_line(error)
             return False
@@ -161,11 +161,11 @@ def _without_those_that_cannot(trials: _Trials, error: str) -> Cure:
     if not rest or trials.error(rest) or not untried:
         return Cure(None, False, f"The layers could not be tried in float32: {error}", untried=untried)
     names = ", ".join(repr(path) for path in untried)
-    why = f"It does not pass with every other layer in float32, and {names} could not be tried: {trials.error(untried[:1])}"
-    return Cure(None, False, why, untried=untried)
+    why = f"It does not pass with every other layer in float32, and {names} could not be tried:"
+    return Cure(None, False, f"{why} {trials.error(untried[:1])}", untried=untried)
 
 
 def _one_line(error: Exception) -> str:
-    text = _ESCAPES.sub("", str(error)).partition("\n\nArguments received by")[0]
-    text = " ".join(_OF_USER_CODE.split(text)[-1].split())
+    text = " ".join(_OF_USER_CODE.split(_ESCAPES.sub("", str(error)))[-1].split())
+    text = text.partition(" Arguments received by")[0]
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

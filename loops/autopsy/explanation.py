@@ -38,6 +38,7 @@ class Explanation:
         layer: The path of the layer where it began, or None: the loss, or nothing.
         inside: Whether it began in the layer itself. Else it began in the loss or the step, in what came out of the
             layer or goes back to it.
+        regularizer: Whether it began in the layer's regularizer, or in its gradient.
         tensor: The tensor where it began, or None.
         operation: The type of its operation, such as "MatMul", or None.
         line: "file.py:12", the line of Python that made it, or None.
@@ -64,6 +65,7 @@ class Explanation:
     where: str | None = None
     layer: str | None = None
     inside: bool = True
+    regularizer: bool = False
     tensor: str | None = None
     operation: str | None = None
     line: str | None = None

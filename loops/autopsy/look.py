@@ -14,7 +14,7 @@ from loops.autopsy.explanation import Explanation
 from loops.autopsy.helped import blame_of, helped, in_order
 from loops.autopsy.measured import alike, example_of, magnitudes, measured, true_amax
 from loops.autopsy.models import models_of
-from loops.autopsy.origin import nearest_layer, origins, pass_of
+from loops.autopsy.origin import differentiated, nearest_layer, origins, pass_of
 from loops.autopsy.paths import paths_of
 from loops.autopsy.proposals import of_update, proposals
 from loops.autopsy.remedies import OWN
@@ -153,6 +153,7 @@ def _with_origin(
         where=where,
         layer=own or (nearest if where == "backward" or helped(remedies, f"{nearest!r} in float32") else None),
         inside=own is not None,
+        regularizer=differentiated(first, seen.frames).penalty,
         tensor=first.name,
         example=example_of(attempts.moment.batch) if where == "data" else None,
         operation=first.kind,

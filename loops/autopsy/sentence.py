@@ -49,7 +49,7 @@ def _masked(found: Explanation) -> str:
 
 def _began(found: Explanation) -> str:
     kind = _KINDS[found.kind or "inf"]
-    place = f"in the layer {found.layer!r}" if found.inside and found.layer else _outside(found)
+    place = _place(found)
     if found.where == "data" and found.operation == "Placeholder":
         where = "" if found.example is None else f", first in example {found.example}"
         return f"the batch held {kind}{where}"
@@ -62,6 +62,12 @@ def _began(found: Explanation) -> str:
     if found.operation == "Const":
         return f"a constant that its format cannot hold became {kind}, {place}"
     return f"the {found.where} pass gave {kind} first {place}"
+
+
+def _place(found: Explanation) -> str:
+    if found.regularizer and found.layer:
+        return f"in the {'' if found.inside else 'gradient of the '}regularizer of the layer {found.layer!r}"
+    return f"in the layer {found.layer!r}" if found.inside and found.layer else _outside(found)
 
 
 def _outside(found: Explanation) -> str:

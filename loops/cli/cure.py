@@ -20,8 +20,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "cure",
         help="the fewest layers that must compute in float32 for a past step to pass",
-        description="Exits with 1 where the step does not pass with every layer in float32 either, or that could not be "
-        "tried.",
+        description="Exits with 1 where the step does not pass with every layer in float32 either, or where that could "
+        "not be tried.",
     )
     add_run(parser)
     parser.add_argument("--step", type=options.count, required=True, metavar="N", help="the step")

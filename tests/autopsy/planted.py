@@ -208,6 +208,15 @@ def beside_a_stubborn():
     return dense(*layers, plain(1, "out")), squares, (x, inputs(16, 1)), {}
 
 
+@program(2)
+def regularizer():
+    """A penalty that overflows in float16: 0.01 * 64 * 100^2 would not, its sum before does."""
+    hundred, penalty = keras.initializers.Constant(100.0), keras.regularizers.L2(0.01)
+    big = keras.layers.Dense(8, name="big", dtype="float16", kernel_initializer=hundred, kernel_regularizer=penalty)
+    model = dense(plain(8, "first"), big, plain(1, "out"))
+    return model, squares, (inputs(16, 8) * 1e-2, inputs(16, 1)), {"allow_16bit_updates": True}
+
+
 def clamped_loss(y, probability):
     kept = tf.clip_by_value(probability, 1e-6, 1 - 1e-6)
     losses = tf.cast(y, kept.dtype) * tf.math.log(kept) + tf.cast(1 - y, kept.dtype) * tf.math.log(1 - kept)
