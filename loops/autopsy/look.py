@@ -144,7 +144,12 @@ def _with_origin(
     nearest = nearest if nearest in layers else None
     where = pass_of(first, seen.frames)
     singular = over is None and where in ("forward", "backward")
-    proposed = proposals(attempts, layers, own, nearest, singular=singular, order=seen.order) if more else []
+    began = differentiated(first, seen.frames)
+    # Where a scale of use fits, gradients overflow that a denominator may be far from.
+    division = None if known.fits_at is not None and known.fits_at >= 1.0 else began
+    proposed = []
+    if more:
+        proposed = proposals(attempts, layers, own, nearest, singular=singular, order=seen.order, division=division)
     remedies = in_order(dataclasses.replace(known, where=where), attempts, proposed)
     if any(remedy.finite and remedy.name == OWN for remedy in remedies):
         known = dataclasses.replace(known, verdict="overflow")
@@ -153,7 +158,7 @@ def _with_origin(
         where=where,
         layer=own or (nearest if where == "backward" or helped(remedies, f"{nearest!r} in float32") else None),
         inside=own is not None,
-        regularizer=differentiated(first, seen.frames).penalty,
+        regularizer=began.penalty,
         tensor=first.name,
         example=example_of(attempts.moment.batch) if where == "data" else None,
         operation=first.kind,

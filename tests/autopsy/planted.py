@@ -208,6 +208,35 @@ def beside_a_stubborn():
     return dense(*layers, plain(1, "out")), squares, (x, inputs(16, 1)), {}
 
 
+class Spread(keras.layers.Layer):
+    """Divides by the distance of the largest from the smallest value, which may be 0."""
+
+    def call(self, x):
+        low, high = keras.ops.min(x, axis=-1, keepdims=True), keras.ops.max(x, axis=-1, keepdims=True)
+        return (x - low) / (high - low)
+
+
+@program(2)
+def zero_over_zero():
+    """A row whose values are all the same, so that no other input helps."""
+    x = inputs(16, 8)
+    x[2] = 0.5
+    return dense(Spread(name="spread", dtype="mixed_float16"), plain(1, "out")), squares, (x, inputs(16, 1)), {}
+
+
+def relative(y, prediction):
+    """Divides by a target that is 0."""
+    return tf.reduce_mean(tf.abs(tf.cast(prediction, tf.float32) - y) / tf.abs(y))
+
+
+@program(2)
+def loss_over_zero():
+    """A relative error in the loss."""
+    y = inputs(16, 1)
+    y[2] = 0.0
+    return dense(plain(8, "first"), plain(1, "out")), relative, (inputs(16, 8), y), {}
+
+
 @program(2)
 def regularizer():
     """A penalty that overflows in float16: 0.01 * 64 * 100^2 would not, its sum before does."""

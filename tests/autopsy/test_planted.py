@@ -34,6 +34,8 @@ EXPECTED = {
     "schedule": ("loss", "forward", "out", "inf", "0.001 of the learning rate for the last 4 steps"),
     "before_a_loop": ("loss", "forward", "units", "inf", "'units' and all after it in float32"),
     "compiled": ("floor", "backward", "out", "inf", "loss scale 4096"),
+    "zero_over_zero": ("loss", "forward", "spread", "nan", "denominator in 'spread' moved by 0.001"),
+    "loss_over_zero": ("loss", "forward", None, "inf", "denominator in the loss or the step moved by 0.001"),
     "uncleared": ("overflow", "backward", None, "inf", "the step's own variables set to zero"),
 }
 
