@@ -7,7 +7,7 @@ import os
 import pathlib
 
 from loops.autopsy.explanation import Explanation
-from loops.autopsy.health import Health, health
+from loops.autopsy.health import SHARE, Health, health, in_words, too_often
 from loops.autopsy.look import look
 from loops.autopsy.progress import Progress, counted, of_steps
 from loops.errors import LoopError
@@ -54,20 +54,17 @@ def explain(
 
 def _judged(explanation: Explanation, found: Health) -> Explanation:
     if not found.healthy:
-        return explanation
+        return dataclasses.replace(explanation, sentence=" ".join([explanation.sentence, too_often(found)]).rstrip())
     # A look at the step may know better than the log, which has no causes of some programs.
     if explanation.verdict not in ("healthy", "overflow"):
         return explanation
     if explanation.verdict != "healthy" and explanation.fits_at is None:
         return explanation
-    if found.skips:
-        told = (
-            f"Nothing is wrong: {found.skips} of the {found.steps} steps in the log were skipped"
-            + (f", {found.at_start} of them while the scale found its level" if found.at_start else "")
-            + f". The last was step {explanation.step}, which passes at a loss scale of {explanation.fits_at:g}."
-        )
-    else:
-        told = f"Nothing is wrong: none of the {found.steps} steps in the log was skipped."
+    told = f"Nothing is wrong: {in_words(found)}."
+    if found.skips and explanation.fits_at is not None:
+        told += f" The last was step {explanation.step}, which passes at a loss scale of {explanation.fits_at:g}."
+    if found.of_growth > SHARE * found.steps:
+        told += " A longer growth interval skips less often."
     if explanation.differs:
         told += f" The replay is not the run: {explanation.differs}"
     return dataclasses.replace(explanation, verdict="healthy", sentence=told)

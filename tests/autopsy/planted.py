@@ -279,6 +279,15 @@ def healthy():
     return model, squares, (inputs(16, 8), inputs(16, 1)), {"strategy": scaler.Dynamic(initial_scale=2.0**19)}
 
 
+@program(20)
+def short_interval():
+    """Nothing: a scale that grows every few steps, and is taken back each time."""
+    strategy = scaler.Dynamic(initial_scale=2.0**15, growth_interval=3)
+    model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
+    x, y = inputs(4, 8), inputs(4, 1)
+    return model, squares, (x, y), {"strategy": strategy, "optimizer": keras.optimizers.SGD(1e-9)}
+
+
 @program(6)
 def window():
     """NaN in the first micro-batch of a window."""

@@ -107,6 +107,19 @@ def test_a_step_that_was_applied_is_told_to_be(runs):
     assert found.sentence == "Step 2 was applied at loss scale 1024: nothing is wrong with it."
 
 
+def test_every_skip_of_a_short_growth_interval_is_accounted_for(runs):
+    """Such a strategy skips a step for each growth, and that is said."""
+    found = explain(planted.short_interval(runs("short_interval")))
+    skips = [row["step"] for row in rows(runs("short_interval")) if not row["applied"]]
+    at_start = next(number for number, step in enumerate(skips) if step > number + 1)
+    assert found.verdict == "healthy"
+    assert found.sentence.startswith(
+        f"Nothing is wrong: {len(skips)} of the 20 steps in the log were skipped: {at_start} while the scale found its "
+        f"level, {len(skips) - at_start} after it had grown, which took it back. The last was step {skips[-1]}, which "
+    )
+    assert found.sentence.endswith("A longer growth interval skips less often.")
+
+
 def test_nothing_in_the_folder_changes(runs):
     """An autopsy only reads."""
     run = runs("nan_batch")
