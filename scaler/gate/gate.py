@@ -118,6 +118,7 @@ class Gate:
         on_skip: Callable[[Skip, tf.Tensor | None], None],
     ) -> tuple[Decision, Event]:
         """One step, in its order: reduce, measure, decide, apply or skip, put back, and the event."""
+        own_loss_finite = loss_finite
         totals = replicas.total(strategy, grads)
         summed = replicas.each(strategy, gradients.sum_duplicates, totals)
         given = summed if self.sum_duplicates else totals
@@ -130,7 +131,7 @@ class Gate:
         update = choose_update(self.targets, given, self.clip)
         attempt = choose_attempt(strategy, self.targets, self.sum_duplicates)
         finite = self._finite(strategy, attempt, squared_norm, given, loss_scale)
-        own_loss_finite, loss_finite = loss_finite, replicas.all_of(strategy, loss_finite)
+        loss_finite = replicas.all_of(strategy, loss_finite)
         limited = tf.constant(True) if self.clip is None else self.clip.valid()
         finite = finite if tf.get_static_value(limited) else tf.logical_and(finite, limited)
 
