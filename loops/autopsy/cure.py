@@ -14,11 +14,13 @@ import tensorflow as tf
 import scaler
 from loops.autopsy.attempts import Attempts
 from loops.autopsy.changes import in_policy
+from loops.autopsy.look import failing
 from loops.autopsy.minimal import minimal
 from loops.autopsy.models import models_of
 from loops.autopsy.paths import units
 from loops.autopsy.progress import Progress, counted, of_steps
 from loops.autopsy.scales import passes_at_none
+from loops.autopsy.shares import at_share_to_blame
 from loops.errors import LoopError
 from loops.loop import Loop
 from loops.rewind.replay import rewind
@@ -95,7 +97,9 @@ def find_cure(
     models = models_of(moment.train_step)
     if not models:
         raise LoopError("the train step names no Keras model: give it one as its attribute `model`.")
-    as_run = attempts.as_run()
+    _, as_run = failing(moment, attempts)
+    if moment.replicas > 1 and not as_run.finite:
+        _, as_run = at_share_to_blame(moment, attempts, as_run)
     lost = as_run.cause is scaler.Cause.LOSS
     if lost or (not as_run.finite and passes_at_none(attempts)):
         attempts.lower_from = attempts.loss_scale

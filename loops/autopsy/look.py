@@ -21,6 +21,7 @@ from loops.autopsy.remedies import OWN
 from loops.autopsy.scales import fitting_scale
 from loops.autopsy.scan import Scan
 from loops.autopsy.sentence import sentence
+from loops.autopsy.shares import at_share_to_blame, in_whole_batch
 from loops.autopsy.wider import octaves_over
 
 _VERDICTS = {
@@ -43,7 +44,10 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
     """
     attempts = Attempts(moment, progress)
     layers = paths_of(models_of(moment.train_step))
-    step, attempt = _failing(moment, attempts)
+    step, attempt = failing(moment, attempts)
+    replicas = None
+    if moment.replicas > 1 and not attempt.finite:
+        replicas, attempt = at_share_to_blame(moment, attempts, attempt)
     seen = measured(attempts, layers)
     cause = _cause_of(attempt, seen)
     known = Explanation(
@@ -55,6 +59,7 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         attempted=bool((moment.logged or {}).get("attempted", True)),
         magnitudes=magnitudes(seen, layers),
         observed_alike=alike(attempt, seen),
+        replicas=replicas,
     )
     if cause is scaler.Cause.NONE and _was_skipped(moment):
         known = dataclasses.replace(
@@ -76,7 +81,7 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
     return dataclasses.replace(known, sentence=sentence(known))
 
 
-def _failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:
+def failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:
     """The step as it is; of a window that an earlier micro-batch spoiled, that one, with the weights of the window."""
     attempt = attempts.as_run()
     if attempts.windowed and attempt.finite and _was_skipped(moment):
@@ -160,7 +165,7 @@ def _with_origin(
         inside=own is not None,
         regularizer=began.penalty,
         tensor=first.name,
-        example=example_of(attempts.moment.batch) if where == "data" else None,
+        example=_example(known, attempts.moment) if where == "data" else None,
         operation=first.kind,
         line=seen.line(first.name),
         kind=first.problem,
@@ -168,6 +173,10 @@ def _with_origin(
         blame=blame_of(remedies, where, known.fits_at),
     )
     return dataclasses.replace(known, remedies=tuple(remedies))
+
+
+def _example(known: Explanation, moment: Any) -> int | None:
+    return in_whole_batch(example_of(moment.batch), moment.batch, known.replicas, moment.replicas)
 
 
 def _of_variable(

@@ -94,11 +94,23 @@ def _how_far(found: Explanation) -> str:
 
 
 def _whose(found: Explanation) -> str:
-    return {
+    blame = {
         "batch": "The next batch passes with the same weights: look at this batch.",
         "weights": "The weights had gone bad before this step.",
         None: "",
     }[found.blame]
+    return f"{_shares(found)} {blame}".strip()
+
+
+def _shares(found: Explanation) -> str:
+    if found.replicas is None:
+        return ""
+    if not found.replicas:
+        return "No replica's share of the batch does this by itself."
+    if len(found.replicas) == 1:
+        return f"The share of the batch that replica {found.replicas[0]} takes, counted from 0, does this by itself."
+    names = ", ".join(map(str, found.replicas))
+    return f"The shares of the batch that the replicas {names} take, counted from 0, do this, each by itself."
 
 
 def _observed(found: Explanation) -> str:

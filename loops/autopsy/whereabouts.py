@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from loops.autopsy.changes import with_value
-from loops.autopsy.listening import count_of_operations, replaced
+from loops.autopsy.listening import count_of_operations, on_first_replica, replaced
 
 _BACKWARD = "gradient_tape/"
 
@@ -101,7 +101,7 @@ def _noted(path: str, call: Callable, calls: list, graphs: list) -> Callable:
         graphs.append(graph)
         result = call(*arguments, **options)
         # A call inside the loop of another layer is that layer's.
-        if graph is graphs[0]:
+        if graph is graphs[0] and on_first_replica():
             calls.append((path, first, count_of_operations()))
         return result
 

@@ -140,11 +140,11 @@ def _checked(loop: Loop, step: int) -> Checkpoint:
             "the loop has no loops.Checkpoint among its actions: expected the one that the run was saved by, such as "
             "loops.Checkpoint('run/ckpt', every=500)."
         )
-    replicas = loop.identity({})["replicas"]
-    if replicas > 1 or loop.workers.count > 1:
+    if loop.workers.count > 1:
         raise LoopError(
-            f"the loop has {replicas} replicas on {loop.workers.count} workers: a past step can be taken again on one "
-            "device alone."
+            f"the loop has replicas on {loop.workers.count} workers: a past step can be taken again in one process "
+            "alone. `loss_scaler.last_skip` names the variable and the replica. Run the program once more in one "
+            "process, with a MirroredStrategy of as many devices, and have that run explained."
         )
     return found
 

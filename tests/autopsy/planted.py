@@ -6,6 +6,7 @@ import pathlib
 import keras
 import numpy as np
 import tensorflow as tf
+from mirrored import mirrored
 
 import loops
 import scaler
@@ -404,3 +405,21 @@ def nameless_loss(run):
 
 
 STEPS["nameless_loss"] = 2
+
+
+def on_replicas(run):
+    """An example of the second replica's share that overflows a layer."""
+    keras.utils.set_random_seed(1)
+    x = np.abs(inputs(16, 8))
+    x[10] = 3e4
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = dense(plain(8, "first", kernel_initializer="ones"), plain(1, "out"))
+        loss_scaler = scaler.LossScaler(scaler.Dynamic(initial_scale=2.0**10))
+        step = loops.TrainStep(model, squares, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler)
+    data = tf.data.Dataset.from_tensor_slices((x, inputs(16, 1))).batch(4, drop_remainder=True).repeat()
+    actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=2, resume=True)]
+    return loops.Loop(step, data, strategy=strategy, actions=actions)
+
+
+STEPS["on_replicas"] = 4
