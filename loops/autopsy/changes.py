@@ -104,7 +104,8 @@ def slower(optimizer: keras.optimizers.Optimizer, part: float) -> Iterator[None]
     """
     schedule = made_with(optimizer)
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        optimizer.learning_rate = float(optimizer.learning_rate) * part
+        # On several replicas it is a variable of each, which float() does not take.
+        optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * part
         yield
         return
     optimizer.learning_rate = _Part(schedule, part)

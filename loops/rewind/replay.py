@@ -58,7 +58,8 @@ def rewind(
     made, with the seeds of the run.
 
     Args:
-        loop: With the run's `Checkpoint` among its actions; one device alone. It is used up.
+        loop: With the run's `Checkpoint` among its actions, in one process, with as many replicas as the run. It is
+            used up.
         step: Counted from 1, in batches, as the log counts.
         run: The folder with the log `steps.jsonl`, where the loop has no `JsonLines`.
         at_least: Steps to take again, for `Moment.from_checkpoint`: from an older checkpoint, or, of the first hundred
@@ -69,7 +70,7 @@ def rewind(
         scaler.InvalidArgument: For a step that the run did not take, or a loop without a `Checkpoint`.
         CheckpointError: If the checkpoints are of another run, or of other variables.
         OutOfData: If the dataset ends before the step.
-        LoopError: If the loop is on several replicas, or would have to begin anew and cannot.
+        LoopError: If the loop is on several workers, or would have to begin anew and cannot.
         KeyboardInterrupt: After SIGINT, when the call under way has ended.
         SystemExit: After SIGTERM, with status 143, likewise.
     """
