@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaler.last_skip import MOST_COUNTED
+from scaler.last_skip import LAST_REPLICA, MOST_COUNTED
 from scaler.outcome import Cause, Outcome
 
 
@@ -24,7 +24,7 @@ def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer:
         return f"The step was applied at loss scale {scale}." if applied else "No step was attempted: it was not due."
     if why is Cause.UPDATE:
         return _of_update(outcome, names, optimizer)
-    where, weight = _where(outcome, names), int(outcome.weight)
+    where, weight = _where(outcome, names) + _whose(outcome), int(outcome.weight)
     if weight >= 0 and bool(outcome.lower_helps):
         where += f"; the weight {_name(names, weight)!r} is already non-finite, but that is not why"
     elif weight >= 0:
@@ -102,6 +102,14 @@ def _where(outcome: Outcome, names: Sequence[str]) -> str:
     if nearest < 0:
         return several
     return f"{several}, and that of {_name(names, nearest)!r} the last, usually the nearest to the loss"
+
+
+def _whose(outcome: Outcome) -> str:
+    replica = int(outcome.replica)
+    if replica < 0 or int(outcome.weight) >= 0:
+        return ""
+    later = " or a later one" if replica >= LAST_REPLICA else ""
+    return f", and of the replicas, counted from 0, {replica}{later} is the first whose own are not finite"
 
 
 def _name(names: Sequence[str], position: int) -> str:

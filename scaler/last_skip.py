@@ -3,23 +3,26 @@
 `cause` and `index` were once plain numbers of a `Skip`. Later additions use their higher bits, which are 0 in an older
 checkpoint. With more variables an older run folder or Keras file would be refused.
 
-    cause = cause + 2^4 lower_helps + 2^5 is_weight + 2^6 (1 + position)
+    cause = cause + 2^4 lower_helps + 2^5 is_weight + 2^6 (1 + position) + 2^27 (1 + replica)
     index = index + 2^20 count, or -1 if nothing was skipped yet
 
-The position belongs to the non-finite weight if there is one, else to the nearest gradient. Models have fewer than 2^20
-variables.
+The position belongs to the non-finite weight if there is one, else to the nearest gradient. Models have at most 2^20
+variables. A replica beyond the 14th is kept as the 15th.
 """
 
 from __future__ import annotations
 
 import tensorflow as tf
 
+from scaler.backend.replicas import replica_count
 from scaler.backend.variables import shared_variable
 from scaler.outcome import Cause, Outcome, Skip
 
 MOST_COUNTED = 2**11 - 1
 """The largest count that is kept. It stands for this many non-finite gradients or more."""
-_HELPS, _IS_WEIGHT, _POSITION, _COUNT = 2**4, 2**5, 2**6, 2**20
+LAST_REPLICA = 14
+"""The largest number of a replica that is kept. It stands for this one or a later one."""
+_HELPS, _IS_WEIGHT, _POSITION, _REPLICA, _COUNT = 2**4, 2**5, 2**6, 2**27, 2**20
 _NEVER = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
 
 
@@ -33,15 +36,16 @@ class LastSkip:
     def __init__(self) -> None:
         self.variables = {field: shared_variable(value, field) for field, value in _NEVER.items()}
 
-    def keep(self, loss_scale: tf.Tensor, skip: Skip) -> None:
+    def keep(self, loss_scale: tf.Tensor, skip: Skip, replica: tf.Tensor | None) -> None:
         """Stores a skip, in the branch of the graph where the step is skipped."""
-        for field, value in {"loss_scale": loss_scale, **packed(skip)}.items():
+        for field, value in {"loss_scale": loss_scale, **packed(skip, replica)}.items():
             self.variables[field].assign(value)
 
     def keep_where(self, skipped: tf.Tensor, outcome: Outcome) -> None:
         """Stores the skip of an outcome where `skipped` is True."""
         skip = Skip(*(getattr(outcome, field) for field in Skip._fields))
-        for field, value in {"loss_scale": outcome.loss_scale, **packed(skip)}.items():
+        replica = outcome.replica if replica_count() > 1 else None
+        for field, value in {"loss_scale": outcome.loss_scale, **packed(skip, replica)}.items():
             self.variables[field].assign(tf.where(skipped, value, self.variables[field]))
 
     def correct(self, backward: tf.Tensor, lower_helps: tf.Tensor) -> None:
@@ -59,17 +63,24 @@ class LastSkip:
             grad_norm=nan,
             clipped_norm=nan,
             **skip._asdict(),
+            replica=kept["cause"] // _REPLICA - 1,
         )
 
 
-def packed(skip: Skip) -> dict[str, tf.Tensor]:
-    """Packs a skip into three scalars: int32 `cause`, bool `has_nan` and int32 `index`."""
+def packed(skip: Skip, replica: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
+    """Packs a skip into three scalars: int32 `cause`, bool `has_nan` and int32 `index`.
+
+    Args:
+        skip: The skip.
+        replica: As in `Outcome`, or None on one replica alone.
+    """
     is_weight = skip.weight >= 0
     position = tf.where(is_weight, skip.weight, skip.nearest)
     flags = _HELPS * tf.cast(skip.lower_helps, tf.int32) + _IS_WEIGHT * tf.cast(is_weight, tf.int32)
     count = tf.where(skip.index < 0, 0, tf.minimum(skip.count, MOST_COUNTED))
+    cause = skip.cause + flags + _POSITION * (1 + position)
     return {
-        "cause": skip.cause + flags + _POSITION * (1 + position),
+        "cause": cause if replica is None else cause + _REPLICA * (1 + tf.minimum(replica, LAST_REPLICA)),
         "has_nan": skip.has_nan,
         "index": skip.index + _COUNT * count,
     }
@@ -88,7 +99,7 @@ def correction(backward: tf.Tensor, lower_helps: tf.Tensor) -> tf.Tensor:
 
 def unpacked(cause: tf.Tensor, has_nan: tf.Tensor, index: tf.Tensor) -> Skip:
     """Unpacks a skip. `nearest` is -1 if the position of a weight was stored instead."""
-    position, is_weight = cause // _POSITION - 1, cause // _IS_WEIGHT % 2 > 0
+    position, is_weight = cause % _REPLICA // _POSITION - 1, cause // _IS_WEIGHT % 2 > 0
     return Skip(
         cause=cause % _HELPS,
         has_nan=has_nan,

@@ -364,7 +364,7 @@ class LossScaler(tf.Module):
             loss_finite,
             rollback,
             tf.convert_to_tensor(when),
-            lambda skip: self._kept.keep(loss_scale, skip),
+            lambda skip, replica: self._kept.keep(loss_scale, skip, replica),
             self._update if update else (lambda event, done: None),
         )
         # By now the optimizer has created its slots.
@@ -382,6 +382,7 @@ class LossScaler(tf.Module):
             grad_norm=decision.norm,
             clipped_norm=decision.clipped_norm,
             **skip._asdict(),
+            replica=tf.constant(-1) if decision.replica is None else decision.replica,
         )
 
     def _refuse(self, method: str, grads: Sequence[gradients.Gradient]) -> None:

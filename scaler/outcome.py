@@ -92,6 +92,8 @@ class Outcome(NamedTuple):
         nearest: Int32, the position of the last non-finite gradient; -1 if the step was applied or it is unknown.
         weight: Int32, the position of the first variable that was non-finite before the step; -1 if none was.
         lower_helps: Bool, whether the gradients were found finite at a lower loss scale.
+        replica: Int32, the first replica whose own loss or gradients were not finite. -1 if there is one replica alone,
+            if the step was applied, and if all replicas were alike: then it is no replica's share of the batch.
     """
 
     finite: tf.Tensor
@@ -105,6 +107,7 @@ class Outcome(NamedTuple):
     nearest: tf.Tensor = -1
     weight: tf.Tensor = -1
     lower_helps: tf.Tensor = False
+    replica: tf.Tensor = -1
 
     @property
     def variable(self) -> tf.Tensor:

@@ -37,8 +37,8 @@ class KeepBatches:
 
     Raises:
         NotWritable: When the run begins, if the folder cannot be written.
-        LoopError: When the run begins, on several replicas, where no step is taken again, for batches that hold
-            datasets, or beside another `KeepBatches`; later, if a batch cannot be written: its step is not taken.
+        LoopError: When the run begins, on several replicas, for batches that hold datasets, or beside another
+            `KeepBatches`; later, if a batch cannot be written: its step is not taken.
         scaler.InvalidArgument: For an argument that cannot work.
     """
 
@@ -58,8 +58,8 @@ class KeepBatches:
         replicas = loop.identity({})["replicas"]
         if replicas > 1:
             raise LoopError(
-                f"KeepBatches: the loop has {replicas} replicas, and a past step can be taken again on one device "
-                "alone. Leave it out."
+                f"KeepBatches: the loop has {replicas} replicas, and batches are kept on one device alone. Leave it "
+                "out."
             )
         if not kept.writable(loop.element_spec):
             raise LoopError(

@@ -121,7 +121,9 @@ class Attempts:
             self._factor.assign(1.0)
             step = self._compiled(heard)
             attempt = self._taken(step, batch)
-            if attempt.finite or self.lower_from is None or not math.isfinite(attempt.loss):
+            # A step of one's own may return no loss.
+            lost = "loss" in attempt.outputs and not math.isfinite(attempt.loss)
+            if attempt.finite or self.lower_from is None or lost:
                 return attempt
             self.moment.reset()
             self._factor.assign(1.0 / self.lower_from)

@@ -11,8 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import scaler
 from loops.autopsy.listening import replaced
 from loops.backend.steps import schedule as made_with
+from loops.backend.variables import in_float32
 
 APART = 1e-3
 """How far a value is moved away from such a point: float16 holds 1 - 1e-3 and 1e-3."""
@@ -20,15 +22,24 @@ APART = 1e-3
 
 @contextlib.contextmanager
 def in_policy(layers: Iterable[keras.layers.Layer], policy: str) -> Iterator[None]:
-    """Has layers compute under another dtype policy, with the variables that they have."""
+    """Has layers compute under another dtype policy; their 16-bit variables are float32 where the policy's are."""
     before = [(layer, layer.dtype_policy) for layer in layers]
     try:
         for layer, _ in before:
             layer.dtype_policy = policy
-        yield
+        wide = [layer for layer, _ in before if layer.variable_dtype == "float32"]
+        with in_float32({id(one): one for layer in wide for one in _narrow_variables(layer)}.values()):
+            yield
     finally:
         for layer, own in before:
             layer.dtype_policy = own
+
+
+def _narrow_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The 16-bit variables that are the layer's own and trained. Others are moved by the step, not read."""
+    of_parts = {id(one) for part in scaler.observe.layers_of(layer)[1:] for one in part.variables}
+    trained = [one for one in layer.trainable_variables if id(one) not in of_parts]
+    return [one for one in trained if one.dtype in ("float16", "bfloat16")]
 
 
 @contextlib.contextmanager
@@ -93,7 +104,8 @@ def slower(optimizer: keras.optimizers.Optimizer, part: float) -> Iterator[None]
     """
     schedule = made_with(optimizer)
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        optimizer.learning_rate = float(optimizer.learning_rate) * part
+        # On several replicas it is a variable of each, which float() does not take.
+        optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * part
         yield
         return
     optimizer.learning_rate = _Part(schedule, part)

@@ -38,6 +38,7 @@ class Explanation:
         layer: The path of the layer where it began, or None: the loss, or nothing.
         inside: Whether it began in the layer itself. Else it began in the loss or the step, in what came out of the
             layer or goes back to it.
+        regularizer: Whether it began in the layer's regularizer, or in its gradient.
         tensor: The tensor where it began, or None.
         operation: The type of its operation, such as "MatMul", or None.
         line: "file.py:12", the line of Python that made it, or None.
@@ -49,6 +50,8 @@ class Explanation:
             its own scale would hide why; None for its own.
         attempted: Whether a decision was taken at it, which only the last micro-batch of a window does.
         example: Where the batch held it, the position of the first example that does.
+        replicas: Of a run on several replicas, those whose share of the batch alone makes the step fail, counted from
+            0; what is said is then about the first share. None on one device, or where nothing failed.
         blame: "batch", "weights", or None where another batch was not tried or the scale alone was to blame.
         sentence: All that as text.
         magnitudes: In the order of the forward pass.
@@ -64,6 +67,7 @@ class Explanation:
     where: str | None = None
     layer: str | None = None
     inside: bool = True
+    regularizer: bool = False
     tensor: str | None = None
     operation: str | None = None
     line: str | None = None
@@ -74,6 +78,7 @@ class Explanation:
     seen_at: float | None = None
     attempted: bool = True
     example: int | None = None
+    replicas: tuple[int, ...] | None = None
     blame: str | None = None
     sentence: str = ""
     magnitudes: tuple[Magnitude, ...] = ()

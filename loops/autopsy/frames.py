@@ -28,6 +28,7 @@ class Frame:
         amax: The largest magnitude, infinity included, NaN left out.
         has_nan: Whether a NaN is among its values.
         source: What it is where nothing computed it: "batch", "variable", or None.
+        penalty: Whether a regularizer of the layer computed it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Frame:
     amax: float
     has_nan: bool
     source: str | None = None
+    penalty: bool = False
 
     @property
     def finite(self) -> bool:

@@ -1,7 +1,8 @@
 """What a run's log says of it: which step to look at, and whether its skips are the harmless kind. Pure.
 
 A scale that begins too high is halved until it fits: these skips are how it finds its level. Afterwards it grows every
-so many applied steps, and is halved again where the larger one overflows: one skip for each interval. Both are meant.
+so many applied steps, and is halved again where the larger one overflows: one skip for each interval, however short the
+interval is. Both are meant. A run may skip now and then beside, where its gradients grow.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ _STREAK = 5
 """Skips on end, after the first applied step, that a healthy run's gradients do not ask for: 32 times as large."""
 _AT_END = 3
 """Skips on end with which no healthy run ends."""
-_SHARE = 0.05
-"""Skips among the steps of the second half: a growth interval of 20, shorter than anyone sets it, has as many."""
+SHARE = 0.05
+"""Skips among the steps of the second half that follow no growth of the scale."""
 _LEAST = 3
 """Skips that make a share."""
 _LOWEST = 1.0
@@ -35,6 +36,8 @@ class Health:
         skips: How many steps were skipped.
         at_start: How many of them before the first step was applied.
         steps: How many steps there are.
+        of_growth: How many of the skips followed a growth of the scale, and took it back to where it was.
+        often: Where the other skips are too many, how many of how many steps of the second half; else None.
     """
 
     step: int | None
@@ -42,6 +45,8 @@ class Health:
     skips: int
     at_start: int
     steps: int
+    of_growth: int = 0
+    often: tuple[int, int] | None = None
 
 
 def health(rows: Sequence[Mapping[str, Any]]) -> Health:
@@ -54,12 +59,17 @@ def health(rows: Sequence[Mapping[str, Any]]) -> Health:
     streaks = _streaks(attempts)
     at_start = len(streaks[0]) if streaks and attempts[0] is streaks[0][0] else 0
     bad = [streak for streak in streaks if _is_bad(streak, attempts)]
-    if not bad and _often(attempts[len(attempts) // 2 :]):
-        bad = streaks[-1:]
+    places = {row["step"]: place for place, row in enumerate(attempts)}
+    of_growth = [streak for streak in streaks if _is_of_growth(streak, attempts, places[streak[0]["step"]])]
+    grown = {row["step"] for streak in of_growth for row in streak}
+    often = None if bad else _often(attempts[len(attempts) // 2 :], grown)
+    if often:
+        bad = [streak for streak in streaks if streak[0]["step"] not in grown][-1:]
     step = None
     if streaks:
         step = (_telling(bad[-1]) if bad else streaks[-1][-1])["step"]
-    return Health(step, not bad, sum(len(streak) for streak in streaks), at_start, len(rows))
+    skips = sum(len(streak) for streak in streaks)
+    return Health(step, not bad, skips, at_start, len(rows), len(grown), often)
 
 
 def _is_bad(streak: Sequence[Mapping], attempts: Sequence[Mapping]) -> bool:
@@ -72,9 +82,22 @@ def _is_bad(streak: Sequence[Mapping], attempts: Sequence[Mapping]) -> bool:
     )
 
 
-def _often(attempts: Sequence[Mapping]) -> bool:
-    skips = sum(not row["applied"] for row in attempts)
-    return skips >= _LEAST and skips > _SHARE * len(attempts)
+def _is_of_growth(streak: Sequence[Mapping], attempts: Sequence[Mapping], first: int) -> bool:
+    """Whether the scale had grown since the skips before, and is not lower after these than it was."""
+    start, end = first, first + len(streak)
+    while start and attempts[start - 1]["applied"]:
+        start -= 1
+    before, at = (attempts[place].get("loss_scale") for place in (start, first))
+    if start == first or before is None or at is None or at <= before:
+        return False
+    after = before if end == len(attempts) else attempts[end].get("loss_scale")
+    return after is not None and after >= before
+
+
+def _often(attempts: Sequence[Mapping], grown: set[int]) -> tuple[int, int] | None:
+    """How many of how many steps were skipped with no growth before, if these are too many."""
+    skips = sum(not row["applied"] and row["step"] not in grown for row in attempts)
+    return (skips, len(attempts)) if skips >= _LEAST and skips > SHARE * len(attempts) else None
 
 
 def _cause(row: Mapping) -> str | None:
@@ -101,3 +124,28 @@ def _streaks(attempts: Sequence[Mapping]) -> list[list[Mapping]]:
 def _telling(streak: Sequence[Mapping]) -> Mapping:
     """The first skip that a scale too high does not explain, or else the first: there the trouble is youngest."""
     return next((row for row in streak if _cause(row) not in _MEANT), streak[0])
+
+
+def in_words(found: Health) -> str:
+    """How many steps of a log were skipped, and what each skip is told to be."""
+    if not found.skips:
+        return f"none of the {found.steps} steps in the log was skipped"
+    others = found.skips - found.at_start - found.of_growth
+    kinds = [
+        (found.at_start, "while the scale found its level"),
+        (found.of_growth, "after it had grown, which took it back"),
+        (others, "beside, where gradients grew"),
+    ]
+    parts = [f"{count} {kind}" for count, kind in kinds if count]
+    return f"{found.skips} of the {found.steps} steps in the log were skipped: {', '.join(parts)}"
+
+
+def too_often(found: Health) -> str:
+    """Which share of a log is too large, as a sentence; empty where none is."""
+    if found.often is None:
+        return ""
+    skips, steps = found.often
+    return (
+        f"In the second half of the log {skips} of {steps} steps were skipped though the scale had not grown before: "
+        f"that is {skips / steps:.0%}, and up to {SHARE:.0%} is usual."
+    )

@@ -14,12 +14,12 @@ import scaler
 
 @dataclasses.dataclass
 class Heard:
-    """What was handed over, in order.
+    """What was handed over, in order. Of several replicas, by the first.
 
     Attributes:
         losses: The unscaled losses.
         gradients: The scaled gradients of each `apply` and `unscale`.
-        finite: For each `apply`, scalar bool, whether it applied them.
+        finite: For each `apply`, scalar bool, whether it applied them; of several replicas, those of each.
         moments: For each call, whether it took a loss, and the number of operations that the graph had then.
     """
 
@@ -27,6 +27,12 @@ class Heard:
     gradients: list[list] = dataclasses.field(default_factory=list)
     finite: list[tf.Tensor] = dataclasses.field(default_factory=list)
     moments: list[tuple[bool, int]] = dataclasses.field(default_factory=list)
+
+    def take(self, grads: list) -> None:
+        """Notes gradients that were handed over."""
+        if on_first_replica():
+            self.moments.append((False, count_of_operations()))
+            self.gradients.append(grads)
 
 
 @contextlib.contextmanager
@@ -70,8 +76,9 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _scale(original: Callable, heard: Heard, factor: tf.Variable | tf.Tensor | None) -> Callable:
     def scale(loss: Any) -> tf.Tensor:
-        heard.moments.append((True, count_of_operations()))
-        heard.losses.append(tf.convert_to_tensor(loss))
+        if on_first_replica():
+            heard.moments.append((True, count_of_operations()))
+            heard.losses.append(tf.convert_to_tensor(loss))
         return original(loss if factor is None else tf.cast(loss, tf.float32) * factor)
 
     return scale
@@ -82,8 +89,7 @@ def _apply(one: scaler.LossScaler, heard: Heard, moves: bool) -> Callable:
 
     def apply(optimizer: Any, grads: Sequence, variables: Any = None, **options: Any) -> scaler.Outcome:
         grads = list(grads)
-        heard.moments.append((False, count_of_operations()))
-        heard.gradients.append(grads)
+        heard.take(grads)
         outcome = original(optimizer, grads, variables, **options) if moves else _judged(one, grads, heard)
         heard.finite.append(outcome.finite)
         return outcome
@@ -116,11 +122,16 @@ def _judged(one: scaler.LossScaler, grads: Sequence, heard: Heard) -> scaler.Out
 def _unscale(original: Callable, heard: Heard) -> Callable:
     def unscale(grads: Sequence) -> list:
         grads = list(grads)
-        heard.moments.append((False, count_of_operations()))
-        heard.gradients.append(grads)
+        heard.take(grads)
         return original(grads)
 
     return unscale
+
+
+def on_first_replica() -> bool:
+    """Whether this is being traced for the first replica, or for the only one."""
+    context = tf.distribute.get_replica_context()
+    return context is None or tf.get_static_value(context.replica_id_in_sync_group) == 0
 
 
 def count_of_operations() -> int:

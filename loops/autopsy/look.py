@@ -14,13 +14,14 @@ from loops.autopsy.explanation import Explanation
 from loops.autopsy.helped import blame_of, helped, in_order
 from loops.autopsy.measured import alike, example_of, magnitudes, measured, true_amax
 from loops.autopsy.models import models_of
-from loops.autopsy.origin import nearest_layer, origins, pass_of
+from loops.autopsy.origin import differentiated, nearest_layer, origins, pass_of
 from loops.autopsy.paths import paths_of
 from loops.autopsy.proposals import of_update, proposals
 from loops.autopsy.remedies import OWN
 from loops.autopsy.scales import fitting_scale
 from loops.autopsy.scan import Scan
 from loops.autopsy.sentence import sentence
+from loops.autopsy.shares import at_share_to_blame, in_whole_batch
 from loops.autopsy.wider import octaves_over
 
 _VERDICTS = {
@@ -43,7 +44,10 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
     """
     attempts = Attempts(moment, progress)
     layers = paths_of(models_of(moment.train_step))
-    step, attempt = _failing(moment, attempts)
+    step, attempt = failing(moment, attempts)
+    replicas = None
+    if moment.replicas > 1 and not attempt.finite:
+        replicas, attempt = at_share_to_blame(moment, attempts, attempt)
     seen = measured(attempts, layers)
     cause = _cause_of(attempt, seen)
     known = Explanation(
@@ -55,6 +59,7 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         attempted=bool((moment.logged or {}).get("attempted", True)),
         magnitudes=magnitudes(seen, layers),
         observed_alike=alike(attempt, seen),
+        replicas=replicas,
     )
     if cause is scaler.Cause.NONE and _was_skipped(moment):
         known = dataclasses.replace(
@@ -76,7 +81,7 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
     return dataclasses.replace(known, sentence=sentence(known))
 
 
-def _failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:
+def failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:
     """The step as it is; of a window that an earlier micro-batch spoiled, that one, with the weights of the window."""
     attempt = attempts.as_run()
     if attempts.windowed and attempt.finite and _was_skipped(moment):
@@ -144,7 +149,12 @@ def _with_origin(
     nearest = nearest if nearest in layers else None
     where = pass_of(first, seen.frames)
     singular = over is None and where in ("forward", "backward")
-    proposed = proposals(attempts, layers, own, nearest, singular=singular, order=seen.order) if more else []
+    began = differentiated(first, seen.frames)
+    # Where a scale of use fits, gradients overflow that a denominator may be far from.
+    division = None if known.fits_at is not None and known.fits_at >= 1.0 else began
+    proposed = []
+    if more:
+        proposed = proposals(attempts, layers, own, nearest, singular=singular, order=seen.order, division=division)
     remedies = in_order(dataclasses.replace(known, where=where), attempts, proposed)
     if any(remedy.finite and remedy.name == OWN for remedy in remedies):
         known = dataclasses.replace(known, verdict="overflow")
@@ -153,8 +163,9 @@ def _with_origin(
         where=where,
         layer=own or (nearest if where == "backward" or helped(remedies, f"{nearest!r} in float32") else None),
         inside=own is not None,
+        regularizer=began.penalty,
         tensor=first.name,
-        example=example_of(attempts.moment.batch) if where == "data" else None,
+        example=_example(known, attempts.moment) if where == "data" else None,
         operation=first.kind,
         line=seen.line(first.name),
         kind=first.problem,
@@ -162,6 +173,10 @@ def _with_origin(
         blame=blame_of(remedies, where, known.fits_at),
     )
     return dataclasses.replace(known, remedies=tuple(remedies))
+
+
+def _example(known: Explanation, moment: Any) -> int | None:
+    return in_whole_batch(example_of(moment.batch), moment.batch, known.replicas, moment.replicas)
 
 
 def _of_variable(

@@ -49,7 +49,7 @@ def magnitudes(seen: Scan, layers: Mapping[str, keras.layers.Layer]) -> tuple[Ma
     forward: dict[str, float] = {}
     backward: dict[str, float] = {}
     for frame in seen.frames.values():
-        if frame.layer is None or frame.source is not None or frame.kind == "Const":
+        if frame.layer is None or frame.source is not None or frame.kind == "Const" or frame.penalty:
             continue
         if frame.part is Part.FORWARD:
             # What the layer gave last is its output.

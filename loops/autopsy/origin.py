@@ -59,7 +59,7 @@ def pass_of(frame: Frame, frames: Mapping[str, Frame]) -> str:
 
 def nearest_layer(frame: Frame, frames: Mapping[str, Frame]) -> str | None:
     """The layer that a tensor of no layer was computed from, by the shortest way; of a gradient, its tensor's."""
-    level = [_differentiated(frame, frames)]
+    level = [differentiated(frame, frames)]
     seen = {one.name for one in level}
     while level:
         below: list[Frame] = []
@@ -73,7 +73,7 @@ def nearest_layer(frame: Frame, frames: Mapping[str, Frame]) -> str | None:
     return None
 
 
-def _differentiated(frame: Frame, frames: Mapping[str, Frame]) -> Frame:
-    """The tensor whose gradient a frame is, where TensorFlow named the gradient's scope after its operation."""
+def differentiated(frame: Frame, frames: Mapping[str, Frame]) -> Frame:
+    """The tensor whose gradient a frame is, whose name TensorFlow gives the gradient's scope; else the frame."""
     scope = frame.name.removeprefix("gradient_tape/").rpartition("/")[0]
     return frames.get(f"{scope}:0", frame) if frame.name.startswith("gradient_tape/") else frame

@@ -14,6 +14,8 @@ import tensorflow as tf
 import scaler
 from loops.autopsy.attempts import Attempts
 from loops.autopsy.changes import APART, given, in_policy, kept_away, slower, with_finite_gradient, with_value, zeroed
+from loops.autopsy.divisions import of_division
+from loops.autopsy.frames import Frame
 from loops.autopsy.models import optimizer_of
 from loops.autopsy.remedies import ANOTHER_BATCH, HIDES, OWN, Proposal
 from loops.batches import parts
@@ -30,6 +32,7 @@ def proposals(
     *,
     singular: bool,
     order: Sequence[str] = (),
+    division: Frame | None = None,
 ) -> list[Proposal]:
     """What fits the step.
 
@@ -40,10 +43,16 @@ def proposals(
         nearest: The path of the layer that it came out of, where it began in none.
         singular: Whether it is not finite in float32 either.
         order: The paths of the layers in the order of the forward pass.
+        division: What may be one that began it, as for `of_division`.
     """
     found = []
-    for path in dict.fromkeys(path for path in (origin, nearest) if path):
-        found += _of_layer(path, layers[path], singular=singular)
+    paths = list(dict.fromkeys(path for path in (origin, nearest) if path))
+    for path in paths:
+        found += _of_layer(path, layers[path])
+    if division is not None:
+        found += of_division(division, division.layer)
+    for path in paths if singular else ():
+        found += _at_a_singular_point(path, layers[path])
     narrow = [layer for layer in layers.values() if layer.compute_dtype in ("float16", "bfloat16")]
     found += _of_loss(attempts, singular=singular)
     following = _from(origin or nearest, layers, order)
@@ -96,7 +105,7 @@ def _from(path: str | None, layers: Mapping[str, keras.layers.Layer], order: Seq
     return [one for one in dict.fromkeys(after) if one.compute_dtype in ("float16", "bfloat16")]
 
 
-def _of_layer(path: str, layer: keras.layers.Layer, *, singular: bool) -> list[Proposal]:
+def _of_layer(path: str, layer: keras.layers.Layer) -> list[Proposal]:
     found = []
     inside = scaler.observe.layers_of(layer)
     if any(one.compute_dtype in ("float16", "bfloat16") for one in inside):
@@ -117,22 +126,24 @@ def _of_layer(path: str, layer: keras.layers.Layer, *, singular: bool) -> list[P
                     functools.partial(with_value, one, name, new),
                 )
             )
-    if singular:
-        found += [
-            Proposal(
-                f"inputs of {path!r} moved by {APART:g}",
-                f"What {path!r} computes has no value at this input: keep it away from there, as by adding {APART:g} "
-                "under a square root, logarithm, division or norm.",
-                lambda: given(layer, kept_away),
-            ),
-            Proposal(
-                f"derivatives of {path!r} {HIDES}",
-                f"The derivative of {path!r} has no value at this input, as a square root, norm or division has none "
-                f"at 0: add {APART:g} there, or choose another value with tf.where before the operation and after it.",
-                lambda: given(layer, with_finite_gradient),
-            ),
-        ]
     return found
+
+
+def _at_a_singular_point(path: str, layer: keras.layers.Layer) -> list[Proposal]:
+    return [
+        Proposal(
+            f"inputs of {path!r} moved by {APART:g}",
+            f"What {path!r} computes has no value at this input: keep it away from there, as by adding {APART:g} "
+            "under a square root, logarithm, division or norm.",
+            lambda: given(layer, kept_away),
+        ),
+        Proposal(
+            f"derivatives of {path!r} {HIDES}",
+            f"The derivative of {path!r} has no value at this input, as a square root, norm or division has none "
+            f"at 0: add {APART:g} there, or choose another value with tf.where before the operation and after it.",
+            lambda: given(layer, with_finite_gradient),
+        ),
+    ]
 
 
 def unfit_values(layer: keras.layers.Layer) -> list[tuple[str, float]]:

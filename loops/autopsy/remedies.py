@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+import scaler
 from loops.autopsy.attempts import Attempts
 
 ANOTHER_BATCH = "another batch"
@@ -66,7 +67,7 @@ def tried(attempts: Attempts, proposals: list[Proposal]) -> list[Remedy]:
     for proposal in proposals:
         try:
             attempt = attempts.take(proposal.change(), proposal.batch)
-        except (TypeError, ValueError, tf.errors.OpError):
+        except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion):
             # A layer may not work in another dtype, or a next batch may have another shape.
             remedies.append(Remedy(proposal.name, False, False, math.nan, proposal.advice))
         else:

@@ -138,10 +138,11 @@ def _frames(
 ) -> dict[str, Frame]:
     layers = backward_layers([one.name for one in operations], places.by_number(len(operations)))
     parts = _parts(operations, heard)
+    penalties = places.in_regularizers()
     given = {tensor.name for tensor in batch if isinstance(tensor, tf.Tensor)}
     rows = iter(measured)
     frames: dict[str, Frame] = {}
-    for operation, layer, part in zip(operations, layers, parts, strict=True):
+    for number, (operation, layer, part) in enumerate(zip(operations, layers, parts, strict=True)):
         inputs = tuple(_computed_from(operation))
         for tensor in _floats(operation):
             amax, has_nan = next(rows)
@@ -155,6 +156,7 @@ def _frames(
                 amax=float(amax),
                 has_nan=bool(has_nan),
                 source=_source(operation, tensor, given),
+                penalty=number in penalties,
             )
     also = next(rows, None)
     if also is not None:

@@ -49,7 +49,7 @@ def _masked(found: Explanation) -> str:
 
 def _began(found: Explanation) -> str:
     kind = _KINDS[found.kind or "inf"]
-    place = f"in the layer {found.layer!r}" if found.inside and found.layer else _outside(found)
+    place = _place(found)
     if found.where == "data" and found.operation == "Placeholder":
         where = "" if found.example is None else f", first in example {found.example}"
         return f"the batch held {kind}{where}"
@@ -62,6 +62,12 @@ def _began(found: Explanation) -> str:
     if found.operation == "Const":
         return f"a constant that its format cannot hold became {kind}, {place}"
     return f"the {found.where} pass gave {kind} first {place}"
+
+
+def _place(found: Explanation) -> str:
+    if found.regularizer and found.layer:
+        return f"in the {'' if found.inside else 'gradient of the '}regularizer of the layer {found.layer!r}"
+    return f"in the layer {found.layer!r}" if found.inside and found.layer else _outside(found)
 
 
 def _outside(found: Explanation) -> str:
@@ -88,11 +94,23 @@ def _how_far(found: Explanation) -> str:
 
 
 def _whose(found: Explanation) -> str:
-    return {
+    blame = {
         "batch": "The next batch passes with the same weights: look at this batch.",
         "weights": "The weights had gone bad before this step.",
         None: "",
     }[found.blame]
+    return f"{_shares(found)} {blame}".strip()
+
+
+def _shares(found: Explanation) -> str:
+    if found.replicas is None:
+        return ""
+    if not found.replicas:
+        return "No replica's share of the batch does this by itself."
+    if len(found.replicas) == 1:
+        return f"The share of the batch that replica {found.replicas[0]} takes, counted from 0, does this by itself."
+    names = ", ".join(map(str, found.replicas))
+    return f"The shares of the batch that the replicas {names} take, counted from 0, do this, each by itself."
 
 
 def _observed(found: Explanation) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from loops.autopsy.listening import count_of_operations, replaced
+from loops.autopsy.changes import with_value
+from loops.autopsy.listening import count_of_operations, on_first_replica, replaced
 
 _BACKWARD = "gradient_tape/"
 
@@ -22,11 +23,13 @@ class Whereabouts:
 
     Attributes:
         calls: The layer's path, and the numbers of the first operation of a call and of the first one after it.
+        regularizers: The same of calls of its regularizers.
         order: The layers' paths in the order in which their calls ended.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, int]] = []
+        self.regularizers: list[tuple[str, int, int]] = []
 
     @property
     def order(self) -> list[str]:
@@ -37,9 +40,13 @@ class Whereabouts:
         """For each operation of the forward pass the innermost layer."""
         layers: list[str | None] = [None] * count
         # Outer calls end after inner ones, and must not hide them.
-        for path, first, end in reversed(self.calls):
+        for path, first, end in [*reversed(self.calls), *self.regularizers]:
             layers[first:end] = [path] * (end - first)
         return layers
+
+    def in_regularizers(self) -> set[int]:
+        """The numbers of the operations that regularizers made."""
+        return {number for _, first, end in self.regularizers for number in range(first, end)}
 
 
 @contextlib.contextmanager
@@ -53,19 +60,49 @@ def noting(layers: Mapping[str, keras.layers.Layer]) -> Iterator[Whereabouts]:
     graphs: list[tf.Graph] = []
     with contextlib.ExitStack() as stack:
         for path, layer in layers.items():
-            stack.enter_context(replaced(layer, "call", _noted(path, layer.call, found, graphs)))
+            stack.enter_context(replaced(layer, "call", _noted(path, layer.call, found.calls, graphs)))
+        for owner, name, path in _regularized(layers):
+            change = _Regularizer(_noted(path, getattr(owner, name), found.regularizers, graphs))
+            stack.enter_context(with_value(owner, name, change))
         yield found
 
 
-def _noted(path: str, call: Callable, found: Whereabouts, graphs: list) -> Callable:
+class _Regularizer(keras.regularizers.Regularizer):
+    """A function as a regularizer, which is all that a variable takes.
+
+    Args:
+        function: It.
+    """
+
+    def __init__(self, function: Callable):
+        self._function = function
+
+    def __call__(self, value: Any) -> Any:
+        """The penalty of a value."""
+        return self._function(value)
+
+
+def _regularized(layers: Mapping[str, keras.layers.Layer]) -> list[tuple[Any, str, str]]:
+    """What has a regularizer, the name of the attribute, and the layer's path. A variable counts to the inmost one."""
+    of_outputs = [(layer, path) for path, layer in layers.items() if callable(layer.activity_regularizer)]
+    owners: dict[int, tuple[Any, str]] = {}
+    for path in sorted(layers, key=len):
+        owners |= {id(one): (one, path) for one in layers[path].trainable_variables if one.regularizer is not None}
+    return [
+        *((layer, "activity_regularizer", path) for layer, path in of_outputs),
+        *((one, "regularizer", path) for one, path in owners.values()),
+    ]
+
+
+def _noted(path: str, call: Callable, calls: list, graphs: list) -> Callable:
     @functools.wraps(call)  # Keras reads its arguments.
     def noted(*arguments: Any, **options: Any) -> Any:
         graph, first = tf.compat.v1.get_default_graph(), count_of_operations()
         graphs.append(graph)
         result = call(*arguments, **options)
         # A call inside the loop of another layer is that layer's.
-        if graph is graphs[0]:
-            found.calls.append((path, first, count_of_operations()))
+        if graph is graphs[0] and on_first_replica():
+            calls.append((path, first, count_of_operations()))
         return result
 
     return noted

@@ -6,7 +6,7 @@ import argparse
 import pathlib
 from typing import Any
 
-from loops.autopsy.explain import cure
+from loops.autopsy.cure import Cure, find_cure
 from loops.cli import options
 from loops.cli.explain import add_run, finished, quiet, told
 from loops.rewind.opened import open_run
@@ -20,7 +20,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "cure",
         help="the fewest layers that must compute in float32 for a past step to pass",
-        description="Exits with 1 where the step does not pass with every layer in float32 either.",
+        description="Exits with 1 where the step does not pass with every layer in float32 either, or where that could "
+        "not be tried.",
     )
     add_run(parser)
     parser.add_argument("--step", type=options.count, required=True, metavar="N", help="the step")
@@ -30,23 +31,37 @@ def add_parser(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     quiet()
-    layers = cure(
+    cure = find_cure(
         open_run(options.folder, options.build), options.step, run=pathlib.Path(options.folder), progress=told
     )
     finished()
-    if options.json:
-        print(to_json({"step": options.step, "layers": layers or [], "cured": layers is not None}))
-    else:
-        print(text(options.step, layers))
-    return 0 if layers is not None else _NO_CURE
+    print(to_json(as_dict(options.step, cure)) if options.json else text(options.step, cure))
+    return 0 if cure.layers is not None else _NO_CURE
 
 
-def text(step: int, layers: list[str] | None) -> str:
+def as_dict(step: int, cure: Cure) -> dict[str, Any]:
+    """The cure as `--json` prints it: `layers` is null where nobody knows."""
+    return {
+        "step": step,
+        "layers": (cure.layers or []) if cure.known else None,
+        "cured": cure.layers is not None,
+        "at_scale": cure.at_scale,
+        "untried": list(cure.untried),
+        "why": cure.why,
+    }
+
+
+def text(step: int, cure: Cure) -> str:
     """The cure as the lines to write."""
-    if layers is None:
+    if not cure.known:
+        return f"Step {step}: nobody knows which layers need float32. {cure.why}"
+    if cure.layers is None:
         return f"Step {step} does not pass with every layer in float32 either: `halfstep explain` says why."
-    if not layers:
-        return f"Step {step} passes as it is."
-    lines = [f"Step {step} passes with {len(layers)} layer{'s' * (len(layers) > 1)} in float32:", ""]
-    lines += [f'  {layer}: dtype="float32"' for layer in layers]
+    at = "" if cure.at_scale is None else f", at a loss scale of {cure.at_scale:g}"
+    if not cure.layers:
+        return f"Step {step} passes as it is{at}."
+    lines = [f"Step {step} passes with {len(cure.layers)} layer{'s' * (len(cure.layers) > 1)} in float32{at}:", ""]
+    lines += [f'  {layer}: dtype="float32"' for layer in cure.layers]
+    if cure.untried:
+        lines += ["", f"Not tried in float32, in which they cannot run: {', '.join(cure.untried)}."]
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Why a step overflowed, what would help, and what a run recorded: what `scaler.observe` cannot do without a loop."""
 
-from loops.autopsy.explain import cure as cure
+from loops.autopsy.cure import cure as cure
 from loops.autopsy.explain import explain as explain
 from loops.autopsy.explanation import Explanation as Explanation
 from loops.census import Census as Census

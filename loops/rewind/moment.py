@@ -45,6 +45,7 @@ class Moment:
         batch: Step N's, as the dataset gave it.
         next_batch: Step N+1's, or None if there is none.
         before: The batches of up to three steps before N, oldest first; as many as were replayed.
+        replicas: How many replicas share a batch.
         began_at: The step of the checkpoint that was restored, 0 for the beginning of the run.
         reproduced: Whether every step that was taken again, and step N, returned what the run's log says.
         differs: Where they are not `reproduced`, a sentence on why: the first difference, or what nobody can compare.
@@ -67,6 +68,7 @@ class Moment:
         self.loop, self.train_step = loop, loop.train_step
         self.take, self.jit_compile = loop.calls.train_step, loop.calls.jit_compile
         self.step, self.began_at = step, began_at
+        self.replicas = int(loop.identity({})["replicas"])
         self.before = before
         self.batch, self.next_batch = batches.next(), None
         with contextlib.suppress(tf.errors.OpError):  # It is not this step's.

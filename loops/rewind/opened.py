@@ -62,7 +62,11 @@ def _of_train(run: pathlib.Path) -> Loop:
             "was. Name the program that made it: --build module:function."
         )
     if said.get("replicas", 1) > 1 or said.get("workers", 1) > 1:
-        raise LoopError(f"{run}: its {said['replicas']} replicas cannot be rewound: only a run on one device can.")
+        raise LoopError(
+            f"{run}: its {said['replicas']} replicas cannot be rewound without the program: name it with --build "
+            "module:function. It returns the loop on as many devices of one process, with a "
+            "tf.distribute.MirroredStrategy; a run of several workers is made once more so."
+        )
     fields = {field.name for field in dataclasses.fields(RunOptions)} - {"steps"}
     missing = sorted(({"task"} | fields) - set(said))
     if missing:

@@ -58,7 +58,8 @@ def rewind(
     made, with the seeds of the run.
 
     Args:
-        loop: With the run's `Checkpoint` among its actions; one device alone. It is used up.
+        loop: With the run's `Checkpoint` among its actions, in one process, with as many replicas as the run. It is
+            used up.
         step: Counted from 1, in batches, as the log counts.
         run: The folder with the log `steps.jsonl`, where the loop has no `JsonLines`.
         at_least: Steps to take again, for `Moment.from_checkpoint`: from an older checkpoint, or, of the first hundred
@@ -69,7 +70,7 @@ def rewind(
         scaler.InvalidArgument: For a step that the run did not take, or a loop without a `Checkpoint`.
         CheckpointError: If the checkpoints are of another run, or of other variables.
         OutOfData: If the dataset ends before the step.
-        LoopError: If the loop is on several replicas, or would have to begin anew and cannot.
+        LoopError: If the loop is on several workers, or would have to begin anew and cannot.
         KeyboardInterrupt: After SIGINT, when the call under way has ended.
         SystemExit: After SIGTERM, with status 143, likewise.
     """
@@ -140,11 +141,11 @@ def _checked(loop: Loop, step: int) -> Checkpoint:
             "the loop has no loops.Checkpoint among its actions: expected the one that the run was saved by, such as "
             "loops.Checkpoint('run/ckpt', every=500)."
         )
-    replicas = loop.identity({})["replicas"]
-    if replicas > 1 or loop.workers.count > 1:
+    if loop.workers.count > 1:
         raise LoopError(
-            f"the loop has {replicas} replicas on {loop.workers.count} workers: a past step can be taken again on one "
-            "device alone."
+            f"the loop has replicas on {loop.workers.count} workers: a past step can be taken again in one process "
+            "alone. `loss_scaler.last_skip` names the variable and the replica. Run the program once more in one "
+            "process, with a MirroredStrategy of as many devices, and have that run explained."
         )
     return found
 

@@ -64,6 +64,20 @@ def all_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     return tf.logical_not(any_of(strategy, each(strategy, tf.logical_not, flag)))
 
 
+def first_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
+    """The first replica of all workers on which `flag`, scalar bool, is true: scalar int32, -1 if on all or on none."""
+    count = strategy.num_replicas_in_sync
+
+    def mark(flag: tf.Tensor) -> tf.Tensor:
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.one_hot(number, count) * tf.cast(flag, tf.float32)
+
+    marks = each(strategy, mark, flag)
+    marked = of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, marks, marks))[0] > 0
+    alike = tf.equal(tf.reduce_any(marked), tf.reduce_all(marked))
+    return tf.where(alike, -1, tf.argmax(tf.cast(marked, tf.int32), output_type=tf.int32))
+
+
 def native(variable: Any) -> tf.Variable:
     """Returns TensorFlow's variable inside a Keras variable, or the variable itself."""
     return variable.value if isinstance(variable, keras.Variable) else variable

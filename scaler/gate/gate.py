@@ -34,6 +34,7 @@ class Decision(NamedTuple):
         norm: Float32, the global norm of the unscaled gradients.
         clipped_norm: Float32, the global norm of what the optimizer was given; NaN if the step was not applied.
         skip: Why it was not.
+        replica: Int32, the first replica whose own gradients or loss are to blame, or -1; None on one replica alone.
     """
 
     attempted: tf.Tensor
@@ -41,6 +42,7 @@ class Decision(NamedTuple):
     norm: tf.Tensor
     clipped_norm: tf.Tensor
     skip: Skip
+    replica: tf.Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Gate:
         loss_finite: tf.Tensor,
         rollback: Snapshot | None,
         when: tf.Tensor,
-        on_skip: Callable[[Skip], None],
+        on_skip: Callable[[Skip, tf.Tensor | None], None],
         after: Callable[[Event, tf.Tensor], None],
     ) -> Decision:
         """Decides once for all replicas; every replica calls it.
@@ -77,7 +79,7 @@ class Gate:
             loss_finite: Scalar bool, of this replica.
             rollback: Of this replica, or None.
             when: Scalar bool, the same on all replicas: whether to decide at all.
-            on_skip: Called once for all replicas in the branch of a skip.
+            on_skip: Called once for all replicas in the branch of a skip, with why, and with `Decision.replica`.
             after: Called once for all replicas with what was seen, and a tensor that is there when the weights have
                 moved or not.
         """
@@ -96,7 +98,7 @@ class Gate:
 
             when = replicas.of_each(strategy, when)[0]
             constant = tf.get_static_value(when)
-            return now() if constant else tf.cond(_after_side_effects(when), now, _not_now)
+            return now() if constant else tf.cond(_after_side_effects(when), now, lambda: _not_now(strategy))
 
         return replicas.merge(decide, grads, before, loss_finite, when)
 
@@ -113,9 +115,10 @@ class Gate:
         loss_scale: tf.Tensor,
         loss_finite: tf.Tensor,
         state: list[tuple],
-        on_skip: Callable[[Skip], None],
+        on_skip: Callable[[Skip, tf.Tensor | None], None],
     ) -> tuple[Decision, Event]:
         """One step, in its order: reduce, measure, decide, apply or skip, put back, and the event."""
+        own_loss_finite = loss_finite
         totals = replicas.total(strategy, grads)
         summed = replicas.each(strategy, gradients.sum_duplicates, totals)
         given = summed if self.sum_duplicates else totals
@@ -137,25 +140,26 @@ class Gate:
 
         applied = attempt.holds(finite, move)
 
-        def apply() -> tuple[tf.Tensor, Skip]:
+        def apply() -> tuple[tf.Tensor, Skip, tf.Tensor | None]:
             attempt.complete(move)
             for variable, value in state:
                 replicas.assign_each(strategy, variable, keep_finite, value)
             clipped_norm = norm if self.clip is None else self._clipped_norm(strategy, given, loss_scale, squares)
-            return clipped_norm, not_skipped()
+            return clipped_norm, not_skipped(), _no_replica(strategy)
 
-        def skip() -> tuple[tf.Tensor, Skip]:
+        def skip() -> tuple[tf.Tensor, Skip, tf.Tensor | None]:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
             first = [replicas.of_each(strategy, grad)[0] for grad in summed]
             look = functools.partial(reason_of, self.targets, first, squares, loss_finite)
             reason = tf.cond(attempt.failed(finite, norm), attempt.undo, look)
             reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
-            on_skip(reason)
-            return tf.constant(float("nan")), reason
+            replica = self._to_blame(strategy, grads, own_loss_finite)
+            on_skip(reason, replica)
+            return tf.constant(float("nan")), reason, replica
 
-        clipped_norm, reason = tf.cond(applied, apply, skip)
-        decision = Decision(tf.constant(True), applied, norm, clipped_norm, reason)
+        clipped_norm, reason, replica = tf.cond(applied, apply, skip)
+        decision = Decision(tf.constant(True), applied, norm, clipped_norm, reason, replica)
         own, summed = self.targets.derivatives(grads), self.targets.derivatives(summed)
         return decision, event_of(strategy, self.needs, applied, own, summed, loss_scale)
 
@@ -169,6 +173,18 @@ class Gate:
             return finite
         one_by_one = replicas.each(strategy, _finite_one_by_one, given, loss_scale)
         return tf.logical_and(finite, replicas.all_of(strategy, one_by_one))
+
+    def _to_blame(self, strategy: Any, grads: list, loss_finite: Any) -> tf.Tensor | None:
+        """As `Decision.replica`: what was not finite before the sum over the replicas."""
+        if strategy.num_replicas_in_sync == 1:
+            return None
+
+        def spoiled(grads: list, loss_finite: tf.Tensor) -> tf.Tensor:
+            # They are scaled, so that their norm says nothing.
+            sound = [tf.reduce_all(tf.math.is_finite(gradients.values_of(grad))) for grad in grads]
+            return tf.logical_not(tf.reduce_all([loss_finite, *sound]))
+
+        return replicas.first_of(strategy, replicas.each(strategy, spoiled, grads, loss_finite))
 
     def _limit(self, squares: tf.Tensor) -> Limiter | None:
         return None if self.clip is None else self.clip.limiter(squares)
@@ -187,9 +203,13 @@ class Gate:
         return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
 
 
-def _not_now() -> Decision:
+def _not_now(strategy: tf.distribute.Strategy) -> Decision:
     false, nan = tf.constant(False), tf.constant(float("nan"))
-    return Decision(false, false, nan, nan, not_skipped())
+    return Decision(false, false, nan, nan, not_skipped(), _no_replica(strategy))
+
+
+def _no_replica(strategy: tf.distribute.Strategy) -> tf.Tensor | None:
+    return None if strategy.num_replicas_in_sync == 1 else tf.constant(-1)
 
 
 def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:

@@ -6,6 +6,7 @@ import pathlib
 import keras
 import numpy as np
 import tensorflow as tf
+from mirrored import mirrored
 
 import loops
 import scaler
@@ -33,6 +34,8 @@ def program(steps):
             )
             return loop_of(step, x, y, run)
 
+        # Whoever asks for its arguments is to be told its own.
+        del build.__wrapped__
         return build
 
     return of
@@ -161,6 +164,89 @@ def root_under_an_overflow():
     return model, lambda y, prediction: 1e3 * squares(y, prediction), (inputs(16, 8), inputs(16, 1)), {}
 
 
+class SmallRoot(keras.layers.Layer):
+    """A square root with an epsilon that float16 does not hold."""
+
+    def call(self, x):
+        return keras.ops.sqrt(keras.ops.relu(x) + 1e-8)
+
+
+def narrow_squares(y, prediction):
+    """Its gradient for the prediction is in float16, whatever the layers compute in."""
+    return 1e3 * squares(y, tf.cast(prediction, tf.float16))
+
+
+@program(2)
+def small_root_under_an_overflow():
+    """A layer that float32 helps, in a step whose scale is too high as well, outside of the layers."""
+    model = dense(plain(8, "first"), SmallRoot(name="root", dtype="mixed_float16"), plain(1, "out"))
+    return model, narrow_squares, (inputs(16, 8), inputs(16, 1)), {}
+
+
+class Stubborn(keras.layers.Layer):
+    """A layer into which float16 is written."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 8), name="kernel", initializer="ones")
+
+    def call(self, x):
+        return keras.ops.square(tf.matmul(tf.cast(x, tf.float16), self.kernel))
+
+
+@program(2)
+def stubborn():
+    """A layer that overflows and runs in float16 alone."""
+    model = dense(Stubborn(name="stubborn", dtype="mixed_float16"), plain(1, "out"))
+    return model, squares, (np.abs(inputs(16, 8)) + 1e3, inputs(16, 1)), {}
+
+
+@program(2)
+def beside_a_stubborn():
+    """A layer that float32 helps, before one that runs in float16 alone."""
+    layers = [Norm(1e-8, name="norm", dtype="mixed_float16"), Stubborn(name="stubborn", dtype="mixed_float16")]
+    x = inputs(16, 8)
+    x[1] = 0.0
+    return dense(*layers, plain(1, "out")), squares, (x, inputs(16, 1)), {}
+
+
+class Spread(keras.layers.Layer):
+    """Divides by the distance of the largest from the smallest value, which may be 0."""
+
+    def call(self, x):
+        low, high = keras.ops.min(x, axis=-1, keepdims=True), keras.ops.max(x, axis=-1, keepdims=True)
+        return (x - low) / (high - low)
+
+
+@program(2)
+def zero_over_zero():
+    """A row whose values are all the same, so that no other input helps."""
+    x = inputs(16, 8)
+    x[2] = 0.5
+    return dense(Spread(name="spread", dtype="mixed_float16"), plain(1, "out")), squares, (x, inputs(16, 1)), {}
+
+
+def relative(y, prediction):
+    """Divides by a target that is 0."""
+    return tf.reduce_mean(tf.abs(tf.cast(prediction, tf.float32) - y) / tf.abs(y))
+
+
+@program(2)
+def loss_over_zero():
+    """A relative error in the loss."""
+    y = inputs(16, 1)
+    y[2] = 0.0
+    return dense(plain(8, "first"), plain(1, "out")), relative, (inputs(16, 8), y), {}
+
+
+@program(2)
+def regularizer():
+    """A penalty that overflows in float16: 0.01 * 64 * 100^2 would not, its sum before does."""
+    hundred, penalty = keras.initializers.Constant(100.0), keras.regularizers.L2(0.01)
+    big = keras.layers.Dense(8, name="big", dtype="float16", kernel_initializer=hundred, kernel_regularizer=penalty)
+    model = dense(plain(8, "first"), big, plain(1, "out"))
+    return model, squares, (inputs(16, 8) * 1e-2, inputs(16, 1)), {"allow_16bit_updates": True}
+
+
 def clamped_loss(y, probability):
     kept = tf.clip_by_value(probability, 1e-6, 1 - 1e-6)
     losses = tf.cast(y, kept.dtype) * tf.math.log(kept) + tf.cast(1 - y, kept.dtype) * tf.math.log(1 - kept)
@@ -192,6 +278,15 @@ def healthy():
     """Nothing: a scale that begins too high finds its level."""
     model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
     return model, squares, (inputs(16, 8), inputs(16, 1)), {"strategy": scaler.Dynamic(initial_scale=2.0**19)}
+
+
+@program(20)
+def short_interval():
+    """Nothing: a scale that grows every few steps, and is taken back each time."""
+    strategy = scaler.Dynamic(initial_scale=2.0**15, growth_interval=3)
+    model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
+    x, y = inputs(4, 8), inputs(4, 1)
+    return model, squares, (x, y), {"strategy": strategy, "optimizer": keras.optimizers.SGD(1e-9)}
 
 
 @program(6)
@@ -310,3 +405,21 @@ def nameless_loss(run):
 
 
 STEPS["nameless_loss"] = 2
+
+
+def on_replicas(run):
+    """An example of the second replica's share that overflows a layer."""
+    keras.utils.set_random_seed(1)
+    x = np.abs(inputs(16, 8))
+    x[10] = 3e4
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = dense(plain(8, "first", kernel_initializer="ones"), plain(1, "out"))
+        loss_scaler = scaler.LossScaler(scaler.Dynamic(initial_scale=2.0**10))
+        step = loops.TrainStep(model, squares, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler)
+    data = tf.data.Dataset.from_tensor_slices((x, inputs(16, 1))).batch(4, drop_remainder=True).repeat()
+    actions = [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "checkpoints", every=2, resume=True)]
+    return loops.Loop(step, data, strategy=strategy, actions=actions)
+
+
+STEPS["on_replicas"] = 4

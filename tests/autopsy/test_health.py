@@ -2,7 +2,7 @@
 
 import pytest
 
-from loops.autopsy.health import health
+from loops.autopsy.health import health, in_words, too_often
 
 
 def log(text, cause="OVERFLOW", scale=1024.0):
@@ -84,3 +84,43 @@ def test_a_scale_below_one_is_no_level():
 def test_rows_without_a_decision_are_passed_over():
     """A program may log a loss alone."""
     assert health([{"step": 1, "loss": 1.0}]) == health([]).__class__(None, True, 0, 0, 1)
+
+
+def cycles(text, scales):
+    """Rows of a run with a loss scale for each step."""
+    return [{**row, "loss_scale": scale} for row, scale in zip(log(text), scales, strict=True)]
+
+
+def test_a_scale_that_grows_often_is_healthy_however_often_that_is():
+    """One skip for each growth, which takes the scale back to where it was."""
+    rows = cycles("xx" + "....x" * 8, [4096.0, 2048.0] + [1024.0, 1024.0, 1024.0, 1024.0, 2048.0] * 8)
+    found = health(rows)
+    assert (found.healthy, found.skips, found.at_start, found.of_growth) == (True, 10, 2, 8)
+    assert in_words(found) == (
+        "10 of the 42 steps in the log were skipped: 2 while the scale found its level, 8 after it had grown, which "
+        "took it back"
+    )
+
+
+def test_a_scale_that_is_lower_after_each_growth_is_not():
+    """Growth does not explain why it falls."""
+    scales = [scale for level in range(8) for scale in [2.0**-level * 2**20] * 3 + [2.0**-level * 2**21]]
+    text = "...x" * 8
+    found = health(cycles(text, scales))
+    assert (found.healthy, found.of_growth, found.often) == (False, 1, (3, 16))
+    assert too_often(found) == (
+        "In the second half of the log 3 of 16 steps were skipped though the scale had not grown before: that is 19%, "
+        "and up to 5% is usual."
+    )
+
+
+def test_skips_of_each_kind_are_told_apart():
+    """Together they are all skips of the log."""
+    rows = cycles(
+        "x" + "." * 40 + "x" + "." * 38 + "x", [1024.0] + [512.0] * 40 + [512.0] + [256.0] * 37 + [512.0, 512.0]
+    )
+    found = health(rows)
+    assert (found.healthy, found.at_start, found.of_growth) == (True, 1, 1)
+    assert in_words(found).endswith("level, 1 after it had grown, which took it back, 1 beside, where gradients grew")
+    assert in_words(health(log("...."))) == "none of the 4 steps in the log was skipped"
+    assert too_often(found) == ""

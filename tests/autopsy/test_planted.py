@@ -34,6 +34,8 @@ EXPECTED = {
     "schedule": ("loss", "forward", "out", "inf", "0.001 of the learning rate for the last 4 steps"),
     "before_a_loop": ("loss", "forward", "units", "inf", "'units' and all after it in float32"),
     "compiled": ("floor", "backward", "out", "inf", "loss scale 4096"),
+    "zero_over_zero": ("loss", "forward", "spread", "nan", "denominator in 'spread' moved by 0.001"),
+    "loss_over_zero": ("loss", "forward", None, "inf", "denominator in the loss or the step moved by 0.001"),
     "uncleared": ("overflow", "backward", None, "inf", "the step's own variables set to zero"),
 }
 
@@ -103,6 +105,19 @@ def test_a_step_that_was_applied_is_told_to_be(runs):
     found = explain(planted.nan_batch(runs("nan_batch")), 2)
     assert (found.verdict, found.remedies, found.masked) == ("healthy", (), ())
     assert found.sentence == "Step 2 was applied at loss scale 1024: nothing is wrong with it."
+
+
+def test_every_skip_of_a_short_growth_interval_is_accounted_for(runs):
+    """Such a strategy skips a step for each growth, and that is said."""
+    found = explain(planted.short_interval(runs("short_interval")))
+    skips = [row["step"] for row in rows(runs("short_interval")) if not row["applied"]]
+    at_start = next(number for number, step in enumerate(skips) if step > number + 1)
+    assert found.verdict == "healthy"
+    assert found.sentence.startswith(
+        f"Nothing is wrong: {len(skips)} of the 20 steps in the log were skipped: {at_start} while the scale found its "
+        f"level, {len(skips) - at_start} after it had grown, which took it back. The last was step {skips[-1]}, which "
+    )
+    assert found.sentence.endswith("A longer growth interval skips less often.")
 
 
 def test_nothing_in_the_folder_changes(runs):

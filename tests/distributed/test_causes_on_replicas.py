@@ -66,6 +66,8 @@ def test_one_cause_for_all(root, value, cause, replica):
     assert int(outcome.cause) == cause
     assert int(outcome.index) == 1
     assert "'w" in loss_scaler.explain(outcome)
+    assert [int(one.replica) for one in (outcome, loss_scaler.last_skip)] == [replica] * 2
+    assert f"of the replicas, counted from 0, {replica} is the first whose own are not finite" in loss_scaler.explain()
     assert int(loss_scaler.last_skip.cause) == cause
     assert cases.agree([*loss_scaler._last_skip.values(), *loss_scaler._counts.values()])
 
@@ -73,6 +75,14 @@ def test_one_cause_for_all(root, value, cause, replica):
     assert bool(outcome.finite)
     assert int(outcome.cause) == scaler.Cause.NONE
     assert int(loss_scaler.last_skip.cause) == cause
+    assert [int(one.replica) for one in (outcome, loss_scaler.last_skip)] == [-1, replica]
+
+
+def test_no_replica_is_to_blame_where_all_are_alike(root):
+    outcome, loss_scaler = root(np.nan, np.nan)
+    assert int(outcome.cause) == scaler.Cause.LOSS
+    assert [int(one.replica) for one in (outcome, loss_scaler.last_skip)] == [-1, -1]
+    assert "of the replicas" not in loss_scaler.explain()
 
 
 @pytest.fixture(scope="module")

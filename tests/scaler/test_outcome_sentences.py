@@ -9,7 +9,7 @@ from scaler_cases import by_hand
 import scaler
 from scaler import Cause, Outcome
 from scaler.explain import explain
-from scaler.last_skip import MOST_COUNTED, packed, unpacked
+from scaler.last_skip import MOST_COUNTED, LastSkip, packed, unpacked
 from scaler.outcome import Skip, not_skipped, presumed_cause
 
 NAMES = ["kernel", "bias"]
@@ -221,6 +221,22 @@ def test_a_skip_of_an_old_checkpoint_is_read(cause, index):
     read = unpacked(tf.constant(cause), tf.constant(True), tf.constant(index))
     assert numbers(read) == (cause, True, index, 0, -1, -1, False)
     assert isinstance(read, Skip)
+
+
+@pytest.mark.parametrize(("replica", "kept"), [(-1, -1), (0, 0), (13, 13), (14, 14), (500, 14)])
+def test_the_replica_is_kept_beside_the_rest(replica, kept):
+    skip = skip_of(cause=15, index=2**20 - 1, count=1, nearest=2**20 - 1)
+    stored = packed(skip, tf.constant(replica))
+    assert numbers(unpacked(**stored)) == numbers(skip)
+    last = LastSkip()
+    last.keep(tf.constant(2.0), skip, tf.constant(replica))
+    assert int(last.outcome().replica) == kept
+
+
+def test_a_replica_beyond_what_is_kept_is_told_so():
+    said = explain(outcome(Cause.LOSS, index=0, replica=14), NAMES)
+    assert "of the replicas, counted from 0, 14 or a later one is the first whose own are not finite" in said
+    assert "of the replicas" not in explain(outcome(Cause.LOSS, index=0, replica=1, weight=1), NAMES)
 
 
 def test_a_count_beyond_what_is_kept_is_told_so():
