@@ -57,7 +57,12 @@ class Value:
 
 
 def can_have_twins(optimizer: Any) -> bool:
-    """Whether Keras shows what a twin needs. Warns once if not."""
+    """Whether Keras shows what a twin needs, of which it warns once if not, and all methods are those of the class.
+
+    A method that somebody put on the optimizer itself works on that optimizer, and not on a twin.
+    """
+    if any(callable(getattr(type(optimizer), name, None)) for name in {*vars(optimizer)} - {"_var_key"}):
+        return False
     gone = [name for name in _NAMES if not hasattr(optimizer, name)]
     if gone or built_for(optimizer) is None:
         say_once(

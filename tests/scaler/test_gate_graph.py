@@ -9,7 +9,7 @@ from scaler_cases import by_hand
 import scaler
 
 LARGE, SMALL = (256, 256), (3, 5)
-"""Updates of four large variables are compiled; those of the few small variables of a test are not."""
+"""Updates of four large variables are compiled; those of small ones are joined."""
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 BRANCHES = ("If", "StatelessIf")
 ON_THE_HOST = {
@@ -19,21 +19,13 @@ ON_THE_HOST = {
 
 
 def gated_step(shape, count, dtype="float32", clip_norm=None):
-    """A traced step, its Python function, and how often that ran."""
+    """A step, and the optimizer in it."""
     variables = [tf.Variable(tf.zeros(shape, dtype)) for _ in range(count)]
     targets = scaler.MasterWeights(variables) if dtype == "float16" else variables
     optimizer, loss_scaler = keras.optimizers.SGD(0.1, momentum=0.9), by_hand(scaler.Static(8.0))
     optimizer.build(targets.weights if dtype == "float16" else targets)
-    traced = []
-    update_step = optimizer.update_step
-
-    def counted(*arguments):
-        traced.append(arguments)
-        return update_step(*arguments)
-
-    optimizer.update_step = counted
     step = tf.function(lambda grads: loss_scaler.apply(optimizer, grads, targets, clip_norm=clip_norm).finite)
-    return step, traced
+    return step, optimizer
 
 
 def traced_graph(shape, count, dtype="float32", clip_norm=None):
@@ -103,13 +95,14 @@ def test_the_updates_of_large_variables_are_a_few_compiled_calls():
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "most"),
-    [(LARGE, "float32", 1.25), (LARGE, "float16", 2.25), (SMALL, "float32", 10), (SMALL, "float16", 26)],
+    [(LARGE, "float32", 1.25), (LARGE, "float16", 2.25), (SMALL, "float32", 5), (SMALL, "float16", 8)],
 )
 def test_a_variable_more_costs_a_few_operations(shape, dtype, most):
     """Compares 4 with 8 variables, so that what does not depend on their number cancels.
 
-    A large variable has a norm, a cast before it in 16 bits, and its share of four calls. A change that saves
-    operations lowers `most`.
+    A large variable has a norm, a cast before it in 16 bits, and its share of four calls. A small one has a norm, and a
+    read and an assignment of itself and of each slot; in 16 bits a cast, and those of its master, too. A change that
+    saves operations lowers `most`.
     """
     few, many = (len(list(applied_path(traced_graph(shape, count, dtype)))) for count in (4, 8))
     assert (many - few) / 4 <= most
@@ -133,7 +126,14 @@ def test_nothing_talks_to_the_host(shape):
 
 
 def test_skips_growths_and_steps_share_one_trace():
-    step, traced = gated_step(LARGE, 4)
+    step, optimizer = gated_step(LARGE, 4)
+    traced, update_step = [], optimizer.update_step
+
+    def counted(*arguments):
+        traced.append(arguments)
+        return update_step(*arguments)
+
+    optimizer.update_step = counted
     grads = [np.full(LARGE, 8.0, np.float32)] * 4
     for number in range(6):
         bad = np.full(LARGE, np.inf, np.float32)

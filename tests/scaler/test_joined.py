@@ -100,6 +100,14 @@ def test_other_optimizers_are_not_given_joined_variables(optimizer, chunks):
     assert not any(chunks)
 
 
+def test_a_method_that_a_user_put_on_the_optimizer_is_called_for_each_variable(chunks):
+    optimizer, called = keras.optimizers.SGD(0.1), []
+    update_step = optimizer.update_step
+    optimizer.update_step = lambda *arguments: called.append(arguments) or update_step(*arguments)
+    train(optimizer)
+    assert len(called) == len(SHAPES)
+
+
 def test_only_what_is_alike_is_joined(chunks):
     model = weights("float32")
     model[2].overwrite_with_gradient = True
