@@ -118,7 +118,6 @@ class Gate:
         on_skip: Callable[[Skip, tf.Tensor | None], None],
     ) -> tuple[Decision, Event]:
         """One step, in its order: reduce, measure, decide, apply or skip, put back, and the event."""
-        own_loss_finite = loss_finite
         totals = replicas.total(strategy, grads)
         summed = replicas.each(strategy, gradients.sum_duplicates, totals)
         given = summed if self.sum_duplicates else totals
@@ -131,7 +130,6 @@ class Gate:
         update = choose_update(self.targets, given, self.clip)
         attempt = choose_attempt(strategy, self.targets, self.sum_duplicates)
         finite = self._finite(strategy, attempt, squared_norm, given, loss_scale)
-        loss_finite = replicas.all_of(strategy, loss_finite)
         limited = tf.constant(True) if self.clip is None else self.clip.valid()
         finite = finite if tf.get_static_value(limited) else tf.logical_and(finite, limited)
 
@@ -151,10 +149,10 @@ class Gate:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
             first = [replicas.of_each(strategy, grad)[0] for grad in summed]
-            look = functools.partial(reason_of, self.targets, first, squares, loss_finite)
+            look = functools.partial(reason_of, self.targets, first, squares, replicas.all_of(strategy, loss_finite))
             reason = tf.cond(attempt.failed(finite, norm), attempt.undo, look)
             reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
-            replica = self._to_blame(strategy, grads, own_loss_finite)
+            replica = self._to_blame(strategy, grads, loss_finite)
             on_skip(reason, replica)
             return tf.constant(float("nan")), reason, replica
 
