@@ -10,6 +10,7 @@ from loops.forecast import Alarm as Alarm
 from loops.forecast import forecast as forecast
 from loops.lint.finding import Finding as Finding
 from loops.lint.look import lint as lint
+from loops.report import write_report as report
 from loops.trace import TraceTables as TraceTables
 from loops.trace import read as read
 from loops.verify import Change as Change
@@ -31,5 +32,6 @@ __all__ = [
     "forecast",
     "lint",
     "read",
+    "report",
     "verify",
 ]
