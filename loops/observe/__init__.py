@@ -6,6 +6,8 @@ from loops.autopsy.explanation import Explanation as Explanation
 from loops.census import Census as Census
 from loops.census import Row as Row
 from loops.census import census as census
+from loops.compared import Comparison as Comparison
+from loops.compared import compare as compare
 from loops.forecast import Alarm as Alarm
 from loops.forecast import forecast as forecast
 from loops.lint.finding import Finding as Finding
@@ -21,12 +23,14 @@ __all__ = [
     "Alarm",
     "Census",
     "Change",
+    "Comparison",
     "Explanation",
     "Finding",
     "Row",
     "TraceTables",
     "Verification",
     "census",
+    "compare",
     "cure",
     "explain",
     "forecast",
