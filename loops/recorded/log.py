@@ -38,10 +38,19 @@ def read_columns(path: pathlib.Path) -> Log:
 
     Lines that a kill tore are passed over. Where a step stands there twice, its last line counts.
     """
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = text.splitlines()
-    chunks = _of_csv(lines) if path.suffix == ".csv" else _of_json(lines)
-    return _joined([_columns(rows) for rows in chunks], len(lines) - (path.suffix == ".csv" and bool(lines)))
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return columns_in(lines, comma=path.suffix == ".csv")
+
+
+def columns_in(lines: Sequence[str], *, comma: bool) -> Log:
+    """The columns of some lines.
+
+    Args:
+        lines: Of a log, without their ends.
+        comma: Whether they are comma-separated values, of which the first line is the header.
+    """
+    chunks = _of_csv(lines) if comma else _of_json(lines)
+    return _joined([_columns(rows) for rows in chunks], len(lines) - (comma and bool(lines)))
 
 
 def _of_json(lines: Sequence[str]) -> Iterator[list[dict]]:

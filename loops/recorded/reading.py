@@ -159,7 +159,7 @@ def _made(
     versions: Mapping[str, Any],
     notes: list[str],
 ) -> Recorded:
-    traced = columns_of(tables) if tables else None
+    traced = columns_of(tables.steps) if tables else None
     tensors = measured_in(tables) if tables else None
     if tables:
         notes = notes + _missing(tensors)

@@ -11,9 +11,12 @@ from loops.recorded.run import DECISIONS, NUMBERS, Measured
 from loops.trace import TraceTables
 
 
-def columns_of(tables: TraceTables) -> Log:
-    """The steps of a trace, as a log has them. A column that is null throughout is left out."""
-    steps = tables.steps
+def columns_of(steps: Any) -> Log:
+    """The steps of a trace, as a log has them. A column that is null throughout is left out.
+
+    Args:
+        steps: A `pyarrow.Table` with the columns of `TraceTables.steps`.
+    """
     columns = {
         name: _floats(steps[name])
         for name in (*NUMBERS, *DECISIONS)
