@@ -21,6 +21,9 @@ from loops.watched.tail import LogTail, TraceTail
 HISTORY = 2000
 """Steps that are kept for the small curves."""
 
+_LOOKS = 20
+"""Looks that the rate is measured over."""
+
 
 class Course:
     """What a run has recorded so far. It reads the run's files, and writes nothing.
@@ -37,7 +40,7 @@ class Course:
         loss: The last ones.
         scale: The last loss scales.
         margin: Of the last steps the octaves up to the critical scale, where there is a trace of tensors.
-        rate: Steps a second between the last two looks that saw new ones; NaN before.
+        rate: Steps a second over the last looks that saw new ones; NaN before there were two.
         quiet: Seconds since there was a new step.
         summary: What the run says at its end, or None.
     """
@@ -46,7 +49,8 @@ class Course:
         self._place, self._clock = place, clock
         self._log: LogTail | None = None
         self._trace: TraceTail | None = None
-        self._looked = self._moved = clock()
+        self._moved = clock()
+        self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=_LOOKS)
         self.rate, self.quiet = math.nan, 0.0
         self.summary: dict | None = None
         self._start()
@@ -70,8 +74,12 @@ class Course:
             if tail is not None:
                 self._read(tail, main)
         if self.step != before:
-            if 0 < before < self.step and now > self._moved:
-                self.rate = (self.step - before) / (now - self._moved)
+            if self.step < before:
+                self._seen.clear()
+            self._seen.append((now, self.step))
+            (start, first), (end, last) = self._seen[0], self._seen[-1]
+            # Steps come in visits, so that two looks alone would tell little.
+            self.rate = (last - first) / (end - start) if end > start else math.nan
             self._moved = now
         self.quiet = now - self._moved
         self.summary = self._said()

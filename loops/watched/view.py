@@ -19,13 +19,13 @@ def line(course: Course) -> str:
     """The state in one line."""
     if not course.step:
         return "waiting for the first step"
-    parts = [f"step {course.step}", *_counts(course)]
+    parts = [f"step {course.step}", f"applied {course.attempted - course.skips.total()}", f"skipped {_skipped(course)}"]
     if course.scale:
         parts.append(f"scale {course.scale[-1]:g}")
     if course.loss:
         parts.append(f"loss {_loss(course)}")
     if course.margin:
-        parts.append(f"headroom {course.margin[-1]:g} octaves")
+        parts.append(f"headroom {_octaves(course)}")
     if not math.isnan(course.rate):
         parts.append(f"{course.rate:.3g} steps/s")
     if course.summary is not None:
@@ -47,22 +47,21 @@ def panel(course: Course, name: str, width: int, *, blocks: bool) -> rich.text.T
     text.append(f"  {_state(course)}\n", "dim")
     if not course.step:
         return text
-    room = max(10, min(60, width - 34))
+    room = max(10, min(60, width - 40))
     rows = [("step", f"{course.step:,}", "")]
     if course.loss:
         rows.append(("loss", _loss(course), spark(_log(course.loss), room, blocks=blocks)))
     if course.scale:
         rows.append(("loss scale", f"{course.scale[-1]:g}", spark(_log(course.scale), room, blocks=blocks)))
     if course.margin:
-        rows.append(("headroom", f"{course.margin[-1]:g} octaves", spark(course.margin, room, blocks=blocks)))
+        rows.append(("headroom", _octaves(course), spark(course.margin, room, blocks=blocks)))
     for label, value, curve in rows:
         text.append(f"  {label:12}", "dim")
-        text.append(f"{value:16}")
+        text.append(f"{value:22}")
         text.append(f"{curve}\n", "cyan")
     text.append("  skipped     ", "dim")
-    skipped = sum(course.skips.values())
-    text.append("  ".join(_counts(course)[1:]), "yellow" if skipped else "")
-    if skipped:
+    text.append(_skipped(course), "yellow" if course.skips else "")
+    if course.skips:
         text.append(f"  last at step {course.last_skip:,}", "dim")
     return text
 
@@ -99,10 +98,14 @@ def _state(course: Course) -> str:
     return "" if math.isnan(course.rate) else f"{course.rate:.3g} steps/s"
 
 
-def _counts(course: Course) -> list[str]:
-    skipped = sum(course.skips.values())
+def _skipped(course: Course) -> str:
     causes = ", ".join(f"{count} {cause}" for cause, count in course.skips.most_common() if cause != "unknown")
-    return [f"applied {course.attempted - skipped}", f"skipped {skipped}" + (f" ({causes})" if causes else "")]
+    return str(course.skips.total()) + (f" ({causes})" if causes else "")
+
+
+def _octaves(course: Course) -> str:
+    last = course.margin[-1]
+    return f"{last:g} octaves" if math.isfinite(last) else "none: no scale helps"
 
 
 def _loss(course: Course) -> str:
