@@ -38,8 +38,12 @@ def section(run: Recorded, found: Digest, autopsy: Explanation | str | None) -> 
         return f"<h3>Autopsy</h3><p>This run cannot be explained: {html.escape(autopsy)}</p>"
     parts = ["<h3>Autopsy</h3>", f"<p>{html.escape(autopsy.sentence)}</p>"]
     if autopsy.remedies:
-        rows = [[html.escape(one.name), _did(one), html.escape(one.advice or "")] for one in autopsy.remedies]
-        parts.append(table(["tried", "the step", "to do"], rows))
+        # What did not help is nothing to do.
+        rows = [
+            [html.escape(one.name), _did(one), html.escape(one.advice) if one.finite else ""]
+            for one in autopsy.remedies
+        ]
+        parts.append(f'<div class="text">{table(["tried", "the step", "to do"], rows)}</div>')
     if autopsy.magnitudes:
         rows = [
             [html.escape(row.layer), html.escape(row.dtype), cell(row.forward), cell(row.backward)]

@@ -61,7 +61,7 @@ def training_command(run: Recorded) -> str:
 
 
 def _of_run(run: Recorded) -> str:
-    told = [f"{_NAMES[name]} {_spelled(value)}" for name, value in run.versions.items() if name in _NAMES]
+    told = [f"{said} {_spelled(run.versions[name])}" for name, said in _NAMES.items() if name in run.versions]
     return ", ".join(told) or "does not say what it ran with: halfstep train and loops.Checkpoint write it"
 
 

@@ -33,7 +33,7 @@ const tints = () => {
     probe.remove();
     return found.length === 4 ? [found[0], found[1], found[2], 255 * found[3]] : [...found, 255];
   };
-  return Object.fromEntries(["low", "mid", "high", "zero", "nan", "inf", "none"].map(n => [n, rgb("--cell-" + n)]));
+  return Object.fromEntries(["low", "mid", "high", "zero", "nan", "inf"].map(n => [n, rgb("--cell-" + n)]));
 };
 const shade = (tint, exponent) => {
   const far = exponent < MIDDLE ? (MIDDLE - exponent) / (MIDDLE - LOW) : (exponent - MIDDLE) / (HIGH - 1 - MIDDLE);
@@ -54,7 +54,7 @@ const heat = root => {
   for (const kind of kinds) made("option", choice, words(kind)).value = kind;
   choice.value = kinds.includes("activation_gradients") ? "activation_gradients" : kinds[0];
 
-  const color = (tint, value) => value === 0 ? tint.none : value === 1 ? tint.zero : value === 2 ? tint.nan :
+  const color = (tint, value) => value === 1 ? tint.zero : value === 2 ? tint.nan :
     value === 3 ? tint.inf : shade(tint, value - data.first + data.lowest);
 
   const draw = () => {
@@ -121,7 +121,7 @@ const heat = root => {
     const [kind, layer, format, carries] = data.tensors[place], value = cells[place * columns + column];
     const from = data.starts[column], to = column + 1 < columns ? data.starts[column + 1] - 1 : data.last;
     const when = from >= to ? `step ${from}` : `steps ${from} to ${to}`;
-    const size = value === 0 ? "not measured" : value === 1 ? "all zero" : value === 2 ? "a NaN" : value === 3 ?
+    const size = value === 1 ? "all zero" : value === 2 ? "a NaN" : value === 3 ?
       "an infinity" : `largest in [${power(value - data.first + data.lowest)}, ${power(value - data.first + data.lowest + 1)})`;
     let text = `${words(kind)} of ${layer}, ${when}: ${size}; computed in ${format}, which holds ` +
       `${power(data.formats[format].low)} to ${data.formats[format].largest}` + (carries ? ", times the loss scale." : ".");
