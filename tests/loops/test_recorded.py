@@ -123,6 +123,18 @@ def test_arrays_and_tables_are_runs(folder):
     assert len(as_recorded(loops.observe.read(folder / "trace.arrow"))) == 60
 
 
+def test_the_margin_is_what_is_there_at_least():
+    """Of a step that was not finite, and where no scale helps, what is there at most."""
+    arrays = {
+        "loss_scale": [8.0] * 4,
+        "critical_low": [16.0, 0.0, 0.0, np.inf],
+        "critical_high": [64.0, 4.0, 0.0, np.inf],
+    }
+    run = as_recorded(arrays)
+    np.testing.assert_array_equal(run.margin, [1.0, -1.0, -np.inf, np.nan])
+    np.testing.assert_array_equal(run.critical, [16.0, 4.0, np.nan, np.nan])
+
+
 def test_a_digest_counts_and_its_sentence_says_so(folder):
     run = read_run(folder)
     found = digest(run)
