@@ -44,6 +44,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
     truth = series_of(true) if true else {}
     within = tolerance(*runs)
     rows = tuple(_row(name, first[name], second[name], truth, within) for name in first if name in second)
+    rows = tuple(row for row in rows if row.steps)
     steps, *_ = np.intersect1d(runs[0].step, runs[1].step, return_indices=True)
     found = Comparison(
         runs=(runs[0].name, runs[1].name),

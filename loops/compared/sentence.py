@@ -12,6 +12,8 @@ _SOME = 3
 
 def sentence_of(found: Comparison) -> str:
     """What came out, in a few sentences."""
+    if not found.rows:
+        return _parting(found)
     return " ".join(part for part in (_parting(found), _scales(found), _tensors(found), _closer(found)) if part)
 
 
@@ -54,7 +56,7 @@ def _scales(found: Comparison) -> str:
 
 
 def _tensors(found: Comparison) -> str:
-    if found.rows and all(row.name == "loss" for row in found.rows):
+    if all(row.name == "loss" for row in found.rows):
         if all(found.alone):
             return "They have no tensor in common: only their losses were compared."
         return "Without a trace of tensors of both, only their losses were compared."
@@ -64,8 +66,6 @@ def _tensors(found: Comparison) -> str:
 
 
 def _closer(found: Comparison) -> str:
-    if not found.rows:
-        return ""
     if found.reference is None:
         return (
             "Which is closer to float32 cannot be told, since none of them is float32: train the same with the policy "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
-import json
 import os
 import pathlib
 import warnings
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.errors import CheckpointError, LoopError, TraceWarning
+from loops.errors import LoopError, TraceWarning
 from loops.recorded.log import Log, read_columns
 from loops.recorded.run import DECISIONS, NUMBERS, Measured, Recorded
+from loops.recorded.said import facts_of, replayed_in
 from loops.recorded.traced import columns_of, measured_in
-from loops.resume.describe import describe
-from loops.runs.run import CHECKPOINTS, STEPS, SUMMARY
+from loops.runs.run import STEPS
 from loops.trace import TraceTables, read
 
 TRACE = "trace.arrow"
@@ -85,14 +85,15 @@ def read_run(run: str | os.PathLike) -> Recorded:
     tables = _tables(trace, found is None or not len(found.step), notes) if trace else None
     if trace is None:
         notes.append(_NO_TRACE)
-    facts, versions = _facts(folder)
+    facts, versions = facts_of(folder)
+    replayed = replayed_in(folder, notes)
     recorded = _made(place.resolve().name, str(run), found, tables, facts, versions, notes)
     if not len(recorded):
         raise LoopError(
             f"{run}: no step is recorded there: neither a trace ({TRACE}) nor a log ({STEPS}) with one. Give the run "
             f'loops.Trace("run/{TRACE}") or loops.JsonLines("run/{STEPS}"), or wait for its first visit.'
         )
-    return recorded
+    return dataclasses.replace(recorded, replayed=replayed)
 
 
 def files_of(place: pathlib.Path) -> tuple[pathlib.Path | None, pathlib.Path | None]:
@@ -133,23 +134,6 @@ def _tables(path: pathlib.Path, alone: bool, notes: list[str]) -> TraceTables | 
     return tables
 
 
-def _facts(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    try:
-        said = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        said = {}
-    said = said if isinstance(said, dict) else {}
-    settings = said.get("digest_depends_on")
-    if isinstance(settings, dict):
-        return said, settings
-    try:
-        saved = describe(folder, CHECKPOINTS)
-    except (CheckpointError, OSError):
-        return said, {}
-    run = saved["identity"].get("run")
-    return {**(run if isinstance(run, dict) else {}), **said}, dict(saved["versions"])
-
-
 def _made(
     name: str,
     place: str,
@@ -174,7 +158,7 @@ def _made(
             columns[column] = np.where(same, other.columns[column][at], np.nan)
         if not (cause != "").any():
             cause = np.where(same, other.cause[at], "")
-    return Recorded(name, place, base.step, columns, cause, tensors, facts, versions, tuple(notes))
+    return Recorded(name, place, base.step, columns, cause, tensors, facts, versions, notes=tuple(notes))
 
 
 def _missing(tensors: Measured | None) -> list[str]:

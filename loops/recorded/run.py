@@ -61,6 +61,8 @@ class Recorded:
         tensors: What probes measured, or None.
         facts: What the run's `summary.json` or its checkpoints say of it: `task`, `policy`, `strategy` and so on.
         versions: Of what it ran with, by name; empty where the run does not say.
+        replayed: What other strategies would have done on its steps: a mapping for each, as `halfstep replay --json`
+            prints it.
         notes: What is missing or damaged, each a sentence with how to record it.
     """
 
@@ -72,6 +74,7 @@ class Recorded:
     tensors: Measured | None = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    replayed: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:

@@ -73,7 +73,7 @@ def scale_figure(run: Recorded, columns: int) -> str:
     x, fits = steps_axis(int(run.step[0]), int(run.step[-1])), run.critical
     # Of float32 a critical scale may lie 100 octaves above: the axis is that of the scale.
     usual = scale[np.isfinite(scale) & (scale > 0)]
-    near = fits[fits < 2.0**12 * usual.max()] if len(usual) else fits
+    near = fits[fits < 2.0**12 * usual.max(initial=1.0)]
     y = octave_axis(np.concatenate([usual, near]))
     lines = [Line("loss scale", _at(x, run), y.of(scale), "blue", stairs=True)]
     if len(near):

@@ -41,16 +41,28 @@ const shade = (tint, exponent) => {
   return [0, 1, 2, 3].map(i => tint.mid[i] + part * (end[i] - tint.mid[i]));
 };
 
+/* What all paths begin and end with tells no row from another. */
+const shortened = names => {
+  const paths = names.map(name => name.split("/")), least = Math.min(...paths.map(path => path.length));
+  const same = part => new Set(paths.map(part)).size === 1;
+  let start = 0, end = 0;
+  if (paths.length > 1) {
+    while (start < least - 1 && same(path => path[start])) start++;
+    while (end < least - 1 - start && same(path => path[path.length - 1 - end])) end++;
+  }
+  // The marks keep signs at the ends of a name in place, where it is written from the right.
+  return row => "\u200e" + paths[row].slice(start, paths[row].length - end).join("/") + "\u200e";
+};
+
 const heat = root => {
   const data = JSON.parse(root.querySelector("script").textContent);
   const [cells, bars] = [bytes(data.cells), bytes(data.bars)];
   const find = kind => root.querySelector("." + kind);
   const canvas = find("heat-area").querySelector("canvas"), mark = find("heat-mark"), columns = data.starts.length;
   const kinds = [...new Set(data.tensors.map(tensor => tensor[0]))];
-  let shown = [], at = null;
+  let shown = [], at = null, every = 1, label = place => "";
 
-  const label = made("label", find("heat-top"), "Show ");
-  const choice = made("select", label);
+  const choice = made("select", made("label", find("heat-top"), "Show "));
   for (const kind of kinds) made("option", choice, words(kind)).value = kind;
   choice.value = kinds.includes("activation_gradients") ? "activation_gradients" : kinds[0];
 
@@ -72,13 +84,12 @@ const heat = root => {
     context.putImageData(image, 0, 0);
     const rows = find("heat-rows");
     rows.replaceChildren();
-    const every = Math.ceil(12 / high);
-    shown.forEach((place, row) => {
-      // The mark keeps what is at the ends of a name in place where it is written from the right.
-      const one = made("div", rows, row % every ? "" : "\u200e" + data.tensors[place][1] + "\u200e");
-      one.style.height = one.style.lineHeight = high + "px";
-      if (high < 12) one.style.overflow = "visible";
-    });
+    every = Math.ceil(12 / high);
+    label = shortened(shown.map(place => data.tensors[place][1]));
+    for (let row = 0; row < shown.length; row += every) {
+      const one = made("div", rows, label(row));
+      one.style.height = one.style.lineHeight = Math.min(every, shown.length - row) * high + "px";
+    }
     const steps = find("heat-steps");
     steps.replaceChildren();
     made("span", steps, "step " + data.starts[0].toLocaleString("en"));
@@ -113,7 +124,11 @@ const heat = root => {
     mark.hidden = false;
     Object.assign(mark.style, { left: column * wide - Math.max(0, 4 - wide / 2) + "px", top: row * high - 1 + "px",
       width: Math.max(8, wide) + "px", height: high + 2 + "px" });
-    [...find("heat-rows").children].forEach((one, place) => one.classList.toggle("on", place === row));
+    [...find("heat-rows").children].forEach((one, place) => {
+      const on = place === Math.floor(row / every);
+      one.classList.toggle("on", on);
+      one.textContent = label(on ? row : place * every);
+    });
     say(shown[row], column);
   };
 

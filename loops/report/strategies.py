@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from loops.recorded.digest import Digest, number
 from loops.recorded.run import Recorded
@@ -38,6 +39,37 @@ def strategies_table(runs: Sequence[Recorded], digests: Sequence[Digest]) -> str
         '<p class="soft">Headroom: octaves from the loss scale to the largest that would have been finite, the median '
         "of the last tenth of a run. Final loss: the mean of that tenth.</p>"
     )
+
+
+def replayed_table(run: Recorded) -> str:
+    """What other strategies would have done on a run's steps; "" where nobody replayed it."""
+    if not run.replayed:
+        return ""
+    rows = [
+        [
+            cell(row["strategy"]),
+            cell(_number(row, "skips"), ",.0f"),
+            _share(_number(row, "skip_rate")),
+            cell(_number(row, "mean_log2_scale"), ".1f"),
+            cell(_number(row, "final_scale"), "g"),
+            _share(_number(row, "flushed")),
+        ]
+        for row in run.replayed
+    ]
+    heads = ("strategy", "skips", "skip rate", "mean log2 scale", "final scale", "flushed")
+    return (
+        f"<h3>Other strategies, replayed</h3>{table(heads, rows)}<p>What each would have done on these steps, by "
+        "<code>halfstep replay</code>. Flushed: the share of the gradients that would have become zero.</p>"
+    )
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _share(value: float) -> str:
+    return NONE if math.isnan(value) else html.escape(share(value))
 
 
 def _row(run: Recorded, found: Digest) -> list[str]:

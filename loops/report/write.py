@@ -18,7 +18,7 @@ from loops.report.autopsies import autopsy_of, section
 from loops.report.figures import beside_figures, headroom_figure, loss_figure, scale_figure
 from loops.report.heat import heat_map
 from loops.report.made import made
-from loops.report.strategies import strategies_table
+from loops.report.strategies import replayed_table, strategies_table
 
 MOST = 1_000_000
 """Bytes of a report."""
@@ -116,6 +116,7 @@ def _page(
             headroom_figure(run, columns),
             heat_map(run, max(40, int(_CELLS * min(1.0, 3 * share))), int(_HISTOGRAMS * share), f"heat{place}"),
             section(run, found, autopsy),
+            replayed_table(run),
         ]
     if len(runs) == 1:
         parts += ["<h2>Strategy</h2>", strategies_table(runs, digests)]

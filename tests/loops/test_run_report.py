@@ -226,6 +226,24 @@ def test_what_cannot_be_is_one_line(capsys, tmp_path, monkeypatch, arguments, st
     assert printed == ""
 
 
+def test_strategies_that_were_replayed_are_a_table(tmp_path):
+    run = write_run(tmp_path / "run", steps=5)
+    row = {"strategy": "dynamic:<b>", "skips": 12, "skip_rate": 0.25, "mean_log2_scale": 14.5, "final_scale": 512.0}
+    (run / "replay.json").write_text(json.dumps({"steps": 5, "strategies": [{**row, "flushed": None}]}))
+    loops.observe.report([run], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "Other strategies, replayed" in text
+    assert "dynamic:&lt;b&gt;</th><td>12</td><td>25%</td><td>14.5</td><td>512</td><td>–</td>" in text
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"strategies": [1]}', '{"strategies": {"strategy": 1}}'])
+def test_what_is_no_replay_is_a_note(tmp_path, text):
+    run = write_run(tmp_path / "run", steps=5)
+    (run / "replay.json").write_text(text)
+    loops.observe.report([run], tmp_path / "report.html")
+    assert "replay.json is not what halfstep replay --json prints" in (tmp_path / "report.html").read_text()
+
+
 def test_a_run_with_trouble_names_the_step_to_explain(tmp_path):
     run = write_run(tmp_path / "run", skips=(*range(41, 49), 60))
     loops.observe.report([run], tmp_path / "report.html")
