@@ -6,7 +6,7 @@ import dataclasses
 import html
 import importlib.resources
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import scaler
@@ -55,7 +55,7 @@ def write_report(
 
     Raises:
         scaler.InvalidArgument: For no run, or something that is none.
-        LoopError: If a run has no step that can be read, or there are more runs than fit the file.
+        LoopError: If a run has no step that can be read, or there are more runs than fit a table.
         NotWritable: If the file cannot be written.
     """
     path = as_path("report", "out", out)
@@ -72,8 +72,8 @@ def write_report(
             for run, found in zip(recorded, digests, strict=True)
         ]
     said = arguments or ["report", *(run.place for run in recorded if run.place), "--out", str(path)]
-    for detail in (1.0, 0.5, 0.25, 0.1):
-        text = _page(recorded, digests, autopsies, said, detail).encode()
+    for shown, detail in _ways(len(recorded)):
+        text = _page(recorded, digests, autopsies, said, shown, detail).encode()
         if len(text) <= MOST:
             break
     else:
@@ -82,6 +82,14 @@ def write_report(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
     return len(text)
+
+
+def _ways(runs: int) -> Iterator[tuple[int, float]]:
+    """How many runs to show with figures of their own, and in what detail: the fullest first."""
+    yield from ((runs, detail) for detail in (1.0, 0.5, 0.25, 0.1))
+    while runs:
+        runs //= 2
+        yield runs, 0.5
 
 
 def _named(runs: list[Recorded]) -> list[Recorded]:
@@ -98,16 +106,20 @@ def _page(
     digests: Sequence[Digest],
     autopsies: Sequence[Any],
     arguments: Sequence[str],
+    shown: int,
     detail: float,
 ) -> str:
-    share = detail / len(runs)
+    share = detail / max(shown, 1)
     columns = max(60, int(_COLUMNS * min(1.0, 4 * share)))
     title = f"Halfstep report: {runs[0].name}" if len(runs) == 1 else f"Halfstep report: {len(runs)} runs"
     parts = [f"<h1>{html.escape(title)}</h1>"]
     parts += [f'<p class="result">{html.escape(sentence(*pair))}</p>' for pair in zip(runs, digests, strict=True)]
     if len(runs) > 1:
         parts += ["<h2>Side by side</h2>", strategies_table(runs, digests), beside_figures(runs, columns)]
-    for place, (run, found, autopsy) in enumerate(zip(runs, digests, autopsies, strict=True)):
+    if shown < len(runs):
+        parts.append(f'<p class="note">Only the first {shown} runs have figures of their own: more would not fit.</p>')
+    each = list(zip(runs, digests, autopsies, strict=True))[:shown]
+    for place, (run, found, autopsy) in enumerate(each):
         parts.append(f"<h2>{html.escape(run.name)}</h2>" if len(runs) > 1 else "")
         parts += [f'<p class="note">{html.escape(note)}</p>' for note in run.notes]
         parts += [

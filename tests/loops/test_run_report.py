@@ -192,6 +192,15 @@ def test_a_long_run_with_many_tensors_fits(tmp_path):
     assert size == (tmp_path / "report.html").stat().st_size <= 1_000_000
 
 
+def test_many_runs_fit(tmp_path):
+    names = tuple(f"activations/block_{place}/dense" for place in range(100))
+    runs = [write_run(tmp_path / "run", names=names, steps=20)] * 40
+    assert loops.observe.report(runs, tmp_path / "report.html") <= 1_000_000
+    text = (tmp_path / "report.html").read_text()
+    (shown,) = re.findall(r"Only the first (\d+) runs have figures of their own", text)
+    assert len([one for one in Page(text).all("canvas")]) == int(shown) > 4
+
+
 def test_every_skip_of_a_long_run_is_seen(tmp_path):
     """The marks of skips that are far apart stay apart, and each of the rest lies in a marked column."""
     steps = 50_000
