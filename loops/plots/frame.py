@@ -67,7 +67,7 @@ def legend(axes: Any) -> None:
     """Puts a legend above the axes where several things are named. A name may hold what looks like mathematics."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
-        entries = axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2)
+        entries = axes.figure.legend(handles, labels, loc="outside upper left", ncols=3)
         for text in entries.get_texts():
             text.set_parse_math(False)
 

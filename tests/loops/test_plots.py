@@ -21,7 +21,7 @@ def drawn(figure, tmp_path):
 
 
 def labels(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()] if axes.get_legend() else []
+    return [text.get_text() for legend in axes.figure.legends for text in legend.get_texts()]
 
 
 def test_each_is_a_figure_of_a_folder(folder, tmp_path):
