@@ -140,18 +140,14 @@ def _count(count: int, noun: str) -> str:
 
 
 def _rows(run: Recorded) -> list[Mapping[str, Any]]:
-    """As `health` takes them. Of a step that was applied nothing more is asked, so that all of them are one object."""
+    """As `health` takes them: of a step that was applied, no more than it asks for, since there may be a million."""
     if "applied" not in run.columns:
         return []
-    applied, pause = {"applied": True}, {"applied": True, "attempted": False}
-    rows: list[Mapping[str, Any]] = [applied if attempted else pause for attempted in run.attempted.tolist()]
-    scale = run.column("loss_scale")
+    scale = [None if math.isnan(value) else value for value in run.column("loss_scale").tolist()]
+    steps = zip(run.step.tolist(), scale, strict=True)
+    rows: list[dict[str, Any]] = [{"step": step, "applied": True, "loss_scale": value} for step, value in steps]
+    for place in np.flatnonzero(~run.attempted).tolist():
+        rows[place]["attempted"] = False
     for place in np.flatnonzero(run.skipped).tolist():
-        value = float(scale[place])
-        rows[place] = {
-            "step": int(run.step[place]),
-            "applied": False,
-            "loss_scale": None if math.isnan(value) else value,
-            "cause": str(run.cause[place]) or None,
-        }
+        rows[place].update(applied=False, cause=str(run.cause[place]) or None)
     return rows

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import scaler
 from loops.autopsy.explain import explain
 from loops.autopsy.explanation import Explanation
+from loops.autopsy.health import in_words, too_often
 from loops.autopsy.remedies import Remedy
 from loops.recorded.digest import Digest
 from loops.recorded.run import Recorded
@@ -58,13 +59,11 @@ def _suggested(run: Recorded, found: Digest) -> str:
     if not found.skips or not run.place:
         return ""
     if found.health.healthy:
-        return (
-            "<h3>Autopsy</h3><p>Not needed: the skips are those of a scale that finds its level, or that grows and is "
-            "halved again.</p>"
-        )
+        return f"<h3>Autopsy</h3><p>Not needed: {html.escape(in_words(found.health))}.</p>"
     command = shlex.join(["halfstep", "explain", run.place, "--step", str(found.health.step)])
     return (
-        f"<h3>Autopsy</h3><p>What went wrong last began at step {found.health.step:,}. <code>{html.escape(command)}"
+        f"<h3>Autopsy</h3><p>{html.escape(too_often(found.health))} What went wrong last began at step "
+        f"{found.health.step:,}. <code>{html.escape(command)}"
         "</code> takes it again and says why; <code>halfstep report --explain</code> puts the answer here. Both need "
         "the run’s checkpoints, and for a program <code>--build</code>.</p>"
     )
