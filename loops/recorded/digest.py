@@ -139,7 +139,7 @@ def _count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _rows(run: Recorded) -> list[Mapping[str, Any]]:
+def _rows(run: Recorded) -> list[dict[str, Any]]:
     """As `health` takes them: of a step that was applied, no more than it asks for, since there may be a million."""
     if "applied" not in run.columns:
         return []
