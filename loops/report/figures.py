@@ -49,8 +49,9 @@ def loss_figure(run: Recorded, columns: int) -> str:
     x, mean = steps_axis(int(run.step[0]), int(run.step[-1])), moving_mean(loss, max(3, len(run) // _SMOOTH))
     y = loss_axis(loss)
     lost = ~np.isfinite(loss)
-    lines = [Line("each step", _at(x, run), _finite(y, loss), "faint")]
-    if len(run) >= 2 * _SMOOTH:
+    smooth = len(run) >= 2 * _SMOOTH
+    lines = [Line("each step", _at(x, run), _finite(y, loss), "faint" if smooth else "blue")]
+    if smooth:
         lines.append(Line("moving mean", _at(x, run), _finite(y, mean), "blue"))
     lanes = [Lane(f"not finite: {_times(lost)}", _at(x, run)[lost], "pink")] if lost.any() else []
     finite = loss[~lost]
