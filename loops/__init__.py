@@ -19,7 +19,6 @@ from loops.actions import Profile as Profile
 from loops.actions import Progress as Progress
 from loops.actions import Seconds as Seconds
 from loops.actions import StopWhen as StopWhen
-from loops.actions import TensorBoard as TensorBoard
 from loops.averaged import Averaged as Averaged
 from loops.counters import Counters as Counters
 from loops.errors import BadBatch as BadBatch
@@ -36,6 +35,7 @@ from loops.forecast import Forecast as Forecast
 from loops.loop import Loop as Loop
 from loops.step.by_attempts import ByAttempts as ByAttempts
 from loops.step.train_step import TrainStep as TrainStep
+from loops.tensorboard import TensorBoard as TensorBoard
 from loops.trace import Trace as Trace
 from loops.visit import Visit as Visit
 from loops.workers.join import join_workers as join_workers

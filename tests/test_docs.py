@@ -11,6 +11,7 @@ from markdown_blocks import python_blocks, run_blocks
 
 import loops
 import scaler
+from loops import cli
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 STRATEGIES = (DOCS / "strategies.md").read_text(encoding="utf-8")
@@ -106,6 +107,22 @@ def test_what_is_said_of_observing_is_so(tmp_path, capsys, page):
     run_blocks(text, tmp_path)
     shown = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
     assert capsys.readouterr().out == "".join(shown)
+
+
+def test_the_report_is_made_as_shown(tmp_path, monkeypatch, capsys):
+    """Also by the commands: those that the page names take the runs of its program."""
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "report.md").read_text(encoding="utf-8")
+    run_blocks(text, tmp_path)
+    (shown,) = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
+    assert capsys.readouterr().out == shown
+    (command,) = re.findall(r"^```sh\nhalfstep (.*?)\n```", text, flags=re.MULTILINE | re.DOTALL)
+    assert cli.main(command.split()) == 0
+    assert command in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert cli.main(["compare", "half", "single"]) == 0
+    assert {path.name for path in tmp_path.glob("*.*g")} == {
+        *("exponents.svg", "headroom.png", "histogram.png", "loss.png", "loss_scale.png", "of_arrays.png")
+    }
 
 
 def test_the_trace_is_read_as_shown(tmp_path, monkeypatch, capsys):

@@ -12,4 +12,3 @@ from loops.actions.keep_batches import KeepBatches as KeepBatches
 from loops.actions.profile import Profile as Profile
 from loops.actions.progress import Progress as Progress
 from loops.actions.stop_when import StopWhen as StopWhen
-from loops.actions.tensorboard import TensorBoard as TensorBoard

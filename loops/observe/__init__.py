@@ -6,10 +6,13 @@ from loops.autopsy.explanation import Explanation as Explanation
 from loops.census import Census as Census
 from loops.census import Row as Row
 from loops.census import census as census
+from loops.compared import Comparison as Comparison
+from loops.compared import compare as compare
 from loops.forecast import Alarm as Alarm
 from loops.forecast import forecast as forecast
 from loops.lint.finding import Finding as Finding
 from loops.lint.look import lint as lint
+from loops.report import write_report as report
 from loops.trace import TraceTables as TraceTables
 from loops.trace import read as read
 from loops.verify import Change as Change
@@ -20,16 +23,19 @@ __all__ = [
     "Alarm",
     "Census",
     "Change",
+    "Comparison",
     "Explanation",
     "Finding",
     "Row",
     "TraceTables",
     "Verification",
     "census",
+    "compare",
     "cure",
     "explain",
     "forecast",
     "lint",
     "read",
+    "report",
     "verify",
 ]

@@ -213,7 +213,7 @@ PLACES = {
 
 @pytest.mark.parametrize("name", PLACES)
 def test_a_place_that_cannot_be_written_is_told_before_the_first_step(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(loops.actions.tensorboard.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(loops.tensorboard.action.importlib.util, "find_spec", lambda name: name)
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "in it", pathlib.Path("/proc/none")):
         taken = []

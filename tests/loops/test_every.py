@@ -14,7 +14,7 @@ import loops
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    monkeypatch.setattr(loops.actions.tensorboard.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(loops.tensorboard.action.importlib.util, "find_spec", lambda name: name)
 
     def run(steps_per_call, every, steps):
         data = tf.data.Dataset.range(1, 1000).map(lambda number: tf.cast(number, tf.float32))

@@ -21,7 +21,7 @@ VALUES = [1.0, math.nan, -math.inf, 4.0, 5.0, 6.0, 7.0]
 @pytest.fixture
 def no_hint(monkeypatch):
     """As if TensorBoard were installed."""
-    monkeypatch.setattr(loops.actions.tensorboard.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(loops.tensorboard.action.importlib.util, "find_spec", lambda name: name)
 
 
 def looping(*actions, steps_per_call=3):
@@ -178,7 +178,7 @@ def test_files_of_a_run_that_goes_on_are_those_of_the_whole_one(no_hint, tmp_pat
 
 
 def test_without_tensorboard_a_warning_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr(loops.actions.tensorboard.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(loops.tensorboard.action.importlib.util, "find_spec", lambda name: None)
     with pytest.warns(UserWarning, match=r'pip install "halfstep\[tensorboard\]"'):
         looping(loops.TensorBoard(tmp_path, every=1)).run(3)
     assert events(tmp_path)["loss"][0][0] == 1

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard."""
+"""Writes what TensorBoard shows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import tensorflow as tf
 from loops.actions.evaluate import Evaluate
 from loops.actions.every import Cadence, Seconds
 from loops.actions.places import as_path, check_folder
+from loops.tensorboard.exponents import METADATA, headroom_curves, histograms
+from loops.trace.tensors import tensors_of
 from loops.visit import Visit
 
 if TYPE_CHECKING:
@@ -37,6 +39,11 @@ class TensorBoard:
     `time/steps_per_second` since the curve's point before; other outputs of the train step by their names; and each
     result of the loop's `Evaluate` actions, such as `validation/accuracy`. What a step does not report has no curve.
 
+    Where the train step has probes, there are two curves more, in octaves: `scaler/headroom`, from the loss scale to
+    the critical scale, and `activations/headroom`, from the largest activation or weight to the largest number of its
+    format. And there is a histogram of each tensor, `exponents/activations/dense`, over the exponents of its values,
+    without zeros, infinities and NaN: of the last step of a visit that is due and was counted.
+
     Writing needs TensorFlow alone, looking needs the extra: without it a warning says so. Files are flushed at each
     visit that writes. A run that resumes from a checkpoint cuts off what the checkpoint does not have.
 
@@ -57,6 +64,7 @@ class TensorBoard:
         self._cadence = Cadence("TensorBoard", every)
         self._writer: Any = None
         self._optimizer: Any = None
+        self._train_step: Any = None
         self._evaluations: list[Evaluate] = []
         self._shown: dict[int, int] = {}
         self._step = 0
@@ -69,6 +77,7 @@ class TensorBoard:
             NotWritable: If the folder cannot be written.
         """
         check_folder("TensorBoard", self._directory)
+        self._train_step = loop.train_step
         self._optimizer = getattr(loop.train_step, "optimizer", None)
         self._evaluations = [action for action in loop.actions if isinstance(action, Evaluate)]
         if importlib.util.find_spec("tensorboard") is None:
@@ -109,6 +118,9 @@ class TensorBoard:
         points = [(visit.first + row, *curve) for row in rows for curve in _outputs(visit, row).items()] + (
             [(self._step, *curve) for curve in self._of_the_host(visit).items()] if rows else []
         )
+        tensors = tensors_of(self._train_step) if rows and {"amax", "counts"} <= set(visit.vectors) else []
+        bins = histograms(visit, rows, tensors) if tensors else []
+        points += headroom_curves(visit, rows, tensors) if tensors else []
         for one in self._evaluations:
             if one.step != self._shown[id(one)]:
                 self._shown[id(one)] = one.step
@@ -117,6 +129,8 @@ class TensorBoard:
             with self._writer.as_default():
                 for step, name, value in points:
                     tf.summary.write(name, np.float32(value), step=step, metadata=_SCALAR)
+                for step, name, table in bins:
+                    tf.summary.write(name, table, step=step, metadata=METADATA)
             self._writer.flush()
 
     def _of_the_host(self, visit: Visit) -> dict[str, float]:

@@ -1,0 +1,128 @@
+"""Columns from a log of steps, of `JsonLines` or `Csv`, also one that is torn or has a million lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import scaler
+from loops.recorded.run import DECISIONS, NUMBERS
+
+_CHUNK = 10_000
+"""Lines that are parsed at a time: a million dicts at once take a gigabyte."""
+
+
+class Log(NamedTuple):
+    """What a log holds.
+
+    Attributes:
+        step: Int64 [steps], in order, each once.
+        columns: Float64 [steps] by name.
+        cause: Strings [steps], "" where none is named.
+        unread: How many lines are of no step.
+    """
+
+    step: np.ndarray
+    columns: dict[str, np.ndarray]
+    cause: np.ndarray
+    unread: int
+
+
+def read_columns(path: pathlib.Path) -> Log:
+    """The columns of a log, by its name a CSV file or one of JSON lines.
+
+    Lines that a kill tore are passed over. Where a step stands there twice, its last line counts.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return columns_in(lines, comma=path.suffix == ".csv")
+
+
+def columns_in(lines: Sequence[str], *, comma: bool) -> Log:
+    """The columns of some lines.
+
+    Args:
+        lines: Of a log, without their ends.
+        comma: Whether they are comma-separated values, of which the first line is the header.
+    """
+    chunks = _of_csv(lines) if comma else _of_json(lines)
+    return _joined([_columns(rows) for rows in chunks], len(lines) - (comma and bool(lines)))
+
+
+def _of_json(lines: Sequence[str]) -> Iterator[list[dict]]:
+    for start in range(0, len(lines), _CHUNK):
+        chunk = lines[start : start + _CHUNK]
+        try:
+            rows = json.loads(f"[{','.join(chunk)}]")
+        except ValueError:
+            rows = [_parsed(line) for line in chunk]
+        yield [row for row in rows if isinstance(row, dict) and type(row.get("step")) is int]
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _of_csv(lines: Sequence[str]) -> Iterator[list[dict]]:
+    rows: list[dict] = []
+    width = len(next(csv.reader(lines[:1]), []))
+    # A torn last line may hold a number that is only the beginning of one.
+    for row in csv.DictReader(lines):
+        if len([value for value in row.values() if value is not None]) < width or not str(row.get("step")).isdigit():
+            continue
+        rows.append({name: _number(value) for name, value in row.items() if name})
+        rows[-1]["step"] = int(row["step"])
+    yield rows
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _columns(rows: Sequence[dict]) -> Log:
+    step = np.array([row["step"] for row in rows], np.int64)
+    columns = {}
+    for name in (*NUMBERS, *DECISIONS):
+        if any(name in row for row in rows):
+            columns[name] = np.array([_float(row.get(name)) for row in rows], np.float64)
+    return Log(step, columns, np.array([_cause(row.get("cause")) for row in rows], np.str_), 0)
+
+
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else np.nan
+
+
+def _cause(value: Any) -> str:
+    """By name; `Csv` and programs of one's own write its number."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return scaler.Cause(value).name if value and value in list(scaler.Cause) else ""
+    return value if isinstance(value, str) else ""
+
+
+def _joined(parts: Iterable[Log], lines: int) -> Log:
+    parts = [part for part in parts if len(part.step)]
+    if not parts:
+        return Log(np.zeros(0, np.int64), {}, np.zeros(0, np.str_), lines)
+    names = {name for part in parts for name in part.columns}
+    step = np.concatenate([part.step for part in parts])
+    columns = {
+        name: np.concatenate([part.columns.get(name, np.full(len(part.step), np.nan)) for part in parts])
+        for name in names
+    }
+    cause = np.concatenate([part.cause for part in parts])
+    # The last one of each step: `unique` finds the first, so they are turned around.
+    _, back = np.unique(step[::-1], return_index=True)
+    kept = len(step) - 1 - back
+    return Log(step[kept], {name: values[kept] for name, values in columns.items()}, cause[kept], lines - len(step))

@@ -1,0 +1,60 @@
+"""Curves of any length as a few points, so that no extreme is lost."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Envelope(NamedTuple):
+    """A curve by columns of pixels.
+
+    Attributes:
+        x: Float [columns], the middle of each column that has a value, from 0 to 1.
+        low: Float [columns], the least value in it.
+        high: Float [columns], the largest.
+        broken: Bool [columns], whether there is a gap before it.
+    """
+
+    x: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    broken: np.ndarray
+
+
+def envelope(x: np.ndarray, values: np.ndarray, columns: int) -> Envelope:
+    """The least and the largest value in each column.
+
+    Args:
+        x: Float [points], from 0 to 1, in order.
+        values: Float [points]; NaN leaves a gap.
+        columns: How many there may be. A curve of fewer points keeps each.
+    """
+    known = ~np.isnan(values)
+    if len(x) <= columns:
+        gap = np.concatenate([[False], ~known[:-1]])[known] if len(x) else np.zeros(0, bool)
+        return Envelope(x[known], values[known], values[known], gap)
+    place = np.minimum((x * columns).astype(np.int64), columns - 1)
+    first = np.flatnonzero(np.diff(place, prepend=-1))
+    low = np.fmin.reduceat(values, first)
+    high = np.fmax.reduceat(values, first)
+    there = ~np.isnan(low)
+    gap = np.concatenate([[False], ~there[:-1]])[there]
+    return Envelope((place[first][there] + 0.5) / columns, low[there], high[there], gap)
+
+
+def moving_mean(values: np.ndarray, width: int) -> np.ndarray:
+    """A centred mean over `width` points and what is finite among them; NaN where nothing is."""
+    finite = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    start = np.clip(np.arange(len(values)) - width // 2, 0, None)
+    end = np.clip(np.arange(len(values)) + width // 2 + 1, None, len(values))
+    many = counts[end] - counts[start]
+    return np.where(many > 0, (sums[end] - sums[start]) / np.maximum(many, 1), np.nan)
+
+
+def sampled(length: int, most: int) -> np.ndarray:
+    """Int64: up to `most` places out of `length`, evenly, the first and the last among them."""
+    return np.unique(np.linspace(0, length - 1, min(length, most)).round().astype(np.int64))

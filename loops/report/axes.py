@@ -1,0 +1,96 @@
+"""Axes: where a value lies between 0 and 1, and the ticks with their labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+_MINUS = "\u2212"
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """An axis.
+
+    Attributes:
+        low: Where it begins, in the units of `of`.
+        high: Where it ends.
+        ticks: The place of each tick, from 0 to 1, with its label as HTML.
+        log: The base of the logarithm that values are put on it by, or 0.
+    """
+
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...]
+    log: int = 0
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """Where values lie, from 0 to 1 and clipped to that; NaN where a value has no place."""
+        values = np.asarray(values, np.float64)
+        if self.log:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                values = np.log(np.where(values > 0, values, np.nan)) / math.log(self.log)
+        return np.clip((values - self.low) / (self.high - self.low), 0.0, 1.0)
+
+
+def steps_axis(first: int, last: int) -> Axis:
+    """The axis of steps, with few ticks: it has to fit a phone."""
+    low, high = float(first), float(max(last, first + 1))
+    ticks = [value for value in _round_values(low, high, 5) if value.is_integer()]
+    return _placed(low, high, [(value, _count(value)) for value in ticks])
+
+
+def linear_axis(values: np.ndarray, floor: float | None = None) -> Axis:
+    """An axis around all finite values, down to `floor` where that is given."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    low = low if floor is None else min(low, floor)
+    spread = (high - low) or abs(high) or 1.0
+    low, high = low - 0.04 * spread, high + 0.04 * spread
+    return _placed(low, high, [(value, _plain(value)) for value in _round_values(low, high, 5)])
+
+
+def loss_axis(values: np.ndarray) -> Axis:
+    """An axis for losses: logarithmic where they are positive and span more than a factor of 30."""
+    finite = values[np.isfinite(values)]
+    if not len(finite) or finite.min() <= 0 or finite.max() < 30 * finite.min():
+        return linear_axis(values)
+    low, high = math.log10(finite.min()) - 0.08, math.log10(finite.max()) + 0.08
+    every = max(1, math.ceil((high - low) / 6))
+    powers = [power for power in range(math.ceil(low), math.floor(high) + 1) if power % every == 0]
+    return _placed(low, high, [(power, f"10<sup>{_plain(power)}</sup>") for power in powers], 10)
+
+
+def octave_axis(values: np.ndarray) -> Axis:
+    """An axis of powers of two around all positive values."""
+    usable = values[np.isfinite(values) & (values > 0)]
+    low = math.floor(math.log2(usable.min())) - 1 if len(usable) else -1
+    high = math.ceil(math.log2(usable.max())) + 1 if len(usable) else 1
+    every = max(1, math.ceil((high - low) / 6))
+    powers = [power for power in range(low, high + 1) if power % every == 0]
+    return _placed(low, high, [(power, f"2<sup>{_plain(power)}</sup>") for power in powers], 2)
+
+
+def _placed(low: float, high: float, ticks: list[tuple[float, str]], log: int = 0) -> Axis:
+    return Axis(low, high, tuple(((value - low) / (high - low), label) for value, label in ticks), log)
+
+
+def _round_values(low: float, high: float, most: int) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten between two numbers, at most about `most` of them."""
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * 0.999)
+    return [place * step for place in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _plain(value: float) -> str:
+    return f"{value:.6g}".replace("-", _MINUS)
+
+
+def _count(value: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if letter == 'k' else size):g}{letter}"
+    return f"{value:g}"

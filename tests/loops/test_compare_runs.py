@@ -1,0 +1,153 @@
+"""Guards the comparison of two runs: where they part is where they were made to, and the closer one is named."""
+
+import json
+
+import numpy as np
+import pytest
+from recorded_cases import write_run
+
+import loops
+import scaler
+from loops import cli
+
+
+def growing(error, start=1):
+    """Magnitudes that are off by an error from a step on."""
+    return lambda step, place: 2.0 ** (place + 1) * (1 + error * (step >= start))
+
+
+def by_name(found):
+    return {row.name: row for row in found.rows}
+
+
+def test_the_same_run_twice_differs_in_nothing(tmp_path):
+    run = write_run(tmp_path / "run")
+    found = loops.observe.compare(run, run)
+    assert (found.differs_at, found.parts_at, found.scale_differs_at, found.decision_differs_at) == (None,) * 4
+    assert "Nothing differs in 60 steps" in found.sentence
+    assert found.runs[0] != found.runs[1]
+
+
+def test_where_they_part_and_by_how_much(tmp_path):
+    one = write_run(tmp_path / "one", skips=())
+    other = write_run(tmp_path / "other", skips=(), loss=lambda step: 3.0 / step + (step >= 30), amax=growing(1.0, 17))
+    found = loops.observe.compare(one, other)
+    assert (found.steps, found.differs_at, found.parts_at) == (60, 17, 17)
+    row = by_name(found)["activations/dense"]
+    assert (row.octaves, row.largest, row.steps) == (1.0, 1.0, 60)
+    assert by_name(found)["loss"].parts_at == 30
+    assert "They part at step 17: activations/dense by 1 octaves" in found.sentence
+    assert "cannot be told" in found.sentence
+
+
+def test_rounding_is_no_parting(tmp_path):
+    one, other = write_run(tmp_path / "one", skips=()), write_run(tmp_path / "other", skips=(), amax=growing(2**-9, 9))
+    found = loops.observe.compare(one, other)
+    assert (found.differs_at, found.parts_at) == (9, None)
+    assert "differ from step 9 on, by no more than rounding" in found.sentence
+    far = write_run(tmp_path / "far", skips=(), amax=growing(2**-6, 9))
+    assert loops.observe.compare(one, far).parts_at == 9
+
+
+def test_gradients_are_compared_unscaled_and_not_where_they_overflowed(tmp_path):
+    one = write_run(tmp_path / "one", skips=(1, 2))
+
+    def double(step, place):
+        return 2.0 ** (place + 1) * (2.0 if place else 1.0)
+
+    other = write_run(tmp_path / "other", skips=(), scale=lambda step: 2.0**16, amax=double)
+    found = loops.observe.compare(one, other)
+    assert found.differs_at is None
+    assert (found.scale_differs_at, found.decision_differs_at) == (1, 1)
+    assert by_name(found)["activation_gradients/dense"].steps == 58
+
+
+def test_what_became_zero_is_an_infinite_difference(tmp_path):
+    one = write_run(tmp_path / "one", skips=())
+    other = write_run(tmp_path / "other", skips=(), amax=lambda step, place: 2.0 ** (place + 1) if step < 5 else 0.0)
+    row = by_name(loops.observe.compare(one, other))["activations/dense"]
+    assert (row.parts_at, row.octaves, row.largest) == (5, np.inf, 0.0)
+
+
+@pytest.fixture
+def three(tmp_path):
+    near = write_run(tmp_path / "near", skips=(), amax=growing(0.01))
+    far = write_run(tmp_path / "far", skips=(), amax=growing(0.1))
+    true = write_run(tmp_path / "true", skips=(), dtype="float32")
+    return near, far, true
+
+
+def test_the_closer_one_to_float32_is_named(three):
+    near, far, true = three
+    for pair, place in (((near, far), 0), ((far, near), 1)):
+        found = loops.observe.compare(*pair, true)
+        assert (found.closer, found.reference) == ("near", "true")
+        assert {row.closer for row in found.rows if row.name != "loss"} == {place}
+        assert "near is closer to float32 (true), in 3 of 4 values" in found.sentence
+
+
+def test_one_of_the_two_may_be_the_float32_run(three):
+    near, _, true = three
+    found = loops.observe.compare(near, true)
+    assert (found.closer, found.reference) == (None, "true")
+    assert "true is float32; near is farthest from it in activations/dense, by 0.014 octaves" in found.sentence
+
+
+def test_a_reference_that_is_not_float32_is_refused(three):
+    with pytest.raises(scaler.InvalidArgument, match="nothing says that it computed in float32"):
+        loops.observe.compare(three[1], three[2], three[0])
+
+
+def test_runs_of_other_models_have_their_losses(tmp_path):
+    one = write_run(tmp_path / "one")
+    other = write_run(tmp_path / "other", names=("activations/conv",))
+    found = loops.observe.compare(one, other)
+    assert list(by_name(found)) == ["loss"]
+    assert found.alone[1] == ("activations/conv",)
+    assert "no tensor in common" in found.sentence
+
+
+def test_without_a_trace_the_losses_are_compared(tmp_path):
+    one, other = (write_run(tmp_path / name, trace=False) for name in ("one", "other"))
+    (other / "summary.json").write_text('{"policy": "float32"}')
+    found = loops.observe.compare(one, other)
+    assert found.reference == "other"
+    assert "Without a trace" in found.sentence
+    assert all("loops.Trace(" in note for note in found.notes)
+
+
+def test_no_step_in_common():
+    found = loops.observe.compare({"loss": [1.0], "step": [1]}, {"loss": [1.0], "step": [2]})
+    assert found.sentence == "arrays 1 and arrays 2 have no step in common."
+
+
+def command(capsys, *arguments):
+    try:
+        status = cli.main(["compare", *map(str, arguments)])
+    except SystemExit as exit:
+        status = exit.code
+    output = capsys.readouterr()
+    return status, output.out, output.err
+
+
+def test_the_command_prints_a_table_or_json(three, capsys):
+    status, printed, _ = command(capsys, *three)
+    assert status == 0
+    line = next(line for line in printed.splitlines() if line.startswith("activations/dense"))
+    assert line.split() == ["activations/dense", "float16", "1", "1", "0.123", "0.123", "near"]
+    _, printed, _ = command(capsys, three[0], three[2])
+    assert "from float32" in printed
+    status, printed, _ = command(capsys, *three, "--json")
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    found = json.loads(printed, parse_constant=refuse)
+    assert (status, found["closer"], found["parts_at"]) == (0, "near", 1)
+    assert {row["name"] for row in found["rows"]} >= {"loss", "activations/dense"}
+
+
+def test_a_missing_run_is_one_line(tmp_path, capsys):
+    status, printed, errors = command(capsys, tmp_path / "none", tmp_path)
+    assert (status, printed) == (2, "")
+    assert "no such folder" in errors
