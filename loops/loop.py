@@ -129,6 +129,11 @@ class Loop:
         return self._steps_per_call
 
     @property
+    def replicas(self) -> int:
+        """How many run each step."""
+        return self._strategy.num_replicas_in_sync if self._strategy else 1
+
+    @property
     def calls(self) -> StepCalls:
         """The train step, compiled into calls of many steps."""
         return self._call

@@ -32,7 +32,15 @@ from scaler.open_step import OpenStep
 from scaler.outcome import Cause, Outcome
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, NoScaling, Static, Strategy
-from scaler.strategies.base import check_event, check_state, float_bounds_of, needs_of, require_strategy, usable_scale
+from scaler.strategies.base import (
+    check_event,
+    check_state,
+    float_bounds_of,
+    needs_of,
+    require_strategy,
+    usable_scale,
+    usable_state,
+)
 from scaler.strategies.described import described
 from scaler.stuck import Reading, StuckPolicy, Watch
 from scaler.weights.masters import MasterWeights
@@ -158,7 +166,7 @@ class LossScaler(tf.Module):
 
     def _state_now(self) -> Any:
         fields = {field: tf.identity(variable) for field, variable in self._state.items()}
-        return self._state_type(**{**fields, "loss_scale": usable_scale(self.strategy, fields["loss_scale"])})
+        return usable_state(self.strategy, self._state_type(**fields))
 
     @property
     def loss_scale(self) -> tf.Tensor:

@@ -13,6 +13,9 @@ from loops.forecast import forecast as forecast
 from loops.lint.finding import Finding as Finding
 from loops.lint.look import lint as lint
 from loops.report import write_report as report
+from loops.replay import Replay as Replay
+from loops.replay import Replayed as Replayed
+from loops.replay import replay as replay
 from loops.trace import TraceTables as TraceTables
 from loops.trace import read as read
 from loops.verify import Change as Change
@@ -26,6 +29,8 @@ __all__ = [
     "Comparison",
     "Explanation",
     "Finding",
+    "Replay",
+    "Replayed",
     "Row",
     "TraceTables",
     "Verification",
@@ -37,5 +42,6 @@ __all__ = [
     "lint",
     "read",
     "report",
+    "replay",
     "verify",
 ]

@@ -102,9 +102,19 @@ class Probing:
         self.watch.found([*self._in_the_pass, *rows])
         return {
             "counts": tf.concat([seen.counts, rest.counts], axis=0),
-            "amax": tf.concat([seen.amax, rest.amax], axis=0),
+            "amax": tf.concat([seen.amax, _of_sums(rest.amax, rows)], axis=0),
             **swallowed,
         }
+
+
+def _of_sums(amax: tf.Tensor, rows: Rows) -> tf.Tensor:
+    """The largest magnitudes; of a sparse gradient after values of one index were summed, as strategies see it."""
+    largest = tf.unstack(amax, num=len(rows))
+    for place, (one, *_) in enumerate(rows.values()):
+        if isinstance(one, tf.IndexedSlices):
+            summed = scaler.gradients.amax(scaler.gradients.unscale([one], 1.0))
+            largest[place] = tf.where(tf.math.is_finite(largest[place]), summed, largest[place])
+    return tf.stack(largest) if largest else amax
 
 
 class Before:

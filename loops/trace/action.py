@@ -18,7 +18,7 @@ from loops.trace.frames import Frame, choose, frame_of, pack, unpack
 from loops.trace.measured import causes_of, columns_of, skipped
 from loops.trace.messages import arrow
 from loops.trace.stream import batch_of, opening, read_tensors, schema_of
-from loops.trace.tensors import Tensor, tensors_of
+from loops.trace.tensors import Tensor, lacks_of, tensors_of
 from loops.visit import Visit
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Trace:
         arrow()
         self._window = int(window)
         self._train_step: Any = None
+        self._replicas = 1
         self._schema: Any = None
         self._tensors: list[Tensor] = []
         self._last_skip = 0
@@ -68,7 +69,7 @@ class Trace:
 
     def begin(self, loop: Loop) -> None:
         """Before the first step: learns of the loop's train step."""
-        self._train_step = loop.train_step
+        self._train_step, self._replicas = loop.train_step, getattr(loop, "replicas", 1)
 
     def save_state(self) -> dict:
         """Where the file ended after the last visit, and what the flight recorder held, for a `Checkpoint`."""
@@ -144,7 +145,7 @@ class Trace:
                 TraceWarning,
                 stacklevel=3,
             )
-        schema = schema_of(self._tensors)
+        schema = schema_of(self._tensors, lacks_of(self._train_step, self._replicas))
         if not self._file.end:
             self._file.add(opening(schema))
         elif (found := read_tensors(self._file.read().schema)) != self._tensors:

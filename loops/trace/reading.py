@@ -13,7 +13,7 @@ from loops.actions.places import as_path
 from loops.errors import LoopError, TraceWarning
 from loops.trace.file import Contents, contents
 from loops.trace.messages import arrow
-from loops.trace.stream import BOOLS, HISTOGRAMS, NUMBERS, STEP, read_tensors
+from loops.trace.stream import BOOLS, HISTOGRAMS, NUMBERS, STEP, read_lacks, read_tensors
 from loops.trace.tensors import Tensor
 
 
@@ -29,11 +29,15 @@ class TraceTables:
             by these. `scaler.observe` says what the bins are.
         tensors: A row for each tensor: `name`; `format`, in which it was computed; `carries_scale`, whether its values
             are multiplied by the loss scale.
+        lacks: Why the largest of a step's gradients is not known though there were probes: some of "replicas" and
+            "micro-batches", whose gradients were measured before they were summed, and "weights", of which some were
+            not measured.
     """
 
     steps: Any
     histograms: Any
     tensors: Any
+    lacks: tuple[str, ...] = ()
 
 
 def read(path: str | os.PathLike) -> TraceTables:
@@ -96,6 +100,7 @@ def _tables(found: Contents, tensors: list[Tensor]) -> TraceTables:
                 "carries_scale": pa.array([tensor.carries_scale for tensor in tensors], pa.bool_()),
             }
         ),
+        read_lacks(found.schema),
     )
 
 

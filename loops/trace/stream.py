@@ -24,12 +24,13 @@ NUMBERS = ("loss", "loss_scale", "grad_norm", "clipped_norm", "critical_low", "c
 """The columns of a step that hold one number each; null where the step has none."""
 
 
-def schema_of(tensors: Sequence[Tensor]) -> Any:
-    """The Arrow schema of a trace of these tensors."""
+def schema_of(tensors: Sequence[Tensor], lacks: Sequence[str] = ()) -> Any:
+    """The Arrow schema of a trace of these tensors, which lacks what `tensors.lacks_of` says."""
     pa = arrow()
     metadata = {
         "halfstep.trace": VERSION,
         "tensors": json.dumps([dataclasses.asdict(tensor) for tensor in tensors]),
+        **({"lacks": json.dumps(list(lacks))} if lacks else {}),
         KEY: BLANK,
     }
     fields = [
@@ -56,6 +57,11 @@ def read_tensors(schema: Any) -> list[Tensor] | None:
     if metadata.get(b"halfstep.trace") != VERSION.encode():
         return None
     return [Tensor(**fields) for fields in json.loads(metadata[b"tensors"])]
+
+
+def read_lacks(schema: Any) -> tuple[str, ...]:
+    """What `schema_of` was given beside the tensors."""
+    return tuple(json.loads((schema.metadata or {}).get(b"lacks", b"[]")))
 
 
 def opening(schema: Any) -> bytes:

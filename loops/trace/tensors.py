@@ -61,6 +61,30 @@ def tensors_of(train_step: Any) -> list[Tensor]:
     return [_tensor(name, formats, usual, seen, products) for name in probes.names]
 
 
+def lacks_of(train_step: Any, replicas: int) -> list[str]:
+    """Why the largest of a step's gradients, as its optimizer would get them, is not in its trace; [] where it is.
+
+    Args:
+        train_step: That of a loop, traced.
+        replicas: On which it runs.
+
+    Returns:
+        Some of "replicas" and "micro-batches", whose gradients are measured before they are summed, and "weights": the
+        gradients of some are not measured.
+    """
+    probes = getattr(train_step, "probes", None)
+    if probes is None:
+        return []
+    holds = probes.holds() if hasattr(probes, "holds") else lambda variable: True
+    measured = "weight_gradients" in getattr(probes, "kinds", _SCALED)
+    found = {
+        "replicas": replicas > 1,
+        "micro-batches": getattr(train_step, "accumulate", 1) > 1,
+        "weights": not (measured and all(holds(variable) for variable in probes.model.trainable_variables)),
+    }
+    return [name for name, lacks in found.items() if lacks]
+
+
 def _products(model: Any, formats: dict[str, str], seen: dict[str, tuple[str, ...]]) -> set[str]:
     """The paths of layers whose weight gradients are products and sums in their own format, and nothing else.
 

@@ -3,6 +3,11 @@
 from scaler.strategies.base import Event as Event
 from scaler.strategies.base import Needs as Needs
 from scaler.strategies.base import Strategy as Strategy
+from scaler.strategies.base import check_state as check_state
+from scaler.strategies.base import float_bounds_of as float_bounds_of
+from scaler.strategies.base import needs_of as needs_of
+from scaler.strategies.base import require_strategy as require_strategy
+from scaler.strategies.base import usable_state as usable_state
 from scaler.strategies.bounded import Bounded as Bounded
 from scaler.strategies.delayed_amax import DelayedAmax as DelayedAmax
 from scaler.strategies.delayed_amax import DelayedAmaxState as DelayedAmaxState
@@ -46,4 +51,9 @@ __all__ = [
     "StaticState",
     "Strategy",
     "Warmup",
+    "check_state",
+    "float_bounds_of",
+    "needs_of",
+    "require_strategy",
+    "usable_state",
 ]

@@ -153,6 +153,14 @@ def usable_scale(strategy: Strategy, stored: tf.Tensor) -> tf.Tensor:
     return bounded(strategy, tf.where(tf.math.is_nan(stored), strategy.init().loss_scale, stored))
 
 
+def usable_state(strategy: Strategy, state: Any) -> Any:
+    """The state that a step is attempted with and `update` is given: a stored one with a loss scale that may be used.
+
+    `LossScaler` and whoever steps a strategy without one ask here, so that they cannot part.
+    """
+    return state._replace(loss_scale=usable_scale(strategy, state.loss_scale))
+
+
 def bounded_state(strategy: object, state: Any) -> Any:
     """The state with its loss scale within the strategy's bounds."""
     return state._replace(loss_scale=bounded(strategy, state.loss_scale))

@@ -1,0 +1,5 @@
+"""Any strategy over recorded steps: the scale that each would have had, and its skips."""
+
+from loops.replay.replay import replay as replay
+from loops.replay.results import Replay as Replay
+from loops.replay.results import Replayed as Replayed

@@ -1,0 +1,116 @@
+"""A trace as a replay needs it: arrays of the steps that were attempted."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+import scaler
+from loops.errors import LoopError
+from loops.replay.limits import Limits, Seen, limits_of
+from loops.trace import TraceTables
+
+RECORD = "loops.Trace and TrainStep(..., probes=scaler.observe.watch(model)), as halfstep train --trace does it"
+"""How to record what a replay needs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """The attempted steps of a trace.
+
+    Attributes:
+        name: Of the trace, for messages.
+        tables: The trace.
+        step: Int64 [steps], their numbers.
+        scale: Float64 [steps], the loss scales at which they were recorded.
+        applied: Bool [steps].
+        limits: Up to which scales they would have been finite.
+    """
+
+    name: str
+    tables: TraceTables
+    step: np.ndarray
+    scale: np.ndarray
+    applied: np.ndarray
+    limits: Limits
+
+
+def recording_of(tables: TraceTables, name: str) -> Recording:
+    """The recorded steps of a trace.
+
+    Raises:
+        LoopError: If the trace has no step, or lacks its loss scales, its decisions or the largest gradients.
+    """
+    steps = tables.steps
+    if not len(steps):
+        raise LoopError(f"{name}: it has no step. Let the run take some.")
+    scale = _numbers(steps, "loss_scale")
+    if np.isnan(scale).any() or not steps["applied"].null_count < len(steps):
+        missing = "loss_scale" if np.isnan(scale).any() else "applied"
+        raise LoopError(f"{name}: its steps have no {missing}. Have the train step return it, or record with {RECORD}.")
+    low, high = _numbers(steps, "critical_low"), _numbers(steps, "critical_high")
+    if np.isnan(low).any() or np.isposinf(low).all():
+        raise LoopError(
+            f"{name}: it has no critical scales, because no gradients were measured, and without them "
+            f"nobody knows what another scale would have done. Record it with {RECORD}."
+        )
+    applied = _flags(steps, "applied", True)
+    attempted = _flags(steps, "attempted", True)
+    if not attempted.any():
+        raise LoopError(f"{name}: none of its {len(steps)} micro-batches ended a window. Let the run take more.")
+    causes = np.array(steps["cause"].to_pylist(), object) if steps["cause"].null_count < len(steps) else _none(len(low))
+    limits = limits_of(Seen(scale, applied, attempted, causes, low, high, _overflows_at(tables, scale)))
+    return Recording(name, tables, steps["step"].to_numpy()[attempted], scale[attempted], applied[attempted], limits)
+
+
+def largest_gradient(recording: Recording) -> np.ndarray:
+    """The largest gradient of a weight at each step, unscaled, as `Event.amax`: float32 [steps].
+
+    It is 0, which tells a strategy of no gradient, at a step that was skipped: nobody saw it.
+
+    Raises:
+        LoopError: If the trace does not have it.
+    """
+    tables = recording.tables
+    names = [name for name in tables.steps.column_names if name.startswith("amax/weight_gradients/")]
+    reasons = {
+        "replicas": "the gradients of its several replicas were measured before they were summed: record it on one",
+        "micro-batches": "the gradients of its micro-batches were measured before they were summed: record it with "
+        "accumulate=1",
+        "weights": "not the gradients of all weights were measured: record it with "
+        "probes=scaler.observe.watch(model), of all layers and with the kind weight_gradients",
+    }
+    lacks = tables.lacks or (() if names else ("weights",))
+    if lacks:
+        raise LoopError(f"{recording.name}: the largest gradient of a step (amax) is not in it: {reasons[lacks[0]]}.")
+    seen = np.stack([tables.steps[name].to_numpy() for name in names]).max(axis=0)
+    seen = seen[_flags(tables.steps, "attempted", True)]
+    known = recording.applied & np.isfinite(seen)
+    return np.where(known, np.where(known, seen, 0) / recording.scale.astype(np.float32), 0).astype(np.float32)
+
+
+def _overflows_at(tables: TraceTables, scale: np.ndarray) -> np.ndarray:
+    """From which scale on the largest gradient of each row is infinite, taken in the format that the trace names."""
+    found = np.full(len(scale), np.inf)
+    for tensor in tables.tensors.to_pylist():
+        if tensor["carries_scale"]:
+            seen = tables.steps[f"amax/{tensor['name']}"].to_numpy().astype(np.float64)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                at = scaler.float_format(tensor["format"]).overflow_threshold * (scale / seen)
+            found = np.fmin(found, np.where(np.isfinite(seen) & (seen > 0), at, np.inf))
+    return found
+
+
+def _numbers(table: Any, name: str) -> np.ndarray:
+    """A column of numbers, float64, NaN where it is null."""
+    return table[name].to_numpy().astype(np.float64)
+
+
+def _flags(table: Any, name: str, missing: bool) -> np.ndarray:
+    return table[name].fill_null(missing).to_numpy().astype(bool)
+
+
+def _none(count: int) -> np.ndarray:
+    return np.full(count, None, object)

@@ -1,0 +1,82 @@
+"""What a replay found."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """What one strategy would have done on the recorded steps.
+
+    Attributes:
+        strategy: As it was given, text, or written out.
+        skips: Steps whose replayed scale lies above their limit.
+        skip_rate: Their share.
+        mean_log2_scale: The mean of log2 of the scales, in octaves.
+        final_scale: The scale after the last step, which the next one would have.
+        flushed: The share of the recorded values of gradients that were not zero, and would have been at the replayed
+            scale, at the steps that it does not skip and that have histograms; None without such.
+        at_floor: The share of steps with the lowest scale that the strategy may choose; None if it has one scale alone.
+        at_ceiling: With the highest.
+        uncertain: Steps of which the trace does not say for sure whether the replayed scale overflows.
+        scales: Float32 [steps], the scale of each step.
+        skipped: Bool [steps].
+    """
+
+    strategy: str
+    skips: int
+    skip_rate: float
+    mean_log2_scale: float
+    final_scale: float
+    flushed: float | None
+    at_floor: float | None
+    at_ceiling: float | None
+    uncertain: int
+    scales: np.ndarray = dataclasses.field(repr=False, compare=False)
+    skipped: np.ndarray = dataclasses.field(repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the arrays, for JSON."""
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in named.items() if name not in ("scales", "skipped")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Strategies on the same recorded steps.
+
+    Attributes:
+        steps: How many there are, over all traces; of a run with `accumulate`, windows.
+        strategies: In the order they were given.
+        numbers: Int64 [steps], the number of each step in its trace.
+    """
+
+    steps: int
+    strategies: tuple[Replayed, ...]
+    numbers: np.ndarray = dataclasses.field(repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it: `steps` and `strategies`."""
+        return {"steps": self.steps, "strategies": [one.to_dict() for one in self.strategies]}
+
+    def __str__(self) -> str:
+        width = max(8, *(len(one.strategy) for one in self.strategies))
+        head = (
+            f"{'strategy':{width}}  {'skips':>9}  {'rate':>8}  {'mean scale':>10}  {'final scale':>11}  {'flushed':>8}"
+        )
+        lines = [f"{head}  {'floor':>6}  {'ceiling':>7}  uncertain"]
+        for one in self.strategies:
+            lines.append(
+                f"{one.strategy:{width}}  {one.skips:9,}  {one.skip_rate:8.3%}  {f'2^{one.mean_log2_scale:.2f}':>10}  "
+                f"{one.final_scale:11.5g}  {_share(one.flushed):>8}  {_share(one.at_floor, 0):>6}  "
+                f"{_share(one.at_ceiling, 0):>7}  {one.uncertain:9,}"
+            )
+        return "\n".join(lines)
+
+
+def _share(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}%}"

@@ -1,0 +1,81 @@
+"""Traces and strategies as a user may name them."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import scaler
+from loops.actions.places import as_path
+from loops.errors import LoopError
+from loops.runs.strategy_text import parse_strategy
+from loops.trace import TraceTables, read
+
+TRACE = "trace.arrow"
+"""The trace in the folder of a run."""
+Source = str | os.PathLike | TraceTables
+
+
+def tables_of(sources: Source | Sequence[Source]) -> list[tuple[str, TraceTables]]:
+    """Traces with their names, each a file, a run's folder that holds one, or what `read` returned.
+
+    Raises:
+        LoopError: If a trace cannot be read.
+        scaler.InvalidArgument: For what is no trace, or for none.
+    """
+    listed = [sources] if isinstance(sources, (str, os.PathLike, TraceTables)) else list(sources)
+    if not listed:
+        raise scaler.InvalidArgument("replay(traces=[]): expected at least one trace.")
+    found = []
+    for number, source in enumerate(listed, 1):
+        if isinstance(source, TraceTables):
+            found.append((f"trace {number}", source))
+        else:
+            place = trace_in(as_path("replay", "traces", source))
+            found.append((str(place), read(place)))
+    return found
+
+
+def trace_in(place: pathlib.Path) -> pathlib.Path:
+    """The trace that a path means: the file itself, or the one in a run's folder.
+
+    Raises:
+        LoopError: For a folder with none, or with several of other names.
+    """
+    if not place.is_dir():
+        return place
+    if (place / TRACE).is_file():
+        return place / TRACE
+    others = sorted(place.glob("*.arrow"))
+    if len(others) != 1:
+        held = f"holds {', '.join(one.name for one in others)}" if others else "holds no trace"
+        raise LoopError(
+            f"{place}: it {held}. Name the file, or record one: halfstep train --trace, or loops.Trace in a program."
+        )
+    return others[0]
+
+
+def named_strategies(strategies: Any) -> list[tuple[str, scaler.Strategy]]:
+    """Strategies with their names: texts as `halfstep train --strategy` takes them, or objects.
+
+    Raises:
+        scaler.InvalidArgument: For what is neither, for none, and for one that is given twice.
+    """
+    if isinstance(strategies, str) or not isinstance(strategies, Sequence):
+        strategies = [strategies]
+    if not strategies:
+        raise scaler.InvalidArgument("replay(strategies=[]): expected at least one, such as 'dynamic'.")
+    found: list[tuple[str, scaler.Strategy]] = []
+    for one in strategies:
+        if isinstance(one, str):
+            found.append((one, parse_strategy(one)))
+        else:
+            scaler.strategies.require_strategy(one, "replay")
+            found.append((repr(one), one))
+    names = [name for name, _ in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise scaler.InvalidArgument(f"strategy {twice!r} is given twice: expected each once.")
+    return found

@@ -1,0 +1,115 @@
+"""How many gradients of a recorded step lie above an edge, had the loss scale been another.
+
+A power of two moves every value by whole octaves, so that counts by octave say exactly how many values lie above any
+edge that is the largest value of an octave, in the format that they were computed in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.errors import LoopError
+from loops.replay.recording import Recording
+
+_LEAST, _MOST = -149, 129
+"""The octaves of what is counted: zeros lie below the first, and what is not finite in the last."""
+
+
+class Tallies(NamedTuple):
+    """Counts of the gradients of weights.
+
+    Attributes:
+        below: Int64 [steps, octaves + 1], how many values lie below each octave, and how many there are at the last.
+        scale: Int32 [steps], log2 of the scale at which they were counted.
+        octaves: For each edge the octave above it.
+    """
+
+    below: np.ndarray
+    scale: np.ndarray
+    octaves: tuple[int, ...]
+
+    def first(self, steps: int) -> Tallies:
+        """Those of the first steps."""
+        return self._replace(below=self.below[:steps], scale=self.scale[:steps])
+
+    def counted(self, below: tf.Tensor, scale: tf.Tensor, step: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
+        """`Event.histogram` of a step at another loss scale, int64 [edges + 1].
+
+        Args:
+            below: The attribute, as a tensor.
+            scale: The attribute, as a tensor.
+            step: Scalar int32, from 0.
+            loss_scale: Scalar float32, a power of two.
+        """
+        bits = tf.bitcast(loss_scale, tf.int32)
+        moved = tf.bitwise.right_shift(bits, 23) - 127 - scale[step]
+        counts = below[step]
+        last = below.shape[1] - 1
+        at = [counts[tf.clip_by_value(octave - _LEAST - moved, 0, last - 1)] for octave in self.octaves]
+        ends = [tf.zeros_like(at[0]), *at, counts[last]]
+        return tf.stack([high - low for low, high in itertools.pairwise(ends)])
+
+
+def tallies_of(recording: Recording, edges: tuple[float, ...]) -> Tallies:
+    """The counts of a trace, for a strategy that needs a histogram with these edges.
+
+    Raises:
+        LoopError: If a step has no histogram of the gradients of the weights, or an edge lies within an octave.
+    """
+    octaves = tuple(_octave_above(recording.name, edge) for edge in edges)
+    parts = np.log2(recording.scale)
+    if (parts != np.round(parts)).any():
+        raise LoopError(
+            f"{recording.name}: it was recorded at loss scales that are no powers of two, by which counts by octave "
+            "cannot be moved. Record it with a strategy whose scales are, such as dynamic."
+        )
+    if "micro-batches" in recording.tables.lacks:
+        raise LoopError(
+            f"{recording.name}: it is of micro-batches, whose gradients were counted before they were summed, so that "
+            "the histogram of a step's gradients is not in it. Record it with accumulate=1."
+        )
+    if "weights" in recording.tables.lacks:
+        raise LoopError(
+            f"{recording.name}: it lacks the histograms of the gradients of some weights. Record it with "
+            "probes=scaler.observe.watch(model), of all layers and with the kind weight_gradients."
+        )
+    return Tallies(_below(recording), parts.astype(np.int32), octaves)
+
+
+def _below(recording: Recording) -> np.ndarray:
+    table = recording.tables.histograms
+    names = table["tensor"].combine_chunks()
+    weights = np.array([name.startswith("weight_gradients/") for name in names.dictionary.to_pylist()], bool)
+    chosen = weights[names.indices.to_numpy()] if len(table) else np.zeros(0, bool)
+    step, place, count = (table[name].to_numpy()[chosen] for name in ("step", "bin", "count"))
+    missing = np.setdiff1d(recording.step, step)
+    if len(missing):
+        raise LoopError(
+            f"{recording.name}: {len(missing)} of {len(recording.step)} steps have no histogram of the weights' "
+            f"gradients, the first of them step {missing[0]}. Record one at each step: loops.Trace(path, every=1) and "
+            "scaler.observe.watch(model), or halfstep train --trace 1."
+        )
+    rows = np.searchsorted(recording.step, step)
+    kept = (rows < len(recording.step)) & (recording.step[np.minimum(rows, len(recording.step) - 1)] == step)
+    counts = np.zeros([len(recording.step), _MOST - _LEAST + 1], np.int64)
+    # After the zeros come the octaves, and then what is not finite, in the last two bins.
+    np.add.at(counts, (rows[kept], np.minimum(place[kept].astype(np.int64), scaler.observe.INFINITY)), count[kept])
+    return np.cumsum(counts, axis=1)
+
+
+def _octave_above(name: str, edge: float) -> int:
+    """The octave whose values are the first above the edge."""
+    octave = math.floor(math.log2(edge))
+    largest = 2.0 ** (octave + 1) * (1 - scaler.float_format("float16").epsilon / 2)
+    if edge >= largest:
+        return octave + 1
+    raise LoopError(
+        f"{name}: its histograms count by octave, and cannot tell what lies above {edge:g}. Choose an edge that is the "
+        f"largest float16 number of its octave, such as {largest:g}."
+    )
