@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Sequence
 
 import scaler
-from loops.cli import compare, cure, doctor, explain, inspect, lint, observe, replay, report, study, train, watch
+from loops.cli import compare, cure, doctor, explain, inspect, lint, observe, replay, report, study, train, tune, watch
 from loops.cli.launch import EXIT_WORKER_LOST
 from loops.errors import WorkerLost
 from loops.interrupts import EXIT_INTERRUPTED, EXIT_TERMINATED
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (study, train, watch, report, compare, lint, inspect, explain, cure, observe, replay, doctor):
+    for module in (study, train, watch, report, compare, lint, inspect, explain, cure, observe, replay, tune, doctor):
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import scaler
+from loops.cli import options as kinds
 from loops.cli.explain import finished, quiet, told
 from loops.errors import LoopError, NotWritable
+from loops.replay.live import live
 from loops.replay.recording import Recording, recording_of
 from loops.replay.replay import replay_recordings
 from loops.replay.results import Replay
 from loops.replay.scales_file import write_scales
 from loops.replay.sources import named_strategies, tables_of
+from loops.replay.validate import Validated, validate
 from loops.runs.run import to_json
 from loops.runs.strategy_text import FORMS
 
@@ -37,6 +41,25 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--scales", metavar="FILE", help="write a CSV of step and a column of scales for each strategy")
     parser.add_argument("--out", metavar="FIGURE", help="draw the scales into FIGURE, a PNG or SVG")
+    parser.add_argument(
+        "--validate",
+        action="store_true",
+        help="train with each strategy from the start of the run, and print how far the replay is right, step by step; "
+        "TRACE is the run's folder",
+    )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="train again from the checkpoint nearest to a step of the run, with each strategy, and lay it beside what "
+        "the run did; TRACE is the run's folder",
+    )
+    parser.add_argument("--step", type=kinds.count, metavar="N", help="with --live, the step (default: the first)")
+    parser.add_argument(
+        "--build",
+        metavar="MODULE:FUNCTION",
+        help="with --validate or --live, of a program of one's own, in the current folder: function(run) returns the "
+        "loops.Loop with its Checkpoint",
+    )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.set_defaults(run=_run)
 
@@ -46,14 +69,59 @@ def _run(options: argparse.Namespace) -> None:
     strategies = named_strategies(options.strategies)
     if len(options.traces) > 1 and (options.scales or options.out):
         raise scaler.InvalidArgument("--scales and --out are of one trace: expected one TRACE, not several.")
+    if (options.validate or options.live) and len(options.traces) > 1:
+        raise scaler.InvalidArgument("--validate and --live are of one run: expected one TRACE, its folder.")
+    if options.build and not (options.validate or options.live):
+        raise scaler.InvalidArgument("--build says how to train again: expected --validate or --live with it.")
+    if options.step and not options.live:
+        raise scaler.InvalidArgument("--step says where to begin: expected --live with it.")
+    if options.live:
+        _live(options, strategies)
+        return
     recordings = [recording_of(tables, name) for name, tables in tables_of(options.traces)]
     found = replay_recordings(recordings, strategies, lambda done, of: told(f"replayed {done} of {of} strategies"))
     finished()
+    validated = _validated(options, recordings[0], strategies) if options.validate else []
     if options.scales:
         write_scales(found, options.scales)
     if options.out:
         _draw(found, recordings[0], pathlib.Path(options.out))
-    print(to_json(found.to_dict()) if options.json else f"{found.steps:,} steps\n\n{found}")
+    said = found.to_dict()
+    if validated:
+        said["strategies"] = [one.to_dict() for one in validated]
+    print(to_json(said) if options.json else "\n".join([f"{found.steps:,} steps\n\n{found}", *_told(validated)]))
+
+
+def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.Strategy]]) -> None:
+    if options.validate or options.scales or options.out:
+        raise scaler.InvalidArgument("--live prints two runs: expected it without --validate, --scales and --out.")
+    found = live(
+        pathlib.Path(options.traces[0]),
+        strategies,
+        options.step,
+        options.build,
+        lambda name, done, of: told(f"{name}: {done:,} of {of:,}"),
+    )
+    finished()
+    print(to_json(found.to_dict()) if options.json else found)
+
+
+def _validated(
+    options: argparse.Namespace, recording: Recording, strategies: Sequence[tuple[str, scaler.Strategy]]
+) -> list[Validated]:
+    found = validate(
+        recording,
+        pathlib.Path(options.traces[0]),
+        strategies,
+        options.build,
+        lambda name, done, of: told(f"trained {done:,} of {of:,} steps with {name}"),
+    )
+    finished()
+    return found
+
+
+def _told(validated: Sequence[Validated]) -> list[str]:
+    return ["", "trained again:", *map(str, validated)] if validated else []
 
 
 def _draw(found: Replay, recording: Recording, path: pathlib.Path) -> None:

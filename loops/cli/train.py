@@ -43,6 +43,14 @@ def add_parser(commands: Any) -> None:
         help="go on from the newest checkpoint; start from the beginning if there is none",
     )
     parser.add_argument(
+        "--trace",
+        type=options.count,
+        nargs="?",
+        const=100,
+        metavar="EVERY",
+        help="record DIR/trace.arrow, which halfstep replay reads, with the histograms of every EVERY-th step (100)",
+    )
+    parser.add_argument(
         "--workers",
         type=options.count,
         default=1,
@@ -99,6 +107,7 @@ def _run(options: argparse.Namespace) -> None:
         lambda model: [Progress(options.task)],
         checkpoint_every=options.checkpoint_every,
         resume=options.resume,
+        trace_every=options.trace,
         strategy=strategy,
     )
     if strategy and strategy.cluster_resolver.task_id:

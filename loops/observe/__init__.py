@@ -8,6 +8,9 @@ from loops.census import Row as Row
 from loops.census import census as census
 from loops.compared import Comparison as Comparison
 from loops.compared import compare as compare
+from loops.find_scale import FoundScale as FoundScale
+from loops.find_scale import LayerFormat as LayerFormat
+from loops.find_scale import find_scale as find_scale
 from loops.forecast import Alarm as Alarm
 from loops.forecast import forecast as forecast
 from loops.lint.finding import Finding as Finding
@@ -29,6 +32,8 @@ __all__ = [
     "Comparison",
     "Explanation",
     "Finding",
+    "FoundScale",
+    "LayerFormat",
     "Replay",
     "Replayed",
     "Row",
@@ -38,6 +43,7 @@ __all__ = [
     "compare",
     "cure",
     "explain",
+    "find_scale",
     "forecast",
     "lint",
     "read",

@@ -10,11 +10,10 @@ from typing import Any
 import scaler
 from loops.actions.places import as_path
 from loops.errors import LoopError
+from loops.runs.run import TRACE
 from loops.runs.strategy_text import parse_strategy
 from loops.trace import TraceTables, read
 
-TRACE = "trace.arrow"
-"""The trace in the folder of a run."""
 Source = str | os.PathLike | TraceTables
 
 

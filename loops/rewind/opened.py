@@ -18,7 +18,7 @@ from loops.errors import LoopError
 from loops.loop import Loop
 from loops.programs import called
 from loops.resume import folder
-from loops.runs.run import CHECKPOINTS, STEPS, SUMMARY, RunOptions, build, run_identity
+from loops.runs.run import CHECKPOINTS, STEPS, SUMMARY, TRACE, RunOptions, build, run_identity
 
 _NEVER = 2**62
 
@@ -83,6 +83,8 @@ def _of_train(run: pathlib.Path) -> Loop:
             JsonLines(run / STEPS),
             Checkpoint(run / CHECKPOINTS, every=_NEVER, run=run_identity(task, options)),
         ],
+        # Probes may change the bits of a step, so they are there if they were.
+        probes=(run / TRACE).is_file(),
     )
 
 

@@ -22,12 +22,13 @@ from loops.runs.digest import weights_digest
 from loops.runs.strategy_text import parse_strategy
 from loops.step.train_step import TrainStep
 from loops.tasks import Task
+from loops.trace import Trace
 from loops.visit import Action, Visit
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in that of a run."""
-STEPS, SUMMARY = "steps.jsonl", "summary.json"
+STEPS, SUMMARY, TRACE = "steps.jsonl", "summary.json", "trace.arrow"
 """Its other files."""
 STEPS_PER_CALL = 50
 """Steps between visits, unless checkpoints are saved more often."""
@@ -72,6 +73,7 @@ def train(
     *,
     checkpoint_every: int | None = None,
     resume: bool = False,
+    trace_every: int | None = None,
     strategy: tf.distribute.Strategy | None = None,
 ) -> dict:
     """Trains, and writes `out/steps.jsonl` while it runs and `out/summary.json` at its end.
@@ -85,6 +87,7 @@ def train(
         actions: Given the model, more actions for the loop.
         checkpoint_every: Steps between checkpoints in `out/checkpoints`; None for no checkpoints.
         resume: Whether to go on from the newest checkpoint there, if there is one. Only `options.steps` may differ.
+        trace_every: Record `out/trace.arrow`, with histograms of so many steps; None for no trace.
         strategy: Where to train, such as from `join_workers`; worker 0 alone writes, but for checkpoints.
 
     Returns:
@@ -104,10 +107,13 @@ def train(
         if checkpoint_every:
             identity = run_identity(task, options)
             saves = [Checkpoint(out / CHECKPOINTS, every=checkpoint_every, resume=resume, run=identity)]
-        return [JsonLines(out / STEPS), losses, *actions(model), *saves]
+        traces = [Trace(out / TRACE, every=trace_every)] if trace_every else []
+        return [JsonLines(out / STEPS), losses, *traces, *actions(model), *saves]
 
     steps_per_call = min(STEPS_PER_CALL, checkpoint_every or STEPS_PER_CALL)
-    loop = build(task, options, all_actions, steps_per_call=steps_per_call, strategy=strategy)
+    loop = build(
+        task, options, all_actions, steps_per_call=steps_per_call, probes=trace_every is not None, strategy=strategy
+    )
     step = loop.train_step
     assert isinstance(step, TrainStep)
     model = step.model
@@ -140,6 +146,7 @@ def build(
     actions: Callable[[keras.Model], Iterable[Action]],
     *,
     steps_per_call: int = STEPS_PER_CALL,
+    probes: bool = False,
     strategy: tf.distribute.Strategy | None = None,
 ) -> Loop:
     """The loop of a run before its first step: the same for the same task and options.
@@ -151,6 +158,7 @@ def build(
         options: What to train.
         actions: Given the model, the actions of the loop.
         steps_per_call: As for `Loop`.
+        probes: Whether the step measures its tensors, as a trace needs it.
         strategy: Where to train.
     """
     tf.config.experimental.enable_op_determinism()
@@ -163,6 +171,7 @@ def build(
             keras.optimizers.Adam(options.learning_rate, epsilon=1e-7 * options.loss_factor),
             loss_scaler=scaler.LossScaler(parse_strategy(options.strategy)),
             allow_16bit_updates=not options.masters,
+            probes=scaler.observe.watch(model) if probes else None,
         )
     return Loop(
         step,

@@ -1,0 +1,196 @@
+"""A past part of a run taken again with another strategy, beside what the run did: further than a trace can tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import scaler
+from loops.actions.checkpoint import Checkpoint
+from loops.errors import LoopError
+from loops.loop import Loop
+from loops.replay.trained import Course, change_strategy, course
+from loops.resume import folder
+from loops.rewind.log import read_log
+from loops.rewind.opened import open_run
+from loops.rewind.replay import log_of, rewind
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One of the runs that lie side by side.
+
+    Attributes:
+        strategy: By its name.
+        skips: How many steps were skipped.
+        skip_rate: Their share.
+        mean_log2_scale: In octaves.
+        final_scale: Of the last step.
+        loss: The mean loss of the last tenth of the steps; NaN if one of them is not finite.
+        course: Every step.
+    """
+
+    strategy: str
+    skips: int
+    skip_rate: float
+    mean_log2_scale: float
+    final_scale: float
+    loss: float
+    course: Course = dataclasses.field(repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the steps, for JSON."""
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in named.items() if name != "course"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """A run from a checkpoint on, as it was and as it would have been.
+
+    Attributes:
+        began_at: The step of the checkpoint.
+        steps: How many were attempted after it.
+        recorded: The run as it was.
+        strategies: As it is with each strategy.
+        differs: Why the run could not be taken again as it was, so that more than the strategy differs; or None.
+    """
+
+    began_at: int
+    steps: int
+    recorded: Side
+    strategies: tuple[Side, ...]
+    differs: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "began_at": self.began_at,
+            "steps": self.steps,
+            "differs": self.differs,
+            "recorded": self.recorded.to_dict(),
+            "strategies": [side.to_dict() for side in self.strategies],
+        }
+
+    def __str__(self) -> str:
+        sides = (self.recorded, *self.strategies)
+        begin = f"from step {self.began_at + 1}"
+        names = ["as it was", *(side.strategy for side in self.strategies)]
+        width = max(map(len, [*names, begin]))
+        head = f"{begin:{width}}  {'skips':>7}  {'mean scale':>10}  {'last scale':>10}  loss"
+        lines = [
+            f"{name:{width}}  {side.skips:7,}  {f'2^{side.mean_log2_scale:.2f}':>10}  "
+            f"{side.final_scale:10.5g}  {side.loss:.5g}"
+            for name, side in zip(names, sides, strict=True)
+        ]
+        return "\n".join([head, *lines, *([f"not the strategy alone: {self.differs}"] if self.differs else [])])
+
+
+def live(
+    run: pathlib.Path,
+    strategies: Sequence[tuple[str, scaler.Strategy]],
+    step: int | None = None,
+    build_with: str | None = None,
+    progress: Callable[[str, int, int], object] | None = None,
+) -> Live:
+    """Takes a run again from the checkpoint nearest to a step up to its last step, once with each strategy.
+
+    A strategy begins there as in a new run, at its own first scale.
+
+    Args:
+        run: The run's folder. Nothing in it is written.
+        strategies: With their names.
+        step: The step; the run's first if not given.
+        build_with: As for `halfstep explain --build`.
+        progress: Called with what is done, the steps that were taken, and how many there are.
+
+    Raises:
+        LoopError: If the run has no checkpoint before its last step, or cannot be taken again.
+        scaler.InvalidArgument: For no such folder, function or step.
+    """
+    loop = open_run(run, build_with)
+    rows = read_log(log_of(loop, run))
+    if not rows:
+        raise LoopError(f"{run}: it has no log of its steps to lay beside: a loops.JsonLines writes one.")
+    last = int(rows[-1]["step"])
+    if step is not None and not 1 <= step <= last:
+        raise scaler.InvalidArgument(f"step {step}: the run's log ends at step {last}: expected one from 1 to {last}.")
+    window = getattr(loop.train_step, "accumulate", 1)
+    began_at = _nearest(loop, run, 1 if step is None else step, last - window)
+    moment = rewind(
+        loop,
+        last,
+        run=run,
+        at_least=last - window - began_at,
+        progress=lambda done, of: progress("the run as it was", done, of) if progress else None,
+    )
+    sides = []
+    for number, (name, strategy) in enumerate(strategies):
+        if progress:
+            progress(name, number, len(strategies))
+        outputs = moment.from_checkpoint(lambda loop, strategy=strategy: _changed(loop, strategy))  # type: ignore[misc]
+        sides.append(_side(name, _stacked(outputs, moment.began_at + 1)))
+    own = getattr(loop.train_step, "loss_scaler", None)
+    recorded = _recorded(rows, moment.began_at, last)
+    return Live(
+        moment.began_at,
+        len(recorded.step),
+        _side(repr(getattr(own, "strategy", None)), recorded),
+        tuple(sides),
+        moment.differs,
+    )
+
+
+def _nearest(loop: Loop, run: pathlib.Path, step: int, limit: int) -> int:
+    saves = next(action for action in loop.actions if isinstance(action, Checkpoint))
+    numbers = [number for number in folder.numbers(saves.place) if number <= limit]
+    if not numbers:
+        raise LoopError(
+            f"{run}: it has no checkpoint before its last step, to begin at. Train with checkpoints: halfstep train "
+            "--checkpoint-every N, or loops.Checkpoint in a program."
+        )
+    return min(numbers, key=lambda number: (abs(number - step), number))
+
+
+def _changed(loop: Loop, strategy: scaler.Strategy) -> Callable[[], object]:
+    step, before = loop.train_step, getattr(loop.train_step, "loss_scaler", None)
+    change_strategy(loop, strategy)
+    return lambda: setattr(step, "loss_scaler", before)
+
+
+def _stacked(outputs: Sequence[dict[str, np.ndarray]], first: int) -> Course:
+    return course({name: np.array([one[name] for one in outputs]) for name in outputs[0]}, first)
+
+
+def _recorded(rows: Sequence[dict], began_at: int, last: int) -> Course:
+    kept = [row for row in rows if began_at < row["step"] <= last]
+    missing = [name for name in ("loss_scale", "applied") if any(row.get(name) is None for row in kept)]
+    if missing or len(kept) != last - began_at:
+        raise LoopError(
+            f"the run's log lacks {missing[0] if missing else 'some steps'} after step {began_at}: a loops.JsonLines "
+            "of each step writes it."
+        )
+    outputs = {
+        "attempted": np.array([row.get("attempted", True) for row in kept]),
+        "applied": np.array([row["applied"] for row in kept]),
+        "loss_scale": np.array([row["loss_scale"] for row in kept]),
+        "loss": np.array([np.nan if row.get("loss") is None else row["loss"] for row in kept]),
+    }
+    return course(outputs, began_at + 1)
+
+
+def _side(name: str, taken: Course) -> Side:
+    skips, steps = int(taken.skipped.sum()), len(taken.step)
+    return Side(
+        name,
+        skips,
+        skips / steps,
+        float(np.log2(taken.scales.astype(np.float64)).mean()),
+        float(taken.scales[-1]),
+        float(taken.loss[-max(1, steps // 10) :].mean()),
+        taken,
+    )

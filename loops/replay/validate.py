@@ -1,0 +1,124 @@
+"""Whether a replay foretold what training with a strategy really does."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import scaler
+from loops.errors import LoopError
+from loops.replay.recording import Recording
+from loops.replay.replay import replay_recordings
+from loops.replay.results import Replayed
+from loops.replay.trained import Course, again, change_strategy, train_again
+
+
+@dataclasses.dataclass(frozen=True)
+class Validated:
+    """A replayed strategy beside a run that was trained with it.
+
+    Attributes:
+        replayed: What the replay says.
+        trained: What the run did.
+        agreement: The share of steps with the same scale.
+        same_skips: Whether the same steps were skipped.
+        parts_at: The first step with another scale; None if there is none.
+        parted_by: Of the last step before it: what happened, in words.
+    """
+
+    replayed: Replayed
+    trained: Course
+    agreement: float
+    same_skips: bool
+    parts_at: int | None
+    parted_by: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it: what the replay says, and how far it is right."""
+        return {
+            **self.replayed.to_dict(),
+            "agreement": self.agreement,
+            "same_skips": self.same_skips,
+            "trained_skips": int(self.trained.skipped.sum()),
+            "parts_at": self.parts_at,
+        }
+
+    def __str__(self) -> str:
+        same = int((self.trained.scales == self.replayed.scales).sum())
+        skips = f"{int(self.trained.skipped.sum())} skips, {self.replayed.skips} replayed"
+        told = f", at the same steps ({self.replayed.skips})" if self.same_skips else f": {skips}"
+        line = f"{self.replayed.strategy}: the same scale at {same:,} of {len(self.trained.scales):,} steps "
+        line += f"({self.agreement:.1%}), skips{told}"
+        return line if self.parts_at is None else f"{line}\n  parts at step {self.parts_at}: {self.parted_by}"
+
+
+def validate(
+    recording: Recording,
+    run: pathlib.Path,
+    strategies: Sequence[tuple[str, scaler.Strategy]],
+    build_with: str | None = None,
+    progress: Callable[[str, int, int], object] | None = None,
+) -> list[Validated]:
+    """Trains with each strategy from the start of a recorded run, and compares with the replay step by step.
+
+    Args:
+        recording: Of the run, from its first step on.
+        run: Its folder. Nothing in it is written.
+        strategies: With their names.
+        build_with: As for `halfstep explain --build`.
+        progress: Called with a strategy's name, the steps that were taken, and how many there are.
+
+    Raises:
+        LoopError: If the trace does not begin with the run, or the run cannot be had again.
+        scaler.InvalidArgument: For no such folder or function.
+    """
+    numbers = recording.tables.steps["step"].to_numpy()
+    if numbers[0] != 1 or (np.diff(numbers) != 1).any():
+        raise LoopError(f"{recording.name}: it does not have every step from the run's first one on.")
+    found = replay_recordings([recording], strategies)
+    compared = []
+    for (name, strategy), replayed in zip(strategies, found.strategies, strict=True):
+        loop = again(run, build_with)
+        change_strategy(loop, strategy)
+
+        def told(done: int, name: str = name) -> None:
+            if progress:
+                progress(name, done, int(numbers[-1]))
+
+        compared.append(_compared(replayed, train_again(loop, int(numbers[-1]), told), recording))
+    return compared
+
+
+def _compared(replayed: Replayed, trained: Course, recording: Recording) -> Validated:
+    # The trace may end within a window, which then is not of the recording.
+    if not np.array_equal(trained.step, recording.step):
+        raise LoopError(
+            f"{recording.name}: the trace attempted {len(recording.step)} steps, and the run that was built again "
+            f"{len(trained.step)}: it is not the run of this trace."
+        )
+    other = np.flatnonzero(trained.scales != replayed.scales)
+    parts_at = int(recording.step[other[0]]) if len(other) else None
+    return Validated(
+        replayed,
+        trained,
+        agreement=float((trained.scales == replayed.scales).mean()),
+        same_skips=bool(np.array_equal(trained.skipped, replayed.skipped)),
+        parts_at=parts_at,
+        parted_by=_why(replayed, trained, recording, int(other[0])) if len(other) else None,
+    )
+
+
+def _why(replayed: Replayed, trained: Course, recording: Recording, at: int) -> str:
+    there = f"{trained.scales[at]:g} trained, {replayed.scales[at]:g} replayed"
+    before = at - 1
+    if before < 0:
+        return there
+    if trained.skipped[before] == replayed.skipped[before]:
+        return f"{there}; step {recording.step[before]} showed other gradients"
+    did, said = ("was skipped", "would not be") if trained.skipped[before] else ("was applied", "would be skipped")
+    limit = f"the trace has a limit of {recording.limits.decided[before]:g}"
+    return f"{there}; step {recording.step[before]} {did} at {trained.scales[before]:g}, and {said} replayed: {limit}"
