@@ -133,3 +133,14 @@ def test_the_trace_is_read_as_shown(tmp_path, monkeypatch, capsys):
     assert lines[3].startswith("Interval(low=0.0")
     assert names["counts"].sum() == 16
     assert names["start"] == (tmp_path / "run" / "trace.arrow").stat().st_size
+
+
+def test_the_replay_runs_as_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks((DOCS / "replay.md").read_text(encoding="utf-8"), tmp_path)
+    dynamic, _, _, _, static = names["found"].strategies
+    assert dynamic.scales[0] == 2.0**15
+    assert (static.skips, static.at_floor) == (100, None)
+    printed = capsys.readouterr().out
+    assert "\nHeadroom() " in printed
+    assert "overflow above" in printed

@@ -134,12 +134,13 @@ def live(
             progress(name, number, len(strategies))
         outputs = moment.from_checkpoint(lambda loop, strategy=strategy: _changed(loop, strategy))  # type: ignore[misc]
         sides.append(_side(name, _stacked(outputs, moment.began_at + 1)))
-    own = getattr(loop.train_step, "loss_scaler", None)
+    # `change_strategy` saw that there is one.
+    own = scaler.strategies.in_words(getattr(loop.train_step, "loss_scaler").strategy)  # noqa: B009
     recorded = _recorded(rows, moment.began_at, last)
     return Live(
         moment.began_at,
         len(recorded.step),
-        _side(repr(getattr(own, "strategy", None)), recorded),
+        _side(own, recorded),
         tuple(sides),
         moment.differs,
     )

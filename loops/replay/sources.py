@@ -72,7 +72,7 @@ def named_strategies(strategies: Any) -> list[tuple[str, scaler.Strategy]]:
             found.append((one, parse_strategy(one)))
         else:
             scaler.strategies.require_strategy(one, "replay")
-            found.append((repr(one), one))
+            found.append((scaler.strategies.in_words(one), one))
     names = [name for name, _ in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

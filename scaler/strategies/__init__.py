@@ -11,6 +11,7 @@ from scaler.strategies.base import usable_state as usable_state
 from scaler.strategies.bounded import Bounded as Bounded
 from scaler.strategies.delayed_amax import DelayedAmax as DelayedAmax
 from scaler.strategies.delayed_amax import DelayedAmaxState as DelayedAmaxState
+from scaler.strategies.described import described as in_words
 from scaler.strategies.dynamic import Dynamic as Dynamic
 from scaler.strategies.dynamic import DynamicState as DynamicState
 from scaler.strategies.headroom import Headroom as Headroom
@@ -53,6 +54,7 @@ __all__ = [
     "Warmup",
     "check_state",
     "float_bounds_of",
+    "in_words",
     "needs_of",
     "require_strategy",
     "usable_state",

@@ -118,7 +118,7 @@ def dynamic(critical, interval, scale=2.0**15):
     return scales, skips, scale
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.lists(st.integers(5, 24), min_size=1, max_size=40), st.integers(1, 4))
 def test_a_whole_replay_is_the_rule_in_plain_python(exponents, interval):
     critical = np.exp2(exponents)
