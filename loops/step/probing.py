@@ -22,12 +22,16 @@ class Probing:
 
     Args:
         watch: What to measure, or None.
+
+    Attributes:
+        sparse: The rows of gradients that are `tf.IndexedSlices`, known after the first trace.
     """
 
     def __init__(self, watch: scaler.observe.Watch | None):
         self.watch = watch
         # Of the pass that was traced last, whose tensors leave it measured. All replicas trace the same.
         self._in_the_pass: list[str] = []
+        self.sparse: frozenset[str] = frozenset()
 
     def due(self, loss_scaler: scaler.LossScaler) -> tf.Tensor | None:
         """Whether histograms are counted in this call, scalar bool; None for always or never."""
@@ -98,6 +102,7 @@ class Probing:
             swallowed = {"swallowed_updates": shares if len(held) == len(names) else tf.gather(shares, held)}
         if "slots" in kinds:
             rows |= _slots(optimizer, dict(zip(names, before.variables, strict=True)), holds)
+        self.sparse = frozenset(name for name, (one, *_) in rows.items() if isinstance(one, tf.IndexedSlices))
         rest = scaler.observe.measured(rows, due)
         self.watch.found([*self._in_the_pass, *rows])
         return {

@@ -188,6 +188,11 @@ class TrainStep(tf.Module):
         self._probing = Probing(watch)
 
     @property
+    def sparse_gradients(self) -> frozenset[str]:
+        """Of the rows of `probes` the gradients that are `tf.IndexedSlices`, which are summed in float32."""
+        return self._probing.sparse
+
+    @property
     def jit_compile(self) -> bool:
         """Whether XLA compiles the forward and backward pass. It may be set until the step is traced."""
         return self._jit_compile

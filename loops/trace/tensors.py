@@ -45,7 +45,8 @@ def tensors_of(train_step: Any) -> list[Tensor]:
 
     An activation and its gradient have the dtype that the probe saw. Of a variable and its gradient the format is that
     in which the layer computes: there they overflow, also where the variable is float32; but then the gradient may have
-    been computed in float32, which is not certain. Updates and the optimizer's slots are float32.
+    been computed in float32, which is not certain. A sparse gradient is a float32 sum of the gradients of its layer's
+    outputs, which is certain where these are measured, too. Updates and the optimizer's slots are float32.
 
     Args:
         train_step: That of a loop, traced.
@@ -58,7 +59,17 @@ def tensors_of(train_step: Any) -> list[Tensor]:
     # What is probed by hand lies in a layer that nobody names.
     usual = "float16" if "float16" in formats.values() else probes.model.compute_dtype
     products = _products(probes.model, formats, seen)
-    return [_tensor(name, formats, usual, seen, products) for name in probes.names]
+    sparse, names = getattr(train_step, "sparse_gradients", ()), set(probes.names)
+    summed = {name for name in sparse if f"activation_gradients/{_layer_of(name)}" in names}
+    return [
+        Tensor(name, "float32", True) if name in summed else _tensor(name, formats, usual, seen, products)
+        for name in probes.names
+    ]
+
+
+def _layer_of(name: str) -> str:
+    """The path of the layer that has the weight of a row."""
+    return name.partition("/")[2].rpartition("/")[0]
 
 
 def lacks_of(train_step: Any, replicas: int) -> list[str]:
