@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,7 +10,7 @@ import numpy as np
 
 import scaler
 from loops.errors import LoopError
-from loops.replay.flushed import Lost, counted_in, lost
+from loops.replay.flushed import Counted, Lost, counted_in, lost
 from loops.replay.recording import Recording, largest_gradient, recording_of
 from loops.replay.results import Replay, Replayed
 from loops.replay.sources import Source, named_strategies, tables_of
@@ -17,6 +18,8 @@ from loops.replay.stepping import Facts, step_through
 from loops.replay.tallies import Tallies, tallies_of
 
 Progress = Callable[[int, int], object]
+_THREADS = 2
+"""Strategies that are replayed at once."""
 
 
 def replay(
@@ -53,27 +56,39 @@ def replay_recordings(
     """`replay`, of what was read already."""
     facts = _facts(recordings, strategies)
     counted = [counted_in(recording) for recording in recordings]
-    found = []
-    for done, (name, strategy) in enumerate(strategies):
-        if progress:
-            progress(done, len(strategies))
-        runs = []
-        for known in facts:
-            scales = step_through(strategy, known(strategy))
-            _check_moved(name, strategy, scales.used)
-            runs.append(scales)
-        skipped = [run.used > one.limits.decided for run, one in zip(runs, recordings, strict=True)]
-        losses = [
-            lost(counts, one, run.used, skips)
-            for counts, one, run, skips in zip(counted, recordings, runs, skipped, strict=True)
-        ]
-        unsure = [_unsure(run.used, one) for run, one in zip(runs, recordings, strict=True)]
-        used = np.concatenate([run.used for run in runs])
-        found.append(_summed(name, strategy, used, np.concatenate(skipped), sum(unsure), runs[-1].final, losses))
-    if progress:
-        progress(len(strategies), len(strategies))
+
+    def one(named: tuple[str, scaler.Strategy]) -> Replayed:
+        return _replayed(*named, recordings, facts, counted)
+
+    found: list[Replayed] = []
+    # What XLA compiled holds no lock of Python's while it runs.
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        for replayed in pool.map(one, strategies):
+            found.append(replayed)
+            if progress:
+                progress(len(found), len(strategies))
     numbers = np.concatenate([recording.step for recording in recordings])
     return Replay(len(numbers), tuple(found), numbers)
+
+
+def _replayed(
+    name: str,
+    strategy: scaler.Strategy,
+    recordings: Sequence[Recording],
+    facts: Sequence[Callable[[scaler.Strategy], Facts]],
+    counted: Sequence[Counted],
+) -> Replayed:
+    runs = [step_through(strategy, known(strategy)) for known in facts]
+    for run in runs:
+        _check_moved(name, strategy, run.used)
+    skipped = [run.used > one.limits.decided for run, one in zip(runs, recordings, strict=True)]
+    losses = [
+        lost(counts, one, run.used, skips)
+        for counts, one, run, skips in zip(counted, recordings, runs, skipped, strict=True)
+    ]
+    unsure = sum(_unsure(run.used, one) for run, one in zip(runs, recordings, strict=True))
+    used = np.concatenate([run.used for run in runs])
+    return _summed(name, strategy, used, np.concatenate(skipped), unsure, runs[-1].final, losses)
 
 
 def _facts(
