@@ -19,6 +19,8 @@ from loops.report import write_report as report
 from loops.replay import Replay as Replay
 from loops.replay import Replayed as Replayed
 from loops.replay import replay as replay
+from loops.replay.tune import Tuned as Tuned
+from loops.replay.tune import tune as tune
 from loops.trace import TraceTables as TraceTables
 from loops.trace import read as read
 from loops.verify import Change as Change
@@ -38,6 +40,7 @@ __all__ = [
     "Replayed",
     "Row",
     "TraceTables",
+    "Tuned",
     "Verification",
     "census",
     "compare",
@@ -49,5 +52,6 @@ __all__ = [
     "read",
     "report",
     "replay",
+    "tune",
     "verify",
 ]
