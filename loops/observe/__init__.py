@@ -15,12 +15,12 @@ from loops.forecast import Alarm as Alarm
 from loops.forecast import forecast as forecast
 from loops.lint.finding import Finding as Finding
 from loops.lint.look import lint as lint
-from loops.report import write_report as report
 from loops.replay import Replay as Replay
 from loops.replay import Replayed as Replayed
 from loops.replay import replay as replay
 from loops.replay.tune import Tuned as Tuned
 from loops.replay.tune import tune as tune
+from loops.report import write_report as report
 from loops.trace import TraceTables as TraceTables
 from loops.trace import read as read
 from loops.verify import Change as Change
@@ -50,8 +50,8 @@ __all__ = [
     "forecast",
     "lint",
     "read",
-    "report",
     "replay",
+    "report",
     "tune",
     "verify",
 ]
