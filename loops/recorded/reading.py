@@ -25,8 +25,8 @@ TRACE = "trace.arrow"
 """The name of a trace in a run's folder."""
 _PROBES = "give TrainStep probes=scaler.observe.watch(model)"
 _NO_TRACE = (
-    "No trace was recorded: the critical scale, the headroom and the exponents are not known. To record them, run halfstep train "
-    f'with --trace; in a program, add loops.Trace("run/{TRACE}") to the actions, and {_PROBES}.'
+    "No trace was recorded: the critical scale, the headroom and the exponents are not known. To record them, run "
+    f'halfstep train with --trace; in a program, add loops.Trace("run/{TRACE}") to the actions, and {_PROBES}.'
 )
 _NO_PYARROW = 'The trace cannot be read without pyarrow: pip install "halfstep[trace]".'
 _NO_TENSORS = f"The trace has nothing of tensors. To record them, {_PROBES}."
