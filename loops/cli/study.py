@@ -15,7 +15,8 @@ import rich.table
 import scaler
 from loops import tasks
 from loops.actions import Progress
-from loops.cli import options
+from loops.cli import effects, options
+from loops.effects import PRESETS
 from loops.runs.run import to_json
 from loops.runs.strategy_text import FORMS
 from loops.study.compare import run_study
@@ -24,6 +25,7 @@ from loops.study.summaries import failed, failure, share
 
 EXIT_ALL_FAILED = 1
 EXIT_SOME_FAILED = 3
+_STEPS = 400
 
 
 def add_parser(commands: Any) -> None:
@@ -59,7 +61,15 @@ def add_parser(commands: Any) -> None:
         help="compare strategies in place of set-ups, on mixed float16 and beside float32; may be given several times: "
         + FORMS,
     )
-    parser.add_argument("--steps", type=options.count, default=400, help="batches a run (default: %(default)s)")
+    compared.add_argument(
+        "--preset",
+        metavar="NAME",
+        help=f"measure a published effect in place of a comparison, one of {', '.join(each.name for each in PRESETS)}; "
+        "or list, which shows them, or all. Writes NAME.md, NAME.json and NAME.png",
+    )
+    parser.add_argument(
+        "--steps", type=options.count, help=f"batches a run (default: {_STEPS}; each preset has its own number)"
+    )
     parser.add_argument("--seeds", type=options.count, default=3, help="runs a set-up (default: %(default)s)")
     parser.add_argument("--out", default="study", metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -67,6 +77,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.preset is not None:
+        return effects.run(options)
     from loops.study.report import write_report
 
     setups = strategy_setups(options.strategy) if options.strategy else choose_setups(options.setup)
@@ -76,7 +88,9 @@ def _run(options: argparse.Namespace) -> int:
             "of images; train other tasks one by one with halfstep train."
         )
     task = tasks.load(options.task)
-    summary = run_study(task, setups, steps=options.steps, seeds=options.seeds, out=options.out, progress=Progress)
+    summary = run_study(
+        task, setups, steps=options.steps or _STEPS, seeds=options.seeds, out=options.out, progress=Progress
+    )
     written = write_report(pathlib.Path(options.out))
     if options.json:
         print(to_json(summary))

@@ -1,0 +1,66 @@
+"""`halfstep study --preset`: published effects, measured again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+
+import rich.box
+import rich.console
+import rich.table
+
+import scaler
+from loops.effects import PRESETS, Effect, choose, measure, pages
+from loops.json_values import without_nan
+
+_ALL, _LIST = "all", "list"
+_INDEX = "README.md"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures the preset of the options, or all, and writes their files.
+
+    Raises:
+        scaler.InvalidArgument: For an unknown preset, a task, or too few steps.
+        loops.NotWritable: If the folder cannot be written; nothing was measured then.
+    """
+    if options.task != "digits":
+        raise scaler.InvalidArgument(f"study {options.task!r} --preset: the effects are measured on digits.")
+    if options.preset == _LIST:
+        rich.console.Console().print(_listed())
+        return 0
+    presets = PRESETS if options.preset == _ALL else (choose(options.preset),)
+    pages.check_writable(options.out)
+    measured = []
+    for preset in presets:
+        effect = measure(preset, options.seeds, options.steps)
+        measured.append(effect)
+        written = pages.write(effect, options.out)
+        if not options.json:
+            _show(effect, written)
+    if options.preset == _ALL:
+        pages.write_text(pathlib.Path(options.out) / _INDEX, pages.index(measured))
+    if options.json:
+        values = [without_nan(pages.to_values(effect)) for effect in measured]
+        print(json.dumps(values if options.preset == _ALL else values[0], indent=1))
+    return 0
+
+
+def _listed() -> rich.table.Table:
+    table = rich.table.Table("preset", "what it measures", "steps", box=rich.box.SIMPLE, pad_edge=False)
+    for preset in PRESETS:
+        table.add_row(preset.name, preset.summary, str(preset.steps))
+    return table
+
+
+def _show(effect: Effect, written: list[pathlib.Path]) -> None:
+    console = rich.console.Console()
+    table = rich.table.Table(*effect.columns, box=rich.box.SIMPLE, pad_edge=False, title=effect.title)
+    for row in effect.rows:
+        table.add_row(*row)
+    console.print(table)
+    for claim in effect.claims:
+        console.print(f"{'agrees' if claim.holds else 'does not agree'}: {claim.text}", highlight=False, markup=False)
+    places = ", ".join(str(path) for path in written)
+    console.print(f"{effect.seconds:.0f} s; wrote {places}", soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,189 @@
+"""What the reproduction of a published effect comes to, as plain values that JSON can hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import scaler
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A sentence about what was measured, and whether the numbers bear it out.
+
+    Attributes:
+        text: What should be so, in words.
+        holds: Whether it is so in this run: computed, never written down.
+    """
+
+    text: str
+    holds: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A curve with its spread over seeds.
+
+    Attributes:
+        label: What the legend says.
+        x: Positions, ascending.
+        y: Means over the seeds, one for each position; None where there is none.
+        low: The least of the seeds.
+        high: The greatest of the seeds.
+    """
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float | None, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One pair of axes of the figure.
+
+    Attributes:
+        title: Above it.
+        x_label: With the unit.
+        y_label: With the unit.
+        lines: What is drawn.
+        log_x: The base of a logarithmic axis, or 0 for a linear one.
+        log_y: The same.
+        reference: A height at which a dashed line stands, and what it is; None for no line.
+        ticks: Words at the positions 0, 1, 2, ... in place of numbers; empty for numbers.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    log_x: float = 0
+    log_y: float = 0
+    reference: tuple[float, str] | None = None
+    ticks: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """One published effect, measured here.
+
+    Attributes:
+        name: As on the command line.
+        title: Of its page.
+        question: What is asked, one or two sentences.
+        published: What the paper says, with its figure and its address; for an effect of our own that there is none.
+        design: How it was measured, with the sizes.
+        seeds: How many.
+        steps: How many of each run.
+        columns: Headings of the table, the published figure among them.
+        rows: Cells, already text.
+        claims: What agrees with the published direction and order of magnitude, and what does not.
+        remarks: Why what differs does.
+        panels: The figure.
+        measured: The numbers behind the table: a list over the seeds for each.
+        seconds: How long it took, set by whoever ran it.
+    """
+
+    name: str
+    title: str
+    question: str
+    published: str
+    design: str
+    seeds: int
+    steps: int
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    claims: tuple[Claim, ...]
+    remarks: str
+    panels: tuple[Panel, ...]
+    measured: Mapping[str, Sequence[float]]
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """An effect that can be run.
+
+    Attributes:
+        name: As on the command line.
+        summary: What it asks, in a few words.
+        steps: How many a run takes if nobody says.
+        run: From seeds and steps to the effect.
+    """
+
+    name: str
+    summary: str
+    steps: int
+    run: Callable[[int, int], Effect]
+
+
+def to_values(effect: Effect) -> dict[str, Any]:
+    """An effect as values for JSON."""
+    return dataclasses.asdict(effect)
+
+
+def from_values(values: Mapping[str, Any]) -> Effect:
+    """The effect that `to_values` was given, also after a way through JSON.
+
+    Raises:
+        scaler.InvalidArgument: For values of another form.
+    """
+    try:
+        panels = tuple(
+            Panel(**{**panel, **_tuples(panel, "reference", "ticks"), "lines": tuple(map(_line, panel["lines"]))})
+            for panel in values["panels"]
+        )
+        claims = tuple(Claim(**claim) for claim in values["claims"])
+        rows = tuple(map(tuple, values["rows"]))
+        return Effect(**{**values, **_tuples(values, "columns"), "rows": rows, "claims": claims, "panels": panels})
+    except (KeyError, TypeError) as error:
+        raise scaler.InvalidArgument(
+            f"these are no values of an effect ({error!r}): run halfstep study --preset."
+        ) from error
+
+
+def curve(label: str, x: Sequence[float] | np.ndarray, by_seed: np.ndarray) -> Line:
+    """A curve of values [positions, seeds]; what is not finite is left out."""
+
+    def known(values: np.ndarray) -> tuple[float | None, ...]:
+        return tuple(float(f"{value:.6g}") if np.isfinite(value) else None for value in values)
+
+    by_seed = np.asarray(by_seed, np.float64)
+    return Line(
+        label,
+        tuple(float(position) for position in x),
+        known(by_seed.mean(axis=1)),
+        known(by_seed.min(axis=1)),
+        known(by_seed.max(axis=1)),
+    )
+
+
+def course_of(label: str, by_step: np.ndarray, points: int = 120) -> Line:
+    """A curve over the steps of a run [steps, seeds], thinned to so many points."""
+    at = np.unique(np.linspace(0, len(by_step) - 1, points).astype(int))
+    return curve(label, at + 1, np.asarray(by_step)[at])
+
+
+def spread(values: Any, form: str = ".3g", unit: str = "") -> str:
+    """A mean with the least and the greatest of the seeds: "0.52 (0.50 to 0.55)"."""
+    values = np.asarray(values, np.float64).ravel()
+    mean, low, high = (f"{value:{form}}{unit}" for value in (values.mean(), values.min(), values.max()))
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def percent(values: Any, form: str = ".1f") -> str:
+    """Shares as percentages, as `spread` writes them."""
+    return spread(100 * np.asarray(values, np.float64), form, " %")
+
+
+def _line(values: Mapping[str, Any]) -> Line:
+    return Line(**{**values, **_tuples(values, "x", "y", "low", "high")})
+
+
+def _tuples(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: None if values[name] is None else tuple(values[name]) for name in names}
