@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: study test test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench mutants mutants-by-hand
+.PHONY: study test test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench effects mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -91,6 +91,10 @@ crash: .venv/ready
 # What scaling costs, as ratios within one run: benchmarks/README.md.
 bench: .venv/ready
 	$(BIN)/python benchmarks/all.py
+
+# The pages in docs/effects, all of them anew: two minutes.
+effects: .venv/ready
+	$(BIN)/halfstep study --preset all --out docs/effects
 
 # What the tests notice: every breakage in tests/mutants, then cosmic-ray's in the pure parts.
 mutants: mutants-by-hand .venv-mutants/ready

@@ -76,7 +76,9 @@ def train(
     problem = networks.digits()
 
     @tf.function(autograph=True)
-    def run(weights: list, states: list) -> tuple:
+    def run() -> tuple:
+        weights = networks.start(seeds, setups)
+        states = [stacked(strategy.init(), seeds) for strategy in strategies]
         momenta = [tf.zeros_like(weight) for weight in weights]
         rows = tf.TensorArray(tf.float32, steps)
         for step in tf.range(steps):
@@ -105,7 +107,8 @@ def train(
             rows = rows.write(step, tf.stack(row))
         return weights, rows.stack()
 
-    weights, rows = run(networks.start(seeds, setups), [stacked(strategy.init(), seeds) for strategy in strategies])
+    # Traced by hand: TensorFlow warns of functions that are traced by calls again and again, as each course here is.
+    weights, rows = run.get_concrete_function()()
     loss, scale, skipped, amax, largest, flushed, divisor = np.moveaxis(
         rows.numpy().reshape(steps, 7, setups, seeds), 1, 0
     )

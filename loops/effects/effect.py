@@ -80,7 +80,8 @@ class Effect:
         design: How it was measured, with the sizes.
         seeds: How many.
         steps: How many of each run.
-        columns: Headings of the table, the published figure among them.
+        beside: What, the published figure, and ours, as text.
+        columns: Headings of the table.
         rows: Cells, already text.
         claims: What agrees with the published direction and order of magnitude, and what does not.
         remarks: Why what differs does.
@@ -96,6 +97,7 @@ class Effect:
     design: str
     seeds: int
     steps: int
+    beside: tuple[tuple[str, str, str], ...]
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     claims: tuple[Claim, ...]
@@ -139,8 +141,8 @@ def from_values(values: Mapping[str, Any]) -> Effect:
             for panel in values["panels"]
         )
         claims = tuple(Claim(**claim) for claim in values["claims"])
-        rows = tuple(map(tuple, values["rows"]))
-        return Effect(**{**values, **_tuples(values, "columns"), "rows": rows, "claims": claims, "panels": panels})
+        tables = {name: tuple(map(tuple, values[name])) for name in ("beside", "rows")}
+        return Effect(**{**values, **_tuples(values, "columns"), **tables, "claims": claims, "panels": panels})
     except (KeyError, TypeError) as error:
         raise scaler.InvalidArgument(
             f"these are no values of an effect ({error!r}): run halfstep study --preset."

@@ -62,6 +62,11 @@ def run(seeds: int = 3, steps: int = 900) -> Effect:
         "that are not zero, before the jump up, in the 16 steps after the jump down, and in all later ones.",
         seeds=seeds,
         steps=steps,
+        beside=(
+            ("largest and smallest value of E4M3", "448 and 2^-9", _range(_FORMATS[0])),
+            ("largest and smallest value of E5M2", "57344 and 2^-16", _range(_FORMATS[1])),
+            ("saturated by a jump of the gradients", "none", percent(jumped[delayed], ".1f")),
+        ),
         columns=(
             "format",
             "history",
@@ -168,8 +173,7 @@ class _Seen(NamedTuple):
 
 def _train(cases: Sequence[tuple[str, int | None]], seeds: int, steps: int, up: int, down: int) -> _Seen:
     problem = networks.digits()
-    weights = networks.start(seeds, len(cases))
-    layers = range(len(weights) // 2)
+    layers = range(_LAYERS)
     strategies: list[scaler.Strategy] = [
         scaler.Static(1.0)
         if history is None
@@ -178,7 +182,9 @@ def _train(cases: Sequence[tuple[str, int | None]], seeds: int, steps: int, up: 
     ]
 
     @tf.function(autograph=True)
-    def run(weights: list, states: list) -> tuple:
+    def run() -> tuple:
+        weights = networks.start(seeds, len(cases))
+        states = [[course.stacked(each.init(), seeds) for each in strategies] for _ in layers]
         momenta = [tf.zeros_like(weight) for weight in weights]
         rows = tf.TensorArray(tf.float32, steps)
         for step in tf.range(steps):
@@ -207,7 +213,7 @@ def _train(cases: Sequence[tuple[str, int | None]], seeds: int, steps: int, up: 
             rows = rows.write(step, tf.stack([lost / given, networks.share([casts[layer].cut for layer in layers])]))
         return weights, rows.stack()
 
-    weights, rows = run(weights, [[course.stacked(each.init(), seeds) for each in strategies] for _ in layers])
+    weights, rows = run.get_concrete_function()()
     shape = (len(cases), seeds)
     flushed, saturated = np.moveaxis(rows.numpy().reshape(steps, 2, *shape), 1, 0)
     accuracy = networks.evaluate(weights, problem.test_images, problem.test_labels)[1]
@@ -240,6 +246,11 @@ def _cast(names: Sequence[str], seeds: int, values: tf.Tensor, scale: tf.Tensor)
         cut=tf.abs(scaled) > tf.concat(limits, axis=0),
         given=given,
     )
+
+
+def _range(name: str) -> str:
+    known = scaler.float_format(name)
+    return f"{known.max:g} and 2^{np.log2(known.smallest_subnormal):.0f}"
 
 
 def _name(name: str, history: int | None) -> str:

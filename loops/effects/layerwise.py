@@ -74,6 +74,13 @@ def run(seeds: int = 3, steps: int = 40, depth: int = _DEPTH) -> Effect:
         "the second half of the steps.",
         seeds=seeds,
         steps=steps,
+        beside=(
+            (
+                "zeros in layer 1, best single scale and a scale for each layer",
+                "83.98 % and 0.28 % (ours, one seed)",
+                f"{percent(one[0], '.2f')} and {percent(own[0], '.2f')}",
+            ),
+        ),
         columns=("layer", "log2 of its largest gradient", "log2 of its own scale", *(f"zero, {way}" for way in _WAYS)),
         rows=tuple(
             (

@@ -98,7 +98,8 @@ def page(effect: Effect) -> str:
         f"{effect.seconds:.0f} s on two cores of a CPU. Figures are means over the seeds, in brackets the least and "
         f"the "
         "greatest.",
-        table(effect),
+        table(("", "published", "here"), effect.beside),
+        table(effect.columns, effect.rows),
         f"![{effect.title}]({effect.name}.png)",
         "## What agrees, and what does not",
         "\n".join(f"- {'Agrees' if claim.holds else '**Does not agree**'}: {claim.text}" for claim in effect.claims),
@@ -109,9 +110,9 @@ def page(effect: Effect) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def table(effect: Effect) -> str:
-    """The rows of an effect as a Markdown table."""
-    lines = [effect.columns, tuple("---" for _ in effect.columns), *effect.rows]
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Text in rows and columns as a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

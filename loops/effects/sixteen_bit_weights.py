@@ -51,6 +51,7 @@ def run(seeds: int = 3, steps: int = 600) -> Effect:
     ]
     careful = [case for case in cases if case[1] == "bfloat16" and case[2] in ("stochastic", "Kahan")]
     gap = max(abs(lost[case]) for case in careful)
+    gain = max(lost[name, "bfloat16", "nearest"] - lost[name, "bfloat16", "stochastic"] for name in _RATES)
     relative = max(lost[name, "float16", "nearest"] / exact[name].accuracy.mean() for name in _RATES)
     ticks = tuple(f"{'bf16' if format_ == 'bfloat16' else 'f16'} {way}" for format_ in _FORMATS for way in _WAYS)
     return Effect(
@@ -71,6 +72,11 @@ def run(seeds: int = 3, steps: int = 600) -> Effect:
         "of weights with a gradient that a step leaves as they were, over the second half.",
         seeds=seeds,
         steps=steps,
+        beside=(
+            ("float16 without masters: relative loss of accuracy", "80 %", f"{100 * relative:.0f} %"),
+            ("bfloat16, stochastic or Kahan: distance to float32", "0.1 to 0.2 %", f"at most {100 * gap:.1f} points"),
+            ("their gain over rounding to nearest in bfloat16", "up to 7 points", f"up to {100 * gain:.1f} points"),
+        ),
         columns=("optimizer", "weights", "rounding", "accuracy", "held-out loss", "stayed"),
         rows=tuple(rows),
         claims=(
@@ -188,7 +194,7 @@ def _train(name: str, dtype: str, way: str, seeds: int, steps: int) -> _Result:
                 stayed += share
         return stayed / tf.cast(steps - steps // 2, tf.float32)
 
-    share = run()
+    share = run.get_concrete_function()()
     weights = [tf.cast(variable, tf.float32) for variable in variables]
     loss, accuracy = networks.evaluate(weights, problem.test_images, problem.test_labels)
     return _Result(accuracy.numpy(), loss.numpy(), share.numpy())

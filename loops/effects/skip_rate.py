@@ -36,7 +36,7 @@ def run(seeds: int = 3, steps: int = 2000) -> Effect:
     ratios = live.mean(axis=1) / expected
     return Effect(
         name=NAME,
-        title="The skip rate of dynamic scaling is 1 / (N + 1)",
+        title="The skip rate of dynamic scaling against 1 / (N + 1)",
         question="Dynamic scaling doubles the scale after N finite steps, so it has to overflow to find its limit. How "
         "many steps does that cost?",
         published="No paper prints a figure. For gradients of constant size it follows from the rule of [Kuchaiev et "
@@ -48,6 +48,10 @@ def run(seeds: int = 3, steps: int = 2000) -> Effect:
         f"{_SYNTHETIC} times as many steps.",
         seeds=seeds,
         steps=steps,
+        beside=tuple(
+            (f"skip rate at N = {n}", f"{100 * e:.2f} % (derived)", f"{percent(rate, '.2f')} live")
+            for n, e, rate in zip(_INTERVALS, expected, live, strict=True)
+        ),
         columns=("N", "derived", "constant", "noisy", "live"),
         rows=tuple(rows),
         claims=(
@@ -114,7 +118,7 @@ def _on_trace(seeds: int, steps: int, noise: float) -> np.ndarray:
             ]
         return skipped.stack()
 
-    found = skips().numpy()
+    found = skips.get_concrete_function()().numpy()
     return np.array([_after_first(found[:, at]) for at in range(len(strategies))])
 
 

@@ -44,6 +44,7 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
     behind_relu = _zeros(_summed(counts, [name for name in activations if "BatchNorm" in name]))
     lost = np.array([[_flushed(counts[name], scale) for name in activations] for scale in _SCALES])
     all_lost = np.array([_flushed(together[_KINDS[0]], scale) for scale in _SCALES]).mean(axis=1)
+    smaller = [_flushed(together[kind], next(iter(_SCALES))) for kind in _KINDS]
     return Effect(
         name=NAME,
         title="The share of gradients below float16, by layer",
@@ -61,6 +62,18 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
         "values that are not zero.",
         seeds=seeds,
         steps=steps,
+        beside=(
+            (
+                "zeros among gradients of activations",
+                "67 % (SSD)",
+                f"{percent(zeros)}; behind a ReLU {percent(behind_relu)}",
+            ),
+            (
+                "gradients of weights below 2^-24",
+                "about 5 % (speech)",
+                f"{percent(of_weights, '.3f')}; at a loss 2^-10 times as large {percent(smaller[1])} are flushed",
+            ),
+        ),
         columns=(
             "gradient of",
             "true zeros",
@@ -101,11 +114,14 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
         ),
         remarks="Little lies below float16 here: the loss is a mean over 64 images of a shallow network with "
         "BatchNorm, and a gradient of a weight is a sum over all of them. At a loss a thousand times smaller (scale "
-        "2^-10) the picture is SSD's, and the layers differ.\n\nTwo things are called zero. A gradient behind a ReLU "
-        "that is off is zero in any format, and no scale brings it back; only what float16 makes zero is underflow. A "
-        "share of zeros without this distinction, such as one from a histogram of a float16 run, says little. "
-        "Gradients also shrink as the network learns, and images that are classified well have none to speak of: that "
-        "is where the long tail of small gradients comes from, and why losing it costs so little "
+        "2^-10) "
+        f"{percent(smaller[0])} of the gradients of activations are flushed and {percent(smaller[1])} of those of "
+        f"weights, "
+        "which is the order of the published figures, and the layers differ.\n\nTwo things are called zero. A gradient "
+        "behind a ReLU that is off is zero in any format, and no scale brings it back; only what float16 makes zero is "
+        "underflow. A share of zeros without this distinction, such as one from a histogram of a float16 run, says "
+        "little. Gradients also shrink as the network learns, and images that are classified well have none to speak "
+        "of: that is where the long tail of small gradients comes from, and why losing it costs so little "
         "([flushed-part](flushed-part.md)).",
         panels=(
             Panel(
@@ -113,9 +129,10 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
                 "",
                 "share of non-zero gradients",
                 tuple(
-                    curve(f"scale {said}", range(len(activations)), lost[at])
+                    curve(f"scale {said}", range(len(activations)), np.where(lost[at] > 0, lost[at], np.nan))
                     for at, said in enumerate(_SCALES.values())
                 ),
+                log_y=10,
                 ticks=tuple(_said(name).partition(" (")[0] for name in activations),
             ),
             Panel(

@@ -44,6 +44,10 @@ def run(seeds: int = 3, steps: int = 1500) -> Effect:
         "count.",
         seeds=seeds,
         steps=steps,
+        beside=tuple(
+            (f"mean step at N = {n}", f"{e:.4f} (derived)", spread(w, ".4f"))
+            for n, e, w in zip(_INTERVALS, expected, wrong, strict=True)
+        ),
         columns=(
             "N",
             "derived step",
