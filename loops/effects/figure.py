@@ -84,8 +84,9 @@ def _line(axes: Axes, line: Line, mark: Mark) -> None:
 def _points(axes: Axes, line: Line, mark: Mark, shift: float) -> None:
     """Of things that have no order: no line leads from one to the next."""
     x, y, low, high = _known(line)
+    axes.vlines(x + shift, low, high, color=mark.colour, linewidth=1.2)
     look: dict[str, Any] = {"color": mark.colour, "marker": mark.marker, "markersize": 5, "linestyle": "none"}
-    axes.errorbar(x + shift, y, (y - low, high - y), label=line.label, capsize=2, linewidth=1, **look)
+    axes.plot(x + shift, y, label=line.label, **look)
 
 
 def _known(line: Line) -> tuple[np.ndarray, ...]:
