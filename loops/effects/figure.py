@@ -71,7 +71,17 @@ def _panel(axes: Axes, panel: Panel) -> None:
     if panel.ticks:
         axes.set_xticks(range(len(panel.ticks)), panel.ticks, rotation=30, ha="right", rotation_mode="anchor")
     if panel.reference is not None or len(panel.lines) > 1:
+        _legend(axes, above=bool(panel.ticks))
+
+
+def _legend(axes: Axes, above: bool) -> None:
+    """Says which line is which: where there is room, or in a row between the title and points that leave none."""
+    if not above:
         axes.legend(fontsize=7.5, handlelength=2.6)
+        return
+    axes.set_title(axes.get_title("left"), loc="left", pad=18)
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0.3}
+    axes.legend(fontsize=7.5, handlelength=1.2, columnspacing=1.0, ncols=5, **place)
 
 
 def _line(axes: Axes, line: Line, mark: Mark) -> None:
