@@ -23,6 +23,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises:
         scaler.InvalidArgument: For an unknown preset, a task, or too few steps.
+        loops.LoopError: If matplotlib or the digits are not installed.
         loops.NotWritable: If the folder cannot be written; nothing was measured then.
     """
     if options.task != "digits":
@@ -31,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
         rich.console.Console().print(_listed())
         return 0
     presets = PRESETS if options.preset == _ALL else (choose(options.preset),)
+    pages.check_drawable()
     pages.check_writable(options.out)
     measured = []
     for preset in presets:

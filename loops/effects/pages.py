@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import scaler
 from loops.effects.effect import Effect, from_values
 from loops.effects.effect import to_values as to_values
-from loops.errors import NotWritable
+from loops.errors import LoopError, NotWritable
 from loops.json_values import without_nan
 
 
@@ -58,6 +58,18 @@ def check_writable(folder: str | os.PathLike) -> None:
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place):
             pass
+
+
+def check_drawable() -> None:
+    """Refuses to go on without matplotlib, before anything is measured.
+
+    Raises:
+        loops.LoopError: If it is not installed.
+    """
+    try:
+        import loops.effects.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise LoopError('the figures need matplotlib: pip install "halfstep[study]"') from error
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import sys
 
 import pytest
 import test_cli
@@ -170,6 +171,14 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(capsys,
     status, printed, errors = run(capsys, "small", "--out", tmp_path / "file" / "new")
     assert (status, printed, stub) == (1, "", [])
     assert "Choose a folder that can be written with --out." in errors
+
+
+def test_without_matplotlib_nothing_runs(capsys, tmp_path, stub, monkeypatch):
+    monkeypatch.delitem(sys.modules, "loops.effects.figure")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, errors = run(capsys, "small", "--out", tmp_path)
+    assert (status, stub) == (1, [])
+    assert 'the figures need matplotlib: pip install "halfstep[study]"' in errors
 
 
 def test_a_measured_effect_knows_how_long_it_took(stub):
