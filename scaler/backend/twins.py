@@ -4,6 +4,7 @@ _get_variable_index       finds the slots of a variable     absent: small variab
 _use_weight_decay         whether it decays a variable        same numbers
 _distribution_strategy    runs the decay of a variable
 _trainable_variables      how many slots there are
+_var_key                  how it tells variables apart       may stand on the optimizer itself, as masters share keys
 """
 
 from __future__ import annotations
