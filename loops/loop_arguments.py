@@ -9,7 +9,14 @@ from loops.checks import check_count
 
 
 def check_parts(train_step: object, dataset: object, steps_per_call: object, actions: list) -> None:
-    """Refuses arguments of the wrong kind."""
+    """Refuses arguments of the wrong kind, and a loop in a strategy's scope, where its counts become replicated."""
+    around = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy() and not isinstance(around, tf.distribute.OneDeviceStrategy):
+        raise scaler.InvalidArgument(
+            f"Loop(...) was made inside of {type(around).__name__}.scope(): expected it outside. Make the model, the "
+            "optimizer, the loss scaler and the train step in the scope, and then, after the `with` block, "
+            "Loop(step, dataset, strategy=strategy)."
+        )
     if not callable(train_step):
         raise scaler.InvalidArgument(f"Loop(train_step={train_step!r}): expected a callable that takes a batch.")
     if not isinstance(dataset, tf.data.Dataset):

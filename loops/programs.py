@@ -62,7 +62,7 @@ def _called(build: Callable[..., Any], run: pathlib.Path) -> Any:
 def _by_place(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The parameters that can be given by their place."""
     try:
-        found = inspect.signature(function).parameters.values()
+        found = inspect.signature(function, follow_wrapped=False).parameters.values()
     except ValueError:  # Of functions written in C.
         return []
     return [one for one in found if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]

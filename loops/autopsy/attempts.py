@@ -57,6 +57,8 @@ class Attempts:
         lower_from: The step's loss scale, where a change that makes the loss finite may need a lower one; else None.
         scanned_at: What multiplies the loss where the step is measured, None for nothing.
         step: The step, a function of a batch, with no `tf.function` around it, which would keep its first trace.
+        literal: Whether TensorFlow must not regroup the step's arithmetic: it moves a small factor past a product that
+            overflows, in one graph and not in another.
         windowed: Whether the step is a micro-batch of a window.
         own_variables: Floating-point variables of the step that belong to no model, optimizer or scaler.
     """
@@ -66,6 +68,7 @@ class Attempts:
         self.moves = False
         self.lower_from: float | None = None
         self.scanned_at: float | None = None
+        self.literal = False
         self._progress = progress
         self.step = as_python(moment)
         self.windowed = isinstance(moment.train_step, TrainStep) and moment.train_step.window is not None
@@ -171,8 +174,9 @@ class Attempts:
         """Begins with the state before the step, and ends with it. A micro-batch is a step of its own inside."""
         step = self.moment.train_step
         self.moment.reset()
+        alone = with_value(step, "window", None) if self.windowed else contextlib.nullcontext()
         try:
-            with traced_anew(step), with_value(step, "window", None) if self.windowed else contextlib.nullcontext():
+            with traced_anew(step), alone, not_regrouped() if self.literal else contextlib.nullcontext():
                 yield
         finally:
             self.moment.reset()
@@ -205,6 +209,18 @@ def inlined() -> Iterator[None]:
         yield
     finally:
         tf.config.run_functions_eagerly(before)
+
+
+@contextlib.contextmanager
+def not_regrouped() -> Iterator[None]:
+    """Has TensorFlow leave the order of multiplications as it is written."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    try:
+        yield
+    finally:
+        own = before.get("arithmetic_optimization", True)
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": own})
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import tensorflow as tf
 import scaler
 from loops.autopsy.attempts import Attempts
 from loops.autopsy.changes import in_policy
-from loops.autopsy.look import failing
+from loops.autopsy.look import failing, was_skipped
 from loops.autopsy.minimal import minimal
 from loops.autopsy.models import models_of
 from loops.autopsy.paths import units
@@ -100,6 +100,9 @@ def find_cure(
     _, as_run = failing(moment, attempts)
     if moment.replicas > 1 and not as_run.finite:
         _, as_run = at_share_to_blame(moment, attempts, as_run)
+    if as_run.finite and was_skipped(moment):
+        why = "The run's log says that it was skipped, and taken again it is finite: `halfstep explain` says more."
+        return Cure(None, known=False, why=why)
     lost = as_run.cause is scaler.Cause.LOSS
     if lost or (not as_run.finite and passes_at_none(attempts)):
         attempts.lower_from = attempts.loss_scale

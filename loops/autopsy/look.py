@@ -20,7 +20,7 @@ from loops.autopsy.proposals import of_update, proposals
 from loops.autopsy.remedies import OWN
 from loops.autopsy.scales import fitting_scale
 from loops.autopsy.scan import Scan
-from loops.autopsy.sentence import sentence
+from loops.autopsy.sentence import TAKEN_AGAIN, sentence
 from loops.autopsy.shares import at_share_to_blame, in_whole_batch
 from loops.autopsy.wider import octaves_over
 
@@ -61,12 +61,12 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         observed_alike=alike(attempt, seen),
         replicas=replicas,
     )
-    if cause is scaler.Cause.NONE and _was_skipped(moment):
+    if cause is scaler.Cause.NONE and was_skipped(moment):
         known = dataclasses.replace(
             known,
             reproduced=False,
             differs=" ".join(
-                [f"Step {step} was skipped in the run's log, and taken again it is finite.", known.differs or ""]
+                [f"Step {step} was skipped in the run's log, and {TAKEN_AGAIN}.", known.differs or ""]
             ).rstrip(),
         )
     if cause is scaler.Cause.NONE:
@@ -84,7 +84,12 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
 def failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:
     """The step as it is; of a window that an earlier micro-batch spoiled, that one, with the weights of the window."""
     attempt = attempts.as_run()
-    if attempts.windowed and attempt.finite and _was_skipped(moment):
+    if attempt.finite and was_skipped(moment):
+        # Which products TensorFlow regroups depends on the graph around them, and the run's was another one.
+        attempts.literal = True
+        attempt = attempts.as_run()
+        attempts.literal = not attempt.finite
+    if attempts.windowed and attempt.finite and was_skipped(moment):
         for back, batch in enumerate(reversed(moment.before[1 - moment.train_step.accumulate :]), 1):
             earlier = attempts.as_run(batch)
             if not earlier.finite:
@@ -93,7 +98,8 @@ def failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:
     return moment.step, attempt
 
 
-def _was_skipped(moment: Any) -> bool:
+def was_skipped(moment: Any) -> bool:
+    """Whether the run's log says that the step was skipped."""
     logged = moment.logged or {}
     return bool(logged.get("attempted", True)) and logged.get("applied") is False
 

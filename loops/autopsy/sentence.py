@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loops.autopsy.explanation import Explanation
 
+TAKEN_AGAIN = "taken again it is finite"
 _KINDS = {"inf": "an infinity", "nan": "a NaN"}
 
 
@@ -25,6 +26,8 @@ def _what(found: Explanation) -> str:
     at = f" at loss scale {found.loss_scale:g}" if found.loss_scale else ""
     if found.verdict == "healthy" and not found.attempted:
         return f"Step {found.step} is a micro-batch of a window, and its gradients are finite{at}.{_masked(found)}"
+    if found.verdict == "healthy" and TAKEN_AGAIN in (found.differs or ""):
+        return f"Taken again, step {found.step} was applied{at}: why the run skipped it cannot be told from this."
     if found.verdict == "healthy":
         return f"Step {found.step} was applied{at}: nothing is wrong with it.{_masked(found)}"
     lower = f", and would be at {found.seen_at:g}" if found.seen_at else ""

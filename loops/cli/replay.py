@@ -53,7 +53,12 @@ def add_parser(commands: Any) -> None:
         help="train again from the checkpoint nearest to a step of the run, with each strategy, and lay it beside what "
         "the run did; TRACE is the run's folder",
     )
-    parser.add_argument("--step", type=kinds.count, metavar="N", help="with --live, the step (default: the first)")
+    parser.add_argument(
+        "--step",
+        type=kinds.count,
+        metavar="N",
+        help="with --live, the step: the nearest checkpoint may lie before or after it (default: the first checkpoint)",
+    )
     parser.add_argument(
         "--build",
         metavar="MODULE:FUNCTION",

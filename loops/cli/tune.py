@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 from typing import Any
 
+import scaler
 from loops.cli.explain import finished, quiet, told
 from loops.replay.tune import GRIDS, tune
 from loops.runs.run import to_json
@@ -20,15 +21,19 @@ def add_parser(commands: Any) -> None:
         "and of the others what the scale makes zero. The last third decides, of the traces or of the steps of one.",
     )
     parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or the folder of a run that holds one")
-    parser.add_argument(
-        "--strategy", default="dynamic", metavar="NAME", help=f"{', '.join(GRIDS)} (default: %(default)s)"
-    )
+    parser.add_argument("--strategy", action="append", metavar="NAME", help=f"{', '.join(GRIDS)} (default: dynamic)")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
     quiet()
-    found = tune(options.traces, options.strategy, progress=lambda done, of: told(f"tried {done} of {of}"))
+    chosen = options.strategy or ["dynamic"]
+    if len(chosen) > 1:
+        raise scaler.InvalidArgument(
+            f"--strategy {' --strategy '.join(chosen)}: tune searches the parameters of one strategy. Run it once for "
+            "each."
+        )
+    found = tune(options.traces, chosen[0], progress=lambda done, of: told(f"tried {done} of {of}"))
     finished()
     print(to_json(dataclasses.asdict(found)) if options.json else found)

@@ -423,3 +423,17 @@ def on_replicas(run):
 
 
 STEPS["on_replicas"] = 4
+
+
+class Cube(keras.layers.Layer):
+    """Overflows before its small factor, unless TensorFlow multiplies by that first, as it does in some graphs."""
+
+    def call(self, x):
+        return (x * 50.0) ** 3 * tf.cast(1e-6, x.dtype)
+
+
+@program(steps=3)
+def regrouped():
+    layers = [keras.layers.Dense(16, "relu", dtype="mixed_float16"), Cube(name="cube", dtype="mixed_float16")]
+    model = keras.Sequential([keras.Input([8]), *layers, keras.layers.Dense(1, dtype="mixed_float16")])
+    return model, squares, (inputs(32, 8), inputs(32, 1)), {}

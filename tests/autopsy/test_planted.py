@@ -36,6 +36,7 @@ EXPECTED = {
     "compiled": ("floor", "backward", "out", "inf", "loss scale 4096"),
     "zero_over_zero": ("loss", "forward", "spread", "nan", "denominator in 'spread' moved by 0.001"),
     "loss_over_zero": ("loss", "forward", None, "inf", "denominator in the loss or the step moved by 0.001"),
+    "regrouped": ("loss", "forward", "cube", "inf", "'cube' in float32"),
     "uncleared": ("overflow", "backward", None, "inf", "the step's own variables set to zero"),
 }
 

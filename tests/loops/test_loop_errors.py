@@ -4,6 +4,7 @@ import json
 
 import pytest
 import tensorflow as tf
+from mirrored import mirrored
 
 import loops
 import scaler
@@ -168,3 +169,9 @@ def test_an_action_alone_is_no_list():
 def test_the_class_of_an_action_is_no_action():
     with pytest.raises(scaler.InvalidArgument, match=r"actions=\[Progress\].*this is its class: Progress\(\.\.\.\)"):
         loops.Loop(lambda n: {"loss": n}, numbers(), actions=[loops.Progress])
+
+
+def test_a_loop_in_the_scope_of_a_strategy_is_refused():
+    dataset = tf.data.Dataset.from_tensors(1.0)
+    with mirrored(2).scope(), pytest.raises(scaler.InvalidArgument, match=r"inside of MirroredStrategy\.scope\(\)"):
+        loops.Loop(lambda batch: {"loss": batch}, dataset, strategy=mirrored(2))
