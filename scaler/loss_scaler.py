@@ -127,6 +127,17 @@ class LossScaler(tf.Module):
         self._called = "The loss scaler" if name == "loss_scaler" else f"The loss scaler {name!r}"
         self._take_variables()
 
+    def __repr__(self) -> str:
+        """The strategy, and where it stands; in a graph, where nothing can be read, the strategy alone."""
+        named = f"{type(self).__name__}({described(self.strategy)})"
+        if not tf.executing_eagerly():
+            return named
+        counts = self.counters
+        return (
+            f"{named}: loss scale {float(self._scale_now()):g}, {int(counts.applied)} steps applied, "
+            f"{int(counts.skipped)} skipped"
+        )
+
     def __getstate__(self) -> dict:
         # Strategies around others make the class of their state themselves, and pickle does not find it.
         return {name: value for name, value in vars(self).items() if name != "_state_type"}

@@ -123,6 +123,11 @@ class TrainStep(tf.Module):
             # Variables made while a step is traced have it traced twice.
             self._create_state()
 
+    def __repr__(self) -> str:
+        optimizer = getattr(self.optimizer, "name", None) or getattr(self.optimizer, "__name__", "a function")
+        window = f", {self.accumulate} micro-batches to a step" if self.accumulate > 1 else ""
+        return f"TrainStep of model {self.model.name!r} with {optimizer}{window}; {self.loss_scaler!r}"
+
     def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
         """Takes one (micro-)batch.
 

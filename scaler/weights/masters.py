@@ -53,6 +53,13 @@ class MasterWeights(tf.Module):
             self._trainable = TrainableSet.of(variables)
             self._weights = [_master(v) if tf.as_dtype(v.dtype) in _COPIED else v for v in variables]
 
+    def __repr__(self) -> str:
+        copied = [master.shape.num_elements() for _, master in self._copies(None)]
+        return (
+            f"{type(self).__name__}: {len(copied)} of {len(self._weights)} variables have a float32 copy, "
+            f"{sum(copied):,} values, {4 * sum(copied) / 1e6:,.1f} MB"
+        )
+
     in_update: bool
     """Whether this is between a `refresh` and the `write` after it, where masters and variables need not agree."""
 

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from loop_cases import Rig, batch, plain_model, raw, squared_error, stateful_model, static
 
+import loops
 import scaler
 
 
@@ -125,3 +126,12 @@ def test_a_power_of_two_changes_no_bit_of_float32_training(plain, exponent):
     batches = [batch(number) for number in range(5)]
     assert str(plain.run(batches)) == str(scaled.run(batches)).replace(str(np.float32(2.0**exponent)), "1.0")
     assert raw(plain.moved()) == raw(scaled.moved())
+
+
+def test_printed_it_says_what_it_trains():
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)], name="small")
+    step = loops.TrainStep(model, squared_error, keras.optimizers.SGD(), loss_scaler=static(8.0), accumulate=2)
+    said = (
+        "TrainStep of model 'small' with SGD, 2 micro-batches to a step; LossScaler(Static(scale=8.0)): loss scale 8, 0"
+    )
+    assert repr(step) == f"TrainStep of model 'small' with sgd, 2 micro-batches to a step; {named}"

@@ -181,3 +181,14 @@ def test_what_is_no_event_no_snapshot_or_no_list_is_named():
         LossScaler().apply(keras.optimizers.SGD(), [tf.ones([1])], [w], rollback=[w])
     with pytest.raises(scaler.InvalidArgument, match="expected a list of variables"):
         scaler.MasterWeights(keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]))
+
+
+def test_printed_it_says_where_it_stands():
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(1024.0))
+    for finite in (True, True, False):
+        loss_scaler.update(scaler.Event(tf.constant(finite)))
+    said = "LossScaler(Dynamic(initial_scale=1024.0)): loss scale 512, 2 steps applied, 1 skipped"
+    assert repr(loss_scaler) == said
+    shown = []
+    tf.function(lambda: shown.append(repr(loss_scaler)))()
+    assert shown == ["LossScaler(Dynamic(initial_scale=1024.0))"]

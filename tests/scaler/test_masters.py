@@ -186,3 +186,8 @@ def test_masters_made_inside_a_function_are_variables_outside():
 
     run()
     assert made[0].weights[0].numpy() == [1.0]
+
+
+def test_printed_they_say_how_much_they_hold():
+    masters = scaler.MasterWeights([tf.Variable(tf.zeros([500, 500], "float16")), tf.Variable([1.0])])
+    assert repr(masters) == "MasterWeights: 1 of 2 variables have a float32 copy, 250,000 values, 1.0 MB"
