@@ -84,10 +84,13 @@ class _Regularizer(keras.regularizers.Regularizer):
 
 def _regularized(layers: Mapping[str, keras.layers.Layer]) -> list[tuple[Any, str, str]]:
     """What has a regularizer, the name of the attribute, and the layer's path. A variable counts to the inmost one."""
-    of_outputs = [(layer, path) for path, layer in layers.items() if callable(layer.activity_regularizer)]
+    # A functional model also holds operations, such as keras.ops.exp, which have neither variables nor regularizers.
+    real = {path: layer for path, layer in layers.items() if isinstance(layer, keras.layers.Layer)}
+    of_outputs = [(layer, path) for path, layer in real.items() if callable(layer.activity_regularizer)]
     owners: dict[int, tuple[Any, str]] = {}
-    for path in sorted(layers, key=len):
-        owners |= {id(one): (one, path) for one in layers[path].trainable_variables if one.regularizer is not None}
+    for path in sorted(real, key=len):
+        variables = real[path].trainable_variables
+        owners |= {id(one): (one, path) for one in variables if getattr(one, "regularizer", None) is not None}
     return [
         *((layer, "activity_regularizer", path) for layer, path in of_outputs),
         *((one, "regularizer", path) for one, path in owners.values()),
