@@ -130,6 +130,8 @@ def test_a_power_of_two_changes_no_bit_of_float32_training(plain, exponent):
 
 def test_printed_it_says_what_it_trains():
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)], name="small")
-    step = loops.TrainStep(model, squared_error, keras.optimizers.SGD(), loss_scaler=static(8.0), accumulate=2)
+    step = loops.TrainStep(
+        model, squared_error, keras.optimizers.SGD(name="sgd"), loss_scaler=static(8.0), accumulate=2
+    )
     named = "LossScaler(Static(loss_scale=8.0)): loss scale 8, 0 steps applied, 0 skipped"
     assert repr(step) == f"TrainStep of model 'small' with sgd, 2 micro-batches to a step; {named}"
