@@ -313,8 +313,13 @@ def test_the_step_itself_is_compared_too(counted):
 
 def test_other_data_are_seen_and_their_cause_is_told(tmp_path):
     tf.random.set_seed(None)
-    went(tmp_path / "a", counting, dataset=tf.data.Dataset.range(1, 41).shuffle(40), every=100)
-    moment = rewind(counting(tmp_path / "a", tf.data.Dataset.range(1, 41).shuffle(40), every=100), 9)
+
+    def shuffled():
+        # So many that the first two do not happen to be the same.
+        return tf.data.Dataset.range(1, 100_001).shuffle(100_000)
+
+    went(tmp_path / "a", counting, dataset=shuffled(), every=100)
+    moment = rewind(counting(tmp_path / "a", shuffled(), every=100), 9)
     assert not moment.reproduced
     assert "of step 1 was" in moment.differs
     assert "shuffled without a seed" in moment.differs
