@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -132,10 +133,10 @@ def live(
     for number, (name, strategy) in enumerate(strategies):
         if progress:
             progress(name, number, len(strategies))
-        outputs = moment.from_checkpoint(lambda loop, strategy=strategy: _changed(loop, strategy))  # type: ignore[misc]
+        outputs = moment.from_checkpoint(functools.partial(_changed, strategy=strategy))
         sides.append(_side(name, _stacked(outputs, moment.began_at + 1)))
-    # `change_strategy` saw that there is one.
-    own = scaler.strategies.in_words(getattr(loop.train_step, "loss_scaler").strategy)  # noqa: B009
+    step_of_run: Any = loop.train_step  # `change_strategy` saw that it has a loss scaler.
+    own = scaler.strategies.in_words(step_of_run.loss_scaler.strategy)
     recorded = _recorded(rows, moment.began_at, last)
     return Live(
         moment.began_at,
