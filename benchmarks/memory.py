@@ -32,8 +32,7 @@ import loops
 import scaler
 
 COUNT, SIZE = 64, 512
-DTYPES = ("float32", "float16")
-CONTENDERS = ("halfstep", gate.SCALED[0], gate.SCALED[1], gate.PLAIN[0])
+CONTENDERS = {"float32": ("halfstep", gate.SCALED[0]), "float16": ("halfstep",)}
 MASTERS = 4.0
 TEMPORARIES = 4.0
 """One float32 copy of all gradients, the largest that a bucket can be."""
@@ -87,16 +86,16 @@ def _measured(step: Callable, parameters: int) -> dict[str, float]:
 def run(quick: bool) -> paired.Report:
     count, size = (2, 8) if quick else (COUNT, SIZE)
     found: dict[str, dict] = {}
-    for dtype in DTYPES[:1] if quick else DTYPES:
-        for name in CONTENDERS[:1] if quick else CONTENDERS:
-            title = f"{name}, {dtype}{' with masters' if dtype == 'float16' and 'halfstep' in name else ''}"
+    for dtype, names in list(CONTENDERS.items())[: 1 if quick else None]:
+        for name in names[: 1 if quick else None]:
+            title = f"{name}, {dtype}{' with masters' if dtype == 'float16' else ''}"
             found[title] = _alone(needed, name, dtype, count, size)
     figures = [
         paired.Figure(f"{title}: temporaries", seen["temporaries"], None, TEMPORARIES if "halfstep" in title else None)
         for title, seen in found.items()
     ]
     if not quick:
-        slots = found[f"{gate.PLAIN[0]}, float32"]["state"] - 4.0
+        slots = found["halfstep, float32"]["state"] - 4.0
         masters = found["halfstep, float16 with masters"]["state"] - 2.0 - slots
         figures.append(paired.Figure("halfstep: masters of float16 weights", round(masters, 3), None, MASTERS))
     for policy, name in [

@@ -14,6 +14,7 @@ from scaler.backend import apply_steps, replicas
 from scaler.backend.graphs import in_xla
 from scaler.gate import joined
 from scaler.gate.compiled import balanced, in_one_call, worth_compiling
+from scaler.gate.on_values import is_value_by_value, mover, works_on_values
 from scaler.gate.optimizers import Optimizer
 from scaler.gate.targets import Targets, model_follows
 from scaler.gate.unscale_and_clip import finish, finish_one
@@ -31,6 +32,7 @@ class Grouped:
         masters: What the variables are masters for, or None.
         chunks: The variables that are joined, each chunk with its scaled gradients.
         compiles: Whether the other dense ones are compiled.
+        on_values: Whether the compiled arithmetic may be traced once for all of them.
     """
 
     optimizer: Optimizer
@@ -38,6 +40,7 @@ class Grouped:
     masters: MasterWeights | None
     chunks: Sequence[tuple[joined.Chunk, tf.Tensor]]
     compiles: bool
+    on_values: bool
 
     def move(self, grads: Sequence, loss_scale: tf.Tensor, limit: Limiter | None) -> None:
         """Moves the variables.
@@ -61,14 +64,12 @@ class Grouped:
         def finish_compiled(grad: tf.Tensor, place: int) -> gradients.Gradient:
             return finish(grad, lambda one: gradients.multiply(one, inverse), limit, place)
 
-        def move_with(finished: Callable[..., Any]) -> Callable[..., None]:
+        def move_with(finished: Callable[..., Any], update: Callable[..., None]) -> Callable[..., None]:
             def move_some(grads: Sequence, variables: Sequence, learning_rate: tf.Tensor) -> None:
                 own = [places[id(variable)] for variable in variables]
                 ready = [finished(grad, place) for grad, place in zip(grads, own, strict=True)]
                 with model_follows(self.masters, variables):
-                    self._decay([self.variables[place] for place in own])
-                    for grad, variable in zip(ready, variables, strict=True):
-                        self.optimizer.update_step(grad, variable, learning_rate)
+                    update(ready, own, learning_rate)
 
             return move_some
 
@@ -82,9 +83,9 @@ class Grouped:
             compiled = [pair for pair in others if self.compiles and not isinstance(pair[0], tf.IndexedSlices)]
             one_by_one = [pair for pair in others if not any(pair is other for other in compiled)]
             if one_by_one:
-                move_with(finish_plainly)(*_unzipped(one_by_one), learning_rate)
+                move_with(finish_plainly, self._one_by_one)(*_unzipped(one_by_one), learning_rate)
             for group in balanced(compiled):
-                in_one_call(move_with(finish_compiled), *_unzipped(group), learning_rate)
+                in_one_call(move_with(finish_compiled, self._in_xla), *_unzipped(group), learning_rate)
 
         done_in_step = {apply_steps.DECAY: lambda variables: None, apply_steps.SUM: lambda pairs: pairs}
         with apply_steps.taken_over(self.optimizer, **done_in_step, **{apply_steps.UPDATE: step}) as calls:
@@ -96,8 +97,18 @@ class Grouped:
         if self.masters and self._moves_masters_after_the_step():
             self.masters.write()
 
-    def _decay(self, variables: list) -> None:
-        getattr(type(self.optimizer), apply_steps.DECAY)(self.optimizer, variables)
+    def _one_by_one(self, grads: Sequence, places: Sequence[int], learning_rate: tf.Tensor) -> None:
+        own = [self.variables[place] for place in places]
+        getattr(type(self.optimizer), apply_steps.DECAY)(self.optimizer, own)
+        for grad, variable in zip(grads, map(replicas.native, own), strict=True):
+            self.optimizer.update_step(grad, variable, learning_rate)
+
+    def _in_xla(self, grads: Sequence, places: Sequence[int], learning_rate: tf.Tensor) -> None:
+        own = [self.variables[place] for place in places]
+        if self.on_values:
+            mover(self.optimizer, learning_rate)(grads, list(map(replicas.native, own)))
+        else:
+            self._one_by_one(grads, places, learning_rate)
 
     def _moves_masters_after_the_step(self) -> bool:
         return bool(self.optimizer.ema_overwrite_frequency) or any(variable.constraint for variable in self.variables)
@@ -123,8 +134,9 @@ def grouped(targets: Targets, grads: Sequence, clip: Clipping | None) -> Grouped
     compiles = worth_compiling(others)
     if not chunks and not compiles:
         return None
+    on_values = works_on_values(optimizer) and all(is_value_by_value(optimizer, own) for own in others)
     with_grads = [(chunk, joined.joined([grads[place] for place in chunk.places])) for chunk in chunks]
-    return Grouped(optimizer, variables, masters, with_grads, compiles)
+    return Grouped(optimizer, variables, masters, with_grads, compiles, on_values)
 
 
 def _can_be_grouped(optimizer: Optimizer, variables: Sequence, masters: MasterWeights | None) -> bool:

@@ -13,12 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
-from scaler.backend import apply_steps, replicas, twins
-from scaler.backend.variables import overwrites
-from scaler.backend.versions import unsupported
+from scaler.backend import replicas, twins
+from scaler.gate.on_values import is_value_by_value, moved, works_on_values
 from scaler.weights import masters as weights
 from scaler.weights.masters import MasterWeights
 
@@ -28,16 +26,6 @@ _CHUNK = 2**14
 """Elements of a chunk: float32 gradient, weight and slots stay in a core's cache from one operation to the next."""
 _FEWEST = 4
 """Variables of a chunk. Joining fewer costs more than it saves."""
-_VALUE_BY_VALUE = (
-    keras.optimizers.SGD,
-    keras.optimizers.Adam,
-    keras.optimizers.AdamW,
-    keras.optimizers.Adamax,
-    keras.optimizers.Nadam,
-    keras.optimizers.Lion,
-)
-"""By the very class: what a subclass does is its own. RMSprop is not here, because TensorFlow rounds a reciprocal
-square root by where the value stands in its tensor."""
 
 
 class Chunk(NamedTuple):
@@ -61,7 +49,7 @@ def chunks_of(optimizer: Any, grads: Sequence, variables: Sequence, masters: Mas
         variables: Float32 variables on one device.
         masters: What the variables are masters for, or None.
     """
-    if type(optimizer) not in _VALUE_BY_VALUE or not twins.can_have_twins(optimizer):
+    if not works_on_values(optimizer):
         return []
     models = _models(masters, variables)
     alike: dict[tuple, list[int]] = {}
@@ -95,14 +83,14 @@ def move(
     own = [replicas.native(variables[place]) for place in chunk.places]
     model = [each for each in _models(masters, [variables[place] for place in chunk.places]) if each is not None]
     slots = [twins.slots_of(optimizer, each) for each in own]
-    weight = twins.Value(weights.refreshed(joined(own), joined(model)) if model else joined(own))
-    values = {name: twins.Value(joined([each[name] for each in slots])) for name in slots[0]}
-    _move_values(twins.twin(optimizer, values, decaying=chunk.decaying), chunk, grad, weight, learning_rate)
+    weight = weights.refreshed(joined(own), joined(model)) if model else joined(own)
+    values = {name: joined([each[name] for each in slots]) for name in slots[0]}
+    weight, values = moved(optimizer, chunk.decaying, grad, weight, values, learning_rate)
     for name, value in values.items():
-        _assign([each[name] for each in slots], value.value)
-    _assign(own, weight.value)
+        _assign([each[name] for each in slots], value)
+    _assign(own, weight)
     if model:
-        _assign(model, weights.rounded(weight.value, model[0].dtype))
+        _assign(model, weights.rounded(weight, model[0].dtype))
 
 
 def joined(tensors: Sequence) -> tf.Tensor:
@@ -125,37 +113,16 @@ def cut(places: Sequence[int], variables: Sequence, most: int) -> list[list[int]
 
 
 def _joins(optimizer: Any, grad: Any, variable: Any) -> bool:
-    native = replicas.native(variable)
-    if (
-        isinstance(grad, tf.IndexedSlices)
-        or native.dtype != tf.float32
-        or not native.shape.rank
-        or overwrites(variable)
-    ):
+    shape = variable.shape
+    if isinstance(grad, tf.IndexedSlices) or not shape.rank or not 0 < shape.num_elements() <= _LARGEST:
         return False
-    alike = all(slot.shape == native.shape for slot in twins.slots_of(optimizer, native).values())
-    return alike and 0 < native.shape.num_elements() <= _LARGEST
+    return is_value_by_value(optimizer, variable)
 
 
 def _models(masters: MasterWeights | None, variables: Sequence) -> list:
     return [None] * len(variables) if masters is None else masters.rounded_into(variables)
 
 
-def _move_values(twin: Any, chunk: Chunk, grad: tf.Tensor, weight: twins.Value, learning_rate: tf.Tensor) -> None:
-    before = weight.value
-    if chunk.decaying:
-        getattr(type(twin), apply_steps.DECAY)(twin, [weight])
-        _check_moved(weight, before, apply_steps.DECAY)
-        before = weight.value
-    twin.update_step(grad, weight, learning_rate)
-    _check_moved(weight, before, "update_step")
-
-
 def _assign(variables: Sequence, value: tf.Tensor) -> None:
     for variable, part in zip(variables, tf.split(value, [each.shape[0] for each in variables]), strict=True):
         variable.assign(part)
-
-
-def _check_moved(weight: twins.Value, before: tf.Tensor, name: str) -> None:
-    if weight.value is before:
-        raise unsupported("apply", f"no longer moves a variable in the optimizer's {name}: nothing was changed.")

@@ -24,13 +24,13 @@ def reason_of(targets: Targets, grads: Sequence, squares: tf.Tensor, loss_finite
     weights = targets.model_weights()
 
     def look(scaled: list, squares: tf.Tensor) -> Skip:
-        broken = _not_finite(list(map(gradients.values_of, scaled)))
+        broken = gradients.not_finite(list(map(gradients.values_of, scaled)))
         # Where every value is finite, a squared norm need not be.
         bad = tf.where(tf.reduce_any(broken), broken, tf.logical_not(tf.math.is_finite(squares)))
         some, positions = tf.reduce_any(bad), tf.constant(targets.positions)
         first = tf.where(some, _first(bad), tf.argmax(squares, output_type=tf.int32))
         last = tf.shape(bad)[0] - 1 - _first(tf.reverse(bad, [0]))
-        spoiled = _not_finite(weights)
+        spoiled = gradients.not_finite(weights)
         return Skip(
             cause=presumed_cause(loss_finite, tf.logical_not(tf.reduce_any(broken))),
             has_nan=tf.reduce_any(tf.math.is_nan(squares)),
@@ -42,10 +42,6 @@ def reason_of(targets: Targets, grads: Sequence, squares: tf.Tensor, loss_finite
         )
 
     return Skip(*apart(look, list(grads), squares))
-
-
-def _not_finite(tensors: list) -> tf.Tensor:
-    return tf.stack([tf.logical_not(tf.reduce_all(tf.math.is_finite(values))) for values in tensors])
 
 
 def _first(flags: tf.Tensor) -> tf.Tensor:

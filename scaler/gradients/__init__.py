@@ -16,6 +16,7 @@ from scaler.gradients.lists import sum_duplicates as sum_duplicates
 from scaler.gradients.lists import to_float32 as to_float32
 from scaler.gradients.lists import unscale as unscale
 from scaler.gradients.lists import values_of as values_of
+from scaler.gradients.reduced import not_finite as not_finite
 from scaler.gradients.statistics import amax as amax
 from scaler.gradients.statistics import histogram as histogram
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from scaler.backend import graphs
 from scaler.backend.autograph import as_written
 from scaler.backend.variables import overwrites as overwrites
+from scaler.gradients.reduced import reduced
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
@@ -49,12 +50,11 @@ def limit(grad: Gradient, limiter: Callable[..., tf.Tensor], position: int | Non
 
 def any_cured(broken: Sequence[Gradient], others: Sequence[Gradient]) -> tf.Tensor:
     """Whether any value that is not finite in the first gradients is not 0 in the second, scalar bool."""
-    pairs = [(a, b) for a, b in zip(broken, others, strict=True) if a is not None and b is not None]
-    cured = [
-        tf.reduce_any(tf.logical_and(tf.logical_not(tf.math.is_finite(a)), tf.not_equal(b, tf.zeros_like(b))))
-        for a, b in ((values_of(a), values_of(b)) for a, b in pairs)
-    ]
-    return tf.reduce_any(tf.stack(cured))
+    given = [(a, b) for a, b in zip(broken, others, strict=True) if a is not None and b is not None]
+    pairs, no = [(values_of(a), values_of(b)) for a, b in given], tf.constant(False)
+    zeros = {dtype: tf.zeros([], dtype) for dtype in {b.dtype for _, b in pairs}}
+    cured = [tf.where(tf.math.is_finite(a), no, tf.not_equal(b, zeros[b.dtype])) for a, b in pairs]
+    return tf.reduce_any(tf.stack(reduced(tf.reduce_any, cured)))
 
 
 def opaque(grads: Sequence[Gradient]) -> list[Gradient]:
@@ -100,8 +100,12 @@ def squared_norm(grads: Sequence[Gradient]) -> tf.Tensor:
     Args:
         grads: Gradients of any floating dtype and shape; `tf.IndexedSlices` without duplicate indices.
     """
-    values = (tf.cast(values_of(grad), tf.float32) for grad in grads if grad is not None)
-    return tf.add_n([tf.constant(0.0), *(tf.reduce_sum(tf.square(value)) for value in values)])
+    return tf.add_n([tf.constant(0.0), *squared_norm_of_each([grad for grad in grads if grad is not None])])
+
+
+def squared_norm_of_each(grads: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
+    """As `squared_norm`, of each gradient by itself."""
+    return reduced(tf.reduce_sum, [tf.square(tf.cast(values_of(grad), tf.float32)) for grad in grads])
 
 
 @as_written

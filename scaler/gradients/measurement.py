@@ -41,4 +41,4 @@ def squared_norms(grads: Sequence[lists.Gradient], loss_scale: tf.Tensor) -> tf.
 
 
 def _exactly(grads: Sequence[lists.Gradient], loss_scale: tf.Tensor) -> tf.Tensor:
-    return tf.stack([lists.squared_norm([grad]) for grad in lists.divide(grads, loss_scale)])
+    return tf.stack(lists.squared_norm_of_each(lists.divide(grads, loss_scale)))

@@ -1,0 +1,108 @@
+"""An optimizer's arithmetic as a function: from gradient, weight and slots to the weight and slots after the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaler.backend import apply_steps, replicas, twins
+from scaler.backend.variables import overwrites
+from scaler.backend.versions import unsupported
+
+_VALUE_BY_VALUE = (
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.Lion,
+)
+"""By the very class: what a subclass does is its own. RMSprop is not here, because TensorFlow rounds a reciprocal
+square root by where the value stands in its tensor."""
+
+
+def works_on_values(optimizer: Any) -> bool:
+    """Whether the optimizer treats every value by itself, so that `moved` is its own update of any variable."""
+    return type(optimizer) in _VALUE_BY_VALUE and twins.can_have_twins(optimizer)
+
+
+def is_value_by_value(optimizer: Any, variable: Any) -> bool:
+    """Whether the variable is float32 and its slots are of its shape."""
+    native = replicas.native(variable)
+    if native.dtype != tf.float32 or overwrites(variable):
+        return False
+    return all(slot.shape == native.shape for slot in twins.slots_of(optimizer, native).values())
+
+
+def moved(
+    optimizer: Any,
+    decaying: bool,
+    grad: tf.Tensor,
+    weight: tf.Tensor,
+    slots: Mapping[str, tf.Tensor],
+    learning_rate: tf.Tensor,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """The weight and its slots after a step.
+
+    Args:
+        optimizer: `works_on_values`.
+        decaying: Whether its weight decay applies.
+        grad: Unscaled and clipped, float32.
+        weight: Float32, of the same shape.
+        slots: By the names of `twins.slots_of`, of the same shape.
+        learning_rate: Scalar float32.
+    """
+    value, held = twins.Value(weight), {name: twins.Value(slot) for name, slot in slots.items()}
+    twin = twins.twin(optimizer, held, decaying=decaying)
+    if decaying:
+        getattr(type(twin), apply_steps.DECAY)(twin, [value])
+        _check_moved(value, weight, apply_steps.DECAY)
+        weight = value.value
+    twin.update_step(grad, value, learning_rate)
+    _check_moved(value, weight, "update_step")
+    return value.value, {name: slot.value for name, slot in held.items()}
+
+
+def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Sequence], None]:
+    """A function that moves variables by their finished gradients, for XLA.
+
+    The arithmetic is traced once for all shapes of a rank and then called: Adam's has 30 operations for each variable.
+
+    Args:
+        optimizer: `works_on_values`.
+        learning_rate: Scalar float32.
+    """
+    traced: dict[tuple, Callable] = {}
+
+    def arithmetic(decaying: bool, rank: int, names: Sequence[str]) -> Callable:
+        if (decaying, rank) not in traced:
+            # Keras asks for the rank, to tell a bias from other tensors.
+            any_shape = tf.TensorSpec([None] * rank, tf.float32)
+            signature = [any_shape, any_shape, {name: any_shape for name in names}]
+
+            @tf.function(autograph=False, input_signature=signature)
+            def moved_once(grad: tf.Tensor, weight: tf.Tensor, slots: dict) -> tuple:
+                return moved(optimizer, decaying, grad, weight, slots, learning_rate)
+
+            traced[decaying, rank] = moved_once
+        return traced[decaying, rank]
+
+    def move(grads: Sequence, variables: Sequence) -> None:
+        for grad, variable in zip(grads, variables, strict=True):
+            slots = twins.slots_of(optimizer, variable)
+            own = arithmetic(twins.decays(optimizer, variable), variable.shape.rank, list(slots))
+            read = {name: tf.convert_to_tensor(slot) for name, slot in slots.items()}
+            weight, after = own(grad, tf.convert_to_tensor(variable), read)
+            variable.assign(weight)
+            for name, slot in slots.items():
+                slot.assign(after[name])
+
+    return move
+
+
+def _check_moved(weight: twins.Value, before: tf.Tensor, name: str) -> None:
+    if weight.value is before:
+        raise unsupported("apply", f"no longer moves a variable in the optimizer's {name}: nothing was changed.")
