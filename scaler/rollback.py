@@ -43,7 +43,7 @@ def snapshot(variables: Iterable) -> Snapshot:
     moves BatchNorm's statistics and seed generators. A snapshot taken inside a `tf.function` is valid for that call.
 
     Args:
-        variables: `tf.Variable`s or Keras variables of any dtype and shape.
+        variables: TensorFlow or Keras variables of any dtype and shape.
 
     Raises:
         InvalidArgument: If `variables` is a model, or not a list of variables.

@@ -26,7 +26,7 @@ _DTYPES = (tf.float16, tf.bfloat16, tf.float32)
 
 @as_written
 def exponents(tensors: Gradient | Sequence[Gradient]) -> tf.Tensor:
-    """Counts the values by floor(log2 |x|), exactly, with zero, infinity and NaN apart.
+    """Counts the values by `floor(log2(abs(x)))`, exactly, with zero, infinity and NaN apart.
 
     Counts of other steps, micro-batches, tensors or replicas are joined by addition.
 

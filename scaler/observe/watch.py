@@ -227,14 +227,13 @@ def watch(
 
     The kinds:
 
-    | kind | what | one row for each |
-    |---|---|---|
-    | `activations` | outputs of layers | layer, probe |
-    | `activation_gradients` | their gradients, multiplied by the loss scale | layer, probe |
-    | `weight_gradients` | gradients as they come from the tape, multiplied by the loss scale | weight with a gradient |
-    | `weights` | the model's trainable variables, before the step | trainable variable |
-    | `updates` | what the step added, in float32: to the master, where there is one; 0 on a skip | the same |
-    | `slots` | the optimizer's float variables after the step, without its learning rate | variable |
+    - `activations`: outputs of layers; a row for each layer and each probe.
+    - `activation_gradients`: their gradients, multiplied by the loss scale; the same rows.
+    - `weight_gradients`: gradients as they come from the tape, multiplied by the loss scale; a row for each weight that
+      has one.
+    - `weights`: the model's trainable variables, before the step; a row for each.
+    - `updates`: what the step added, in float32: to the master, where there is one; 0 on a skip; the same rows.
+    - `slots`: the optimizer's float variables after the step, without its learning rate; a row for each.
 
     A gradient is that of one replica and one micro-batch, of its share of the mean loss. What is computed again in the
     backward pass, as with `tf.recompute_grad`, shows no gradient.
