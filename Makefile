@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: study test test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench effects mutants mutants-by-hand
+.PHONY: study test test-slow test-all lint docs clean matrix oldest promise crash conformance keras-tests bench effects mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -27,6 +27,16 @@ lint: .venv/ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# The pages, with a reference from the docstrings. A warning is an error, and so is anything a page would fetch from the network.
+docs: .venv/docs-ready
+	$(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees docs docs/_build/html
+	@! grep -rlE '<(link|script|img)[^>]* (href|src)="(https?:)?//' docs/_build/html --include='*.html'
+	@echo "docs/_build/html/index.html"
+
+.venv/docs-ready: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+	touch .venv/docs-ready
 
 # The core of the tests with the oldest and the newest versions that pyproject.toml claims.
 matrix: .venv-oldest/ready .venv-newest/ready
@@ -114,4 +124,4 @@ mutants-by-hand: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv .venv-conformance .venv-mutants .venv-newest .venv-oldest study
+	rm -rf .venv .venv-conformance .venv-mutants .venv-newest .venv-oldest docs/_build study

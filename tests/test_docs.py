@@ -13,8 +13,42 @@ import loops
 import scaler
 from loops import cli
 
-DOCS = pathlib.Path(__file__).parent.parent / "docs"
+TESTS = pathlib.Path(__file__).parent
+DOCS = TESTS.parent / "docs"
 STRATEGIES = (DOCS / "strategies.md").read_text(encoding="utf-8")
+
+
+def test_every_page_with_python_is_run_by_a_test():
+    """Or compared with another that is, as the start page."""
+    sources = [path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py")]
+    running = "\n".join(source for source in sources if "blocks(" in source)
+    pages = [page for page in DOCS.rglob("*.md") if "_build" not in page.parts]
+    named = [page.name for page in pages if python_blocks(page.read_text(encoding="utf-8"))]
+    assert len(named) > 20
+    assert [name for name in named if not re.search(rf'["/]{re.escape(name)}"', running)] == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "presets.md",
+        "resume.md",
+        "diagnosis.md",
+        "concepts/formats.md",
+        "concepts/scaling.md",
+        "concepts/masters.md",
+        "concepts/skips.md",
+    ],
+)
+def test_a_page_runs_and_prints_what_it_shows(tmp_path, monkeypatch, capsys, page):
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / page).read_text(encoding="utf-8")
+    run_blocks(text, tmp_path)
+    printed = capsys.readouterr().out
+    shown = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
+    if page == "diagnosis.md":  # The last block is what the commands print: tests/autopsy/test_documented.py.
+        shown = shown[:-1]
+    assert printed == "".join(shown)
 
 
 def test_the_strategy_that_is_written_on_the_way_works(tmp_path):

@@ -1,24 +1,43 @@
-"""The README's Python blocks run, in order, as one program."""
+"""The README's step is that of `docs/getting_started.md`, which runs, and differs from a float32 step by five lines."""
 
 import pathlib
 import re
 
 from markdown_blocks import python_blocks, run_blocks
 
-README = (pathlib.Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+START = (ROOT / "docs" / "getting_started.md").read_text(encoding="utf-8")
+_, PLAIN, SCALED, *_ = python_blocks(START)
 
 
-def test_blocks_run_in_order(tmp_path, monkeypatch):
-    assert len(python_blocks(README)) >= 5
+def test_the_first_page_runs_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names = run_blocks(README, tmp_path)
+    names = run_blocks(START, tmp_path)
     assert len((tmp_path / "run" / "steps.jsonl").read_text().splitlines()) == 300
     assert names["loop"].counters.attempted == 75
+    shown = re.findall(r"^```text\n(.*?)```", START, flags=re.MULTILINE | re.DOTALL)
+    assert capsys.readouterr().out == "".join(shown)
+
+
+def test_the_readme_shows_that_step_and_the_lines_for_keras():
+    step, keras_lines = python_blocks(README)
+    assert step == SCALED
+    assert [line for line in keras_lines.splitlines() if "model.compile(" not in line] == [
+        "scaler.protect(model)  # a skipped step also rolls back BatchNorm, seed generators and metrics"
+    ]
+    page = (ROOT / "docs" / "keras.md").read_text(encoding="utf-8")
+    assert "scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), scaler.Dynamic())" in page
+    assert len(README.splitlines()) < 120
+
+
+def test_the_start_page_shows_the_lines_of_that_step():
+    (shown,) = python_blocks((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    assert SCALED.endswith(shown)
 
 
 def test_the_two_steps_differ_by_five_lines():
-    plain, scaled = re.findall(r"<td>\n\n```python\n(.*?)```", README, flags=re.DOTALL)
-    kept = {line.split("#")[0].strip() for line in scaled.splitlines()}
-    removed = [line.strip() for line in plain.splitlines() if line.strip() and line.strip() not in kept]
-    assert len(re.findall(r"# \d$", scaled, flags=re.MULTILINE)) == 5
+    kept = {line.split("#")[0].strip() for line in SCALED.splitlines()}
+    removed = [line.strip() for line in PLAIN.splitlines() if line.strip() and line.strip() not in kept]
+    assert len(re.findall(r"# \d$", SCALED, flags=re.MULTILINE)) == 5
     assert len(removed) <= 5, removed

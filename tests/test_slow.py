@@ -37,8 +37,8 @@ def is_of(test, name):
 
 
 def promised():
-    """What the README's table of the promise and the core name: tests, or whole files."""
-    table = (ROOT / "README.md").read_text().partition("## The promise")[2].partition("\n\n`tests/")[0]
+    """What the table of the promise and the core name: tests, or whole files."""
+    table = (ROOT / "docs/promise.md").read_text().partition("# The promise")[2].partition("\n\n`tests/")[0]
     files = re.findall(r"`[\w/]*?(\w+\.py)`", table)
     return [
         *lines_of("matrix/core.txt"),

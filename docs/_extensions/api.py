@@ -39,7 +39,13 @@ def described(place, name, thing):
     """The lines of reStructuredText that document a name."""
     kind = kind_of(thing)
     if kind == "data":
-        return [f".. py:data:: {name}", f"   :value: {thing!r}", "", *(f"   {line}" for line in said_of(place, name)), ""]
+        return [
+            f".. py:data:: {name}",
+            f"   :value: {thing!r}",
+            "",
+            *(f"   {line}" for line in said_of(place, name)),
+            "",
+        ]
     undocumented = ["   :undoc-members:"] if inspect.isclass(thing) and issubclass(thing, enum.Enum) else []
     return [f".. auto{kind}:: {name}", *([] if kind == "function" else ["   :members:"]), *undocumented, ""]
 

@@ -1,4 +1,4 @@
-"""The autopsies that README and docs/explain.md show are what the commands print."""
+"""The autopsies that docs/diagnosis.md and docs/explain.md show are what the commands print."""
 
 import os
 import pathlib
@@ -28,10 +28,10 @@ def printed(folder, *arguments):
     return done.stdout
 
 
-def test_the_autopsy_of_readme(tmp_path):
+def test_the_first_autopsy(tmp_path):
     """Both commands, as they stand there."""
-    (commands,) = [block for block in blocks("README.md", "sh") if "halfstep explain pinned" in block]
-    (expected,) = [block for block in blocks("README.md", "text") if block.startswith("Step 1 was skipped")]
+    (commands,) = [block for block in blocks("docs/diagnosis.md", "sh") if "halfstep explain pinned" in block]
+    (expected,) = [block for block in blocks("docs/diagnosis.md", "text") if block.startswith("Step 1 was skipped")]
     train, explain = (line.split()[1:] for line in commands.splitlines())
     printed(tmp_path, "-m", "loops", *train)
     assert without_losses(printed(tmp_path, "-m", "loops", *explain)) == without_losses(expected)

@@ -1,0 +1,45 @@
+"""The pictures of `docs/concepts/` come from the script beside them, and show what the pages say."""
+
+import pathlib
+import runpy
+
+import numpy as np
+import PIL.Image
+import pytest
+
+CONCEPTS = pathlib.Path(__file__).parent.parent / "docs" / "concepts"
+LARGEST = 60_000  # Bytes.
+
+
+@pytest.fixture(scope="module")
+def script():
+    return runpy.run_path(str(CONCEPTS / "pictures.py"))
+
+
+def test_each_picture_is_on_its_page_and_small(script):
+    assert {path.stem for path in CONCEPTS.glob("*.png")} == set(script["DRAWN"])
+    for name in script["DRAWN"]:
+        assert f"]({name}.png)" in (CONCEPTS / f"{name}.md").read_text(encoding="utf-8")
+        assert (CONCEPTS / f"{name}.png").stat().st_size < LARGEST
+
+
+@pytest.mark.parametrize("name", ["formats", "masters"])
+def test_a_picture_is_drawn_again(script, tmp_path, name):
+    with PIL.Image.open(script["write"](name, tmp_path)) as new, PIL.Image.open(CONCEPTS / f"{name}.png") as old:
+        assert new.size == old.size
+
+
+def test_each_step_at_the_highest_scale_is_skipped(script):
+    scales, values, skipped = script["course"]()
+    assert skipped.sum() == 3
+    np.testing.assert_array_equal(skipped, scales == 2.0**15)
+    moves = np.diff(values)
+    np.testing.assert_array_equal(moves == 0, skipped[1:])
+
+
+def test_the_gradients_are_where_the_page_says(script):
+    """What becomes zero at a scale of 1, and infinite at 2^40, of `concepts/scaling.md`."""
+    found = script["digits_gradients"]()
+    assert np.mean(found <= -25) == pytest.approx(0.59, abs=0.05)
+    assert np.mean((found + 15 > -25) & (found + 15 < 16)) > 0.995
+    assert np.mean(found + 40 >= np.log2(65520)) == pytest.approx(0.26, abs=0.05)
