@@ -33,8 +33,9 @@ default_role = "py:obj"
 autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"
-napoleon_use_ivar = True
+napoleon_custom_sections = [("Attributes", "params_style")]
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 88
 add_module_names = False
@@ -55,7 +56,9 @@ def link_inside(text: str, folder: pathlib.Path, page: pathlib.Path) -> str:
             return match[0]
         name = str(target.relative_to(REPOSITORY))
         target = REPOSITORY / "docs" / PAGES[name] if name in PAGES else target
-        return f"]({os.path.relpath(target, page.parent)}{mark}{anchor})"
+        # Markdown elsewhere is no page: it comes along as a file.
+        scheme = "" if target.suffix != ".md" or target.is_relative_to(REPOSITORY / "docs") else "path:"
+        return f"]({scheme}{os.path.relpath(target, page.parent)}{mark}{anchor})"
 
     return re.sub(r"\]\(([^()\s]+)\)", moved, text)
 
