@@ -97,8 +97,9 @@ def _wait(child: int, connection: socket.socket) -> int | None:
 def copy_repository(target: pathlib.Path) -> None:
     """Copies what the tests need."""
     shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(".*", "__pycache__"))
-    # What `make study` wrote, of the size of its runs.
-    shutil.rmtree(target / "study", ignore_errors=True)
+    # What `make study` and `make docs` wrote: the size of its runs, and the pages.
+    for written in ("study", "docs/_build"):
+        shutil.rmtree(target / written, ignore_errors=True)
 
 
 class Server:
