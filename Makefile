@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: study test test-slow test-all lint docs clean matrix oldest promise crash conformance keras-tests bench effects mutants mutants-by-hand
+.PHONY: study test test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench effects mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -29,6 +29,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 # The pages, with a reference from the docstrings. A warning is an error, and so is anything a page would fetch from the network.
+.PHONY: docs
 docs: .venv/docs-ready
 	$(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees docs docs/_build/html
 	@! grep -rlE '<(link|script|img)[^>]* (href|src)="(https?:)?//' docs/_build/html --include='*.html'
