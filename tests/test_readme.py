@@ -41,3 +41,10 @@ def test_the_two_steps_differ_by_five_lines():
     removed = [line.strip() for line in PLAIN.splitlines() if line.strip() and line.strip() not in kept]
     assert len(re.findall(r"# \d$", SCALED, flags=re.MULTILINE)) == 5
     assert len(removed) <= 5, removed
+
+
+def test_the_links_of_the_readme_lead_somewhere():
+    """Those of the pages are followed by `make docs`."""
+    places = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert len(places) > 25
+    assert [place for place in places if not (ROOT / place).exists()] == []
