@@ -1,0 +1,59 @@
+"""What the pages of `docs/recipes/` say goes wrong otherwise: each claim, seen to be so."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+
+
+def gradients_in(block, wrap):
+    """The gradients of a model in training that holds this block, for fixed data."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([4]), wrap(keras.Sequential([keras.layers.Dense(8), block()]))])
+
+    @tf.function
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x, training=True)))
+        return tape.gradient(loss, model.trainable_variables)
+
+    return [gradient.numpy() for gradient in gradients(tf.random.stateless_normal([32, 4], seed=(0, 1)))]
+
+
+class Recomputed(keras.layers.Wrapper):
+    def call(self, inputs):
+        return tf.recompute_grad(self.layer)(inputs)
+
+
+@pytest.mark.parametrize(
+    ("layer", "same"),
+    [(keras.layers.LayerNormalization, True), (keras.layers.BatchNormalization, False), ("dropout", False)],
+)
+def test_checkpointing_spoils_the_gradients_of_layers_that_know_of_training(layer, same):
+    block = (lambda: keras.layers.Dropout(0.5, seed=1)) if layer == "dropout" else layer
+    plain, recomputed = gradients_in(block, lambda layer: layer), gradients_in(block, Recomputed)
+    close = [np.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(plain, recomputed, strict=True)]
+    assert all(close) == same
+
+
+@pytest.mark.skipif(not hasattr(keras, "RematScope"), reason="a later Keras has it")
+def test_checkpointing_by_keras_fails_in_a_graph():
+    with keras.RematScope(mode="full"):
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="currently supports keywords arguments only when eager execution"):
+        model.fit(np.ones([8, 4]), np.ones([8, 2]), verbose=0)
+    model.compile("sgd", "mse", run_eagerly=True)
+    assert np.isfinite(model.fit(np.ones([8, 4]), np.ones([8, 2]), verbose=0).history["loss"][0])
+
+
+def test_checkpointing_works_in_fit():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input([4]), Recomputed(keras.layers.Dense(8)), keras.layers.Dense(2, dtype="float32")])
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    before = [weight.numpy() for weight in model.trainable_variables]
+    model.fit(np.ones([32, 4]), np.ones([32, 2]), epochs=3, verbose=0)
+    assert model.optimizer.loss_scaler.counters.applied == 3
+    assert not any(np.array_equal(a, b) for a, b in zip(before, model.trainable_variables, strict=True))
