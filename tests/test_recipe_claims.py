@@ -57,3 +57,42 @@ def test_checkpointing_works_in_fit():
     model.fit(np.ones([32, 4]), np.ones([32, 2]), epochs=3, verbose=0)
     assert model.optimizer.loss_scaler.counters.applied == 3
     assert not any(np.array_equal(a, b) for a, b in zip(before, model.trainable_variables, strict=True))
+
+
+class Mask(keras.constraints.Constraint):
+    def __init__(self, shape):
+        self.kept = tf.Variable(tf.ones(shape), trainable=False)
+
+    def __call__(self, weights):
+        return weights * tf.cast(self.kept, weights.dtype)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_pruning_holds_in_fit(policy):
+    keras.config.set_dtype_policy(policy)
+    model = keras.Sequential([keras.Input([8]), keras.layers.Dense(8), keras.layers.Dense(1, dtype="float32")])
+    kernel = model.layers[0].kernel
+    kernel.constraint = Mask(kernel.shape)
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    kernel.constraint.kept.assign(np.eye(8))
+    model.fit(np.ones([8, 8]), np.ones([8, 1]), epochs=2, verbose=0)
+    assert np.array_equal(kernel.numpy() != 0.0, np.eye(8) != 0.0)
+
+
+def test_zeros_written_into_the_model_alone_or_the_masters_alone_do_not_last():
+    keras.config.set_dtype_policy("float16")
+    model = keras.Sequential([keras.Input([8]), keras.layers.Dense(1), keras.layers.Activation("linear", dtype="float32")])
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(8.0)), keras.optimizers.Adam(0.01)
+    masters = scaler.MasterWeights(model.trainable_variables)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_mean(tf.square(model(tf.ones([4, 8])) - 1.0)))
+        loss_scaler.apply(optimizer, tape.gradient(scaled, model.trainable_variables), masters)
+
+    for pruned in (model.trainable_variables[0], masters.weights[0]):
+        pruned.assign(tf.zeros([8, 1]))
+        step()
+        assert np.all(model.trainable_variables[0].numpy() != 0.0)
+        assert np.all(masters.weights[0].numpy() != 0.0)
