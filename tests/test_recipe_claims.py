@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import loops
 import scaler
 
 
@@ -96,3 +97,35 @@ def test_zeros_written_into_the_model_alone_or_the_masters_alone_do_not_last():
         step()
         assert np.all(model.trainable_variables[0].numpy() != 0.0)
         assert np.all(masters.weights[0].numpy() != 0.0)
+
+
+def test_fake_quantisation_takes_float32_alone():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected to be a float tensor but is a half tensor"):
+        tf.quantization.fake_quant_with_min_max_vars(tf.ones([2], tf.float16), -1.0, 1.0)
+
+
+@pytest.mark.skipif(not hasattr(keras.quantizers, "fake_quant_with_min_max_vars"), reason="a later Keras has it")
+def test_fake_quantisation_of_keras_loses_its_bits_between_layers():
+    x = np.linspace(-1.0, 1.0, 9, dtype=np.float32)[None]
+    inputs = keras.Input([9])
+    between = keras.Model(inputs, keras.quantizers.fake_quant_with_min_max_vars(inputs, -1.0, 1.0, num_bits=2))
+    assert len(np.unique(between(x))) == 9
+    assert len(np.unique(keras.quantizers.fake_quant_with_min_max_vars(x, -1.0, 1.0, num_bits=2))) <= 4
+
+
+def test_a_skipped_step_leaves_the_scales_of_float8_alone():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.Input([8]), keras.layers.Dense(8), keras.layers.Dense(1, dtype="float32")])
+    model.layers[0].quantize("float8")
+    step = loops.TrainStep(model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.1))
+    run = tf.function(step)
+
+    def state():
+        return [variable.numpy() for variable in model.trainable_variables]
+
+    before = state()
+    assert not run((tf.fill([4, 8], np.inf), tf.ones([4, 1])))["applied"]
+    assert all(map(np.array_equal, before, state()))
+    assert run((tf.ones([4, 8]), tf.ones([4, 1])))["applied"]
+    assert not np.array_equal(before[3], state()[3])
+    assert model.trainable_variables[3].name == "inputs_amax_history"
