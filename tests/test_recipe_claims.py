@@ -52,7 +52,9 @@ def test_checkpointing_by_keras_fails_in_a_graph():
 
 def test_checkpointing_works_in_fit():
     keras.config.set_dtype_policy("mixed_float16")
-    model = keras.Sequential([keras.Input([4]), Recomputed(keras.layers.Dense(8)), keras.layers.Dense(2, dtype="float32")])
+    model = keras.Sequential(
+        [keras.Input([4]), Recomputed(keras.layers.Dense(8)), keras.layers.Dense(2, dtype="float32")]
+    )
     model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1)), "mse")
     before = [weight.numpy() for weight in model.trainable_variables]
     model.fit(np.ones([32, 4]), np.ones([32, 2]), epochs=3, verbose=0)
@@ -82,7 +84,9 @@ def test_pruning_holds_in_fit(policy):
 
 def test_zeros_written_into_the_model_alone_or_the_masters_alone_do_not_last():
     keras.config.set_dtype_policy("float16")
-    model = keras.Sequential([keras.Input([8]), keras.layers.Dense(1), keras.layers.Activation("linear", dtype="float32")])
+    model = keras.Sequential(
+        [keras.Input([8]), keras.layers.Dense(1), keras.layers.Activation("linear", dtype="float32")]
+    )
     loss_scaler, optimizer = scaler.LossScaler(scaler.Static(8.0)), keras.optimizers.Adam(0.01)
     masters = scaler.MasterWeights(model.trainable_variables)
 
@@ -129,3 +133,60 @@ def test_a_skipped_step_leaves_the_scales_of_float8_alone():
     assert run((tf.ones([4, 8]), tf.ones([4, 1])))["applied"]
     assert not np.array_equal(before[3], state()[3])
     assert model.trainable_variables[3].name == "inputs_amax_history"
+
+
+def test_own_gradients_between_unscaling_and_the_step():
+    weight, loss_scaler = tf.Variable([3.0]), scaler.LossScaler(scaler.presets.pytorch(1024.0, growth_factor=4.0))
+    with tf.GradientTape() as tape:
+        scaled = loss_scaler.scale(tf.reduce_sum(2.0 * weight))
+    (gradient,) = loss_scaler.unscale(tape.gradient(scaled, [weight]))
+    outcome = loss_scaler.apply(keras.optimizers.SGD(1.0), [gradient / 2.0], [weight], unscaled=True)
+    assert (outcome.finite, weight.numpy()) == (True, [2.0])
+    assert loss_scaler.strategy.growth_factor == 4.0
+
+
+def test_one_scaler_for_two_optimizers_counts_twice():
+    weights, loss_scaler = (
+        [tf.Variable([1.0]), tf.Variable([2.0])],
+        scaler.LossScaler(scaler.Dynamic(growth_interval=2)),
+    )
+
+    @tf.function
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [loss_scaler.scale(tf.reduce_sum(tf.square(weight))) for weight in weights]
+        for weight, loss in zip(weights, losses, strict=True):
+            loss_scaler.apply(keras_sgd[id(weight)], tape.gradient(loss, [weight]), [weight])
+
+    keras_sgd = {id(weight): keras.optimizers.SGD(0.25) for weight in weights}
+    step()
+    assert (loss_scaler.counters.attempted, loss_scaler.loss_scale) == (2, 2.0**16)
+    assert [float(weight[0]) for weight in weights] == [0.5, 1.0]
+
+
+def test_under_float16_a_sum_of_penalties_is_a_float16_loss():
+    keras.config.set_dtype_policy("float16")
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, kernel_regularizer="l2")])
+
+    def loss():
+        return tf.add_n([tf.reduce_mean(model(tf.ones([2, 4]))), *model.losses])
+
+    loss_scaler = scaler.LossScaler()
+    with pytest.warns(scaler.ScaleWarning, match="float16"):
+        loss_scaler.scale(loss())
+    assert loss().dtype == tf.float16
+
+
+def test_a_loop_refuses_a_step_that_returns_nothing():
+    with pytest.raises(loops.BadOutputs):
+        loops.Loop(lambda batch: None, tf.data.Dataset.range(8)).run(2)
+
+
+def test_subclasses_of_dense_are_passed_over_by_float8():
+    class Own(keras.layers.Dense):
+        pass
+
+    model = keras.Sequential([keras.Input([8]), Own(8)])
+    with pytest.warns(UserWarning, match="quantize"):
+        model.quantize("float8")
+    assert len(model.trainable_variables) == 2

@@ -4,7 +4,6 @@ import keras
 import tensorflow as tf
 
 import loops
-import scaler
 
 BATCH = 256
 x = tf.random.stateless_normal([2048, 64], seed=(0, 1))

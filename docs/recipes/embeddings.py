@@ -14,7 +14,11 @@ texts = np.int32(np.minimum(random.zipf(1.3, [4096, LENGTH]), WORDS - 1))  # fre
 labels = np.int32((texts % 3 == 0).sum(axis=1) > (texts % 3 == 2).sum(axis=1))
 
 keras.config.set_dtype_policy("float16")
-layers = [keras.layers.Embedding(WORDS, 16), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2, dtype="float32")]
+layers = [
+    keras.layers.Embedding(WORDS, 16),
+    keras.layers.GlobalAveragePooling1D(),
+    keras.layers.Dense(2, dtype="float32"),
+]
 model = keras.Sequential([keras.Input([LENGTH], dtype="int32"), *layers])
 cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 step = loops.TrainStep(model, cross_entropy, keras.optimizers.Adam(1e-2), loss_scaler=scaler.LossScaler())

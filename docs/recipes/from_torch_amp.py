@@ -27,7 +27,10 @@ def train_step(inputs, targets):
     weights = net.trainable_variables
     gradients = tape.gradient(scaled, weights)  # .backward()
     outcome = loss_scaler.apply(  # scaler.unscale_(optimizer); scaler.step(optimizer); scaler.update()
-        optimizer, gradients, weights, clip_norm=1.0  # clip_grad_norm_(net.parameters(), 1.0)
+        optimizer,
+        gradients,
+        weights,
+        clip_norm=1.0,  # clip_grad_norm_(net.parameters(), 1.0)
     )
     return loss, outcome
 

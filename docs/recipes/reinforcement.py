@@ -28,7 +28,7 @@ def play():
         steps.append((np.float32(state), np.int32(action), stands))
         state = move(state, action)
         stands = stands & (np.abs(state[:, 0]) < 2.4) & (np.abs(state[:, 2]) < 0.2095)
-    return map(np.stack, zip(*steps))
+    return map(np.stack, zip(*steps, strict=True))
 
 
 keras.config.set_dtype_policy("float16")
@@ -55,4 +55,4 @@ for update in range(1, 31):
     loss_scaler.check()  # no Loop does it here
     if update in (1, 10, 20, 30):
         print(f"update {update}: the poles stand for {stood.sum(axis=0).mean():.0f} of {LONGEST} steps")
-print(f"more than 90 in the end: {stood.sum(axis=0).mean() > 90}; skipped {loss_scaler.counters.skipped} of {loss_scaler.counters.attempted} updates")
+print(f"more than 90 in the end: {stood.sum(axis=0).mean() > 90}, skipped {loss_scaler.counters.skipped} of {update}")
