@@ -72,6 +72,24 @@ def unfit_weights(layer: keras.layers.Layer) -> list[Finding]:
     return []
 
 
+def unfit_statistics(layer: keras.layers.Layer) -> list[Finding]:
+    """A finding for a Normalization whose mean or variance has become infinite: it holds them in its compute dtype."""
+    if not isinstance(layer, keras.layers.Normalization) or layer.compute_dtype != "float16":
+        return []
+    held = {"mean": layer.mean, "variance": layer.variance}
+    beyond = [name for name, value in held.items() if value is not None and not np.all(np.isfinite(np.asarray(value)))]
+    if not beyond:
+        return []
+    return [
+        Finding(
+            layer.name,
+            f"the {beyond[0]} that it normalises by is too large for float16.",
+            f"{layer.name}.{beyond[0]} is infinite; float16 ends at 65504.",
+            "Give this layer dtype='float32' and adapt it anew: keras.layers.Normalization(..., dtype='float32').",
+        )
+    ]
+
+
 def _fault(layer: keras.layers.Layer, faults: list[Failure]) -> Finding:
     kind = type(layer).__name__
     backward = all(failure.backward for failure in faults)

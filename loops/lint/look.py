@@ -16,7 +16,7 @@ from loops.lint.constants import lost_constants
 from loops.lint.finding import Finding
 from loops.lint.gradients import lost_share
 from loops.lint.indices import rounded_indices
-from loops.lint.judged import judge, unfit_weights
+from loops.lint.judged import judge, unfit_statistics, unfit_weights
 from loops.lint.kept import kept
 from loops.lint.losses import half_loss, half_outputs
 from loops.lint.policy import scaling_findings
@@ -73,6 +73,7 @@ def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any) -> lis
             *half_outputs(traced, model.name),
             *_constants(model, loss, sample, traced),
             *(_at(traced, layer, found) for layer in called for found in unfit_weights(layer)),
+            *(_at(traced, layer, found) for layer in called for found in unfit_statistics(layer)),
             *rounded_indices(traced),
             *_stressed(traced),
             *odd_shapes(traced),

@@ -106,6 +106,18 @@ def side_by_side(flat, series):
     return lint(model, scaled(), MSE, ((np.ones([4, 8]), np.ones([4, 4, 8])), np.ones([4, 8], np.float32)))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stddev", "named"), [(HALF, 1e3, "variance"), (HALF, 1.0, None), ("float32", 1e3, None)]
+)
+def test_a_normalization_of_large_data(dtype, stddev, named):
+    data = np.random.default_rng(0).normal(0.0, stddev, [64, 3]).astype(np.float32)
+    normalization = L.Normalization(dtype=dtype)
+    normalization.adapt(data)
+    found = lint(keras.Sequential([keras.Input([3]), normalization]), scaled(), MSE, (data, data))
+    said = [one.measured for one in found if "normalises by" in one.finding]
+    assert said == ([f"{normalization.name}.{named} is infinite; float16 ends at 65504."] if named else [])
+
+
 @pytest.fixture(scope="module")
 def of_the_bad():
     return side_by_side(FLAT, SERIES)
