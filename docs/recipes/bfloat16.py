@@ -9,7 +9,7 @@ import scaler
 
 digits = load_digits()
 images, labels = digits.data.astype("float32") / 16.0, digits.target.astype("int32")
-train = tf.data.Dataset.from_tensor_slices((images[:1500], labels[:1500])).shuffle(1500, seed=0).repeat().batch(50)
+examples = tf.data.Dataset.from_tensor_slices((images[:1500], labels[:1500]))
 cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -30,6 +30,7 @@ def train_in(policy, strategy):
         outcome = loss_scaler.apply(optimizer, grads, model.trainable_variables)
         return {"loss": loss, "applied": outcome.finite}
 
+    train = examples.shuffle(1500, seed=0).repeat().batch(50)  # made anew: the same order for all
     loop = loops.Loop(train_step, train, steps_per_call=50)
     loop.run(200)
     right = tf.reduce_mean(tf.cast(tf.argmax(model(images[1500:]), axis=-1) == digits.target[1500:], tf.float32))

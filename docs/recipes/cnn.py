@@ -21,7 +21,7 @@ model = keras.Sequential(
     [
         keras.Input((8, 8, 1)),
         keras.layers.Conv2D(16, 3, padding="same", use_bias=False),
-        keras.layers.BatchNormalization(),
+        keras.layers.BatchNormalization(momentum=0.9),
         keras.layers.ReLU(),
         keras.layers.MaxPooling2D(),
         keras.layers.Conv2D(32, 3, padding="same", activation="relu"),

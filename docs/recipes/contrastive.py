@@ -38,9 +38,8 @@ class Contrastive(keras.Model):
             scaled = self.encoder_optimizer.scale_loss(loss)
         weights = self.encoder.trainable_variables + self.projection.trainable_variables
         self.encoder_optimizer.apply(tape.gradient(scaled, weights), weights)
-        features = self.encoder(x, training=False)
         with tf.GradientTape() as tape:
-            logits = self.probe(features)
+            logits = self.probe(tf.stop_gradient(self.encoder(x, training=False)))
             scaled = self.probe_optimizer.scale_loss(cross_entropy(y, logits))
         weights = self.probe.trainable_variables
         self.probe_optimizer.apply(tape.gradient(scaled, weights), weights)
@@ -57,5 +56,4 @@ history = model.fit(*data, batch_size=64, epochs=8, verbose=0, callbacks=[scaler
 for name in ("contrast", "accuracy"):
     print(f"{name} {history[name][0]:.2f} -> {history[name][-1]:.2f}")
 for name in ("encoder_optimizer", "probe_optimizer"):
-    scale, skipped = (history[f"{name}_{what}"][-1] for what in ("loss_scale", "skipped_steps"))
-    print(f"{name}: loss scale {scale:.0f}, {skipped} steps skipped")
+    print(f"{name}: loss scale {history[name + '_loss_scale'][-1]:.0f}")

@@ -14,7 +14,7 @@ keras.config.set_dtype_policy("mixed_float16")
 digits = load_digits()
 images = digits.images.repeat(4, axis=1).repeat(4, axis=2)[..., None].repeat(3, axis=3).astype("float32") / 8.0 - 1.0
 labels = digits.target.astype("int32")
-train = tf.data.Dataset.from_tensor_slices((images[:1500], labels[:1500])).shuffle(1500, seed=0).repeat().batch(32)
+examples = tf.data.Dataset.from_tensor_slices((images[:1500], labels[:1500]))
 
 # Yours has weights="imagenet", and all of its layers. Here nothing is downloaded: the weights are random, a few forward
 # passes give BatchNorm its statistics, and two blocks are enough for digits.
@@ -36,7 +36,7 @@ def make_loop(learning_rate):
     step = loops.TrainStep(
         model, cross_entropy, keras.optimizers.Adam(learning_rate), loss_scaler=scaler.LossScaler(scaler.Dynamic())
     )
-    return loops.Loop(step, train, steps_per_call=10)
+    return loops.Loop(step, examples.shuffle(1500, seed=0).repeat().batch(32), steps_per_call=10)
 
 
 def report(phase):
