@@ -367,6 +367,8 @@ class LossScaler(tf.Module):
         check_pairs(grads, targets, allow_16bit_updates)
         trained = masters.trained(grads) if masters else TrainableSet.of(_with_gradient(targets, grads))
         trained.keep("apply", _MAKE_ANEW)
+        if rollback is not None and not tf.executing_eagerly():
+            _left_out(rollback, trained).warn_of_unfrozen("apply", _MAKE_ANEW)
         self._check_use(grads, unscaled, masters.model_variables if masters else targets)
         if update:
             self._use.ends()
@@ -599,6 +601,12 @@ _MAKE_ANEW = "Create the optimizer, the step and any MasterWeights again, or com
 
 def _with_gradient(variables: Sequence, grads: Sequence) -> list:
     return [variable for variable, grad in zip(variables, grads, strict=True) if grad is not None]
+
+
+def _left_out(rollback: Snapshot, trained: TrainableSet) -> TrainableSet:
+    """The variables of a snapshot, among them the weights of frozen layers, that the step does not train."""
+    known = {id(variable) for variable in trained.variables}
+    return TrainableSet.of(variable for variable in rollback.variables if id(variable) not in known)
 
 
 def _equals_one(value: tf.Tensor) -> bool:

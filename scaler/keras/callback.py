@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 
 from scaler.errors import InvalidArgument
 from scaler.keras.find_optimizers import loss_scale_optimizers
 from scaler.loss_scaler import LossScaler
 from scaler.stuck import StuckPolicy
+from scaler.weights.trainable import TrainableSet
+
+_TRACED_FOR = "_scaler_trainable"
 
 
 class LossScaleLogger(keras.callbacks.Callback):
@@ -22,6 +27,9 @@ class LossScaleLogger(keras.callbacks.Callback):
     A model may have several `LossScaleOptimizer`s as attributes, as a GAN does. Each is then logged under the
     attribute's name: `d_optimizer_loss_scale`.
 
+    A model keeps its compiled step until `compile` is called again, also for the next `fit`. If layers were frozen or
+    unfrozen since, the callback refuses to go on with it, when `fit` or the next epoch begins.
+
     The callback reads a few numbers whenever `fit` returns to the host, every `steps_per_execution` steps.
 
     Args:
@@ -31,7 +39,7 @@ class LossScaleLogger(keras.callbacks.Callback):
 
     Raises:
         InvalidArgument: If `stuck` is not a `StuckPolicy`. Also when training starts on a model without a
-            `LossScaleOptimizer`.
+            `LossScaleOptimizer`, and from `fit` if it would go on with an old list of trainable variables.
         StuckError: From `fit`, if the scaler is stuck and the policy says "raise".
     """
 
@@ -58,8 +66,15 @@ class LossScaleLogger(keras.callbacks.Callback):
                 loss_scaler.stuck = self._stuck
             loss_scaler.watch_from_here()
 
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Refuses a compiled step that was traced for other trainable variables."""
+        traced_for = getattr(getattr(self.model, "train_function", None), _TRACED_FOR, None)
+        if traced_for is not None:
+            traced_for.keep(f"fit of model {self.model.name!r}", "Compile the model again.")
+
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Adds to the logs of the batch, then checks whether a scaler is stuck."""
+        self._note_what_is_trainable()
         self._add(logs)
         for loss_scaler in self._scalers.values():
             loss_scaler.check()
@@ -67,6 +82,15 @@ class LossScaleLogger(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Adds to the logs of the epoch."""
         self._add(logs)
+
+    def _note_what_is_trainable(self) -> None:
+        """Keeps it with the compiled step, which by now is traced and has made its variables."""
+        function = getattr(self.model, "train_function", None)
+        # An eager step asks the model each time.
+        if function is None or self.model.run_eagerly or hasattr(function, _TRACED_FOR):
+            return
+        with contextlib.suppress(AttributeError):  # A function of the user's own may be an object that takes none.
+            setattr(function, _TRACED_FOR, TrainableSet.of(self.model.weights))
 
     def _add(self, logs: dict | None) -> None:
         if logs is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterable
 
 import tensorflow as tf
 
 from scaler.backend.graphs import at_each_call
-from scaler.errors import InvalidArgument
+from scaler.errors import InvalidArgument, ScaleWarning
 
 _SHOWN = 3
 
@@ -49,14 +50,42 @@ class TrainableSet:
         key = (step, *map(id, self.variables))
         at_each_call(lambda: _flags(self.variables), lambda now: self._check(now, step, remedy), key)
 
+    def warn_of_unfrozen(self, step: str, remedy: str) -> None:
+        """Warns of variables that were made trainable since, before later calls of the function that is being traced.
+
+        It warns once of each set of variables. Nothing happens outside of such a function, which may use lists of its
+        own choice: only whoever knows that the step trains all that is trainable may refuse a change, with `keep`.
+
+        Args:
+            step: Who trains, to begin the sentence with.
+            remedy: What to do, to end it with.
+        """
+        key = ("unfrozen", step, *map(id, self.variables))
+        said: set[tuple[str, ...]] = set()
+
+        def check(now: tuple[bool, ...]) -> None:
+            _, names = self._changed(now)
+            if names and tuple(names) not in said:
+                said.add(tuple(names))
+                warnings.warn(
+                    f"{step}: made trainable since the step was traced: {_listed(names)}. The step goes on with the "
+                    f"old list of variables, and does not train them. {remedy}",
+                    ScaleWarning,
+                    stacklevel=2,
+                )
+
+        at_each_call(lambda: _flags(self.variables), check, key)
+
+    def _changed(self, now: tuple[bool, ...]) -> tuple[list[str], list[str]]:
+        """The names of the variables that were frozen since, and of those that were made trainable."""
+        changed = [pair for *pair, old in zip(self.variables, now, self.flags, strict=True) if pair[1] != old]
+        frozen = [_name(variable) for variable, flag in changed if not flag]
+        return frozen, [_name(variable) for variable, flag in changed if flag]
+
     def _check(self, now: tuple[bool, ...], step: str, remedy: str) -> None:
         if now == self.flags:
             return
-        changed = [pair for *pair, old in zip(self.variables, now, self.flags, strict=True) if pair[1] != old]
-        parts = {
-            "frozen": [_name(variable) for variable, flag in changed if not flag],
-            "made trainable": [_name(variable) for variable, flag in changed if flag],
-        }
+        parts = dict(zip(("frozen", "made trainable"), self._changed(now), strict=True))
         said = "; ".join(f"{what} since it was made: {_listed(names)}" for what, names in parts.items() if names)
         raise InvalidArgument(f"{step}: {said}. It would go on with the old list of variables. {remedy}")
 

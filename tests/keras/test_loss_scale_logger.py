@@ -81,3 +81,41 @@ def test_short_fits_are_judged_together():
     with pytest.raises(scaler.StuckError, match="175 of the last 200 steps"):
         mostly_nan(model, 40)
     assert model.optimizer.loss_scaler.counters.attempted == 200
+
+
+@pytest.mark.parametrize("frozen_first", [True, False], ids=["unfrozen", "frozen"])
+def test_a_fit_that_was_not_compiled_again_is_refused(frozen_first):
+    model, logger = compiled(protect=False, stateful=False), [scaler.LossScaleLogger()]
+    fit(model, callbacks=logger)
+    model.layers[0].trainable = not frozen_first  # The model is traced already, but this one is compiled anew.
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), loss="mse", jit_compile=False)
+    fit(model, callbacks=logger)
+    fit(model, callbacks=[scaler.LossScaleLogger()])
+    before = [weight.tobytes() for weight in model.get_weights()]
+    model.layers[0].trainable = frozen_first
+    says = "made trainable" if frozen_first else "frozen"
+    with pytest.raises(scaler.InvalidArgument, match=rf"fit of model.*: {says} since.*Compile the model again"):
+        fit(model, callbacks=[scaler.LossScaleLogger()])
+    assert [weight.tobytes() for weight in model.get_weights()] == before
+    model.layers[0].trainable = not frozen_first
+    fit(model, callbacks=logger)
+
+
+def test_a_callback_that_unfreezes_in_the_middle_of_a_fit_is_noticed_at_the_next_epoch():
+    model = compiled(protect=False, stateful=False)
+    model.layers[0].trainable = False
+
+    def unfreeze(epoch, logs):
+        model.layers[0].trainable = epoch == 1
+
+    unfreezes = keras.callbacks.LambdaCallback(on_epoch_end=unfreeze)
+    with pytest.raises(scaler.InvalidArgument, match="made trainable since"):
+        fit(model, epochs=4, callbacks=[scaler.LossScaleLogger(), unfreezes])
+    assert model.optimizer.iterations == 12  # Two epochs of six batches.
+
+
+def test_an_eager_fit_follows():
+    model = compiled(protect=False, stateful=False, run_eagerly=True)
+    fit(model, callbacks=[scaler.LossScaleLogger()])
+    model.layers[0].trainable = False
+    fit(model, callbacks=[scaler.LossScaleLogger()])

@@ -103,3 +103,27 @@ def test_made_anew_it_trains_what_is_trainable():
     assert loops.TrainStep(made, squared, keras.optimizers.SGD(0.1))(PAIR)["applied"]
     assert kernels(made)[0] == before[0]
     assert kernels(made)[1] != before[1]
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_a_loop_with_a_step_of_ones_own_warns_by_its_snapshot(steps_per_call):
+    made = model("float32", [1])
+    optimizer, loss_scaler = keras.optimizers.SGD(0.1), scaler.LossScaler(scaler.Static(16.0))
+
+    def step(x, y):
+        before = scaler.snapshot(made.non_trainable_variables)
+        with tf.GradientTape() as tape:
+            loss = squared(y, made(x, training=True))
+            scaled = loss_scaler.scale(loss)
+        grads = tape.gradient(scaled, made.trainable_variables)
+        return {
+            "loss": loss,
+            "applied": loss_scaler.apply(optimizer, grads, made.trainable_variables, rollback=before)[0],
+        }
+
+    loop = loops.Loop(step, tf.data.Dataset.from_tensors(PAIR).repeat(), steps_per_call=steps_per_call)
+    loop.run(6)
+    made.layers[1].trainable = True
+    with pytest.warns(scaler.ScaleWarning, match=r"made trainable since the step was traced: .*dense_1/kernel"):
+        loop.run(9)
+    assert loop.run(12) == loops.Counters(12, 12, 12)

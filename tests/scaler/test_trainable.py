@@ -276,3 +276,54 @@ def test_a_layer_frozen_between_a_trace_and_its_first_call_is_noticed():
     made.layers[0].trainable = False
     with pytest.raises(scaler.InvalidArgument, match=r"frozen since it was made: .*dense_0/kernel"):
         run(X)
+
+
+def with_a_snapshot(made):
+    """A step whose model is traced with a frozen layer, and whose snapshot holds that layer's weights."""
+    optimizer, loss_scaler = SGD(0.1), scaler.LossScaler(scaler.Static(16.0))
+
+    def step(x):
+        before = scaler.snapshot(made.non_trainable_variables)
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(tf.cast(made(x), tf.float32)))
+        grads = tape.gradient(scaled, made.trainable_variables)
+        return loss_scaler.apply(optimizer, grads, made.trainable_variables, rollback=before).finite
+
+    return step
+
+
+@pytest.mark.parametrize("way", ["graph", "nested"])
+def test_a_layer_that_was_unfrozen_is_noticed_by_the_snapshot(way):
+    made = model(frozen=[0])
+    run = WAYS[way](with_a_snapshot(made))
+    for _ in range(2):
+        assert run(X)
+    made.layers[0].trainable = True
+    before = kernels(made)
+    with pytest.warns(
+        scaler.ScaleWarning, match=r"apply: made trainable since.*dense_0/kernel', '.*dense_0/bias'\..*Create"
+    ):
+        assert run(X)
+    assert kernels(made)[0] == before[0]
+    assert run(X)  # It is said once.
+    made.layers[0].trainable = False
+    assert run(X)
+
+
+def test_a_layer_that_was_unfrozen_before_the_first_step_is_trained_in_silence():
+    made = model(frozen=[0])
+    run = tf.function(with_a_snapshot(made))
+    made.layers[0].trainable = True
+    before = kernels(made)
+    assert run(X)
+    assert run(X)
+    assert kernels(made)[0] != before[0]
+
+
+def test_in_an_eager_step_the_optimizer_says_so():
+    made = model(frozen=[0])
+    step = with_a_snapshot(made)
+    assert step(X)
+    made.layers[0].trainable = True
+    with pytest.raises(scaler.InvalidArgument, match="built for other variables"):
+        step(X)
