@@ -38,7 +38,8 @@ def train_step(x, y):
         scaled = loss_scaler.scale(loss)
     grads = tape.gradient(scaled, model.trainable_variables)
     outcome = loss_scaler.apply(optimizer, grads, model.trainable_variables, clip_norm=1.0, rollback=before)
-    mean_loss.update_state(loss, sample_weight=tf.cast(outcome.finite, tf.float32))  # only of applied steps
+    counted = tf.where(outcome.finite, loss, 0.0), tf.cast(outcome.finite, tf.float32)  # NaN times a weight of 0 is NaN
+    mean_loss.update_state(*counted)
     return outcome
 
 
