@@ -13,6 +13,7 @@ import scaler
 from loops.counters import CounterVariables
 from loops.decisions import find
 from loops.errors import BadOutputs
+from loops.unfrozen import models_of, read_only
 
 Outputs = dict[str, np.ndarray]
 TrainStepFunction = Callable[..., dict[str, tf.Tensor]]
@@ -32,6 +33,7 @@ class StepCalls:
         counters: Where to count.
         in_graph: Which loop.
         jit_compile: Whether XLA compiles the step.
+        written: The step as the user wrote it, where `train_step` is a function around it.
 
     Attributes:
         train_step: As given.
@@ -47,8 +49,10 @@ class StepCalls:
         *,
         in_graph: bool,
         jit_compile: bool,
+        written: TrainStepFunction | None = None,
     ):
         self.train_step = train_step
+        self._models = models_of(written or train_step)
         self.jit_compile = jit_compile
         self._spec = element_spec
         self._counters = counters
@@ -115,7 +119,11 @@ class StepCalls:
 
     @scaler.tracing.as_written
     def _counted(self, batch: Any) -> dict[str, tf.Tensor]:
-        found = find(self._step.get_concrete_function(batch))
+        step = self._step.get_concrete_function(batch)
+        found = find(step)
+        read_only(self._models, step).warn_of_unfrozen(
+            "Loop", "Make the step and the loop again, with a new optimizer and new MasterWeights."
+        )
         self.scalers += [one for one in found.scalers if one not in self.scalers]
         before = found.read()
         shown = [] if self._spectator is None else [self._spectator(batch, self._counters.data + 1)]

@@ -68,7 +68,7 @@ def find(concrete: tf.types.experimental.ConcreteFunction) -> Found:
     moved: dict[int, scaler.LossScaler] = {}
     seen = others = False
     keras: dict[tuple[str, str], tf.Variable] = {}
-    for variable, assigned in _captured(concrete):
+    for variable, assigned in captured(concrete):
         owner = scaler.LossScaler.owner_of(variable)
         place, _, name = variable.name.partition(":")[0].rpartition("/")
         if owner is not None:
@@ -89,7 +89,7 @@ def find(concrete: tf.types.experimental.ConcreteFunction) -> Found:
     return Found(tuple(moved.values()), tuple(pairs), known=bool(moved or pairs) or not seen)
 
 
-def _captured(concrete: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[tf.Variable, bool]]:
+def captured(concrete: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[tf.Variable, bool]]:
     """Each variable of a graph, in the order of the trace, and whether the graph assigns it."""
     variables = {id(variable.handle): variable for one in concrete.variables for variable in _parts(one)}
     handles = concrete.captured_inputs

@@ -116,6 +116,7 @@ class Loop:
             self._counters,
             in_graph=steps_per_call > 1,
             jit_compile=jit_compile,
+            written=self.train_step,
         )
 
     @property

@@ -3,6 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
+from mirrored import mirrored
 
 import loops
 import scaler
@@ -105,13 +106,14 @@ def test_made_anew_it_trains_what_is_trainable():
     assert kernels(made)[1] != before[1]
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 3])
-def test_a_loop_with_a_step_of_ones_own_warns_by_its_snapshot(steps_per_call):
+@pytest.mark.parametrize(("steps_per_call", "takes_snapshot"), [(1, True), (3, True), (1, False), (3, False)])
+def test_a_loop_with_a_step_of_ones_own_warns(steps_per_call, takes_snapshot):
+    """By the snapshot, or else by the model that the step names; never by both."""
     made = model("float32", [1])
     optimizer, loss_scaler = keras.optimizers.SGD(0.1), scaler.LossScaler(scaler.Static(16.0))
 
     def step(x, y):
-        before = scaler.snapshot(made.non_trainable_variables)
+        before = scaler.snapshot(made.non_trainable_variables) if takes_snapshot else None
         with tf.GradientTape() as tape:
             loss = squared(y, made(x, training=True))
             scaled = loss_scaler.scale(loss)
@@ -124,6 +126,30 @@ def test_a_loop_with_a_step_of_ones_own_warns_by_its_snapshot(steps_per_call):
     loop = loops.Loop(step, tf.data.Dataset.from_tensors(PAIR).repeat(), steps_per_call=steps_per_call)
     loop.run(6)
     made.layers[1].trainable = True
-    with pytest.warns(scaler.ScaleWarning, match=r"made trainable since the step was traced: .*dense_1/kernel"):
+    before = kernels(made)
+    with pytest.warns(
+        scaler.ScaleWarning, match=r"made trainable since the step was traced: .*dense_1/kernel"
+    ) as caught:
         loop.run(9)
+    assert len(caught) == 1
+    assert kernels(made)[1] == before[1]
     assert loop.run(12) == loops.Counters(12, 12, 12)
+
+
+def test_on_replicas_a_step_without_a_snapshot_is_watched_too():
+    strategy = mirrored(2)
+    with strategy.scope():
+        made = model("float32", [1])
+        optimizer, loss_scaler = keras.optimizers.SGD(0.1), scaler.LossScaler(scaler.Static(16.0))
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(squared(y, made(x, training=True)))
+        grads = tape.gradient(scaled, made.trainable_variables)
+        return {"applied": loss_scaler.apply(optimizer, grads, made.trainable_variables).finite}
+
+    loop = loops.Loop(step, tf.data.Dataset.from_tensors(PAIR).repeat(), steps_per_call=2, strategy=strategy)
+    loop.run(2)
+    made.layers[1].trainable = True
+    with pytest.warns(scaler.ScaleWarning, match=r"made trainable since the step was traced: .*dense_1/kernel"):
+        loop.run(4)
