@@ -12,7 +12,7 @@ from scaler.loss_scaler import LossScaler
 from scaler.stuck import StuckPolicy
 from scaler.weights.trainable import TrainableSet
 
-_TRACED_FOR = "_scaler_trainable"
+_TRACED_FOR = "scaler_traced_for"
 
 
 class LossScaleLogger(keras.callbacks.Callback):
