@@ -57,7 +57,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._start = None
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._bar = rich.progress.Progress(
                 rich.progress.TextColumn("{task.description}", markup=False),
                 rich.progress.BarColumn(),
