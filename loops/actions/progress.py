@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import rich.console
 import rich.progress
+import rich.table
 
 import scaler
 from loops.actions.evaluate import Evaluate
@@ -15,6 +16,9 @@ from loops.visit import Visit
 
 if TYPE_CHECKING:
     from loops.loop import Loop
+
+_BAR = 20
+"""Columns of the bar, which leave room for the numbers beside it."""
 
 
 class Progress:
@@ -60,9 +64,10 @@ class Progress:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._bar = rich.progress.Progress(
                 rich.progress.TextColumn("{task.description}", markup=False),
-                rich.progress.BarColumn(),
+                rich.progress.BarColumn(bar_width=_BAR),
                 rich.progress.MofNCompleteColumn(),
-                rich.progress.TextColumn("{task.fields[status]}"),
+                # In a narrow terminal it goes on in the next line.
+                rich.progress.TextColumn("{task.fields[status]}", table_column=rich.table.Column(overflow="fold")),
                 console=self._console,
             )
             self._task = self._bar.add_task(self._label, total=None, status="compiling")

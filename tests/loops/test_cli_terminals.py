@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from loops import cli
-from loops.cli import compare, explain, lint, replay, statuses, study, terminal, train, tune, watch
+from loops.cli import compare, effects, explain, lint, replay, statuses, study, terminal, train, tune, watch
 from loops.columns import columns
 from loops.compared import Comparison, Row
 from loops.lint.finding import Finding
@@ -30,6 +30,13 @@ REPLAYED = Replayed(NAME, 1234, 0.01234, 14.98, 65536.0, 0.00123, **LIMITS, unce
 SIDE = Side(NAME, 1234, 0.01234, 14.98, 65536.0, 0.54321, None)
 ROW = {"accuracy": 0.9871, "difference": -0.3, "final_loss": 0.0123, "skipped": 1.5, "failed": 1}
 SHARES = {"flushed_weights": 0.0321, "flushed_activations": 0.0123}
+EFFECT = types.SimpleNamespace(
+    title="An effect",
+    columns=("set-up", "accuracy", "skipped steps", "mean of the largest", "steps to converge"),
+    rows=((NAME, "98.7%", "12.5", "1.23e-05", "4,321"),),
+    claims=[types.SimpleNamespace(holds=True, text="it is so " * 20)],
+    seconds=1.0,
+)
 FINDING = Finding(f"model/{'block/' * 20}dense", "float16 ends here " * 9, "1234.5 at 2^10 " * 9, "Write it so. " * 9)
 LONG_ROW = Row(f"gradients/{'block_' * 9}dense/kernel", ("float16", "float32"), 99, 17, 41, 1.75, 9.25, (2.5, 3.5), 0)
 
@@ -52,6 +59,12 @@ COMMANDS = {
         ],
         ["study"],
         f"{NAME} 98.7% (1 failed) -0.3 1.2e-02 1.5 3.2% 1.2%",
+    ),
+    "study --preset": (
+        [(effects, "measure", EFFECT), (effects.pages, "check_drawable", None), (effects.pages, "check_writable", None)]
+        + [(effects.pages, "write", [])],
+        ["study", "--preset", "lag"],
+        f"{NAME} 98.7% 12.5 1.23e-05 4,321 agrees:",
     ),
     "report": ([("loops.report", "write_report", 1234)], ["report", "run"], "1,234"),
     "replay": (
@@ -248,6 +261,18 @@ def test_no_color_and_a_dumb_terminal_get_none(monkeypatch):
             text = io.StringIO()
             terminal.Console(file=text, force_terminal=True).print("[red]red[/red]")
             assert "\x1b[31m" not in text.getvalue()
+
+
+@pytest.mark.parametrize("width", [120, 80, 40])
+def test_a_narrow_terminal_cuts_no_number_of_progress(width):
+    text = io.StringIO()
+    console = terminal.Console(file=text, force_terminal=True, width=width, color_system=None)
+    counters = types.SimpleNamespace(data=100, applied=97, skipped=3, known=True)
+    outputs = {"loss_scale": [32768.0], "loss": [0.12345]}
+    with terminal.Progress("digits", console=console) as progress:
+        progress(types.SimpleNamespace(counters=counters, outputs=outputs, seconds=1.0, goal=400))
+    assert {"100/400", "97", "3", "32768", "0.1235"} <= cells(text.getvalue())
+    assert "\u2026" not in text.getvalue()
 
 
 def test_a_dumb_terminal_gets_lines_of_progress(monkeypatch):
