@@ -96,7 +96,8 @@ class Progress:
         if "loss_scale" in visit.outputs:
             parts.append(f"scale {visit.outputs['loss_scale'][-1]:g}")
         if "loss" in visit.outputs:
-            parts.append(f"loss {visit.outputs['loss'][-1]:.4g}")
+            # A bfloat16 of ml_dtypes 0.4 knows no format.
+            parts.append(f"loss {float(visit.outputs['loss'][-1]):.4g}")
         for one in self._evaluations:
             parts += [f"{one.name} {name} {result:.4g}" for name, result in one.results.items()]
         assert self._start is not None
