@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: study test test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench effects mutants mutants-by-hand
+.PHONY: dist wheel-test study test test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench effects mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -58,6 +58,16 @@ MATRIX := --quiet --disable-pip-version-check --editable ".[study,trace]" hypoth
 	$$(tests/matrix/python.sh 3.13) -m venv .venv-newest
 	.venv-newest/bin/pip install --constraint constraints.txt $(MATRIX)
 	touch .venv-newest/ready
+
+# The wheel and the sdist, the same bytes wherever and whenever they are built.
+dist: .venv/ready
+	rm -rf dist
+	$(BIN)/hatchling build -d dist -t sdist -t wheel
+
+# The wheel in new environments outside of the checkout, on the oldest and the newest Python: ten minutes, most to install.
+wheel-test: dist
+	tests/packaging/outside.sh $$(tests/matrix/python.sh 3.10 3.11 3.12) constraints-oldest.txt
+	tests/packaging/outside.sh $$(tests/matrix/python.sh 3.13) constraints.txt
 
 # The promise, driven through a hundred thousand random rules.
 promise: .venv/ready

@@ -12,12 +12,10 @@ Most programs need only the names here. The namespaces hold what researchers and
 `scaler.tracing`, `scaler.testing`.
 """
 
+import importlib
 import typing
 
 from scaler import gradients as gradients
-from scaler import layerwise as layerwise
-from scaler import observe as observe
-from scaler import presets as presets
 from scaler import strategies as strategies
 from scaler import tracing as tracing
 from scaler import weights as weights
@@ -98,11 +96,25 @@ __all__ = [
     "weights",
 ]
 
-if not typing.TYPE_CHECKING:
+_LATER = ("layerwise", "observe", "presets")
+"""Namespaces that few programs use, imported when they are asked for."""
+
+if typing.TYPE_CHECKING:
+    from scaler import layerwise as layerwise
+    from scaler import observe as observe
+    from scaler import presets as presets
+else:
 
     def __getattr__(name: str) -> object:
-        """Finds the flat names from before the namespaces: `scaler.Warmup` is `scaler.strategies.Warmup`."""
-        for namespace in (strategies, layerwise, weights, gradients):
-            if name in namespace.__all__:
-                return getattr(namespace, name)
+        """Finds the flat names from before the namespaces, too: `scaler.Warmup` is `scaler.strategies.Warmup`."""
+        if name in _LATER:
+            return importlib.import_module(f"scaler.{name}")
+        if not name.startswith("__"):
+            for namespace in (strategies, weights, gradients, importlib.import_module("scaler.layerwise")):
+                if name in namespace.__all__:
+                    return getattr(namespace, name)
         raise AttributeError(f"module 'scaler' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,6 +7,8 @@ import pathlib
 import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Consoles of tests are terminals that can move a cursor, also where the tests run without one.
+os.environ["TERM"] = "xterm"
 
 import hypothesis
 import keras

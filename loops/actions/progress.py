@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import rich.console
 import rich.progress
+import rich.table
 
 import scaler
 from loops.actions.evaluate import Evaluate
@@ -15,6 +16,9 @@ from loops.visit import Visit
 
 if TYPE_CHECKING:
     from loops.loop import Loop
+
+_BAR = 20
+"""Columns of the bar, which leave room for the numbers beside it."""
 
 
 class Progress:
@@ -57,12 +61,13 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._start = None
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._bar = rich.progress.Progress(
                 rich.progress.TextColumn("{task.description}", markup=False),
-                rich.progress.BarColumn(),
+                rich.progress.BarColumn(bar_width=_BAR),
                 rich.progress.MofNCompleteColumn(),
-                rich.progress.TextColumn("{task.fields[status]}"),
+                # In a narrow terminal it goes on in the next line.
+                rich.progress.TextColumn("{task.fields[status]}", table_column=rich.table.Column(overflow="fold")),
                 console=self._console,
             )
             self._task = self._bar.add_task(self._label, total=None, status="compiling")
@@ -91,7 +96,8 @@ class Progress:
         if "loss_scale" in visit.outputs:
             parts.append(f"scale {visit.outputs['loss_scale'][-1]:g}")
         if "loss" in visit.outputs:
-            parts.append(f"loss {visit.outputs['loss'][-1]:.4g}")
+            # A bfloat16 of ml_dtypes 0.4 knows no format.
+            parts.append(f"loss {float(visit.outputs['loss'][-1]):.4g}")
         for one in self._evaluations:
             parts += [f"{one.name} {name} {result:.4g}" for name, result in one.results.items()]
         assert self._start is not None

@@ -1,61 +1,87 @@
-"""The command `halfstep`, also `python -m loops`."""
+"""The command `halfstep`, also `python -m loops`.
+
+What it takes is declared in `loops.cli.arguments`, which imports no TensorFlow: help and mistakes are answered at once.
+What a command does is in the module of its name, imported when it runs.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import signal
 import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
 
-import scaler
-from loops.cli import compare, cure, doctor, explain, inspect, lint, observe, replay, report, study, train, tune, watch
-from loops.cli.launch import EXIT_WORKER_LOST
-from loops.errors import WorkerLost
-from loops.interrupts import EXIT_INTERRUPTED, EXIT_TERMINATED
-
-_EXIT_ERROR = 1
-_EXIT_USAGE = 2
+from loops.cli import statuses, streams
+from loops.cli.arguments import parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand.
 
     Returns:
-        0 if it did what was asked, 1 if it could not, 2 if what was asked makes no sense, 3 if some runs of a study
-        failed and others finished, 4 if lint found something that hurts or observing a run changes it, 75 if another
-        worker could not be reached, was lost or stopped with an error, 130 after SIGINT (Ctrl-C), 143 after SIGTERM. A
-        run that saves checkpoints has saved its last step then, but for 75, and --resume goes on from it.
+        One of `loops.cli.statuses`: 0 if it did what was asked, 1 if it could not, 2 if what was asked makes no sense;
+        docs/commands.md has all. A run that saves checkpoints has saved its last step after SIGINT and SIGTERM, and
+        --resume goes on from it.
     """
-    parser = argparse.ArgumentParser(
-        prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart."
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (study, train, watch, report, compare, lint, inspect, explain, cure, observe, replay, tune, doctor):
-        module.add_parser(commands)
-    options = parser.parse_args(arguments)
-    options.arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        try:
+            return _answered(sys.argv[1:] if arguments is None else list(arguments))
+        finally:
+            streams.flush()
+    except BrokenPipeError:
+        streams.give_up()
+        return statuses.EXIT_CLOSED_PIPE
+    except OSError as error:
+        streams.give_up()
+        return _fail(f"standard output: {error.strerror or error}.", statuses.EXIT_ERROR)
+
+
+def _answered(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
+    options.arguments = arguments
     try:
         with _termination_is_an_exit():
-            status = options.run(options)
-    except scaler.InvalidArgument as error:
-        return _fail(str(error), _EXIT_USAGE)
-    except WorkerLost as error:
-        return _fail(str(error), EXIT_WORKER_LOST)
-    except scaler.ScalerError as error:
-        return _fail(str(error), _EXIT_ERROR)
-    except OSError as error:
-        place, reason = error.filename or "the output folder", error.strerror or error
-        return _fail(f"{place}: {reason}. Choose a folder that can be written with --out.", _EXIT_ERROR)
+            return _run(options)
     except KeyboardInterrupt:
-        return _fail("interrupted; what was written until here is kept.", EXIT_INTERRUPTED)
+        return _fail("interrupted; what was written until here is kept.", statuses.EXIT_INTERRUPTED)
     except SystemExit as error:
-        if error.code != EXIT_TERMINATED:
+        if error.code != statuses.EXIT_TERMINATED:
             raise
-        return _fail("terminated; what was written until here is kept.", EXIT_TERMINATED)
-    return status or 0
+        return _fail("terminated; what was written until here is kept.", statuses.EXIT_TERMINATED)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        return importlib.import_module(f"loops.cli.{options.command}").run(options) or statuses.EXIT_DONE
+    except Exception as error:
+        told = _told(error)
+        if told is None:
+            raise
+        return _fail(*told)
+
+
+def _told(error: Exception) -> tuple[str, int] | None:
+    """What is said of an error, and the status; nothing of a closed pipe, or a mistake in the program."""
+    if isinstance(error, BrokenPipeError) and streams.nobody_reads():
+        return None
+    # Both import TensorFlow.
+    import scaler
+    from loops.errors import WorkerLost
+
+    if isinstance(error, scaler.InvalidArgument):
+        return str(error), statuses.EXIT_USAGE
+    if isinstance(error, WorkerLost):
+        return str(error), statuses.EXIT_WORKER_LOST
+    if isinstance(error, scaler.ScalerError):
+        return str(error), statuses.EXIT_ERROR
+    if isinstance(error, OSError):
+        place, reason = error.filename or "the output folder", error.strerror or error
+        return f"{place}: {reason}. Choose a folder that can be written with --out.", statuses.EXIT_ERROR
+    return None
 
 
 @contextlib.contextmanager
@@ -66,7 +92,7 @@ def _termination_is_an_exit() -> Iterator[None]:
         return
 
     def leave(number: int, frame: types.FrameType | None) -> None:
-        raise SystemExit(EXIT_TERMINATED)
+        raise SystemExit(statuses.EXIT_TERMINATED)
 
     before = signal.signal(signal.SIGTERM, leave)
     try:

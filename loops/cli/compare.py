@@ -4,48 +4,29 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import Any
 
-from loops.cli.explain import quiet
+from loops.cli.terminal import quiet, width
+from loops.columns import columns
 from loops.compared import Comparison, Row, compare
 from loops.runs.run import to_json
 
 _NONE = "-"
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
-    parser = commands.add_parser(
-        "compare",
-        help="where two runs part, tensor by tensor, by how much, and which is closer to float32",
-        description="Compares the largest magnitude of each tensor that the traces of both runs have, gradients "
-        "divided by the loss scale, and the losses. It tells something of the arithmetic where both began with the "
-        "same weights and took the same batches.",
-    )
-    parser.add_argument("first", metavar="RUN", help="the --out of halfstep train, a program's folder, or one file")
-    parser.add_argument("second", metavar="RUN", help="the run to compare it with")
-    parser.add_argument("reference", metavar="FLOAT32", nargs="?", help="the same run in float32, if neither is")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
     quiet()
     found = compare(options.first, options.second, options.reference)
-    print(to_json(found.to_dict()) if options.json else text(found))
+    print(to_json(found.to_dict()) if options.json else text(found, width()))
 
 
-def text(found: Comparison) -> str:
-    """A comparison as lines for a person."""
+def text(found: Comparison, width: int | None = None) -> str:
+    """A comparison as lines for a person, its table no wider than `width` characters if it can be."""
     lines = [found.sentence]
     if found.rows:
         heads = ["", "format", "differs at", "parts at", "octaves", "largest", *_last_head(found)]
         cells = [heads, *([*_cells(row), *_last_cell(row, found)] for row in found.rows)]
-        widths = [max(len(line[place]) for line in cells) for place in range(len(cells[0]))]
-        lines.append("")
-        lines += [
-            "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
-        ]
+        lines += ["", columns(cells, width, left=2)]
     for name, names in zip(found.runs, found.alone, strict=True):
         if names:
             lines += ["", f"only in {name}: {', '.join(names)}"]

@@ -7,29 +7,15 @@ import pathlib
 from typing import Any
 
 from loops.autopsy.cure import Cure, find_cure
-from loops.cli import options
-from loops.cli.explain import add_run, finished, quiet, told
+from loops.cli.terminal import finished, quiet, told
 from loops.rewind.opened import open_run
 from loops.runs.run import to_json
 
 _NO_CURE = 1
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
-    parser = commands.add_parser(
-        "cure",
-        help="the fewest layers that must compute in float32 for a past step to pass",
-        description="Exits with 1 where the step does not pass with every layer in float32 either, or where that could "
-        "not be tried.",
-    )
-    add_run(parser)
-    parser.add_argument("--step", type=options.count, required=True, metavar="N", help="the step")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Runs the command."""
     quiet()
     cure = find_cure(
         open_run(options.folder, options.build), options.step, run=pathlib.Path(options.folder), progress=told

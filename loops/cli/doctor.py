@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
 from loops.machine import examine
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
-    parser = commands.add_parser("doctor", help="versions, devices, measured matmul rates, and whether float16 pays")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
     found = examine()
     if options.json:
         print(json.dumps(found, indent=2))

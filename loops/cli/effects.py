@@ -6,11 +6,9 @@ import argparse
 import json
 import pathlib
 
-import rich.box
-import rich.console
-import rich.table
-
 import scaler
+from loops.cli.terminal import folded, width
+from loops.columns import columns
 from loops.effects import PRESETS, Effect, choose, measure, pages
 from loops.json_values import without_nan
 
@@ -29,7 +27,8 @@ def run(options: argparse.Namespace) -> int:
     if options.task != "digits":
         raise scaler.InvalidArgument(f"study {options.task!r} --preset: the effects are measured on digits.")
     if options.preset == _LIST:
-        rich.console.Console().print(_listed())
+        for preset in PRESETS:
+            print(f"{preset.name}, {preset.steps} steps", folded(preset.summary, indent="  "), sep="\n")
         return 0
     presets = PRESETS if options.preset == _ALL else (choose(options.preset),)
     pages.check_drawable()
@@ -49,20 +48,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _listed() -> rich.table.Table:
-    table = rich.table.Table("preset", "what it measures", "steps", box=rich.box.SIMPLE, pad_edge=False)
-    for preset in PRESETS:
-        table.add_row(preset.name, preset.summary, str(preset.steps))
-    return table
-
-
 def _show(effect: Effect, written: list[pathlib.Path]) -> None:
-    console = rich.console.Console()
-    table = rich.table.Table(*effect.columns, box=rich.box.SIMPLE, pad_edge=False, title=effect.title)
-    for row in effect.rows:
-        table.add_row(*row)
-    console.print(table)
+    print(effect.title, columns([effect.columns, *effect.rows], width()), sep="\n\n", end="\n\n")
     for claim in effect.claims:
-        console.print(f"{'agrees' if claim.holds else 'does not agree'}: {claim.text}", highlight=False, markup=False)
-    places = ", ".join(str(path) for path in written)
-    console.print(f"{effect.seconds:.0f} s; wrote {places}", soft_wrap=True, highlight=False, markup=False)
+        print(folded(f"{'agrees' if claim.holds else 'does not agree'}: {claim.text}"))
+    print(f"{effect.seconds:.0f} s; wrote {', '.join(str(path) for path in written)}")

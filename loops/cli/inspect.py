@@ -9,17 +9,8 @@ from loops.resume.describe import describe
 from loops.runs.run import CHECKPOINTS, to_json
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
-    parser = commands.add_parser(
-        "inspect", help="show what a run's newest checkpoint holds, without building the model"
-    )
-    parser.add_argument("directory", metavar="DIR", help="a folder of checkpoints, or the --out of a run")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
     found = describe(options.directory, CHECKPOINTS)
     print(to_json(found) if options.json else text(found))
 

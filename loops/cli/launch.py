@@ -14,11 +14,9 @@ import time
 import types
 from collections.abc import Sequence
 
+from loops.cli.statuses import EXIT_INTERRUPTED, EXIT_WORKER_LOST
 from loops.errors import LoopError, WorkerLost
-from loops.interrupts import EXIT_INTERRUPTED
 
-EXIT_WORKER_LOST = 75
-"""Status of a worker that lost another one: "try again", as sysexits.h has it."""
 _LAUNCHED = "HALFSTEP_LAUNCHED"
 _GRACE = 60.0
 """Seconds that workers have to end by themselves after one of them has failed."""

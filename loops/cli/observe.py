@@ -9,31 +9,14 @@ import pathlib
 import tempfile
 from typing import Any
 
-from loops.cli.options import count
+from loops.cli.statuses import EXIT_FOUND
 from loops.programs import called
 from loops.runs.run import to_json
 from loops.verify import verify
 
-EXIT_CHANGED = 4
 
-
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
-    parser = commands.add_parser("observe", help="run the same steps with and without probes, and say what they change")
-    parser.add_argument("--verify", action="store_true", required=True, help="compare the weights by their digests")
-    parser.add_argument(
-        "--build",
-        required=True,
-        metavar="MODULE:FUNCTION",
-        help="of a program of one's own, in the current folder: function(), or function(run) that is given an "
-        "empty folder, returns the loops.Loop",
-    )
-    parser.add_argument("--steps", type=count, default=10, help="how many to run each time (default: 10)")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Runs the command."""
     numbers = itertools.count()
     with tempfile.TemporaryDirectory(prefix="halfstep-observe-") as place:
 
@@ -44,4 +27,4 @@ def _run(options: argparse.Namespace) -> int:
 
         found = verify(build, options.steps)
     print(to_json({"neutral": found.neutral, **dataclasses.asdict(found)}) if options.json else found)
-    return 0 if found.neutral else EXIT_CHANGED
+    return 0 if found.neutral else EXIT_FOUND

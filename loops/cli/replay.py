@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 import scaler
-from loops.cli import options as kinds
-from loops.cli.explain import finished, quiet, told
+from loops.cli.terminal import finished, quiet, told, width
 from loops.errors import LoopError, NotWritable
 from loops.replay.live import live
 from loops.replay.recording import Recording, recording_of
@@ -19,57 +17,10 @@ from loops.replay.scales_file import write_scales
 from loops.replay.sources import named_strategies, tables_of
 from loops.replay.validate import Validated, validate
 from loops.runs.run import to_json
-from loops.runs.strategy_text import FORMS
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
-    parser = commands.add_parser(
-        "replay",
-        help="what other strategies would have done on a recorded run",
-        description="Runs strategies over the recorded steps of a run: the scale each would have had, its skips, and "
-        "what would have become zero.",
-    )
-    parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or the folder of a run that holds one")
-    parser.add_argument(
-        "--strategy",
-        action="append",
-        required=True,
-        dest="strategies",
-        metavar="NAME[:OPTION=VALUE,...]",
-        help=f"may be given several times: {FORMS}",
-    )
-    parser.add_argument("--scales", metavar="FILE", help="write a CSV of step and a column of scales for each strategy")
-    parser.add_argument("--out", metavar="FIGURE", help="draw the scales into FIGURE, a PNG or SVG")
-    parser.add_argument(
-        "--validate",
-        action="store_true",
-        help="train with each strategy from the start of the run, and print how far the replay is right, step by step; "
-        "TRACE is the run's folder",
-    )
-    parser.add_argument(
-        "--live",
-        action="store_true",
-        help="train again from the checkpoint nearest to a step of the run, with each strategy, and lay it beside what "
-        "the run did; TRACE is the run's folder",
-    )
-    parser.add_argument(
-        "--step",
-        type=kinds.count,
-        metavar="N",
-        help="with --live, the step: the nearest checkpoint may lie before or after it (default: the first checkpoint)",
-    )
-    parser.add_argument(
-        "--build",
-        metavar="MODULE:FUNCTION",
-        help="with --validate or --live, of a program of one's own, in the current folder: function(run) returns the "
-        "loops.Loop with its Checkpoint",
-    )
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
     quiet()
     strategies = named_strategies(options.strategies)
     if len(options.traces) > 1 and (options.scales or options.out):
@@ -94,7 +45,8 @@ def _run(options: argparse.Namespace) -> None:
     said = found.to_dict()
     if validated:
         said["strategies"] = [one.to_dict() for one in validated]
-    print(to_json(said) if options.json else "\n".join([f"{found.steps:,} steps\n\n{found}", *_told(validated)]))
+    table = f"{found.steps:,} steps\n\n{found.text(width())}"
+    print(to_json(said) if options.json else "\n".join([table, *_told(validated)]))
 
 
 def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.Strategy]]) -> None:
@@ -108,7 +60,7 @@ def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.St
         lambda name, done, of: told(f"{name}: {done:,} of {of:,}"),
     )
     finished()
-    print(to_json(found.to_dict()) if options.json else found)
+    print(to_json(found.to_dict()) if options.json else found.text(width()))
 
 
 def _validated(

@@ -3,73 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import scaler
 from loops import tasks
-from loops.actions import Progress
-from loops.cli import options
 from loops.cli.launch import launch, leave_with_the_launcher
-from loops.runs.run import POLICIES, RunOptions, to_json, train
-from loops.runs.strategy_text import FORMS
-from loops.workers.join import SECONDS, addresses, join_workers
+from loops.cli.terminal import progress
+from loops.runs.run import RunOptions, to_json, train
+from loops.workers.join import addresses, join_workers
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
-    parser = commands.add_parser("train", help="train one task and write DIR/summary.json and DIR/steps.jsonl")
-    parser.add_argument("task", metavar="TASK", help="digits, mnist or text")
-    parser.add_argument(
-        "--policy", default="mixed_float16", help=f"Keras dtype policy: {', '.join(POLICIES)} (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--strategy",
-        default="dynamic",
-        metavar="NAME[:OPTION=VALUE,...]",
-        help=f"{FORMS} (default: %(default)s)",
-    )
-    parser.add_argument("--steps", type=options.count, default=400, help="batches to take (default: %(default)s)")
-    parser.add_argument("--seed", type=options.seed, default=0, help="(default: %(default)s)")
-    parser.add_argument("--out", default="run", metavar="DIR", help="(default: %(default)s)")
-    parser.add_argument(
-        "--checkpoint-every",
-        type=options.count,
-        metavar="N",
-        help="save DIR/checkpoints every N steps (default: never)",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from the newest checkpoint; start from the beginning if there is none",
-    )
-    parser.add_argument(
-        "--trace",
-        type=options.count,
-        nargs="?",
-        const=100,
-        metavar="EVERY",
-        help="record DIR/trace.arrow, which halfstep replay reads, with the histograms of every EVERY-th step (100)",
-    )
-    parser.add_argument(
-        "--workers",
-        type=options.count,
-        default=1,
-        metavar="N",
-        help="train in N processes on the CPUs of this machine, each with an equal share of every batch; on several "
-        "machines start the command on each, without this option and with TF_CONFIG set (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--wait",
-        type=options.count,
-        default=int(SECONDS),
-        metavar="SECONDS",
-        help="how long workers wait for each other at the start (default: %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
     if options.resume and not options.checkpoint_every:
         raise scaler.InvalidArgument(
             "--resume goes on from checkpoints and saves more: give --checkpoint-every N, too."
@@ -104,7 +48,7 @@ def _run(options: argparse.Namespace) -> None:
         task,
         run,
         options.out,
-        lambda model: [Progress(options.task)],
+        lambda model: [progress(options.task)],
         checkpoint_every=options.checkpoint_every,
         resume=options.resume,
         trace_every=options.trace,

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any
 
 import scaler
-from loops.cli.explain import finished, quiet, told
-from loops.replay.tune import GRIDS, tune
+from loops.cli.terminal import finished, quiet, told, width
+from loops.replay.tune import tune
 from loops.runs.run import to_json
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
-    parser = commands.add_parser(
-        "tune",
-        help="search a strategy's parameters on recorded runs",
-        description="Searches for the parameters that lose the least share of the gradients: all of a skipped step's, "
-        "and of the others what the scale makes zero. The last third decides, of the traces or of the steps of one.",
-    )
-    parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or the folder of a run that holds one")
-    parser.add_argument("--strategy", action="append", metavar="NAME", help=f"{', '.join(GRIDS)} (default: dynamic)")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
     quiet()
     chosen = options.strategy or ["dynamic"]
     if len(chosen) > 1:
@@ -36,4 +22,4 @@ def _run(options: argparse.Namespace) -> None:
         )
     found = tune(options.traces, chosen[0], progress=lambda done, of: told(f"tried {done} of {of}"))
     finished()
-    print(to_json(dataclasses.asdict(found)) if options.json else found)
+    print(to_json(dataclasses.asdict(found)) if options.json else found.text(width()))

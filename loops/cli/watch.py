@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from typing import Any
 
+from loops.cli.terminal import Console
 from loops.watched import watch
 
 
-def add_parser(commands: Any) -> None:
-    """Declares the subcommand."""
-    parser = commands.add_parser(
-        "watch",
-        help="follow a running run in the terminal",
-        description="Shows step, loss, loss scale, headroom and skips of a run that another process trains, from the "
-        "files that it appends to. It ends when a run of halfstep train has ended, and with Ctrl-C. In a pipe it "
-        "prints a line every ten seconds.",
-    )
-    parser.add_argument("folder", metavar="RUN", help="the --out of halfstep train, or a program's folder")
-    parser.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Runs the command."""
     # Ctrl-C says that the watcher has seen enough; the run goes on.
     with contextlib.suppress(KeyboardInterrupt):
-        watch(options.folder)
+        watch(options.folder, Console())
     return 0

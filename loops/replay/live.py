@@ -12,6 +12,7 @@ import numpy as np
 
 import scaler
 from loops.actions.checkpoint import Checkpoint
+from loops.columns import columns
 from loops.errors import LoopError
 from loops.loop import Loop
 from loops.replay.trained import Course, change_strategy, course
@@ -78,17 +79,16 @@ class Live:
         }
 
     def __str__(self) -> str:
-        sides = (self.recorded, *self.strategies)
-        begin = f"from step {self.began_at + 1}"
-        names = ["as it was", *(side.strategy for side in self.strategies)]
-        width = max(map(len, [*names, begin]))
-        head = f"{begin:{width}}  {'skips':>7}  {'mean scale':>10}  {'last scale':>10}  loss"
-        lines = [
-            f"{name:{width}}  {side.skips:7,}  {f'2^{side.mean_log2_scale:.2f}':>10}  "
-            f"{side.final_scale:10.5g}  {side.loss:.5g}"
-            for name, side in zip(names, sides, strict=True)
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """A table, no wider than `width` characters if it can be."""
+        rows = [(f"from step {self.began_at + 1}", "skips", "mean scale", "last scale", "loss")]
+        rows += [
+            (name, f"{side.skips:,}", f"2^{side.mean_log2_scale:.2f}", f"{side.final_scale:.5g}", f"{side.loss:.5g}")
+            for name, side in [("as it was", self.recorded), *((side.strategy, side) for side in self.strategies)]
         ]
-        return "\n".join([head, *lines, *([f"not the strategy alone: {self.differs}"] if self.differs else [])])
+        return "\n".join([columns(rows, width), *([f"not the strategy alone: {self.differs}"] if self.differs else [])])
 
 
 def live(

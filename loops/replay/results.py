@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from loops.columns import columns
+
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
@@ -64,18 +66,26 @@ class Replay:
         return {"steps": self.steps, "strategies": [one.to_dict() for one in self.strategies]}
 
     def __str__(self) -> str:
-        width = max(8, *(len(one.strategy) for one in self.strategies))
-        head = (
-            f"{'strategy':{width}}  {'skips':>9}  {'rate':>8}  {'mean scale':>10}  {'final scale':>11}  {'flushed':>8}"
-        )
-        lines = [f"{head}  {'floor':>6}  {'ceiling':>7}  uncertain"]
-        for one in self.strategies:
-            lines.append(
-                f"{one.strategy:{width}}  {one.skips:9,}  {one.skip_rate:8.3%}  {f'2^{one.mean_log2_scale:.2f}':>10}  "
-                f"{one.final_scale:11.5g}  {_share(one.flushed):>8}  {_share(one.at_floor, 0):>6}  "
-                f"{_share(one.at_ceiling, 0):>7}  {one.uncertain:9,}"
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """A table, no wider than `width` characters if it can be."""
+        rows = [("strategy", "skips", "rate", "mean scale", "final scale", "flushed", "floor", "ceiling", "uncertain")]
+        rows += [
+            (
+                one.strategy,
+                f"{one.skips:,}",
+                f"{one.skip_rate:.3%}",
+                f"2^{one.mean_log2_scale:.2f}",
+                f"{one.final_scale:.5g}",
+                _share(one.flushed),
+                _share(one.at_floor, 0),
+                _share(one.at_ceiling, 0),
+                f"{one.uncertain:,}",
             )
-        return "\n".join(lines)
+            for one in self.strategies
+        ]
+        return columns(rows, width)
 
 
 def _share(value: float | None, digits: int = 3) -> str:

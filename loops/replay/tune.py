@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import scaler
+from loops.columns import columns
 from loops.errors import LoopError
 from loops.replay.recording import Recording, recording_of
 from loops.replay.replay import replay_recordings
@@ -64,18 +65,22 @@ class Tuned:
     flushed: tuple[float, float]
 
     def __str__(self) -> str:
-        rows = [
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """A table, no wider than `width` characters if it can be, and what it says."""
+        found = [
             ("default", self.default, self.default_searched, self.default_held_out, 1),
             ("best", self.best, self.searched, self.held_out, 0),
         ]
-        width = max(len(self.best), len(self.default))
-        lines = [f"{'':7}  {'strategy':{width}}  searched  held out   skipped   flushed"]
-        lines += [
-            f"{name:7}  {text:{width}}  {one:8.4%}  {other:8.4%}  {self.skip_rates[at]:8.4%}  {self.flushed[at]:8.4%}"
-            for name, text, one, other, at in rows
+        rows: list[tuple[str, ...]] = [("", "strategy", "searched", "held out", "skipped", "flushed")]
+        rows += [
+            (name, text, *(f"{share:.4%}" for share in (one, other, self.skip_rates[at], self.flushed[at])))
+            for name, text, one, other, at in found
         ]
         gain = f"It gains {self.gain:.4%} of the gradients" if self.gain > 0 else "Nothing was better than the default"
-        return "\n".join([*lines, f"{gain}, where it was not searched ({self.tried} were tried)."])
+        said = f"{gain}, where it was not searched ({self.tried} were tried)."
+        return f"{columns(rows, width, left=2)}\n{said}"
 
 
 def tune(

@@ -17,6 +17,7 @@ import scaler
 from loops.actions import Checkpoint, JsonLines
 from loops.json_values import without_nan
 from loops.loop import Loop
+from loops.names import POLICIES as POLICIES
 from loops.resume.variables import components
 from loops.runs.digest import weights_digest
 from loops.runs.strategy_text import parse_strategy
@@ -25,7 +26,6 @@ from loops.tasks import Task
 from loops.trace import Trace
 from loops.visit import Action, Visit
 
-POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in that of a run."""
 STEPS, SUMMARY, TRACE = "steps.jsonl", "summary.json", "trace.arrow"

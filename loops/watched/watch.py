@@ -44,7 +44,7 @@ def watch(
         )
     console = console or rich.console.Console()
     course = Course(place)
-    if console.is_terminal:
+    if console.is_terminal and not console.is_dumb_terminal:
         _redraw(course, place.resolve().name, console, sleep)
     else:
         _print(course, console, sleep)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+import types
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from scaler import layerwise, strategies
+from scaler import strategies
 from scaler.errors import InvalidArgument
-from scaler.presets import rules
 from scaler.strategies import Strategy
 from scaler.strategies.base import require_strategy
-
-_NAMESPACES = (strategies, rules, layerwise)
-"""The namespaces with the public names of this package's strategies."""
 
 
 def to_config(strategy: Strategy) -> dict[str, Any]:
@@ -44,7 +41,7 @@ def to_config(strategy: Strategy) -> dict[str, Any]:
         )
     return {
         "class_name": kind.__qualname__,
-        "module": next((public.__name__ for public in _NAMESPACES if _named(kind.__name__, public) is kind), None),
+        "module": next((public.__name__ for public in _namespaces() if _named(kind.__name__, public) is kind), None),
         "registered_name": registered if known else None,
         "config": config,
     }
@@ -74,7 +71,7 @@ def _find(config: dict[str, Any], custom_objects: dict | None) -> Any:
     # Nothing is imported: a file must not choose which code runs.
     if module and module.startswith("scaler."):
         # Older files hold the internal module of the class instead of the public namespace.
-        found = next((_named(name, public) for public in _NAMESPACES if name in public.__all__), None)
+        found = next((_named(name, public) for public in _namespaces() if name in public.__all__), None)
         if dataclasses.is_dataclass(found):
             return found
     raise InvalidArgument(
@@ -82,6 +79,15 @@ def _find(config: dict[str, Any], custom_objects: dict | None) -> Any:
         "the module that registers it with @keras.saving.register_keras_serializable first, or load with "
         f"custom_objects={{{name!r}: {name}}}."
     )
+
+
+def _namespaces() -> tuple[types.ModuleType, ...]:
+    """The namespaces with the public names of this package's strategies."""
+    # Few models are saved with a strategy of the last two, which would be half of `import scaler`.
+    from scaler import layerwise
+    from scaler.presets import rules
+
+    return strategies, rules, layerwise
 
 
 def _named(name: str, public: Any) -> Any:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from mirrored import mirrored
 
 import loops
+import loops.tensorboard.action
 import scaler
 from loops.replicate import replicate
 

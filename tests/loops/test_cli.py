@@ -8,6 +8,7 @@ import keras
 import pytest
 
 from loops import cli
+from loops.cli import study, train
 from loops.machine import verdict
 from loops.runs.run import POLICIES
 
@@ -52,7 +53,7 @@ def test_train_prints_json_alone(capsys, tmp_path):
 
 
 def test_train_prints_json_that_others_can_read_when_the_loss_is_nan(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli.train, "train", lambda *_, **__: {"final_loss": float("nan"), "accuracy": 0.1})
+    monkeypatch.setattr(train, "train", lambda *_, **__: {"final_loss": float("nan"), "accuracy": 0.1})
     status, printed, _ = run(capsys, "train", "digits", "--out", tmp_path, "--json")
     assert status == 0
     assert strict(printed) == {"final_loss": None, "accuracy": 0.1}
@@ -89,7 +90,7 @@ def test_study_compares_strategies(capsys, tmp_path):
 
 
 def test_study_prints_json_alone_also_with_nan(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli.study, "run_study", lambda *_, **__: {"setups": [{"final_loss": float("nan")}]})
+    monkeypatch.setattr(study, "run_study", lambda *_, **__: {"setups": [{"final_loss": float("nan")}]})
     monkeypatch.setattr("loops.study.report.write_report", lambda out: [])
     status, printed, _ = run(capsys, "study", "--out", tmp_path, "--json")
     assert status == 0

@@ -10,6 +10,7 @@ import tensorflow as tf
 from test_writers import events
 
 import loops
+import loops.tensorboard.action
 
 
 @pytest.fixture

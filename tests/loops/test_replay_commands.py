@@ -10,6 +10,7 @@ from replay_cases import tables
 
 import loops
 from loops import cli
+from loops.cli import replay as replay_command
 from loops.cli import tune as command
 from loops.replay import live as live_module
 from loops.replay.figure import replay_figure
@@ -80,7 +81,7 @@ def test_training_does_what_was_replayed(run, capsys):
 
 
 def test_where_training_parts_from_the_replay_is_said(run, capsys, monkeypatch):
-    real = cli.replay.validate.__globals__["train_again"]
+    real = replay_command.validate.__globals__["train_again"]
 
     def another(*arguments):
         found = real(*arguments)
@@ -88,7 +89,7 @@ def test_where_training_parts_from_the_replay_is_said(run, capsys, monkeypatch):
         scales[5:] /= 2
         return found._replace(scales=scales)
 
-    monkeypatch.setitem(cli.replay.validate.__globals__, "train_again", another)
+    monkeypatch.setitem(replay_command.validate.__globals__, "train_again", another)
     _, printed, _ = called(capsys, run, "--validate", "--strategy", "static:8")
     assert "the same scale at 5 of 14 steps (35.7%)" in printed
     assert "parts at step 6: 4 trained, 8 replayed; step 5 showed other gradients" in printed

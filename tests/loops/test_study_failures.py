@@ -7,7 +7,8 @@ import tensorflow as tf
 from test_cli import run, strict
 
 import scaler
-from loops import cli, tasks
+from loops import tasks
+from loops.cli.study import exit_status
 from loops.errors import LoopError
 from loops.study import compare
 from loops.study.setups import Setup, strategy_setups
@@ -182,8 +183,8 @@ def test_exit_statuses():
     def summary(*runs):
         return {"runs": [{"setup": name, **({} if fine else {"error": {}})} for name, fine in runs]}
 
-    assert cli.study.exit_status(summary(("float32", True), ("a", True))) == 0
-    assert cli.study.exit_status(summary(("float32", True), ("a", True), ("a", False))) == 3
-    assert cli.study.exit_status(summary(("float32", False), ("a", True))) == 3
-    assert cli.study.exit_status(summary(("float32", True), ("a", False))) == 1
-    assert cli.study.exit_status(summary(("float32", False))) == 1
+    assert exit_status(summary(("float32", True), ("a", True))) == 0
+    assert exit_status(summary(("float32", True), ("a", True), ("a", False))) == 3
+    assert exit_status(summary(("float32", False), ("a", True))) == 3
+    assert exit_status(summary(("float32", True), ("a", False))) == 1
+    assert exit_status(summary(("float32", False))) == 1

@@ -8,6 +8,7 @@ import tensorflow as tf
 from recorded_cases import NAMES, visit
 
 import loops
+import loops.tensorboard.action
 
 
 def written(folder):

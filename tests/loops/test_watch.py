@@ -11,6 +11,7 @@ import rich.console
 from recorded_cases import write_run
 
 from loops import cli
+from loops.cli import watch as command
 from loops.watched import watch
 from loops.watched.course import Course
 from loops.watched.view import line, panel, spark
@@ -149,10 +150,10 @@ def test_a_watcher_writes_nothing(tmp_path, whole):
 
 
 def test_ctrl_c_is_a_clean_exit(whole, capsys, monkeypatch):
-    def interrupted(folder):
+    def interrupted(folder, console):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.watch, "watch", interrupted)
+    monkeypatch.setattr(command, "watch", interrupted)
     assert cli.main(["watch", str(whole)]) == 0
     assert capsys.readouterr().err == ""
 

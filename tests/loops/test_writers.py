@@ -13,6 +13,8 @@ import tensorflow as tf
 from crash_cases import start
 
 import loops
+import loops.actions.every
+import loops.tensorboard.action
 import scaler
 
 VALUES = [1.0, math.nan, -math.inf, 4.0, 5.0, 6.0, 7.0]

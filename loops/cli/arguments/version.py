@@ -1,0 +1,36 @@
+"""`halfstep --version`."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from typing import Any
+
+
+class PrintVersions(argparse.Action):
+    """Prints the installed versions, which it reads without importing what they are of, and ends the command."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: Any):
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Prints them."""
+        print(versions())
+        parser.exit()
+
+
+def versions() -> str:
+    """The versions in one line."""
+    found = {"TensorFlow": _installed("tensorflow"), "Keras": _installed("keras"), "Python": platform.python_version()}
+    return f"halfstep {_installed('halfstep')} ({', '.join(f'{name} {one}' for name, one in found.items())})"
+
+
+def _installed(module: str) -> str:
+    """The version of what a module is installed from: TensorFlow has several packages."""
+    import importlib.metadata as metadata
+
+    try:
+        return metadata.version(module)
+    except metadata.PackageNotFoundError:
+        packages = metadata.packages_distributions().get(module, [])
+        return metadata.version(packages[0]) if packages else "not installed"

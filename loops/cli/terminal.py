@@ -1,0 +1,68 @@
+"""What several commands show while they work."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+
+import rich.console
+import tensorflow as tf
+
+from loops.actions import Progress
+
+_PROGRESS = 60
+"""Columns of a line of progress."""
+
+
+class Console(rich.console.Console):
+    """A console that leaves a closed pipe to the command, which has a status for it."""
+
+    def on_broken_pipe(self) -> None:
+        """Goes on with the error."""
+        raise
+
+
+def progress(label: str) -> Progress:
+    """The line that says how far a run is."""
+    return Progress(label, console=Console(stderr=True))
+
+
+def width() -> int | None:
+    """The columns that COLUMNS or the terminal has; None where there is no limit, as in a pipe or a file."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit():
+        return int(columns) or None
+    return (os.get_terminal_size(sys.stdout.fileno()).columns or None) if sys.stdout.isatty() else None
+
+
+def folded(text: str, indent: str = "") -> str:
+    """A text in lines that the terminal has room for; in one line elsewhere."""
+    room = width()
+    if room is None:
+        return f"{indent}{text}"
+    return textwrap.fill(text, room, initial_indent=indent, subsequent_indent=indent)
+
+
+def quiet() -> None:
+    """Keeps TensorFlow from warning of a step that is traced again and again, as an autopsy does it."""
+    tf.get_logger().setLevel("ERROR")
+
+
+def told(text: str) -> None:
+    """Progress, on one line of a terminal."""
+    if width := _room():
+        print(f"\r{text[:width]:{width}}", end="", file=sys.stderr, flush=True)
+
+
+def finished() -> None:
+    """Clears the line of progress."""
+    if width := _room():
+        print(f"\r{'':{width}}\r", end="", file=sys.stderr, flush=True)
+
+
+def _room() -> int:
+    """Columns for a line that is written over and over; none where that cannot be."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return 0
+    return min(_PROGRESS, (os.get_terminal_size(sys.stderr.fileno()).columns or _PROGRESS + 1) - 1)
