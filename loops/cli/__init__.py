@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -55,6 +56,8 @@ def _answered(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    # What TensorFlow tells of itself is not what a command was asked for; its errors are still shown.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         return importlib.import_module(f"loops.cli.{options.command}").run(options) or statuses.EXIT_DONE
     except Exception as error:
