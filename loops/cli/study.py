@@ -16,12 +16,18 @@ from loops.cli.terminal import folded, progress, width
 from loops.columns import columns
 from loops.runs.run import to_json
 from loops.study.compare import run_study
+from loops.study.costs import COSTS, cost_cells, has_costs
 from loops.study.setups import SETUPS, choose_setups, strategy_setups
 from loops.study.summaries import failed, failure, share
 
 _CAPTION = (
     "means over seeds; zero: share of non-zero gradients of weights (w) and activations (a) that float16 makes zero at "
     "the loss scale in use"
+)
+
+_COSTS = (
+    "medians, with the quartiles of the time; the set-ups ran one after the other. MB: what a step holds. J: of the "
+    "whole machine, where it tells"
 )
 
 
@@ -46,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
         print(to_json(summary))
     else:
         print(columns(rows(summary), width()), folded(_CAPTION), sep="\n\n", end="\n\n")
+        if has_costs(summary):
+            print(columns(cost_rows(summary), width()), folded(_COSTS), sep="\n\n", end="\n\n")
         print(f"wrote {', '.join(str(path) for path in written)}")
     for run in failed(summary.get("runs", ())):
         print(f"halfstep: {failure(run)}", file=sys.stderr)
@@ -73,6 +81,17 @@ def rows(summary: dict) -> list[tuple[str, ...]]:
             for row in summary["setups"]
         ),
     ]
+
+
+def cost_rows(summary: dict) -> list[tuple[str, ...]]:
+    """The cells of the table of what the set-ups cost, the headings first."""
+    found: list[tuple[str, ...]] = [("set-up", "ms/step", "quartiles", *COSTS[1:])]
+    for row in summary["setups"]:
+        milliseconds, *others = cost_cells(row)
+        known = row.get("milliseconds") is not None
+        quartiles = f"{row['milliseconds_low']:.3g} to {row['milliseconds_high']:.3g}" if known else "–"
+        found.append((row["name"], milliseconds, quartiles, *others))
+    return found
 
 
 def _results(row: Mapping) -> tuple[str, str, str, str]:

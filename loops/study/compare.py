@@ -12,7 +12,9 @@ import numpy as np
 
 import scaler
 from loops.actions import Progress
+from loops.energy.meter import EnergyMeter
 from loops.runs.run import RunOptions, train, write_json
+from loops.study.costs import Costs, costs_of
 from loops.study.gradients import GradientAction, GradientProbe
 from loops.study.setups import Setup
 from loops.study.summaries import failed
@@ -46,8 +48,8 @@ def run_study(
 
     Returns:
         What `out/summary.json` holds: `task`, `steps`, `seeds`, `setups` (see `summarise`) and `runs`, each a run's
-        summary with its `setup`, `folder` and `gradients`. A run that failed has its options, and in the place of
-        results an `error` with `type`, `message` and the `step` that was the last one looked at.
+        summary with its `setup`, `folder`, `gradients` and `costs`. A run that failed has its options, and in the
+        place of results an `error` with `type`, `message` and the `step` that was the last one looked at.
 
     Raises:
         scaler.InvalidArgument: For a task that is not of images.
@@ -61,11 +63,14 @@ def run_study(
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").unlink(missing_ok=True)
-    probe = GradientProbe(task)
+    probe, known = GradientProbe(task), dict[tuple, dict | None]()
     runs = []
-    for setup in setups:
-        for seed in range(seeds):
-            runs.append(_run(task, setup, steps, seed, out, probe, progress))
+    with EnergyMeter() as meter:
+        for setup in setups:
+            for seed in range(seeds):
+                costs = Costs(meter)
+                run = _run(task, setup, steps, seed, out, probe, costs, progress)
+                runs.append({**run, "costs": costs.as_dict(task, RunOptions.batch_size, known)})
     summary = {
         "task": task.name,
         "steps": steps,
@@ -85,7 +90,7 @@ def summarise(setups: Sequence[Setup], runs: Sequence[dict]) -> list[dict]:
         (mean, in [0, 1]) with `accuracy_min` and `accuracy_max`, `difference` (mean accuracy less that of "float32", in
         percentage points), `final_loss` (mean; NaN if any is) and `skipped` (mean steps), which are None if there is
         none; and over all runs `flushed_weights` and `flushed_activations` (share of non-zero gradient values that
-        float16 makes zero at the scale in use, or None for float32).
+        float16 makes zero at the scale in use, or None for float32); and what `costs_of` says of the other runs.
     """
     rows: list[dict] = []
     for setup in setups:
@@ -105,6 +110,7 @@ def summarise(setups: Sequence[Setup], runs: Sequence[dict]) -> list[dict]:
                 "skipped": _mean([run["skipped"] for run in finished]),
                 "flushed_weights": None if setup.policy == "float32" else _flushed(own, "weights"),
                 "flushed_activations": None if setup.policy == "float32" else _flushed(own, "activations"),
+                **costs_of(finished),
             }
         )
     reference = next((row["accuracy"] for row in rows if row["name"] == "float32"), None)
@@ -121,6 +127,7 @@ def _run(
     seed: int,
     out: pathlib.Path,
     probe: GradientProbe,
+    costs: Costs,
     progress: Callable[[str], Progress] | None,
 ) -> dict:
     folder = f"runs/{setup.name}-seed{seed}"
@@ -137,7 +144,8 @@ def _run(
 
     def actions(model: keras.Model) -> list[Action]:
         counting.append(probe.counting(model, setup.loss_factor))
-        return [last, *counting, *([progress(f"{setup.name} seed {seed}")] if progress else [])]
+        shown = [progress(f"{setup.name} seed {seed}")] if progress else []
+        return [costs, last, *counting, *shown, costs.leave]
 
     # A run that fails before it writes must not leave those of an older study.
     for name in ("steps.jsonl", "summary.json"):

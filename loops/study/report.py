@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 
 from loops.errors import LoopError
 from loops.study import texts
+from loops.study.costs import COSTS, cost_cells, has_costs
 from loops.study.setups import SETUPS
 from loops.study.summaries import Steps, failed, failure, options_of, place, runs_of, share, split_rows
 
 try:
     from loops.study.comparison_figure import comparison_figure
+    from loops.study.costs_figure import costs_figure
     from loops.study.curves import loss_figure, loss_scale_figure
     from loops.study.histograms import gradients_figure, small_loss_figure
     from loops.study.page import PAGE, STYLE, sample
@@ -37,9 +39,9 @@ def write_report(folder: str | os.PathLike) -> list[pathlib.Path]:
         folder: What `run_study` wrote: `summary.json` and `runs/*/steps.jsonl`.
 
     Returns:
-        The files written to `folder`: `comparison.png`, `loss.png`, `loss_scale.png`, `gradients.png`, `small_loss.png`
-        if the study has set-ups with a small loss, and `report.html`, which needs no other file. Runs that failed are
-        in them as far as they came.
+        The files written to `folder`: `comparison.png`, `loss.png`, `loss_scale.png`, `gradients.png`, `costs.png` if
+        time or memory is known, `small_loss.png` if the study has set-ups with a small loss, and `report.html`, which
+        needs no other file. Runs that failed are in them as far as they came.
 
     Raises:
         loops.LoopError: If matplotlib is not installed.
@@ -54,8 +56,11 @@ def write_report(folder: str | os.PathLike) -> list[pathlib.Path]:
         "loss_scale": loss_scale_figure(summary, steps),
         "gradients": gradients_figure(summary),
     }
-    # An earlier study in this folder may have left one.
-    (folder / "small_loss.png").unlink(missing_ok=True)
+    # An earlier study in this folder may have left them.
+    for name in ("small_loss.png", "costs.png"):
+        (folder / name).unlink(missing_ok=True)
+    if has_costs(summary):
+        figures["costs"] = costs_figure(summary)
     if split_rows(summary)[1]:
         figures["small_loss"] = small_loss_figure(summary, steps)
     written = []
@@ -137,16 +142,22 @@ def _page(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> str:
 
 def _table(summary: Mapping) -> str:
     heads = ("Accuracy", "Final loss", "Skipped", "Flushed, weights", "Flushed, activations", "vs float32")
+    seeds = "One seed" if summary["seeds"] == 1 else f"Means over {summary['seeds']} seeds, with the lowest and highest"
+    rows = _rows(summary, heads, [_cells(summary, row) for row in summary["setups"]])
+    return f'{rows}\n<p class="note">{seeds}. {texts.TABLE}</p>'
+
+
+def _rows(summary: Mapping, heads: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     found = marks(summary)
     lines = ["".join(f'<th scope="col">{name}</th>' for name in ("Set-up", *heads))]
-    for row in summary["setups"]:
+    for row, own in zip(summary["setups"], cells, strict=True):
         name = f'<th scope="row">{sample(found[row["name"]])}{_text(row["title"])}</th>'
         # On a narrow page each number stands below its heading.
-        cells = [f'<td data-head="{head}">{cell}</td>' for head, cell in zip(heads, _cells(summary, row), strict=True)]
-        lines.append(name + "".join(cells))
+        lines.append(
+            name + "".join(f'<td data-head="{head}">{cell}</td>' for head, cell in zip(heads, own, strict=True))
+        )
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    seeds = "One seed" if summary["seeds"] == 1 else f"Means over {summary['seeds']} seeds, with the lowest and highest"
-    return f'<div class="wide"><table>{body}</table></div>\n<p class="note">{seeds}. {texts.TABLE}</p>'
+    return f'<div class="wide"><table>{body}</table></div>'
 
 
 def _cells(summary: Mapping, row: Mapping) -> tuple[str, ...]:
@@ -175,6 +186,7 @@ def _figures(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> list[
     small = split_rows(summary)[1]
     sections = [
         _figure("Side by side", images["comparison"], "Accuracy, flushed shares and skips", texts.COMPARISON),
+        *_costs(summary, images),
         _figure("Loss", images["loss"], "Loss over the steps, a panel for each set-up", *_loss_texts(summary, steps)),
         _figure("Loss scale", images["loss_scale"], "Loss scale over the steps", texts.LOSS_SCALE),
         _figure("Gradients in float16’s range", images["gradients"], "Histograms of gradient sizes", texts.GRADIENTS),
@@ -184,6 +196,13 @@ def _figures(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> list[
         said = texts.SMALL.format(" or ".join(factors)), *_small_notes(summary, small)
         sections.append(_figure("A small loss", images["small_loss"], "Loss and gradient sizes of a small loss", *said))
     return sections
+
+
+def _costs(summary: Mapping, images: Mapping[str, str]) -> list[str]:
+    if "costs" not in images:
+        return []
+    drawn = _figure("Time and memory", images["costs"], "Time, memory and energy of a step", texts.COSTS)
+    return [drawn, _rows(summary, COSTS, [cost_cells(row) for row in summary["setups"]])]
 
 
 def _figure(heading: str, image: str, alt: str, *said: str) -> str:

@@ -5,6 +5,12 @@ gradients were not finite. <b>Flushed</b> is the share of gradient values, not z
 at the loss scale in use. <b>vs float32</b> is the difference in accuracy, in percentage points."""
 COMPARISON = """A dot is the mean over the seeds, with a line from the lowest to the highest; the grey line is float32.
 Shares are on a logarithmic axis. Below, the loss scales of all set-ups in 16 bits lie on each other."""
+COSTS = """Time is the median over the calls of a run but the first, in which the step is traced, with a line from the
+lower to the upper quartile; the set-ups ran one after the other, so that smaller differences than these lines say
+nothing, and operations were deterministic, which costs time. Memory is counted: weights, masters, slots of the
+optimizer, gradients, and what the forward pass keeps for the backward pass. Energy is what the machine says that its
+processors (RAPL) and GPUs (NVML, nvidia-smi) used meanwhile, for whatever ran on it; a dash stands
+where nothing is known."""
 LOSS = """A panel is one set-up, with the range of float32 in grey where float32 was run: a set-up that trains as
 float32 does keeps to the grey. The curves are moving means over a few steps, on a logarithmic axis."""
 SEEDS = """The line is the mean over the seeds, the band reaches from the lowest seed to the highest; a bump in one seed

@@ -1,0 +1,1 @@
+"""The energy that the machine says it used."""

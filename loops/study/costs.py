@@ -1,0 +1,123 @@
+"""What the runs of a study cost beside their accuracy: time, memory, and energy where the machine tells."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.energy.meter import EnergyMeter
+from loops.loop import Loop
+from loops.memory.count import footprints
+from loops.step.train_step import TrainStep
+from loops.tasks import ImageTask
+from loops.visit import Visit
+
+COSTS = ("ms/step", "MB", "J/step")
+"""Headings of `cost_cells`."""
+
+
+class Costs:
+    """An action that measures a run, from visit to visit. The first call is left out: the step is traced in it.
+
+    It belongs before the actions that take time, and its `leave` after them, so that their time is not the step's.
+
+    Args:
+        meter: Reads the machine's energy.
+    """
+
+    def __init__(self, meter: EnergyMeter):
+        self._meter = meter
+        self._left: tuple[float, float | None] | None = None
+        self._milliseconds: list[float] = []
+        self._joules: list[float] = []
+        self._step: TrainStep | None = None
+
+    def begin(self, loop: Loop) -> None:
+        """Remembers the step."""
+        if isinstance(loop.train_step, TrainStep):
+            self._step = loop.train_step
+
+    def __call__(self, visit: Visit) -> None:
+        """The steps of a call are done."""
+        if self._left is None:
+            return
+        steps, (start, before) = len(visit.outputs["loss"]), self._left
+        self._milliseconds.append(1000 * (time.perf_counter() - start) / steps)
+        joules = self._meter.joules()
+        if joules is not None and before is not None:
+            self._joules.append((joules - before) / steps)
+
+    def leave(self, visit: Visit) -> None:
+        """The next call is about to begin."""
+        self._left = time.perf_counter(), self._meter.joules()
+
+    def as_dict(self, task: ImageTask, batch_size: int, known: dict) -> dict:
+        """`milliseconds` a step and `joules` a step, a number for each call but the first, and `bytes`.
+
+        Args:
+            task: The run's.
+            batch_size: The run's.
+            known: Bytes by policy and masters, to be counted once for all runs that share them.
+        """
+        return {
+            "milliseconds": self._milliseconds,
+            "joules": self._joules,
+            "bytes": self._bytes(task, batch_size, known),
+        }
+
+    def _bytes(self, task: ImageTask, batch_size: int, known: dict) -> dict | None:
+        if self._step is None:
+            return None
+        model, masters = self._step.model, not self._step.allow_16bit_updates
+        key = tuple(variable.dtype for variable in model.variables), masters, batch_size
+        if key not in known:
+            batch = tf.constant(task.images[:batch_size]), tf.constant(task.labels[:batch_size])
+            try:
+                (found,) = footprints(
+                    model, task.loss, batch, self._step.optimizer, policies=(), masters=masters, checkpointing=False
+                )
+                known[key] = {**dataclasses.asdict(found.all), "total": found.all.total}
+            except (scaler.ScalerError, ValueError, TypeError, tf.errors.OpError):
+                known[key] = None
+        return known[key]
+
+
+def costs_of(runs: Sequence[Mapping]) -> dict:
+    """The costs of a set-up over its runs; None where nothing is known.
+
+    Returns:
+        `milliseconds` a step, the median over the calls of all runs, with the quartiles `milliseconds_low` and
+        `milliseconds_high`; `joules` a step, their median; `bytes`, all that a step holds.
+    """
+    costs = [run["costs"] for run in runs if "costs" in run]
+    times = [value for cost in costs for value in cost["milliseconds"]]
+    joules = [value for cost in costs for value in cost["joules"]]
+    low, median, high = np.percentile(times, [25, 50, 75]).tolist() if times else (None, None, None)
+    return {
+        "milliseconds": median,
+        "milliseconds_low": low,
+        "milliseconds_high": high,
+        "joules": statistics.median(joules) if joules else None,
+        "bytes": next((cost["bytes"]["total"] for cost in costs if cost["bytes"]), None),
+    }
+
+
+def cost_cells(row: Mapping) -> tuple[str, str, str]:
+    """Time, memory and energy of a row of `summary["setups"]`, a dash for what is not known."""
+    milliseconds, joules, size = row.get("milliseconds"), row.get("joules"), row.get("bytes")
+    return (
+        "–" if milliseconds is None else f"{milliseconds:.3g}",
+        "–" if size is None else f"{size / 1e6:.3g}",
+        "–" if joules is None else f"{joules:.2g}",
+    )
+
+
+def has_costs(summary: Mapping) -> bool:
+    """Whether any set-up's are known: not in a study of an older release."""
+    return any(cell != "–" for row in summary["setups"] for cell in cost_cells(row))
