@@ -16,12 +16,13 @@ import scaler
 from loops.errors import LoopError
 
 
-def called(text: str, run: pathlib.Path) -> Any:
+def called(text: str, run: pathlib.Path, *, option: str = "--build") -> Any:
     """What the function that `--build` names returns.
 
     Args:
         text: `module:function`, importable from the current folder.
         run: What the function is called with, unless it has no parameters.
+        option: The option that names it, for errors.
 
     Raises:
         scaler.InvalidArgument: If there is no such module or function.
@@ -29,9 +30,10 @@ def called(text: str, run: pathlib.Path) -> Any:
     """
     module, _, name = text.partition(":")
     if not module or not name:
-        raise scaler.InvalidArgument(f"--build {text}: expected module:function, such as train:build.")
+        raise scaler.InvalidArgument(f"{option} {text}: expected module:function, such as train:build.")
     with _current_folder_on_path():
-        return _said(f"--build {text}", lambda: _called(_function(text, module, name), run))
+        who = f"{option} {text}"
+        return _said(who, lambda: _called(_function(who, module, name), run))
 
 
 @contextlib.contextmanager
@@ -68,19 +70,19 @@ def _by_place(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [one for one in found if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
 
 
-def _function(text: str, module: str, name: str) -> Callable[[pathlib.Path], Any]:
+def _function(who: str, module: str, name: str) -> Callable[[pathlib.Path], Any]:
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise scaler.InvalidArgument(
-            f"--build {text}: there is no module {error.name!r} here, in {pathlib.Path.cwd()}. Start the command where "
+            f"{who}: there is no module {error.name!r} here, in {pathlib.Path.cwd()}. Start the command where "
             "the program is."
         ) from None
     function = getattr(found, name, None)
     if not callable(function):
-        raise scaler.InvalidArgument(f"--build {text}: module {module!r} has no function {name!r}.")
+        raise scaler.InvalidArgument(f"{who}: module {module!r} has no function {name!r}.")
     return function
 
 

@@ -12,6 +12,7 @@ from markdown_blocks import python_blocks, run_blocks
 import loops
 import scaler
 from loops import cli
+from loops.doctor import diagnosis
 
 TESTS = pathlib.Path(__file__).parent
 DOCS = TESTS.parent / "docs"
@@ -178,3 +179,25 @@ def test_the_replay_runs_as_shown(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "\nHeadroom() " in printed
     assert "overflow above" in printed
+
+
+def test_the_doctor_prints_what_its_page_shows(tmp_path, monkeypatch, capsys):
+    """But for times and what follows from them, which no two runs share."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(diagnosis, "SECONDS", 0.02)
+    page = (DOCS / "doctor.md").read_text(encoding="utf-8")
+    (program,) = python_blocks(page)
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    command = re.findall(r"^halfstep (doctor .*?)(?: *#.*)$", page, flags=re.MULTILINE)[0]
+    assert cli.main(command.split()) == 0
+    monkeypatch.delitem(sys.modules, "train")
+    (shown,) = re.findall(r"^```text\n(.*?)```", page, flags=re.MULTILINE | re.DOTALL)
+    assert _without_times(capsys.readouterr().out) == _without_times(shown)
+    assert (tmp_path / "memory.png").exists()
+
+
+def _without_times(text):
+    """The lines of a diagnosis before its advice, with no figure in those that are above the memory."""
+    times, _, rest = text.partition("\nmemory")
+    names = [re.sub(r"[\d.]+|\b(to|faster|slower|the same)\b", "", line).split() for line in times.splitlines()]
+    return names, rest.partition("\n\nwhat to change")[0].partition("\n\nNothing")[0]

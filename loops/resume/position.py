@@ -30,6 +30,11 @@ class Position:
         self._iterator: tf.data.Iterator | None = None
         self.problem: str | None = None
 
+    @property
+    def dataset(self) -> tf.data.Dataset:
+        """What was given."""
+        return self._dataset
+
     @functools.cached_property
     def _findings(self) -> Findings:
         return look(self._dataset)

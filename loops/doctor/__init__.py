@@ -1,0 +1,1 @@
+"""Where a training step's time and memory go, measured, and what was tried against it."""
