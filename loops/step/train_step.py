@@ -12,6 +12,7 @@ import tensorflow as tf
 import scaler
 from loops.batches import explaining, parts
 from loops.errors import BadOutputs
+from loops.step.again import taken_again
 from loops.step.arguments import (
     check_late_layers,
     check_made_masters,
@@ -230,6 +231,9 @@ class TrainStep(tf.Module):
             (loss, extra, grads, seen), diagnose = self._compiled(due, x, y, sample_weight), None
         else:
             loss, extra, grads, seen, diagnose = self._differentiate(due, x, y, sample_weight)
+            if diagnose and not self.window:
+                batch = (loss_scale, x, y, sample_weight)
+                diagnose = taken_again(lambda small: self._gradients_again(small, *batch), before) or diagnose
         if self.layerwise:
             grads, groups = grads
             self.layerwise.update(groups)
@@ -289,17 +293,11 @@ class TrainStep(tf.Module):
         """The loss, what came with it, scaled gradients, what probes saw, and a function that differentiates again."""
         weights = self.model.trainable_variables
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        may_look_again, as_called = self.loss_scaler.may_diagnose(), scaler.tracing.as_called
+        may_look_again = self.loss_scaler.may_diagnose()
         with tf.GradientTape(persistent=may_look_again) as tape, self._probing.forward() as probed:
-            prediction = as_called(self.model)(x, training=True)
-            arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
-            loss, extra = _loss_and_extra(as_called(self.loss_fn)(*arguments), PROBED if self.probes else ())
+            prediction, loss, extra = self._forward(x, y, sample_weight)
             self.loss_scaler.check_precision(prediction, loss)
-            loss = tf.cast(loss, tf.float32)
-            if isinstance(self.loss_fn, keras.losses.Loss):
-                loss *= replicas  # Keras's loss objects divide by it, functions do not.
-            for penalty in self.model.losses:
-                loss += tf.cast(penalty, tf.float32)
+            loss = self._whole(loss)
             # Gradients are summed over micro-batches and replicas: each adds its share of the mean.
             scaled = self.loss_scaler.scale(loss / (self.accumulate * replicas))
         if self.layerwise:
@@ -319,6 +317,32 @@ class TrainStep(tf.Module):
             return tape.gradient(scaled, weights, output_gradients=small)
 
         return loss, extra, grads, seen, differentiate_again
+
+    def _forward(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, tf.Tensor, dict[str, tf.Tensor]]:
+        """The prediction, the loss as its function returned it, and what came with it."""
+        as_called = scaler.tracing.as_called
+        prediction = as_called(self.model)(x, training=True)
+        arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
+        loss, extra = _loss_and_extra(as_called(self.loss_fn)(*arguments), PROBED if self.probes else ())
+        return prediction, loss, extra
+
+    def _whole(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss in float32, with what the model adds to it."""
+        loss = tf.cast(loss, tf.float32)
+        if isinstance(self.loss_fn, keras.losses.Loss):
+            # Keras's loss objects divide by it, functions do not.
+            loss *= tf.distribute.get_strategy().num_replicas_in_sync
+        for penalty in self.model.losses:
+            loss += tf.cast(penalty, tf.float32)
+        return loss
+
+    @scaler.tracing.as_written
+    def _gradients_again(self, small: tf.Tensor, loss_scale: tf.Tensor, x: Any, y: Any, sample_weight: Any) -> list:
+        """Gradients by a forward pass of their own, for `small` as the gradient of the scaled loss."""
+        with tf.GradientTape() as tape:
+            _, loss, _ = self._forward(x, y, sample_weight)
+            scaled = self._whole(loss) * loss_scale
+        return tape.gradient(scaled, self.model.trainable_variables, output_gradients=small)
 
     def _decide(
         self, grads: list, before: scaler.Snapshot, diagnose: Callable | None
