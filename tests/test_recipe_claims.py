@@ -1,9 +1,12 @@
 """What the pages of `docs/recipes/` say goes wrong otherwise: each claim, seen to be so."""
 
+import pathlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from markdown_blocks import python_blocks
 
 import loops
 import scaler
@@ -220,3 +223,19 @@ def test_what_keras_3_took_out():
         keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()).get_scaled_loss(1.0)
     with pytest.raises(ValueError, match="dynamic"):
         keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), dynamic=False)
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+def test_a_model_that_is_compiled_anew_trains_what_was_unfrozen():
+    page = pathlib.Path(__file__).parents[1] / "docs" / "recipes" / "transfer.md"
+    (block,) = python_blocks(page.read_text(encoding="utf-8"))
+    backbone = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
+    backbone.trainable = False
+    model = keras.Sequential([backbone, keras.layers.Dense(2)])
+    cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    train = tf.data.Dataset.from_tensors((tf.ones([4, 3]), tf.zeros([4], tf.int32)))
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3)), loss=cross_entropy)
+    model.fit(train, verbose=0)
+    before = backbone.get_weights()
+    exec(block, {**globals(), "backbone": backbone, "model": model, "cross_entropy": cross_entropy, "train": train})
+    assert not np.array_equal(backbone.get_weights()[0], before[0])

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from loops.cli import arguments
+from loops.cli.arguments.asked import Parser
 from loops.cli.arguments.completion import SHELLS
 from loops.names import EFFECTS, IMAGE_TASKS, POLICIES, PRESETS, SETUPS, STRATEGIES, TASKS, TUNED
 
@@ -46,11 +47,11 @@ def bash() -> str:
     """The script for bash."""
     parser = arguments.parser()
     lines = []
-    for command, one in _commands(parser).items():
+    for command, one in parser.commands.items():
         for option in [option for action in _named(one) if action.nargs != 0 for option in action.option_strings]:
             lines.append(_case(f'"{command} {option} "*', _NAMES.get((command, option), ())))
         lines += [_case(f'"{command} "*" -"*', _options(one)), _case(f'"{command} "*', _positional(command, one))]
-    return _BASH.format(cases="\n".join(lines), commands=" ".join([*_commands(parser), *_options(parser)]))
+    return _BASH.format(cases="\n".join(lines), commands=" ".join([*parser.commands, *_options(parser)]))
 
 
 def zsh() -> str:
@@ -64,7 +65,7 @@ def fish() -> str:
     first = "complete -c halfstep -n __fish_use_subcommand -f"
     lines = [f"{first} -a {name} -d {shlex.quote(said)}" for name, said in _said(parser)]
     lines += [f"{first} {_fish(action)}" for action in _named(parser)]
-    for command, one in _commands(parser).items():
+    for command, one in parser.commands.items():
         here = f"complete -c halfstep -n '__fish_seen_subcommand_from {command}'"
         if words := _positional(command, one):
             lines.append(f"{here} -f -a '{' '.join(words)}'")
@@ -75,30 +76,25 @@ def fish() -> str:
     return "\n".join([*lines, ""])
 
 
-def _commands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    return next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+def _said(parser: Parser) -> list[tuple[str, str]]:
+    """Each command, and what it does."""
+    return [(name, one.summary) for name, one in parser.commands.items()]
 
 
-def _said(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
-    """Each command, and its line of help."""
-    action = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return [(choice.dest, choice.help or "") for choice in action._choices_actions]
-
-
-def _named(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+def _named(parser: Parser) -> list[argparse.Action]:
     """The arguments that are options."""
-    return [action for action in parser._actions if action.option_strings]
+    return [action for action in parser.declared() if action.option_strings]
 
 
-def _options(parser: argparse.ArgumentParser) -> list[str]:
+def _options(parser: Parser) -> list[str]:
     return [option for action in _named(parser) for option in action.option_strings]
 
 
-def _positional(command: str, parser: argparse.ArgumentParser) -> list[str]:
+def _positional(command: str, parser: Parser) -> list[str]:
     """What can be offered for the arguments that are not options."""
     return [
         name
-        for action in parser._actions
+        for action in parser.declared()
         if not action.option_strings
         for name in _NAMES.get((command, action.dest), ())
     ]

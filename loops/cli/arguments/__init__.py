@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from loops.cli.arguments import (
     compare,
     completion,
@@ -20,6 +18,7 @@ from loops.cli.arguments import (
     tune,
     watch,
 )
+from loops.cli.arguments.asked import Commands, Parser
 from loops.cli.arguments.version import PrintVersions
 
 _COMMANDS = (
@@ -40,13 +39,11 @@ _COMMANDS = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The parser of all commands; `command` of what it parses is the one that was named."""
-    result = argparse.ArgumentParser(
-        prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart."
-    )
+    result = Parser(prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart.")
     result.add_argument("--version", action=PrintVersions, help="print this version, and TensorFlow's and Keras's")
-    commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = Commands(result)
     for module in _COMMANDS:
         module.add_parser(commands)
     return result
