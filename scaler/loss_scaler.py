@@ -28,6 +28,7 @@ from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, fl
 from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, mark
 from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
 from scaler.mistakes.scaled_twice import marked_unscaled, owned, refuse_gradients, refuse_scaled, scale_read
+from scaler.mistakes.unconnected import without_gradient
 from scaler.open_step import OpenStep
 from scaler.outcome import Cause, Outcome
 from scaler.rollback import Snapshot
@@ -278,7 +279,7 @@ class LossScaler(tf.Module):
         self._use.check_one_scale("unscale", self._open, self._scale_now)
         unscale = gradients.unscale if self.sum_duplicates else gradients.divide
         result = marked_unscaled(unscale(grads, self._scale_of(grads)[0]))
-        self._use.unscaled = Unscaled.of(grads, result)
+        self._use.unscales(Unscaled.of(grads, result))
         return result
 
     @as_written
@@ -450,6 +451,18 @@ class LossScaler(tf.Module):
         self._say("", float16_probabilities(prediction))
         self._say("", float16_loss(loss))
 
+    def check_connected(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> None:
+        """Warns once of variables that have no gradient, while others have one.
+
+        `apply` takes None in silence, for losses that are meant to reach a part of the variables. It is for a step that
+        differentiates all of a model.
+
+        Args:
+            grads: One for each variable.
+            variables: All that the step trains.
+        """
+        self._say("", without_gradient(grads, variables))
+
     def _say(self, where: str, sentence: str | None) -> None:
         if sentence is not None:
             self._use.say_once(f"{where}{sentence}")
@@ -551,6 +564,7 @@ class LossScaler(tf.Module):
         """
         if not tf.executing_eagerly():
             raise InvalidArgument("check() reads numbers on the host: expected a call outside of the tf.function.")
+        self._use.check_ended(int(self._counts["attempted"].numpy()))
         low, high = (float(bound) for bound in float_bounds_of(self.strategy))
         who = f"{self._called} with {described(self.strategy)}"
         self._watch.look(who, self._reading(), low, high, lambda: self.explain() if int(self.last_skip.cause) else "")

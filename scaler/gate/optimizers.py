@@ -15,6 +15,11 @@ from scaler.errors import InvalidArgument
 Optimizer: TypeAlias = Any
 
 
+def _in_short(value: object) -> str:
+    """A list of variables would print all of their values."""
+    return f"a {type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple)) else repr(value)
+
+
 def check_optimizer(optimizer: Optimizer) -> None:
     """Refuses what cannot update variables, and an optimizer that scales by itself."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -29,8 +34,8 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
     if isinstance(optimizer, type) or not (callable(optimizer) or hasattr(optimizer, "apply")):
         raise InvalidArgument(
-            f"apply: optimizer={optimizer!r}: expected a Keras optimizer such as keras.optimizers.Adam(), or a "
-            "function of (grads, variables)."
+            f"apply: optimizer={_in_short(optimizer)}: expected a Keras optimizer such as keras.optimizers.Adam(), or "
+            "a function of (grads, variables)."
         )
 
 

@@ -201,6 +201,9 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         if not self.built:
             unique = {id(replicas.native(variable)): variable for variable in variables}
             replicas.merge(lambda strategy: self.build(list(unique.values())))
+        alone = len({id(replicas.native(variable)) for variable in variables}) == len(grads) == len(variables)
+        if alone and not self._window:  # A window refuses gradients that come and go.
+            self.loss_scaler.check_connected(grads, variables)
         grads = self._in_order(list(grads), variables)
         unscaled = tf.identity(self._unscaled) if self._by_hand else False
         complete: bool | tf.Tensor = True

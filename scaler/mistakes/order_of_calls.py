@@ -35,7 +35,7 @@ class Use:
     def __init__(self) -> None:
         self.asked = self.read = self.statistics_are_kept = False
         self.unscaled: Unscaled | None = None
-        self._stepped = False
+        self._stepped = self._unscales = False
         self._said: set[str] = set()
         self._ended_in: Any = None
 
@@ -56,6 +56,23 @@ class Use:
     def scales_by_hand(self) -> None:
         """Records that the scale was read while a tape records."""
         self.asked, self.unscaled = True, None
+
+    def unscales(self, result: Unscaled | None) -> None:
+        """Records what `unscale` returned, in eager mode."""
+        self.unscaled, self._unscales = result, True
+
+    def check_ended(self, attempted: int) -> None:
+        """Warns if gradients were unscaled and no step was ever counted.
+
+        Args:
+            attempted: The steps counted so far.
+        """
+        if self._unscales and not attempted:
+            self.say_once(
+                "unscale(grads) was used, and no step was ever counted: nothing looks whether the gradients are "
+                "finite, and the scale never moves. Let apply(optimizer, grads, variables, unscaled=True) take them, "
+                "or end the step with update(Event(finite=all_finite(grads)))."
+            )
 
     def ends(self) -> None:
         """Records that the step was counted and the scale adjusted."""

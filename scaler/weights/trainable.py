@@ -68,7 +68,7 @@ class TrainableSet:
             if names and tuple(names) not in said:
                 said.add(tuple(names))
                 warnings.warn(
-                    f"{step}: made trainable since the step was traced: {_listed(names)}. The step goes on with the "
+                    f"{step}: made trainable since the step was traced: {listed(names)}. The step goes on with the "
                     f"old list of variables, and does not train them. {remedy}",
                     ScaleWarning,
                     stacklevel=2,
@@ -79,14 +79,14 @@ class TrainableSet:
     def _changed(self, now: tuple[bool, ...]) -> tuple[list[str], list[str]]:
         """The names of the variables that were frozen since, and of those that were made trainable."""
         changed = [pair for *pair, old in zip(self.variables, now, self.flags, strict=True) if pair[1] != old]
-        frozen = [_name(variable) for variable, flag in changed if not flag]
-        return frozen, [_name(variable) for variable, flag in changed if flag]
+        frozen = [name_of(variable) for variable, flag in changed if not flag]
+        return frozen, [name_of(variable) for variable, flag in changed if flag]
 
     def _check(self, now: tuple[bool, ...], step: str, remedy: str) -> None:
         if now == self.flags:
             return
         parts = dict(zip(("frozen", "made trainable"), self._changed(now), strict=True))
-        said = "; ".join(f"{what} since it was made: {_listed(names)}" for what, names in parts.items() if names)
+        said = "; ".join(f"{what} since it was made: {listed(names)}" for what, names in parts.items() if names)
         raise InvalidArgument(f"{step}: {said}. It would go on with the old list of variables. {remedy}")
 
 
@@ -94,10 +94,12 @@ def _flags(variables: tuple) -> tuple[bool, ...]:
     return tuple(bool(getattr(variable, "trainable", True)) for variable in variables)
 
 
-def _name(variable: tf.Variable) -> str:
+def name_of(variable: tf.Variable) -> str:
+    """Its path or name, quoted."""
     return repr(getattr(variable, "path", None) or variable.name.split(":")[0])
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
     rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + rest
