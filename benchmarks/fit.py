@@ -34,7 +34,6 @@ def digits_mlp(policy: str, batch_size: int) -> models.Problem:
 MODELS = {
     "digits CNN": (functools.partial(models.digits_cnn, batch_size=32), 50),
     "digits MLP": (functools.partial(digits_mlp, batch_size=32), 200),
-    "transformer of 4 layers": (models.transformer, 5),
 }
 QUICK_MODELS = {"digits MLP": (functools.partial(digits_mlp, batch_size=2), 4)}
 SETTINGS = {"fit": {"jit_compile": False}, "fit, jit": {"jit_compile": True}}
@@ -56,12 +55,7 @@ def contender(make: Callable[[str], models.Problem], side: str, steps: int, **ar
 def run(quick: bool) -> paired.Report:
     figures, found = [], {}
     settings = dict(list(SETTINGS.items())[:1]) if quick else SETTINGS
-    # step.py compiles the transformer as a whole, which takes its time.
-    chosen = [
-        (model, setting)
-        for model, setting in itertools.product((QUICK_MODELS if quick else MODELS).items(), settings.items())
-        if setting[0] == "fit" or "transformer" not in model[0]
-    ]
+    chosen = list(itertools.product((QUICK_MODELS if quick else MODELS).items(), settings.items()))
     if not quick:
         chosen += itertools.product([("digits MLP", MODELS["digits MLP"])], MANY.items())
     for (name, (make, steps)), (setting, arguments) in chosen:

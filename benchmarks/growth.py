@@ -1,23 +1,19 @@
-"""How the gate's cost grows: with the number of parameters, and with the number of tensors they are in.
+"""How the gate's cost grows with the number of tensors that its parameters are in.
 
     python benchmarks/growth.py [--json] [--quick]
 
-Adam on float32 variables. Each size finds its caches cold: the others had their turn before it, as a forward and a
-backward pass would have.
+Adam on float32 variables.
 """
 
 from __future__ import annotations
 
 import gate
-import keras
 import numpy as np
 import paired
 
-SIZES = (10**6, 10**7, 10**8)
-SPREAD_OVER = 20
 COUNTS = (10, 100, 1000)
 PARAMETERS = 10**7
-PER_PARAMETER, TENFOLD, TO_KERAS = 1.3, 1.6, 0.5
+TENFOLD, TO_KERAS = 1.6, 0.5
 SECONDS = 3.0
 
 
@@ -33,24 +29,8 @@ def contender(count: int, size: int, side: str):
 def run(quick: bool) -> paired.Report:
     shrink = 10**4 if quick else 1
     figures, found = [], {}
-    by_size(figures, found, [size // shrink for size in SIZES], quick)
-    keras.backend.clear_session()
     by_count(figures, found, PARAMETERS // shrink, [count // 10 for count in COUNTS] if quick else COUNTS, quick)
     return paired.Report(figures, found)
-
-
-def by_size(figures: list, found: dict, sizes: list[int], quick: bool) -> None:
-    """Time per parameter of each size by the least."""
-    names = {f"halfstep, {size:.0e} parameters": size for size in sizes}
-    count = 2 if quick else SPREAD_OVER
-    steps = {name: contender(count, size // count, "halfstep") for name, size in names.items()}
-    taken = paired.take_turns(steps, SECONDS, quick)
-    each = {f"{name}, each": [value / size for value in taken[name]] for name, size in names.items()}
-    least = paired.best(each, each)
-    found[f"{count} tensors"] = paired.case(taken, next(iter(names)))
-    for name in each:
-        if name != least:
-            figures.append(paired.figure(f"{name}: to {least}", each, name, least, PER_PARAMETER))
 
 
 def by_count(figures: list, found: dict, parameters: int, counts, quick: bool) -> None:

@@ -25,7 +25,6 @@ DEFAULTS = "fit"
 MODELS = {
     "digits MLP, float32": (models.digits_mlp, "float32", 3.0),
     "digits MLP, mixed_float16": (models.digits_mlp, "mixed_float16", 3.0),
-    "digits CNN, float32": (lambda policy: loops.tasks.load("digits").model(policy), "float32", None),
 }
 TO_BEST = 1.2
 

@@ -20,7 +20,7 @@ import scaler
 
 KERAS, PLAIN = "Keras LossScaleOptimizer", "no scaler"
 TO_PLAIN, TO_KERAS = 1.05, 1.00
-SECONDS = 8.0
+SECONDS = 6.0
 REPLICAS = 2
 
 
