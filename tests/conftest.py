@@ -9,6 +9,8 @@ import signal
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Consoles of tests are terminals that can move a cursor, also where the tests run without one.
 os.environ["TERM"] = "xterm"
+# pytest-xdist tells its processes how wide the terminal is, and nobody asked them to write for one.
+os.environ.pop("COLUMNS", None)
 
 import hypothesis
 import keras

@@ -303,7 +303,8 @@ class TrainStep(tf.Module):
         if self.layerwise:
             return loss, extra, self.layerwise.gradient(tape, scaled, weights), None, None
         grads = tape.gradient(scaled, weights)
-        self.loss_scaler.check_connected(grads, weights)
+        if not self.window:  # It refuses gradients that come and go.
+            self.loss_scaler.check_connected(grads, weights)
         seen = self._probing.measured(probed, due)
         if replicas > 1 and any(
             getattr(layer, "synchronized", False) for layer in scaler.observe.layers_of(self.model)
