@@ -15,11 +15,6 @@ from scaler.errors import InvalidArgument
 Optimizer: TypeAlias = Any
 
 
-def _in_short(value: object) -> str:
-    """A list of variables would print all of their values."""
-    return f"a {type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple)) else repr(value)
-
-
 def check_optimizer(optimizer: Optimizer) -> None:
     """Refuses what cannot update variables, and an optimizer that scales by itself."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -93,3 +88,8 @@ def name_of(optimizer: Optimizer) -> str:
 def move_nothing(grads: Sequence, variables: Sequence) -> None:
     """An optimizer for those who only want to know whether gradients are finite."""
     del grads, variables
+
+
+def _in_short(value: object) -> str:
+    """A list of variables would print all of their values."""
+    return f"a {type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple)) else repr(value)

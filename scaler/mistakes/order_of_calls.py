@@ -35,7 +35,7 @@ class Use:
     def __init__(self) -> None:
         self.asked = self.read = self.statistics_are_kept = False
         self.unscaled: Unscaled | None = None
-        self._stepped = self._unscales = False
+        self._stepped = self._unscales = self._ends = False
         self._said: set[str] = set()
         self._ended_in: Any = None
 
@@ -62,12 +62,12 @@ class Use:
         self.unscaled, self._unscales = result, True
 
     def check_ended(self, attempted: int) -> None:
-        """Warns if gradients were unscaled and no step was ever counted.
+        """Warns if gradients were unscaled and nothing counts steps: neither `apply` nor `update` was ever called.
 
         Args:
-            attempted: The steps counted so far.
+            attempted: The steps counted so far, by functions that another process traced, too.
         """
-        if self._unscales and not attempted:
+        if self._unscales and not self._ends and not attempted:
             self.say_once(
                 "unscale(grads) was used, and no step was ever counted: nothing looks whether the gradients are "
                 "finite, and the scale never moves. Let apply(optimizer, grads, variables, unscaled=True) take them, "
@@ -76,7 +76,7 @@ class Use:
 
     def ends(self) -> None:
         """Records that the step was counted and the scale adjusted."""
-        self._ended_in = _here()
+        self._ends, self._ended_in = True, _here()
 
     def was_read(self, step: OpenStep, scale: Callable) -> None:
         """Records that the scale was read outside a tape. If it is the scale of the open step, nothing is in doubt."""

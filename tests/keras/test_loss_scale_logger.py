@@ -118,4 +118,6 @@ def test_an_eager_fit_follows():
     model = compiled(protect=False, stateful=False, run_eagerly=True)
     fit(model, callbacks=[scaler.LossScaleLogger()])
     model.layers[0].trainable = False
+    frozen = [weight.tobytes() for weight in model.layers[0].get_weights()]
     fit(model, callbacks=[scaler.LossScaleLogger()])
+    assert [weight.tobytes() for weight in model.layers[0].get_weights()] == frozen

@@ -66,3 +66,25 @@ def test_gradients_that_were_unscaled_and_never_counted_are_told_by_check():
     with pytest.warns(scaler.ScaleWarning, match="no step was ever counted"):
         loss_scaler.check()
     loss_scaler.check()  # It is said once.
+
+
+def test_micro_batches_that_are_unscaled_and_summed_by_hand_are_no_mistake():
+    weight, optimizer, loss_scaler = tf.Variable([1.0]), keras.optimizers.SGD(), scaler.LossScaler()
+    total = tf.Variable([0.0])
+
+    @tf.function
+    def micro_batch(last):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(weight))
+        total.assign_add(loss_scaler.unscale(tape.gradient(scaled, [weight]))[0])
+        return loss_scaler.apply(optimizer, [tf.identity(total)], [weight], unscaled=True, when=last).finite
+
+    assert not micro_batch(False)
+    loss_scaler.check()  # Nothing is counted yet, and nothing is said.
+    assert micro_batch(True)
+
+
+def test_arguments_in_another_order_do_not_print_all_weights():
+    variables = [tf.Variable(tf.zeros([100]))] * 2
+    with pytest.raises(scaler.InvalidArgument, match="optimizer=a list of 2: expected a Keras optimizer"):
+        scaler.LossScaler().apply(variables, variables, keras.optimizers.SGD())
