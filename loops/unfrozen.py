@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 import scaler
+from loops.backend.variables import native
 from loops.decisions import captured
 
 
@@ -90,5 +91,5 @@ def _is_set(cell: types.CellType) -> bool:
 
 def _first(weight: Any) -> tf.Variable:
     """TensorFlow's variable inside, on the first replica."""
-    native = weight.value if isinstance(weight, keras.Variable) else weight
-    return getattr(native, "values", (native,))[0]
+    own = native(weight)
+    return getattr(own, "values", (own,))[0]

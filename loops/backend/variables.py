@@ -1,4 +1,4 @@
-"""Keras's variables in another dtype for a while.
+"""The variable of TensorFlow inside of Keras's, and Keras's in another dtype for a while.
 
 _value    the variable of TensorFlow in one of Keras's    absent: scaler.UnsupportedVersion
 _dtype    the dtype that it says it has                   absent: scaler.UnsupportedVersion
@@ -10,10 +10,16 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 import scaler
 from loops.backend.versions import versions
+
+
+def native(variable: Any) -> tf.Variable:
+    """TensorFlow's variable, which on several replicas holds one for each."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 @contextlib.contextmanager

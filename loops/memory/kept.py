@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 import scaler
+from loops.backend.variables import native
 from loops.batches import explaining, parts
 from loops.lint.traced import LayerCall, Traced, recorded, rounding_is_no_warning
 from loops.memory.buffers import kept_buffers
@@ -68,7 +69,7 @@ def kept_by(model: keras.Model, loss: Callable[..., Any], batch: Any) -> Kept:
         explaining("doctor", model, given[0], given[1]),
     ):
         graph = tf.function(differentiate).get_concrete_function(*specs).graph
-    handles = [graph.capture(_native(variable).handle) for variable in model.trainable_variables]
+    handles = [graph.capture(native(variable).handle) for variable in model.trainable_variables]
     traced = Traced(graph, calls, [], found["seed"], frozenset(), [])
     kept = Kept(collections.Counter(), collections.Counter(), collections.Counter(), traced)
     for buffer in kept_buffers(graph, found["seed"], found["batch"], handles):
@@ -85,7 +86,3 @@ def mean_loss(model: keras.Model, loss: Callable[..., Any], prediction: Any, y: 
     result = loss(y, prediction) if weight is None else loss(y, prediction, weight)
     value = tf.cast(result[0] if isinstance(result, tuple) else result, tf.float32)
     return tf.add_n([value, *(tf.cast(penalty, tf.float32) for penalty in model.losses)])
-
-
-def _native(variable: Any) -> tf.Variable:
-    return variable.value if isinstance(variable, keras.Variable) else variable

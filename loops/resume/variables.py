@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from loops.backend.variables import native
+
 Groups = dict[str, list[tf.Variable]]
 
 _PARTS: dict[str, Callable[[Any], Iterable]] = {
@@ -54,8 +56,8 @@ def variable_groups(train_step: object, concrete: tf.types.experimental.Concrete
 
 def components(variable: tf.Variable | keras.Variable) -> list[tf.Variable]:
     """The variable on each local replica; the variable itself where there is one."""
-    native = variable.value if isinstance(variable, keras.Variable) else variable
-    return list(native.values) if isinstance(native, tf.distribute.DistributedValues) else [native]
+    own = native(variable)
+    return list(own.values) if isinstance(own, tf.distribute.DistributedValues) else [own]
 
 
 def layout(groups: Groups) -> dict[str, list]:

@@ -11,13 +11,14 @@ from collections.abc import Callable
 import tensorflow as tf
 
 import scaler
+from loops.backend.variables import native
 from loops.decisions import captured
 
 Differentiate = Callable[[tf.Tensor], list]
 
 
 def taken_again(differentiate: Differentiate, before: scaler.Snapshot) -> Differentiate | None:
-    """`differentiate` with all that it moves put back, or None where that cannot be, or nothing is kept by a graph.
+    """`differentiate` with all that it moves put back; None where it cannot be, eagerly, and on several replicas.
 
     Seed generators are among what a snapshot holds, so that Dropout takes the same values away.
 
@@ -34,7 +35,7 @@ def taken_again(differentiate: Differentiate, before: scaler.Snapshot) -> Differ
         before.restore()
         return grads
 
-    known = {id(getattr(variable, "value", variable)) for variable in before.variables}
+    known = {id(native(variable)) for variable in before.variables}
     concrete = again.get_concrete_function(tf.TensorSpec([], tf.float32))
     moved = [variable for variable, assigned in captured(concrete) if assigned]
     return concrete if all(id(variable) in known for variable in moved) else None
