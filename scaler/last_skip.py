@@ -36,10 +36,11 @@ class LastSkip:
     def __init__(self) -> None:
         self.variables = {field: shared_variable(value, field) for field, value in _NEVER.items()}
 
-    def keep(self, loss_scale: tf.Tensor, skip: Skip, replica: tf.Tensor | None) -> None:
-        """Stores a skip, in the branch of the graph where the step is skipped."""
+    def keep(self, loss_scale: tf.Tensor, skip: Skip, replica: tf.Tensor | None) -> Skip:
+        """Stores a skip, in the branch of the graph where the step is skipped, and returns it."""
         for field, value in {"loss_scale": loss_scale, **packed(skip, replica)}.items():
             self.variables[field].assign(value)
+        return skip
 
     def keep_where(self, skipped: tf.Tensor, outcome: Outcome) -> None:
         """Stores the skip of an outcome where `skipped` is True."""

@@ -16,7 +16,7 @@ from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of,
 from scaler.checks import as_flag, as_variables, check_flag
 from scaler.errors import InvalidArgument
 from scaler.explain import explain
-from scaler.gate.diagnosis import told_apart
+from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
 from scaler.gate.optimizers import Optimizer, check_optimizer, name_of
 from scaler.gate.targets import Targets
@@ -30,16 +30,19 @@ from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
 from scaler.mistakes.scaled_twice import marked_unscaled, owned, refuse_gradients, refuse_scaled, scale_read
 from scaler.mistakes.unconnected import without_gradient
 from scaler.open_step import OpenStep
-from scaler.outcome import Cause, Outcome
+from scaler.outcome import Cause, Outcome, Skip
 from scaler.rollback import Snapshot
 from scaler.strategies import Dynamic, Event, NoScaling, Static, Strategy
 from scaler.strategies.base import (
     check_event,
     check_state,
     float_bounds_of,
+    host_bounds_of,
     needs_of,
+    only_scale,
     require_strategy,
     usable_scale,
+    usable_scale_on_host,
     usable_state,
 )
 from scaler.strategies.described import described
@@ -193,12 +196,18 @@ class LossScaler(tf.Module):
         """
         if tape_records():
             self._use.scales_by_hand()
-            return owned(self._open.begin_by_hand(self._scale_now()), LOSS_SCALE, self)
+            now = self._scale_now()
+            opened = self._open.begin_by_hand(now)
+            # An open step of a foreign checkpoint may have had another scale, which `apply` would not divide by.
+            return owned(opened if only_scale(self.strategy) is None else now, LOSS_SCALE, self)
         self._use.was_read(self._open, self._scale_now)
         return owned(self._scale_now(), READ, self)
 
     def _scale_now(self) -> tf.Tensor:
-        return usable_scale(self.strategy, tf.identity(self._state["loss_scale"]))
+        # Read in any case, which costs nothing where nobody uses it: by this a `Loop` finds the scaler in a step.
+        stored, only = tf.identity(self._state["loss_scale"]), only_scale(self.strategy)
+        # As a constant it takes no operation to multiply by 1, or to divide by it.
+        return usable_scale(self.strategy, stored) if only is None else tf.constant(only)
 
     @staticmethod
     def owner_of(variable: object) -> LossScaler | None:
@@ -380,13 +389,18 @@ class LossScaler(tf.Module):
         moved = Targets(optimizer, targets, positions, masters)
         gate = Gate(moved, clipping, needs_of(self.strategy), self.sum_duplicates)
         loss_scale, loss_finite = self._scale_of(grads, unscaled is False)
+        floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
+
+        def told_in_branch(skip: Skip) -> Skip:
+            return told_apart(skip, loss_scale, floor, diagnose) if alone and diagnose is not None else skip
+
         decision = gate.decide(
             [grads[i] for i in positions],
-            loss_scale if unscaled is False else tf.where(unscaled, 1.0, loss_scale),
+            _carried_by(unscaled, loss_scale),
             loss_finite,
             rollback,
             tf.convert_to_tensor(when),
-            lambda skip, replica: self._kept.keep(loss_scale, skip, replica),
+            lambda skip, replica: self._kept.keep(loss_scale, told_in_branch(skip), replica),
             self._update if update else (lambda event, done: None),
         )
         # By now the optimizer has created its slots.
@@ -396,8 +410,8 @@ class LossScaler(tf.Module):
         if not tf.executing_eagerly():
             moving_statistics.decided()
         skip = decision.skip
-        if diagnose is not None:
-            skip = told_apart(skip, loss_scale, float_bounds_of(self.strategy)[0], diagnose, self._kept.correct)
+        if diagnose is not None and not alone:
+            skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
         return Outcome(
             finite=decision.finite,
             loss_scale=loss_scale,
@@ -504,13 +518,15 @@ class LossScaler(tf.Module):
             replicas.merge(lambda strategy, event: self._update(_of_first(strategy, event)), event)
 
     def _update(self, event: Event, done: tf.Tensor | None = None) -> None:
-        state = as_called(self.strategy.update)(self._state_now(), event)
+        before = self._state_now()
+        state = as_called(self.strategy.update)(before, event)
         counts, applied = self._counts, tf.cast(event.finite, tf.int64)
         skips = (counts["consecutive_skips"] + 1) * (1 - applied)
         # Nothing below depends on `done` by itself, and a step that fails must not be counted.
         with tf.control_dependencies([] if done is None else [done]):
             for field, variable in self._state.items():
-                variable.assign(getattr(state, field))
+                if getattr(state, field) is not getattr(before, field):
+                    variable.assign(getattr(state, field))
             counts["attempted"].assign_add(1)
             counts["applied"].assign_add(applied)
             counts["consecutive_skips"].assign(skips)
@@ -545,7 +561,7 @@ class LossScaler(tf.Module):
 
     def _pinned(self, loss_scale: float) -> str:
         """Says why the scale cannot go below this one, and what to change. Empty if it can."""
-        low, high = (float(bound) for bound in float_bounds_of(self.strategy))
+        low, high = host_bounds_of(self.strategy)
         if loss_scale > low:
             return ""
         strategy = type(self.strategy).__name__
@@ -564,22 +580,27 @@ class LossScaler(tf.Module):
         """
         if not tf.executing_eagerly():
             raise InvalidArgument("check() reads numbers on the host: expected a call outside of the tf.function.")
-        self._use.check_ended(int(self._counts["attempted"].numpy()))
-        low, high = (float(bound) for bound in float_bounds_of(self.strategy))
-        who = f"{self._called} with {described(self.strategy)}"
-        self._watch.look(who, self._reading(), low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
+        reading = self._reading()
+        self._use.check_ended(reading.attempted)
+        low, high = host_bounds_of(self.strategy)
+        self._watch.look(self._who, reading, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
+
+    def _who(self) -> str:
+        return f"{self._called} with {described(self.strategy)}"
 
     def watch_from_here(self) -> None:
         """Makes `check` ignore all earlier steps, unless it ran already: for a scaler loaded from a file."""
         self._watch.history.begin(self._reading())
 
     def _reading(self) -> Reading:
-        counts = {name: int(variable.numpy()) for name, variable in self._counts.items()}
+        counts = {name: int(tf.convert_to_tensor(variable).numpy()) for name, variable in self._counts.items()}
         return Reading(
             attempted=counts["attempted"],
             skipped=counts["attempted"] - counts["applied"],
             consecutive_skips=counts["consecutive_skips"],
-            loss_scale=float(self._scale_now()),
+            loss_scale=usable_scale_on_host(
+                self.strategy, float(tf.convert_to_tensor(self._state["loss_scale"]).numpy())
+            ),
         )
 
     def remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
@@ -596,7 +617,8 @@ class LossScaler(tf.Module):
         return owned(self._carried(), LOSS_SCALE, self)
 
     def _carried(self) -> tf.Tensor:
-        return self._open.scale_of_gradients(self._scale_now())
+        now = self._scale_now()
+        return now if only_scale(self.strategy) is not None else self._open.scale_of_gradients(now)
 
     def _scale_of(self, grads: Sequence[gradients.Gradient], scaled: bool = True) -> tuple[tf.Tensor, tf.Tensor]:
         """The scale that gradients carry, and whether their loss was finite."""
@@ -611,6 +633,12 @@ class LossScaler(tf.Module):
 
 
 _MAKE_ANEW = "Create the optimizer, the step and any MasterWeights again, or compile the model again."
+
+
+def _carried_by(unscaled: bool | tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
+    if isinstance(unscaled, bool):
+        return tf.constant(1.0) if unscaled else loss_scale
+    return tf.where(unscaled, 1.0, loss_scale)
 
 
 def _with_gradient(variables: Sequence, grads: Sequence) -> list:

@@ -129,11 +129,19 @@ class Watch:
         self.history = History(policy.over)
         self._was_stuck = False
 
-    def look(self, who: str, reading: Reading, min_scale: float, max_scale: float, reason: Callable[[], str]) -> None:
+    def look(
+        self,
+        who: Callable[[], str],
+        reading: Reading,
+        min_scale: float,
+        max_scale: float,
+        reason: Callable[[], str],
+    ) -> None:
         """Raises, warns or does nothing.
 
         Args:
-            who: The beginning of the sentence, such as "The loss scaler with Dynamic()".
+            who: Returns the beginning of the sentence, such as "The loss scaler with Dynamic()"; called only when
+                something is wrong.
             reading: The current one.
             min_scale: The strategy's floor.
             max_scale: Its ceiling.
@@ -145,7 +153,7 @@ class Watch:
         self.history.add(reading)
         problem = self.policy.problem(self.history.readings, min_scale, max_scale)
         if problem and self.policy.action != "continue":
-            message = f"{who} is stuck: {problem}. {reason()}".strip()
+            message = f"{who()} is stuck: {problem}. {reason()}".strip()
             if self.policy.action == "raise":
                 raise StuckError(message)
             if not self._was_stuck:

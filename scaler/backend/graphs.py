@@ -15,6 +15,7 @@ captures                    its captured tensors              absent: as `_get_f
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Callable, Hashable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -26,6 +27,8 @@ from scaler.backend.versions import say_once
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 LOOPS = ("While", "StatelessWhile")
+_IS_APART: contextvars.ContextVar[bool] = contextvars.ContextVar("is_apart", default=False)
+"""Whether this is traced inside of what `apart` calls."""
 _FUNCTIONS = ("f", "then_branch", "else_branch", "branches", "body")
 
 
@@ -159,8 +162,19 @@ def apart(function: Callable, *tensors: Any) -> Any:
     """Calls `function(*tensors)` as a function that the surrounding graph does not inline.
 
     It is for a branch that few steps take. TensorFlow visits every inlined operation, even of a branch not taken.
+    Inside of such a function another one would only take time to trace: there it is called as it is.
     """
-    return traced_once(function)(*tensors)
+    if _IS_APART.get():
+        return function(*tensors)
+
+    def inside(*arguments: Any) -> Any:
+        before = _IS_APART.set(True)
+        try:
+            return function(*arguments)
+        finally:
+            _IS_APART.reset(before)
+
+    return traced_once(inside)(*tensors)
 
 
 def traced_once(function: Callable) -> Callable:

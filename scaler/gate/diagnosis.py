@@ -17,26 +17,61 @@ _LOW_SCALE = 2.0**-14
 """Where float16's backward pass can hardly overflow any more."""
 
 
-def told_apart(
-    skip: Skip,
-    loss_scale: tf.Tensor,
-    floor: tf.Tensor,
-    diagnose: Callable,
-    correct: Callable[[tf.Tensor, tf.Tensor], None],
-) -> Skip:
+def told_apart(skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, diagnose: Callable) -> Skip:
     """The reason of a skip, after a look at the gradients at lower scales where an overflow is presumed.
+
+    To be called in the branch of a skip, on one replica, by what `replicas.merge` calls.
 
     Args:
         skip: The reason as the gate presumes it.
         loss_scale: Scalar float32, of the step.
         floor: Scalar float32, the strategy's.
         diagnose: From an output gradient to the gradients for it.
+    """
+
+    def in_replica(small: tf.Tensor) -> list:
+        return replicas.each(tf.distribute.get_strategy(), as_called(diagnose), small)
+
+    presumed, broken, backward = _looked(skip, loss_scale, floor, in_replica)
+    return _corrected(skip, loss_scale, presumed, broken, backward)
+
+
+def told_apart_on_replicas(
+    skip: Skip,
+    loss_scale: tf.Tensor,
+    floor: tf.Tensor,
+    diagnose: Callable,
+    correct: Callable[[tf.Tensor, tf.Tensor], None],
+) -> Skip:
+    """As `told_apart`, on several replicas, each of which looks for itself: after the decision that they share.
+
+    Args:
+        skip: As for `told_apart`.
+        loss_scale: As for `told_apart`.
+        floor: As for `told_apart`.
+        diagnose: As for `told_apart`.
         correct: Called once for all replicas with whether the cause is BACKWARD, and whether a lower scale helps.
     """
+    presumed, broken, backward = _looked(skip, loss_scale, floor, diagnose)
+
+    def agree(strategy: tf.distribute.Strategy, broken: tf.Tensor, backward: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        broken, backward = replicas.any_of(strategy, broken), replicas.any_of(strategy, backward)
+        found = _corrected(skip, loss_scale, presumed, broken, backward)
+        correct(backward, found.lower_helps)
+        return found.cause, found.lower_helps
+
+    cause, helps = replicas.merge(agree, broken, backward)
+    return skip._replace(cause=cause, lower_helps=helps)
+
+
+def _looked(
+    skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, diagnose: Callable
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Whether an overflow is presumed; whether gradients are not finite at a scale of 1; and then at any scale."""
     differentiate = traced_once(as_called(diagnose))
     presumed = tf.equal(skip.cause, int(Cause.OVERFLOW))
 
-    def looked() -> tuple[tf.Tensor, tf.Tensor]:
+    def look() -> tuple[tf.Tensor, tf.Tensor]:
         # 1 is far above what float16 flushes to zero, and 2^-14 far below what overflows in it.
         scales = tf.minimum(1.0, loss_scale), tf.minimum(floor, _LOW_SCALE)
         at_one, at_low = (differentiate(tf.maximum(s / loss_scale, SMALLEST_SCALE)) for s in scales)
@@ -44,13 +79,10 @@ def told_apart(
         cured = tf.logical_and(gradients.all_finite(at_low), gradients.any_cured(at_one, at_low))
         return broken, tf.logical_and(broken, tf.logical_not(cured))
 
-    def agree(strategy: tf.distribute.Strategy, broken: tf.Tensor, backward: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        broken, backward = replicas.any_of(strategy, broken), replicas.any_of(strategy, backward)
-        cause = tf.where(backward, int(Cause.BACKWARD), skip.cause)
-        helps = tf.logical_and(tf.logical_and(presumed, loss_scale > 1.0), tf.logical_not(broken))
-        correct(backward, helps)
-        return cause, helps
-
     no = tf.constant(False)
-    cause, helps = replicas.merge(agree, *tf.cond(presumed, lambda: apart(looked), lambda: (no, no)))
-    return skip._replace(cause=cause, lower_helps=helps)
+    return presumed, *tf.cond(presumed, lambda: apart(look), lambda: (no, no))
+
+
+def _corrected(skip: Skip, loss_scale: tf.Tensor, presumed: tf.Tensor, broken: tf.Tensor, backward: tf.Tensor) -> Skip:
+    helps = tf.logical_and(tf.logical_and(presumed, loss_scale > 1.0), tf.logical_not(broken))
+    return skip._replace(cause=tf.where(backward, int(Cause.BACKWARD), skip.cause), lower_helps=helps)

@@ -68,7 +68,7 @@ class Gate:
         loss_finite: tf.Tensor,
         rollback: Snapshot | None,
         when: tf.Tensor,
-        on_skip: Callable[[Skip, tf.Tensor | None], None],
+        on_skip: Callable[[Skip, tf.Tensor | None], Skip],
         after: Callable[[Event, tf.Tensor], None],
     ) -> Decision:
         """Decides once for all replicas; every replica calls it.
@@ -79,7 +79,8 @@ class Gate:
             loss_finite: Scalar bool, of this replica.
             rollback: Of this replica, or None.
             when: Scalar bool, the same on all replicas: whether to decide at all.
-            on_skip: Called once for all replicas in the branch of a skip, with why, and with `Decision.replica`.
+            on_skip: Called once for all replicas in the branch of a skip, with why, and with `Decision.replica`; it
+                returns why, which it may know better.
             after: Called once for all replicas with what was seen, and a tensor that is there when the weights have
                 moved or not.
         """
@@ -115,7 +116,7 @@ class Gate:
         loss_scale: tf.Tensor,
         loss_finite: tf.Tensor,
         state: list[tuple],
-        on_skip: Callable[[Skip, tf.Tensor | None], None],
+        on_skip: Callable[[Skip, tf.Tensor | None], Skip],
     ) -> tuple[Decision, Event]:
         """One step, in its order: reduce, measure, decide, apply or skip, put back, and the event."""
         totals = replicas.total(strategy, grads)
@@ -153,10 +154,11 @@ class Gate:
             reason = tf.cond(attempt.failed(finite, norm), attempt.undo, look)
             reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
             replica = self._to_blame(strategy, grads, loss_finite)
-            on_skip(reason, replica)
-            return tf.constant(float("nan")), reason, replica
+            return tf.constant(float("nan")), on_skip(reason, replica), replica
 
-        clipped_norm, reason, replica = tf.cond(applied, apply, skip)
+        # Several workers meet in operations that a function of its own cannot hold.
+        skip_apart = skip if tf.distribute.has_strategy() else functools.partial(apart, skip)
+        clipped_norm, reason, replica = tf.cond(applied, apply, skip_apart)
         decision = Decision(tf.constant(True), applied, norm, clipped_norm, reason, replica)
         own, summed = self.targets.derivatives(grads), self.targets.derivatives(summed)
         return decision, event_of(strategy, self.needs, applied, own, summed, loss_scale)

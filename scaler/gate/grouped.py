@@ -12,6 +12,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import apply_steps, replicas
 from scaler.backend.graphs import in_xla
+from scaler.backend.iterations import read_once
 from scaler.gate import joined
 from scaler.gate.compiled import balanced, in_one_call, worth_compiling
 from scaler.gate.on_values import is_value_by_value, mover, works_on_values
@@ -75,7 +76,10 @@ class Grouped:
 
         def step(strategy: Any, pairs: Sequence[tuple], learning_rate: Any) -> None:
             del strategy
-            learning_rate = tf.convert_to_tensor(learning_rate)
+            with read_once(self.optimizer):
+                move_groups(pairs, tf.convert_to_tensor(learning_rate))
+
+        def move_groups(pairs: Sequence[tuple], learning_rate: tf.Tensor) -> None:
             for chunk, grad in self.chunks:
                 whole = finish_plainly(grad, None)
                 joined.move(self.optimizer, chunk, whole, self.variables, self.masters, learning_rate)

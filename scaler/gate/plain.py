@@ -13,6 +13,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import apply_steps, replicas
 from scaler.backend.autograph import as_called
+from scaler.backend.iterations import read_once_a_device
 from scaler.gate.optimizers import Optimizer
 from scaler.gate.targets import model_follows
 from scaler.gate.unscale_and_clip import finish_all
@@ -58,7 +59,8 @@ class Plain:
 def _call(optimizer: Optimizer, grads: list, variables: Sequence) -> None:
     """Every replica calls this, with the same gradients."""
     if isinstance(optimizer, keras.optimizers.Optimizer):
-        optimizer.apply(grads, variables)
+        with read_once_a_device(optimizer):
+            optimizer.apply(grads, variables)
     else:
         update = optimizer.apply if hasattr(optimizer, "apply") else optimizer
         as_called(update)(grads, [replicas.own_component(variable) for variable in variables])

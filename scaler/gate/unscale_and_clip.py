@@ -37,7 +37,8 @@ def finish_one(
         position: Where the gradient stands among all gradients of the step; None if the limit is the same for all.
     """
     finished = finish(grad, lambda grads: gradients.divide(grads, loss_scale), limit, position)
-    return gradients.opaque([finished])[0]
+    untouched = limit is None and gradients.is_one(loss_scale)
+    return finished if untouched else gradients.opaque([finished])[0]
 
 
 def finish_all(grads: Sequence, variables: Sequence, loss_scale: tf.Tensor, limit: Limiter | None) -> list:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from scaler.backend import graphs
 from scaler.backend.autograph import as_written
 from scaler.backend.variables import overwrites as overwrites
-from scaler.gradients.reduced import reduced
+from scaler.gradients.reduced import reduced, sums_of_squares
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
@@ -33,9 +33,17 @@ def unscale(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
 
 def divide(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
     """The gradients in float32 divided by a scalar."""
+    if is_one(loss_scale):
+        return to_float32(grads)
     # Not a product with 1 / loss_scale: in a loop inside the graph, TensorFlow's optimizer regroups
     # (g * S) * (1 / S) to (g * (1 / S)) * S, which underflows and overflows where this does not.
     return _map(lambda values: tf.cast(values, tf.float32) / loss_scale, grads)
+
+
+def is_one(loss_scale: tf.Tensor) -> bool:
+    """Whether a scale is known to be 1 while the step is traced, so that nothing needs to be divided by it."""
+    known = None if tf.executing_eagerly() else tf.get_static_value(loss_scale)
+    return known is not None and bool(known == 1.0)
 
 
 def multiply(grads: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
@@ -105,7 +113,7 @@ def squared_norm(grads: Sequence[Gradient]) -> tf.Tensor:
 
 def squared_norm_of_each(grads: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
     """As `squared_norm`, of each gradient by itself."""
-    return reduced(tf.reduce_sum, [tf.square(tf.cast(values_of(grad), tf.float32)) for grad in grads])
+    return sums_of_squares([tf.cast(values_of(grad), tf.float32) for grad in grads])
 
 
 @as_written

@@ -34,6 +34,8 @@ def squared_norms(grads: Sequence[lists.Gradient], loss_scale: tf.Tensor) -> tf.
         return _exactly(grads, loss_scale)
     # l2_loss is half the sum of squares.
     scaled = 2.0 * tf.stack([tf.nn.l2_loss(tf.cast(lists.values_of(grad), tf.float32)) for grad in grads])
+    if lists.is_one(loss_scale):
+        return scaled
     unscaled = scaled / loss_scale / loss_scale
     sums = tf.reduce_sum([scaled, unscaled], axis=1)
     sure = tf.reduce_all(sums == within(sums, *_SURELY_EXACT))

@@ -6,6 +6,13 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from scaler.backend.graphs import in_xla
+
+_COLUMNS = 128
+"""Sums that XLA adds up side by side."""
+_WORTH_COLUMNS = 2**12
+"""Elements of a tensor. Below, the second sum takes as long as the first saves."""
+
 
 def reduced(reduce: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """`reduce`, such as `tf.reduce_sum`, over all axes of each tensor.
@@ -23,6 +30,26 @@ def reduced(reduce: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor]) -> l
         return reduce(tensor, axis=axes[rank])
 
     return [one(tensor) for tensor in tensors]
+
+
+def sums_of_squares(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The sum of the squares of each float32 tensor, scalars.
+
+    XLA adds the values of a tensor one after another on a CPU, as it was told. Columns it adds side by side, two to
+    three times as fast.
+    """
+    squares = list(map(tf.square, tensors))
+    if in_xla() and not tf.config.list_physical_devices("GPU"):
+        squares = list(map(_sums_of_columns, squares))
+    return reduced(tf.reduce_sum, squares)
+
+
+def _sums_of_columns(squares: tf.Tensor) -> tf.Tensor:
+    size = squares.shape.num_elements()
+    if size is None or size < _WORTH_COLUMNS or size % _COLUMNS:
+        return squares
+    # No sum is negative. Without `abs` XLA would join both sums into one over all values.
+    return tf.abs(tf.reduce_sum(tf.reshape(squares, [-1, _COLUMNS]), 0))
 
 
 def not_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

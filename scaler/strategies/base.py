@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import tensorflow as tf
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, as_float, check_number, within
@@ -140,6 +141,16 @@ def float_bounds_of(strategy: object) -> tuple[tf.Tensor, tf.Tensor]:
     return as_float(low), as_float(high)
 
 
+def host_bounds_of(strategy: object) -> tuple[float, float]:
+    """The least and the greatest scale a strategy may choose, on the host, without a tensor where they are numbers."""
+    low, high = bounds_of(strategy)
+    return _float32(low), _float32(high)
+
+
+def _float32(bound: Any) -> float:
+    return float(np.float32(bound)) if isinstance(bound, (int, float)) else float(as_float(bound))
+
+
 def bounded(strategy: object, loss_scale: tf.Tensor) -> tf.Tensor:
     """The loss scale within the strategy's bounds."""
     return within(loss_scale, *float_bounds_of(strategy))
@@ -151,6 +162,19 @@ def usable_scale(strategy: Strategy, stored: tf.Tensor) -> tf.Tensor:
     Only a damaged or foreign checkpoint brings another one.
     """
     return bounded(strategy, tf.where(tf.math.is_nan(stored), strategy.init().loss_scale, stored))
+
+
+def only_scale(strategy: object) -> float | None:
+    """The one scale that a strategy may choose, or None if it may choose among several."""
+    low, high = bounds_of(strategy)
+    numbers = isinstance(low, (int, float)) and isinstance(high, (int, float))
+    return _float32(low) if numbers and low == high else None
+
+
+def usable_scale_on_host(strategy: Strategy, stored: float) -> float:
+    """As `usable_scale`, for a number. Nearly every stored scale may be used, which takes no tensor to see."""
+    low, high = host_bounds_of(strategy)
+    return stored if low <= stored <= high else float(usable_scale(strategy, tf.constant(stored)))
 
 
 def usable_state(strategy: Strategy, state: Any) -> Any:

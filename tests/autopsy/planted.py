@@ -426,7 +426,7 @@ STEPS["on_replicas"] = 4
 
 
 class Cube(keras.layers.Layer):
-    """Overflows before its small factor, unless TensorFlow multiplies by that first, as it does in some graphs."""
+    """Overflows before its small factor, unless TensorFlow multiplies by that first, as it does in most graphs."""
 
     def call(self, x):
         return (x * 50.0) ** 3 * tf.cast(1e-6, x.dtype)

@@ -1,5 +1,6 @@
 """The causes that users had, each planted in a small program: which layer, which pass, why, and what helps."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -8,6 +9,7 @@ import planted
 import pytest
 import tensorflow as tf
 
+from loops.autopsy import attempts
 from loops.observe import cure, explain
 
 EXPECTED = {
@@ -36,7 +38,6 @@ EXPECTED = {
     "compiled": ("floor", "backward", "out", "inf", "loss scale 4096"),
     "zero_over_zero": ("loss", "forward", "spread", "nan", "denominator in 'spread' moved by 0.001"),
     "loss_over_zero": ("loss", "forward", None, "inf", "denominator in the loss or the step moved by 0.001"),
-    "regrouped": ("loss", "forward", "cube", "inf", "'cube' in float32"),
     "uncleared": ("overflow", "backward", None, "inf", "the step's own variables set to zero"),
 }
 
@@ -77,6 +78,36 @@ def test_the_cause_is_found_and_the_remedy_works(runs, name):
     logged = next(row for row in rows(run) if row["step"] == found.step)
     assert not logged["applied"]
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["pass"] == where
+
+
+@contextlib.contextmanager
+def products_regrouped(regroups):
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": regroups})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": not regroups})
+
+
+def test_a_step_whose_products_are_regrouped_is_taken_as_it_is_written(tmp_path, monkeypatch):
+    """Which products TensorFlow regroups depends on the whole graph: here those of the autopsy, and not the run's."""
+    as_it_was = attempts.Attempts.as_it_was
+
+    @contextlib.contextmanager
+    def regrouping(self):
+        with as_it_was(self), contextlib.nullcontext() if self.literal else products_regrouped(True):
+            yield
+
+    monkeypatch.setattr(attempts.Attempts, "as_it_was", regrouping)
+    try:
+        with products_regrouped(False):
+            planted.regrouped(tmp_path).run(planted.STEPS["regrouped"])
+            found = explain(planted.regrouped(tmp_path))
+    finally:
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
+    assert (found.verdict, found.where, found.layer, found.kind) == ("loss", "forward", "cube", "inf")
+    assert "'cube' in float32" in [one.name for one in found.remedies if one.finite]
+    assert found.reproduced
 
 
 def test_a_scale_that_hides_the_cause_is_lowered_to_see_it(runs):

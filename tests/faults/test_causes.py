@@ -6,10 +6,12 @@ Guards line 6 of the promise: a skip names its tensor and what would help, in ev
 import functools
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from fault_cases import MODES, batches, run_in
+from mirrored import mirrored
 
 import scaler
 from scaler import Cause
@@ -133,3 +135,32 @@ def test_the_last_skip_stays_when_steps_are_applied_again_and_the_next_is_judged
     # After a skip because of the loss, the next one is judged anew.
     rig.run([(x, y, np.float32(1e6))])
     assert int(rig.loss_scaler.last_skip.cause) == Cause.OVERFLOW
+
+
+@pytest.mark.parametrize("how", ["default", "one device", "mirrored"])
+def test_one_replica_looks_again_as_a_replica(how):
+    strategy = {
+        "default": tf.distribute.get_strategy,
+        "one device": lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
+        "mirrored": lambda: mirrored(1),
+    }[how]()
+    with strategy.scope():
+        variable = tf.Variable([0.0, 1.0])
+        optimizer, loss_scaler = keras.optimizers.SGD(0.5), scaler.LossScaler()
+        optimizer.build([variable])
+
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(tf.sqrt(variable)))
+
+        def again(small):
+            assert tf.distribute.get_replica_context() is not None
+            return tape.gradient(scaled, [variable], output_gradients=small)
+
+        outcome = loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable], diagnose=again)
+        return outcome.cause, outcome.index
+
+    cause, index = tf.function(lambda: strategy.run(step))()
+    assert (int(cause), int(index)) == (scaler.Cause.BACKWARD, 0)
+    assert int(loss_scaler.last_skip.cause) == scaler.Cause.BACKWARD
+    assert variable.numpy().tolist() == [0.0, 1.0]

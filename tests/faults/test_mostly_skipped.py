@@ -25,7 +25,7 @@ def looked(word, every=1, start=(0, 0, 0), watch=None):
         attempted, skipped, row = attempted + 1, skipped + (letter == "0"), row + 1 if letter == "0" else 0
         if attempted % every == 0:
             try:
-                watch.look("The scaler", Reading(attempted, skipped, row, 1.0), *BOUNDS, lambda: "")
+                watch.look(lambda: "The scaler", Reading(attempted, skipped, row, 1.0), *BOUNDS, lambda: "")
             except StuckError:
                 return attempted
     return None

@@ -76,3 +76,30 @@ def test_a_power_of_two_changes_no_bit(how):
     for exponent in (-20, 15, 40):
         scaled = norms(how, [value * np.float32(2.0**exponent) for value in values], 2.0**exponent)
         assert scaled.tobytes() == plain.tobytes()
+
+
+@pytest.mark.parametrize("how", MEASURE)
+@pytest.mark.parametrize("shape", [(4096,), (64, 128), (3, 3, 64, 64), (4097,), (130, 63)])
+def test_large_tensors_are_summed_with_all_their_values(how, shape):
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    (found,) = norms(how, [values], 1.0)
+    np.testing.assert_allclose(found, np.square(np.float64(values)).sum(), rtol=1e-5)
+    for place in (0, -1):
+        for bad in (np.inf, -np.inf, np.nan):
+            broken = values.copy()
+            broken.flat[place] = bad
+            (found,) = norms(how, [broken], 1.0)
+            assert np.isnan(found) == np.isnan(bad)
+            assert not np.isfinite(found)
+    # Each square is finite, and their sum is not.
+    assert norms(how, [np.full(shape, 2.0**59, np.float32)], 2.0**-2) == np.inf
+
+
+@pytest.mark.parametrize(
+    "values", [[3.0, 4.0], [0.0, -0.0], [1e19, 1e18], [2.0**64], [1e30], [2.0**-60], [1e-30], [1.0, np.inf], [np.nan]]
+)
+def test_a_scale_that_is_known_to_be_1_divides_nothing_and_finds_the_same(values):
+    grads = [tf.constant(np.float32(values))]
+    traced = tf.function(lambda: squared_norms(grads, tf.constant(1.0)))
+    assert "RealDiv" not in {op.type for op in traced.get_concrete_function().graph.get_operations()}
+    np.testing.assert_allclose(traced(), norms("eager", [np.float32(values)], 1.0), rtol=1e-6)
