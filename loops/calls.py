@@ -11,8 +11,10 @@ import tensorflow as tf
 
 import scaler
 from loops.counters import CounterVariables
-from loops.decisions import find
+from loops.decisions import Found, find
 from loops.errors import BadOutputs
+from loops.stacked import Arrays, Stacked
+from loops.step.train_step import TrainStep
 from loops.unfrozen import models_of, read_only
 
 Outputs = dict[str, np.ndarray]
@@ -32,6 +34,7 @@ class StepCalls:
         element_spec: The dataset's.
         counters: Where to count.
         in_graph: Which loop.
+        endless: Whether the data is sure never to end.
         jit_compile: Whether XLA compiles the step.
         written: The step as the user wrote it, where `train_step` is a function around it.
 
@@ -48,15 +51,18 @@ class StepCalls:
         counters: CounterVariables,
         *,
         in_graph: bool,
+        endless: bool,
         jit_compile: bool,
         written: TrainStepFunction | None = None,
     ):
         self.train_step = train_step
         self._models = models_of(written or train_step)
+        # A TrainStep returns what its own scaler did, and need not be compared with it in every step.
+        self._believed = isinstance(written or train_step, TrainStep)
         self.jit_compile = jit_compile
         self._spec = element_spec
         self._counters = counters
-        self._in_graph = in_graph
+        self._in_graph, self._endless = in_graph, endless
         self._worked = False
         self._spectator: Spectator | None = None
         self.scalers: list[scaler.LossScaler] = []
@@ -108,9 +114,9 @@ class StepCalls:
 
     def _take(self, iterator: tf.data.Iterator, limit: int) -> tuple[int, Outputs]:
         if self._in_graph:
-            taken, outputs = self._many(iterator, tf.constant(int(limit)))
+            taken, arrays = self._many(iterator, tf.constant(int(limit)))
             taken = int(taken)
-            return taken, {name: value.numpy()[:taken] for name, value in outputs.items()}
+            return taken, self._stacked.split({key: array.numpy() for key, array in arrays.items()}, taken)
         try:
             batch = next(iterator)
         except StopIteration:
@@ -125,6 +131,7 @@ class StepCalls:
             "Loop", "Make the step and the loop again, with a new optimizer and new MasterWeights."
         )
         self.scalers += [one for one in found.scalers if one not in self.scalers]
+        found = Found() if self._believed else found
         before = found.read()
         shown = [] if self._spectator is None else [self._spectator(batch, self._counters.data + 1)]
         with tf.control_dependencies(shown):
@@ -139,26 +146,37 @@ class StepCalls:
         # The step's outputs must be known before the loop is built: tracing it also creates its variables.
         specs = self._step.get_concrete_function(self._spec).structured_outputs
         _check_outputs(specs)
-        arrays = {
-            name: tf.TensorArray(spec.dtype, size=limit, element_shape=spec.shape) for name, spec in specs.items()
-        }
+        self._stacked = Stacked(specs)
+        take = self._endlessly if self._endless else self._until_the_end
+        taken, arrays = take(iterator, limit, self._stacked.arrays(limit))
+        return taken, {key: array.stack() for key, array in arrays.items()}
 
+    def _endlessly(self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: Arrays) -> tuple[tf.Tensor, Arrays]:
+        def body(taken: tf.Tensor, arrays: Arrays) -> tuple:
+            outputs = self._counted(iterator.get_next())
+            # A step that fails must not have taken the batch after its own.
+            with tf.control_dependencies(outputs.values()):
+                following = taken + 1
+            return following, self._stacked.write(arrays, taken, outputs)
+
+        return tf.while_loop(lambda taken, arrays: taken < limit, body, (0, arrays))
+
+    def _until_the_end(self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: Arrays) -> tuple[tf.Tensor, Arrays]:
         def next_unless_done(taken: tf.Tensor) -> tf.experimental.Optional:
             nothing = tf.experimental.Optional.empty(self._spec)
             return tf.cond(taken < limit, iterator.get_next_as_optional, lambda: nothing)
 
-        def body(taken: tf.Tensor, batch: tf.experimental.Optional, arrays: dict) -> tuple:
+        def body(taken: tf.Tensor, batch: tf.experimental.Optional, arrays: Arrays) -> tuple:
             outputs = self._counted(batch.get_value())
-            arrays = {name: array.write(taken, outputs[name]) for name, array in arrays.items()}
             # A step that fails must not have taken the batch after its own.
             with tf.control_dependencies(outputs.values()):
                 following = next_unless_done(taken + 1)
-            return taken + 1, following, arrays
+            return taken + 1, following, self._stacked.write(arrays, taken, outputs)
 
         taken, _, arrays = tf.while_loop(
             lambda taken, batch, arrays: batch.has_value(), body, (0, next_unless_done(0), arrays)
         )
-        return taken, {name: array.stack() for name, array in arrays.items()}
+        return taken, arrays
 
 
 def scalars_and_vectors(outputs: Outputs) -> tuple[Outputs, Outputs]:
@@ -179,6 +197,11 @@ def _check_outputs(outputs: Any) -> None:
                 f"the train step returned {name!r} with shape {shape} and dtype {dtype.name}: expected names of "
                 "numbers or bools, scalars or arrays of a shape that is known when the step is traced. Reduce it "
                 "first, such as with tf.reduce_mean, or set its shape with tf.ensure_shape."
+            )
+        if name in ("attempted", "applied") and shape.rank != 0:
+            raise BadOutputs(
+                f"the train step returned {name!r} with shape {shape}: expected a scalar bool, which the loop counts. "
+                "Return outcome.finite of the step's own apply as 'applied', or choose another name."
             )
         any_scalar = any_scalar or shape.rank == 0
     if not any_scalar:

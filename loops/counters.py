@@ -41,6 +41,7 @@ class CounterVariables(tf.Module):
 
     Attributes:
         known: Whether the step traced last can be counted.
+        compared: Whether what it returns is compared with what its loss scalers did.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class CounterVariables(tf.Module):
         self.claimed = _count("claimed")
         self.denied = _count("denied")
         self.known = True
+        self.compared = False
 
     def add(self, outputs: dict[str, tf.Tensor], found: Found, before: list) -> None:
         """Counts one call of a train step, when its outputs are there.
@@ -67,12 +69,14 @@ class CounterVariables(tf.Module):
                 return
             decided, moved = found.decided(before)
             here = decided > 0 if found.any else tf.constant(True)
-            attempted = tf.cast(outputs.get("attempted", tf.logical_or(here, _said(outputs, "applied"))), tf.int64)
+            said = {name: _said(outputs, name) for name in ("attempted", "applied") if name in outputs}
+            attempted = tf.cast(said.get("attempted", tf.logical_or(here, said.get("applied", False))), tf.int64)
             whole = tf.cast(tf.equal(decided, moved), tf.int64)
-            applied = tf.cast(outputs.get("applied", attempted * whole), tf.int64)
+            applied = tf.cast(said.get("applied", attempted * whole), tf.int64)
             self.attempted.assign_add(attempted)
             self.applied.assign_add(applied)
-            if "applied" in outputs and found.any:
+            self.compared = "applied" in outputs and found.any
+            if self.compared:
                 all_skipped, all_applied = (decided > 0) & tf.equal(moved, 0), (moved > 0) & tf.equal(moved, decided)
                 self.claimed.assign_add(tf.cast((applied > 0) & all_skipped, tf.int64))
                 self.denied.assign_add(tf.cast((applied < attempted) & all_applied, tf.int64))
@@ -83,6 +87,8 @@ class CounterVariables(tf.Module):
 
     def contradiction(self) -> str | None:
         """What a step that returns `applied` said, and its loss scalers did not do; None if they agree."""
+        if not self.compared:
+            return None
         if int(self.claimed):
             return _CONTRADICTS.format(says="was applied", did="skipped it")
         if int(self.denied):
@@ -98,7 +104,7 @@ _CONTRADICTS = (
 
 
 def _said(outputs: dict[str, tf.Tensor], name: str) -> tf.Tensor:
-    return tf.cast(outputs.get(name, False), tf.bool)
+    return tf.cast(outputs[name], tf.bool)
 
 
 def _count(name: str) -> tf.Variable:

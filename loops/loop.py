@@ -115,6 +115,7 @@ class Loop:
             dataset.element_spec,
             self._counters,
             in_graph=steps_per_call > 1,
+            endless=self.position.endless,
             jit_compile=jit_compile,
             written=self.train_step,
         )
@@ -221,7 +222,7 @@ class Loop:
             try:
                 self._meet(signals)
                 signals.act()
-                while (done := self.counters.data) < steps and not self.stopped:
+                while (done := int(self._counters.data)) < steps and not self.stopped:
                     limit = min(self._steps_per_call, steps - done)
                     whole = False
                     with self.workers.lost_is_an_error():
@@ -256,10 +257,13 @@ class Loop:
         Raises:
             BadBatch: If the data holds what the model or the loss cannot take.
             LoopError: If a `KeepBatches` cannot write a batch.
+            OutOfData: If data ends whose cardinality is infinite.
         """
         try:
             return self._call(self.position.iterator, limit)
         except tf.errors.OpError as error:
+            if isinstance(error, tf.errors.OutOfRangeError) and _END in error.message:
+                raise OutOfData(_why_endless_data_ended(self.counters.data)) from error
             known = explained(error, self.element_spec) or kept.explained(error)
             if known is None:
                 raise
@@ -277,7 +281,7 @@ class Loop:
 
     def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
         """Raises the error, if there is one; else learns what happened to other workers, as if it had happened here."""
-        stopped_by = meet(self.workers, signals, error, stopped=bool(self.stopped), step=self.counters.data)
+        stopped_by = meet(self.workers, signals, error, stopped=bool(self.stopped), step=lambda: self.counters.data)
         if stopped_by is not None and not self.stopped:
             self._stopped_elsewhere = f"an action on worker {stopped_by} ended the run"
 
@@ -300,6 +304,11 @@ class Loop:
             )
 
 
+_EMPTY = "the dataset is empty: it gave no batch. Is the batch larger than the data, with drop_remainder?"
+_END = "End of sequence"
+"""What TensorFlow says at the end of a dataset."""
+
+
 def _alone(error: scaler.ScalerError) -> scaler.ScalerError:
     """The same error without the frames it came through."""
     alone = copy.copy(error)
@@ -307,9 +316,19 @@ def _alone(error: scaler.ScalerError) -> scaler.ScalerError:
     return alone
 
 
+def _why_endless_data_ended(done: int) -> str:
+    if not done:
+        return _EMPTY
+    return (
+        f"the dataset ended after {done} steps, and its cardinality says that it never ends: a generator that gives "
+        "its examples once cannot be repeated. The counters and the weights are kept, and what was written; the "
+        "outputs of the steps since the last visit are lost."
+    )
+
+
 def _why_out_of_data(done: int, steps: int) -> str:
     if not done:
-        return "the dataset is empty: it gave no batch. Is the batch larger than the data, with drop_remainder?"
+        return _EMPTY
     return (
         f"the dataset ended after {done} of {steps} steps. Let it .repeat(), or run fewer steps; what was done and "
         "written until here is kept."

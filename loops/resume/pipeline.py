@@ -177,6 +177,15 @@ class _Walk:
             self.unordered.add(spelled(what))
 
 
+def surely_endless(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset never ends, as its size says, and no part of it may give nothing when it starts again.
+
+    Of a filter and a generator nobody knows how much they give: repeated, they count as endless, and may end.
+    """
+    sizes = [int(part.cardinality()) for part in _bottom_up(dataset)]
+    return sizes[-1] == tf.data.INFINITE_CARDINALITY and tf.data.UNKNOWN_CARDINALITY not in sizes
+
+
 def _bottom_up(dataset: Any) -> list:
     """A dataset and all that it is made of, each once, inputs first; pipelines may be deeper than Python's stack."""
     order: dict[int, Any] = {}

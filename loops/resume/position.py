@@ -12,7 +12,7 @@ import tensorflow as tf
 from loops.backend.generators import ordered_by_force
 from loops.backend.versions import versions
 from loops.resume.operations import STATES, holds_state
-from loops.resume.pipeline import Findings, look
+from loops.resume.pipeline import Findings, look, surely_endless
 
 
 class Position:
@@ -45,6 +45,11 @@ class Position:
         if self._iterator is None:
             self._iterator = iter(self._dataset)
         return self._iterator
+
+    @property
+    def endless(self) -> bool:
+        """Whether the dataset never ends; False where that is not sure."""
+        return surely_endless(self._dataset)
 
     def probe(self, folder: pathlib.Path) -> None:
         """Finds out whether the position can be saved, by saving it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 from loops.errors import WorkerLost
 from loops.interrupts import Deferred
@@ -11,7 +12,9 @@ from loops.workers.workers import Workers
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def meet(workers: Workers, signals: Deferred, error: Exception | None, *, stopped: bool, step: int) -> int | None:
+def meet(
+    workers: Workers, signals: Deferred, error: Exception | None, *, stopped: bool, step: Callable[[], int]
+) -> int | None:
     """Has what happened on one worker happen on all of them at the same step.
 
     Args:
@@ -19,7 +22,7 @@ def meet(workers: Workers, signals: Deferred, error: Exception | None, *, stoppe
         signals: Those that this worker received; those of the others are added.
         error: What an action raised here, or None.
         stopped: Whether an action here ends the run.
-        step: Of which all of them are, to be named.
+        step: Returns the step of which all of them are; called only to name it.
 
     Returns:
         The first worker whose actions end the run, or None.
@@ -38,7 +41,7 @@ def meet(workers: Workers, signals: Deferred, error: Exception | None, *, stoppe
     for worker, (failed, stops, *received) in enumerate(told):
         if failed:
             raise WorkerLost(
-                f"worker {worker} stopped with an error after step {step}, and so worker {workers.index} stops, too: "
+                f"worker {worker} stopped with an error after step {step()}, and so worker {workers.index} stops, too: "
                 f"the output of worker {worker} says why. Start all of them again to go on from what all have saved."
             )
         stopped_by = worker if stops and stopped_by is None else stopped_by

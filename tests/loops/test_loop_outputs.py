@@ -147,3 +147,16 @@ def test_a_step_that_makes_its_variables_at_the_first_call(steps_per_call):
         return {"loss": made[0].assign_add(number)}
 
     np.testing.assert_array_equal(run(step, steps_per_call)[1]["loss"], [0, 1, 3, 6, 10])
+
+
+@both_loops
+@pytest.mark.parametrize("name", ["applied", "attempted"])
+def test_what_is_counted_is_a_scalar(steps_per_call, name):
+    with pytest.raises(loops.BadOutputs, match=rf"{name}.*\(1,\).*scalar bool"):
+        run(lambda n: {"loss": n, name: tf.reshape(n > 2, [1])}, steps_per_call)
+
+
+@both_loops
+def test_a_number_counts_as_whether_it_is_0(steps_per_call):
+    loop, _ = run(lambda n: {"loss": n, "applied": n}, steps_per_call)
+    assert loop.counters == loops.Counters(data=5, attempted=5, applied=4)

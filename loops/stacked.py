@@ -1,0 +1,55 @@
+"""The outputs of many steps, stacked in the graph: scalars of one dtype share an array.
+
+Each array costs a step of a small model several microseconds, and a `TrainStep` returns eight scalars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+Arrays = dict[str, tf.TensorArray]
+
+
+class Stacked:
+    """Where each output of a step is kept.
+
+    Args:
+        specs: The outputs of one step, by name: scalars and arrays of a known shape.
+    """
+
+    def __init__(self, specs: Mapping[str, tf.TensorSpec]):
+        self._specs = dict(specs)
+        self._columns: dict[str, list[str]] = {}
+        for name, spec in specs.items():
+            # No output of a step is called so: their names are what a user may call one.
+            key = f"scalars of {spec.dtype.name}" if spec.shape.rank == 0 else f"array {name}"
+            self._columns.setdefault(key, []).append(name)
+
+    def arrays(self, size: tf.Tensor) -> Arrays:
+        """Empty arrays for up to `size` steps, a scalar int32."""
+        made = {}
+        for key, names in self._columns.items():
+            first = self._specs[names[0]]
+            shape = [len(names)] if first.shape.rank == 0 else first.shape
+            made[key] = tf.TensorArray(first.dtype, size=size, element_shape=shape)
+        return made
+
+    def write(self, arrays: Arrays, step: tf.Tensor, outputs: Mapping[str, tf.Tensor]) -> Arrays:
+        """The arrays with the outputs of one step, whose number among them is a scalar int32."""
+        return {key: array.write(step, self._row(key, outputs)) for key, array in arrays.items()}
+
+    def split(self, arrays: Mapping[str, np.ndarray], taken: int) -> dict[str, np.ndarray]:
+        """Each output as an array [taken, ...], from the stacked arrays on the host."""
+        found = {}
+        for key, names in self._columns.items():
+            whole = arrays[key][:taken]
+            scalars = self._specs[names[0]].shape.rank == 0
+            found.update({name: whole[:, place].copy() if scalars else whole for place, name in enumerate(names)})
+        return {name: found[name] for name in self._specs}
+
+    def _row(self, key: str, outputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        names = self._columns[key]
+        return outputs[names[0]] if self._specs[names[0]].shape.rank else tf.stack([outputs[name] for name in names])
