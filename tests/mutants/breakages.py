@@ -177,6 +177,13 @@ BREAKAGES = {
     ),
     "a_bad_weight_is_not_looked_at": f"{WHERE}::test_a_weight_that_is_not_finite_already_is_named[float32-nan]",
     "the_last_skip_stays_presumed": f"{CAUSES}::test_a_step_says_why_it_was_skipped[graph-square root at 0]",
+    "the_last_skip_of_replicas_stays_presumed": (
+        "tests/distributed/test_causes_on_replicas.py::test_one_cause_for_all[0.0-2-0]"
+    ),
+    "outputs_of_one_dtype_are_the_first": "tests/loops/test_stacked.py::test_a_value_keeps_its_bits",
+    "what_may_end_counts_as_endless": "tests/loops/test_loop_data.py::test_what_is_sure_never_to_end[generator-False]",
+    "columns_are_not_all_summed": (f"{MEASUREMENT}::test_large_tensors_are_summed_with_all_their_values[shape0-xla]"),
+    "the_count_of_steps_is_one_ahead": ("tests/backend/test_iterations.py::test_replicas_read_it_once_each[2]"),
     # In Keras
     "keras_window_takes_infinities": f"{FIT}::test_a_window_that_overflows_ends_where_it_would_have_ended",
     "keras_window_forgets_an_overflow": f"{FIT}::test_a_window_that_overflows_ends_where_it_would_have_ended",
