@@ -2,8 +2,7 @@
 
     python benchmarks/fit.py [--json] [--quick]
 
-A turn is a silent `fit` of one epoch, on batches that stay where they are. `protect`, for which Keras has nothing,
-takes part as a contender of its own.
+A turn is a silent `fit` of one epoch, on batches that stay where they are.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import tensorflow as tf
 import loops.tasks
 import scaler
 
-OURS, THEIRS, PROTECTED = "halfstep", "Keras LossScaleOptimizer", "halfstep, protected"
+OURS, THEIRS = "halfstep", "Keras LossScaleOptimizer"
 TARGET = 1.0
 SECONDS = 2.0
 
@@ -46,8 +45,6 @@ def contender(make: Callable[[str], models.Problem], side: str, steps: int, **ar
     optimizer = keras.optimizers.LossScaleOptimizer(inner) if side == THEIRS else scaler.LossScaleOptimizer(inner)
     # Not problem.loss: compile makes the labels of a function floating-point numbers.
     problem.model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **arguments)
-    if side == PROTECTED:
-        scaler.protect(problem.model)
     dataset = tf.data.Dataset.from_tensors(problem.batch).repeat()
     return lambda: problem.model.fit(dataset, steps_per_epoch=steps, shuffle=False, verbose=0)
 
@@ -59,14 +56,11 @@ def run(quick: bool) -> paired.Report:
     if not quick:
         chosen += itertools.product([("digits MLP", MODELS["digits MLP"])], MANY.items())
     for (name, (make, steps)), (setting, arguments) in chosen:
-        sides = (OURS, THEIRS, PROTECTED) if arguments == SETTINGS["fit"] else (OURS, THEIRS)
-        contenders = {side: contender(make, side, steps, **arguments) for side in sides}
+        contenders = {side: contender(make, side, steps, **arguments) for side in (OURS, THEIRS)}
         taken = paired.take_turns(contenders, SECONDS, quick)
         title = f"{name}, mixed_float16, {setting}"
         found[title] = paired.case(taken, THEIRS, steps_in_a_turn=steps)
-        for side, target in ((OURS, TARGET), (PROTECTED, None)):
-            if side in sides:
-                figures.append(paired.figure(f"{title}: {side} to Keras's", taken, side, THEIRS, target))
+        figures.append(paired.figure(f"{title}: {OURS} to Keras's", taken, OURS, THEIRS, TARGET))
         keras.backend.clear_session()
     return paired.Report(figures, found)
 

@@ -26,7 +26,8 @@ MODELS = {
     "digits MLP, float32": (models.digits_mlp, "float32", 3.0),
     "digits MLP, mixed_float16": (models.digits_mlp, "mixed_float16", 3.0),
 }
-TO_BEST = 1.2
+TO_BEST = 1.1
+EACH_STEP = "Loop, a visit at each step"
 
 
 def loop(make_model, policy, dataset, steps: int, **arguments) -> Callable[[], None]:
@@ -52,6 +53,7 @@ def fit(make_model, policy, dataset, steps: int, **arguments) -> Callable[[], No
 def contenders(steps: int) -> dict[str, tuple]:
     many = steps // 3
     return {
+        EACH_STEP: (loop, {}),
         "Loop": (loop, {"steps_per_call": many}),
         "Loop, jit": (loop, {"steps_per_call": many, "jit_compile": True}),
         DEFAULTS: (fit, {}),
@@ -79,9 +81,9 @@ def run(quick: bool) -> paired.Report:
         theirs = paired.best(taken, [name for name in chosen if name.startswith("fit")])
         speeds = {name: steps / paired.statistics.median(seconds) for name, seconds in taken.items()}
         found[title] = paired.case(taken, DEFAULTS, steps_per_second=speeds)
-        for reference, wanted in ((DEFAULTS, target), (theirs, TO_BEST)):
-            faster, quartiles = paired.ratio(taken, reference, ours)
-            name = f"{title}: {ours}, times as fast as {reference}"
+        for own, reference, wanted in ((ours, DEFAULTS, target), (ours, theirs, TO_BEST), (EACH_STEP, DEFAULTS, 1.0)):
+            faster, quartiles = paired.ratio(taken, reference, own)
+            name = f"{title}: {own}, times as fast as {reference}"
             figures.append(paired.Figure(name, faster, quartiles, wanted, at_least=True))
         keras.backend.clear_session()
     return paired.Report(figures, found)
