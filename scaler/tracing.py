@@ -2,6 +2,7 @@
 
 from scaler.backend.autograph import as_called as as_called
 from scaler.backend.autograph import as_written as as_written
+from scaler.backend.autograph import nested as nested
 from scaler.backend.variables import made_outside as made_outside
 
-__all__ = ["as_called", "as_written", "made_outside"]
+__all__ = ["as_called", "as_written", "made_outside", "nested"]

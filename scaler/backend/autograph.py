@@ -3,6 +3,7 @@
 autograph_artifact       keeps it from our functions     absent: it rewrites them, too: a slower first step
 tf_convert               rewrites users' functions       absent: they are traced unchanged: an `if` on a tensor
 control_status_ctx         inside ours                     raises TensorFlow's error; one warning
+its `status`               the same in nested functions    absent: as above, in those alone
 """
 
 from __future__ import annotations
@@ -43,3 +44,21 @@ def as_called(function: _Function) -> _Function:
             "unchanged, and a Python `if` or `while` on a tensor in them fails. Use tf.cond and tf.while_loop there."
         )
         return function
+
+
+def nested(function: Callable, **options: Any) -> Any:
+    """A `tf.function` inside of another. `as_called` rewrites in it what it would rewrite here.
+
+    Args:
+        function: Traced as it is written.
+        options: As `tf.function` takes them, but for `autograph`.
+    """
+
+    @as_written
+    def written(*args: Any) -> Any:
+        return function(*args)
+
+    autograph: Any = getattr(getattr(tf, "__internal__", None), "autograph", None)
+    context = getattr(autograph, "control_status_ctx", lambda: None)()
+    status = getattr(getattr(context, "status", None), "name", "DISABLED")
+    return tf.function(written, autograph=status != "DISABLED", **options)

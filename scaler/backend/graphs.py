@@ -22,6 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from scaler.backend.autograph import nested
 from scaler.backend.versions import say_once
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -181,4 +182,4 @@ def traced_once(function: Callable) -> Callable:
     """`function` as one that the surrounding graph does not inline, so that a second call adds one operation."""
     if tf.executing_eagerly() or in_xla():
         return function
-    return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+    return nested(function, experimental_attributes={"_noinline": True})

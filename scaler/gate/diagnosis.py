@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -68,19 +69,39 @@ def _looked(
     skip: Skip, loss_scale: tf.Tensor, floor: tf.Tensor, diagnose: Callable
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Whether an overflow is presumed; whether gradients are not finite at a scale of 1; and then at any scale."""
-    differentiate = traced_once(as_called(diagnose))
+    seen = traced_once(lambda small: _seen(as_called(diagnose)(small)))
     presumed = tf.equal(skip.cause, int(Cause.OVERFLOW))
 
     def look() -> tuple[tf.Tensor, tf.Tensor]:
         # 1 is far above what float16 flushes to zero, and 2^-14 far below what overflows in it.
         scales = tf.minimum(1.0, loss_scale), tf.minimum(floor, _LOW_SCALE)
-        at_one, at_low = (differentiate(tf.maximum(s / loss_scale, SMALLEST_SCALE)) for s in scales)
-        broken = tf.logical_not(gradients.all_finite(at_one))
-        cured = tf.logical_and(gradients.all_finite(at_low), gradients.any_cured(at_one, at_low))
-        return broken, tf.logical_and(broken, tf.logical_not(cured))
+        at_one, at_low = (seen(tf.maximum(s / loss_scale, SMALLEST_SCALE)) for s in scales)
+        broken = tf.logical_not(at_one.all_finite)
+        flushed = tf.logical_not(tf.reduce_any(tf.logical_and(tf.logical_not(at_one.finite), at_low.not_zero)))
+        return broken, tf.logical_and(broken, tf.logical_or(tf.logical_not(at_low.all_finite), flushed))
 
     no = tf.constant(False)
     return presumed, *tf.cond(presumed, lambda: apart(look), lambda: (no, no))
+
+
+class _Seen(NamedTuple):
+    """What is kept of the gradients for one scale, so that those for another need not be there at the same time.
+
+    Attributes:
+        all_finite: Scalar bool.
+        finite: Bool, one for each value.
+        not_zero: Bool, one for each value.
+    """
+
+    all_finite: tf.Tensor
+    finite: tf.Tensor
+    not_zero: tf.Tensor
+
+
+def _seen(grads: list) -> _Seen:
+    values = gradients.joined(grads)
+    finite, not_zero = map(tf.math.is_finite, values), (value != tf.zeros([], value.dtype) for value in values)
+    return _Seen(gradients.all_finite(grads), tf.concat(list(finite), 0), tf.concat(list(not_zero), 0))
 
 
 def _corrected(skip: Skip, loss_scale: tf.Tensor, presumed: tf.Tensor, broken: tf.Tensor, backward: tf.Tensor) -> Skip:

@@ -5,9 +5,9 @@ from scaler.gradients.clipping import ClipByValue as ClipByValue
 from scaler.gradients.lists import Gradient as Gradient
 from scaler.gradients.lists import add as add
 from scaler.gradients.lists import all_finite as all_finite
-from scaler.gradients.lists import any_cured as any_cured
 from scaler.gradients.lists import divide as divide
 from scaler.gradients.lists import is_one as is_one
+from scaler.gradients.lists import joined as joined
 from scaler.gradients.lists import limit as limit
 from scaler.gradients.lists import multiply as multiply
 from scaler.gradients.lists import opaque as opaque

@@ -10,7 +10,7 @@ import tensorflow as tf
 from scaler.backend import graphs
 from scaler.backend.autograph import as_written
 from scaler.backend.variables import overwrites as overwrites
-from scaler.gradients.reduced import reduced, sums_of_squares
+from scaler.gradients.reduced import sums_of_squares
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
@@ -56,13 +56,11 @@ def limit(grad: Gradient, limiter: Callable[..., tf.Tensor], position: int | Non
     return _map_one(lambda values: limiter(values, position), grad)
 
 
-def any_cured(broken: Sequence[Gradient], others: Sequence[Gradient]) -> tf.Tensor:
-    """Whether any value that is not finite in the first gradients is not 0 in the second, scalar bool."""
-    given = [(a, b) for a, b in zip(broken, others, strict=True) if a is not None and b is not None]
-    pairs, no = [(values_of(a), values_of(b)) for a, b in given], tf.constant(False)
-    zeros = {dtype: tf.zeros([], dtype) for dtype in {b.dtype for _, b in pairs}}
-    cured = [tf.where(tf.math.is_finite(a), no, tf.not_equal(b, zeros[b.dtype])) for a, b in pairs]
-    return tf.reduce_any(tf.stack(reduced(tf.reduce_any, cured)))
+def joined(grads: Sequence[Gradient]) -> list[tf.Tensor]:
+    """The values of all gradients, in one vector for each dtype."""
+    values = [values_of(grad) for grad in grads if grad is not None]
+    dtypes = list(dict.fromkeys(value.dtype for value in values))
+    return [tf.concat([tf.reshape(value, [-1]) for value in values if value.dtype == dtype], 0) for dtype in dtypes]
 
 
 def opaque(grads: Sequence[Gradient]) -> list[Gradient]:

@@ -137,6 +137,31 @@ def test_the_last_skip_stays_when_steps_are_applied_again_and_the_next_is_judged
     assert int(rig.loss_scaler.last_skip.cause) == Cause.OVERFLOW
 
 
+def test_a_look_again_with_python_branches_is_rewritten_as_the_step_is():
+    """A user's own `diagnose` may take the forward pass again, with an `if` on a tensor in its loss."""
+    weight, loss_scaler = tf.Variable(1.0), scaler.LossScaler(scaler.Static(2.0**10))
+    sgd = keras.optimizers.SGD(0.01)
+
+    def loss_of(x):
+        if x > 1.0:
+            return tf.cast(tf.cast(weight, tf.float16) * tf.cast(x, tf.float16), tf.float32) * x
+        return weight * x
+
+    @tf.function
+    def step(x):
+        def again(small):
+            with tf.GradientTape() as tape:
+                scaled = loss_of(x) * loss_scaler.scale_of_gradients
+            return tape.gradient(scaled, [weight], output_gradients=small)
+
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(loss_of(x))
+        return loss_scaler.apply(sgd, tape.gradient(scaled, [weight]), [weight], diagnose=again)
+
+    assert int(step(np.float32(0.5)).cause) == Cause.NONE
+    assert int(step(np.float32(100.0)).cause) == Cause.OVERFLOW
+
+
 @pytest.mark.parametrize("how", ["default", "one device", "mirrored"])
 def test_one_replica_looks_again_as_a_replica(how):
     strategy = {

@@ -65,11 +65,12 @@ def test_activations_are_not_kept_for_it():
     assert (BATCH, WIDTH) not in kept_shapes(step)
 
 
-def test_where_it_could_not_be_put_back_the_first_forward_pass_is_kept_and_nothing_is_counted_twice():
-    calls = tf.Variable(0, trainable=False)
+def test_what_the_loss_counts_is_counted_once_and_traced_once():
+    calls, traced = tf.Variable(0, trainable=False), []
 
     def counting(slope, prediction):
         calls.assign_add(1)
+        traced.append(slope)
         return loss(slope, prediction)
 
     _, step = step_of(counting)
@@ -79,4 +80,36 @@ def test_where_it_could_not_be_put_back_the_first_forward_pass_is_kept_and_nothi
         Cause.OVERFLOW,
     ]
     assert int(calls) == 3
-    assert (BATCH, WIDTH) in kept_shapes(step)
+    assert len(traced) == 1
+    assert (BATCH, WIDTH) not in kept_shapes(step)
+
+
+def test_a_metric_of_the_loss_function_has_seen_each_batch_once():
+    metric = keras.metrics.Mean()
+
+    def measuring(slope, prediction):
+        metric.update_state(slope)
+        return loss(slope, prediction), {"mean": metric.result(), "number": 3, "count": metric.count}
+
+    _, step = step_of(measuring)
+    for slope in (SOUND, BACKWARD, SOUND, OVERFLOWS):
+        outputs = step(np.float32(2.0) if slope is SOUND else slope)
+    assert float(metric.count) == float(outputs["count"]) == 4 * BATCH
+    assert int(outputs["number"]) == 3
+
+
+def test_a_loss_with_python_branches_is_rewritten_as_in_the_users_own_function():
+    def branching(slope, prediction):
+        if tf.reduce_mean(slope) > 2.0:
+            return loss(slope, prediction)
+        return 2.0 * loss(slope, prediction)
+
+    _, step = step_of(branching)
+    assert int(step(SOUND)["cause"]) == Cause.NONE
+    assert int(step(OVERFLOWS)["cause"]) == Cause.OVERFLOW
+
+
+def test_a_function_that_tensorflow_runs_as_python_is_looked_at_again_too():
+    _, step = step_of(loss)
+    tf.config.run_functions_eagerly(True)
+    assert [int(step(slope)["cause"]) for slope in (SOUND, BACKWARD)] == [Cause.NONE, Cause.BACKWARD]
