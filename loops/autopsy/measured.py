@@ -23,7 +23,7 @@ from loops.step.train_step import TrainStep
 def measured(attempts: Attempts, layers: Mapping, also: Callable | None = None) -> Scan:
     """The scan of the step, without XLA; everything is put back."""
     step = attempts.moment.train_step
-    plain = step.retraced(inline=True) if isinstance(step, TrainStep) else contextlib.nullcontext()
+    plain = step.retraced(jit_compile=False) if isinstance(step, TrainStep) else contextlib.nullcontext()
     with attempts.as_it_was(), plain:
         return scan(
             attempts.take_inlined,

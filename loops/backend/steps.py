@@ -4,6 +4,7 @@
     _trainable_variables             the weights that it averages             absent: scaler.UnsupportedVersion
     _learning_rate                   its schedule                             absent: a UserWarning: not checked
     _read_only_resource_inputs       what a call in a graph only reads        absent: a UserWarning: counts as moved
+    framework.op_def_registry        operations with effects                  absent: every pass counts as having some
     step_counter, dynamic_scale      of keras.optimizers.LossScaleOptimizer   absent: `Counters.known` is False
 
 What is absent is noticed when a step is made or traced, before any weight moves.
@@ -24,6 +25,14 @@ _CALLS = (
     *("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "Case", "StatelessCase"),
     *("While", "StatelessWhile"),
 )
+_PUT_BACK = (
+    *("ReadVariable", "Assign", "Resource", "Var", "Rng"),
+    *("StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal"),
+)
+"""How the names of operations on variables begin, those of random generators among them."""
+_HARMLESS = (*_CALLS, "Assert", "Empty", "LookupTableFindV2", "LookupTableSizeV2")
+_WITHIN = ("TensorArray", "Stack", "CudnnRNN")
+"""How the names begin of those whose state is of one call."""
 COUNTER, SCALE = "step_counter", "dynamic_scale"
 """The variables that Keras's own scaler moves, by their names in a graph."""
 
@@ -87,3 +96,22 @@ def assigns(placeholder: tf.Tensor) -> bool:
         if listed is None or not places <= set(listed.list.i):
             return True
     return False
+
+
+def has_effects(concrete: tf.types.experimental.ConcreteFunction) -> bool:
+    """Whether a function does what variables do not show: it prints, draws from an iterator or from a kernel's seed."""
+    try:
+        from tensorflow.python.framework import op_def_registry
+    except ImportError:
+        return True
+    graph = concrete.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    kinds = {node.op for node in nodes}
+    known = {kind: op_def_registry.get(kind) for kind in kinds}
+    return any(
+        definition is not None
+        and definition.is_stateful
+        and kind not in _HARMLESS
+        and not kind.startswith((*_PUT_BACK, *_WITHIN))
+        for kind, definition in known.items()
+    )

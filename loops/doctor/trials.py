@@ -13,11 +13,13 @@ import tensorflow as tf
 import scaler
 from loops.doctor.program import Program
 from loops.doctor.running import STEPS_A_CALL, Batches, Running
-from loops.doctor.turns import Turns, take_turns
+from loops.doctor.turns import Turns, milliseconds, take_turns
 from loops.memory.checkpointing import blocks_of, checkpointed
 from loops.memory.policies import own_policy, under
 
 _TIMED = ("float32", "mixed_float16", "mixed_bfloat16")
+_LONG = 500.0
+"""Milliseconds of a step beside which those between two steps are nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +62,7 @@ def try_all(program: Program, step: Running, seconds: float) -> Iterator[Trial]:
         turns = take_turns(lambda: step(plain.next()), lambda: step(ahead.next()), seconds)
         yield Trial("prefetch", "end the dataset with .prefetch(tf.data.AUTOTUNE)", turns)
     if program.settings.get("accumulate", 1) == 1 and program.steps_per_call == 1:
-        yield _tried(
-            f"{STEPS_A_CALL} steps a call",
-            f"loops.Loop(..., steps_per_call={STEPS_A_CALL}); in fit compile(steps_per_execution={STEPS_A_CALL})",
-            lambda: take_turns(
-                lambda: _each(step, STEPS_A_CALL), Running(program, program.step(), many=True), seconds
-            ).of_one(STEPS_A_CALL),
-        )
+        yield _many_steps_a_call(program, step, seconds)
     if not (program.settings.get("jit_compile") or program.compiled):
         yield _tried(
             "jit_compile=True",
@@ -87,6 +83,21 @@ def try_all(program: Program, step: Running, seconds: float) -> Iterator[Trial]:
             "tf.recompute_grad around each block: for memory, at the price of time",
             lambda: take_turns(step, _changed(program, checkpointed(program.model)), seconds),
         )
+
+
+def _many_steps_a_call(program: Program, step: Running, seconds: float) -> Trial:
+    name = f"{STEPS_A_CALL} steps a call"
+    advice = f"loops.Loop(..., steps_per_call={STEPS_A_CALL}); in fit compile(steps_per_execution={STEPS_A_CALL})"
+
+    def measure() -> Turns:
+        many = Running(program, program.step(), many=True)
+        return take_turns(lambda: _each(step, STEPS_A_CALL), many, seconds).of_one(STEPS_A_CALL)
+
+    step()
+    took = milliseconds(step)
+    if took > _LONG:
+        return Trial(name, advice, None, f"a step takes {took / 1000:.1f} s, beside which calling it is nothing")
+    return _tried(name, advice, measure)
 
 
 def _in_policy(program: Program, step: Running, policy: str, seconds: float) -> Turns:

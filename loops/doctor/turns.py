@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 _WARM_UP = 2
 _FEWEST, _MOST = 9, 400
+_LONGEST, _FEWEST_OF_LONG = 60.0, 3
+"""Seconds after which fewer rounds have to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,21 +63,28 @@ def take_turns(before: Callable[[], object], after: Callable[[], object], second
     Args:
         before: Returns when its work is done: what it computed was read.
         after: Likewise.
-        seconds: For how long, warm-up aside; there are nine rounds at least.
+        seconds: For how long, warm-up aside; there are nine rounds at least, and three if nine take over a minute.
     """
     for _ in range(_WARM_UP):
         before()
         after()
     taken: tuple[list[float], list[float]] = ([], [])
-    end = time.perf_counter() + seconds
-    while len(taken[0]) < _FEWEST or (time.perf_counter() < end and len(taken[0]) < _MOST):
+    start = time.perf_counter()
+    while _wants_more(len(taken[0]), time.perf_counter() - start, seconds):
         for place in (0, 1) if len(taken[0]) % 2 == 0 else (1, 0):
-            taken[place].append(_milliseconds((before, after)[place]))
+            taken[place].append(milliseconds((before, after)[place]))
     ratios = [second / first for first, second in zip(*taken, strict=True)]
     return Turns(Spread.of(taken[0]), Spread.of(taken[1]), Spread.of(ratios))
 
 
-def _milliseconds(function: Callable[[], object]) -> float:
+def _wants_more(rounds: int, passed: float, seconds: float) -> bool:
+    if rounds < (_FEWEST if passed < _LONGEST else _FEWEST_OF_LONG):
+        return True
+    return passed < seconds and rounds < _MOST
+
+
+def milliseconds(function: Callable[[], object]) -> float:
+    """How long a function takes, in milliseconds."""
     start = time.perf_counter()
     function()
     return 1000 * (time.perf_counter() - start)

@@ -1,56 +1,44 @@
-"""A forward and backward pass that can be taken again: what a look at a skipped step needs.
+"""The gradients of a step once more, from its batch: what a look at a skipped step needs.
 
-It is a function of its own, which is traced once and called twice: in every step, and in the branch of a skip. A second
-derivative of the first pass would need its activations, which the graph would then keep in every step until it knows
-whether to skip: up to a third more memory.
+The forward pass is taken again in the branch of a skip. Gradients of the first one would need its activations, which
+the graph would then keep in every step until it knows whether to skip: up to a third more memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
 import scaler
+from loops.backend.steps import has_effects
+from loops.backend.variables import native
 from loops.decisions import captured
 
-Pass = Callable[[tf.Tensor], Any]
-"""From an output gradient, scalar float32, to any structure."""
+Differentiate = Callable[[tf.Tensor], list]
 
 
-def taken(one_pass: Pass) -> tuple[Any, Pass]:
-    """What the pass returns for an output gradient of 1, and a way to take it again.
+def taken_again(differentiate: Differentiate, before: scaler.Snapshot) -> Differentiate | None:
+    """`differentiate` with all that it moves put back; None where it cannot be, eagerly, and on several replicas.
 
-    Taken again it leaves every variable as it was just before. Seed generators are variables, so that Dropout takes the
-    same values away if they were put back by then.
+    What is no variable cannot be put back: a pass that prints, draws from an iterator or fills a table is not taken
+    again. Seed generators are among what a snapshot holds, so that Dropout takes the same values away.
 
-    To be called in a graph, on one replica.
+    Args:
+        differentiate: From an output gradient to the gradients of the step, by a forward pass of its own.
+        before: The non-trainable variables as they were before the step.
     """
-    left: list = []
+    if tf.executing_eagerly() or tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        return None
 
-    def traced(small: tf.Tensor) -> list:
-        # Users return numbers and objects, too, which no function of a graph passes on as they are.
-        left[:] = [one_pass(small)]
-        return [leaf for leaf in tf.nest.flatten(left) if _passes(leaf)]
+    def again(small: tf.Tensor) -> list:
+        grads = differentiate(small)
+        before.restore()
+        return grads
 
-    concrete = scaler.tracing.nested(traced).get_concrete_function(tf.TensorSpec([], tf.float32))
+    known = {id(native(variable)) for variable in before.variables}
+    concrete = scaler.tracing.nested(again).get_concrete_function(tf.TensorSpec([], tf.float32))
+    if has_effects(concrete):
+        return None
     moved = [variable for variable, assigned in captured(concrete) if assigned]
-
-    def call(small: tf.Tensor) -> Any:
-        given = iter(concrete(small))
-        filled = [next(given) if _passes(leaf) else leaf for leaf in tf.nest.flatten(left)]
-        return tf.nest.pack_sequence_as(left, filled)[0]
-
-    def again(small: tf.Tensor) -> Any:
-        before = [tf.identity(variable) for variable in moved]
-        result = call(small)
-        for variable, value in zip(moved, before, strict=True):
-            variable.assign(value)
-        return result
-
-    return call(tf.constant(1.0)), again
-
-
-def _passes(leaf: Any) -> bool:
-    return tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable)
+    return concrete if all(id(variable) in known for variable in moved) else None

@@ -12,7 +12,7 @@ import tensorflow as tf
 import scaler
 from loops.batches import explaining, parts
 from loops.errors import BadOutputs
-from loops.step.again import taken
+from loops.step.again import taken_again
 from loops.step.arguments import (
     check_late_layers,
     check_made_masters,
@@ -114,7 +114,7 @@ class TrainStep(tf.Module):
         self.loss_scaler.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         self._make_masters, self.layerwise = masters, layerwise
         self._jit_compile = jit_compile
-        self._compiled, self._inlined = self._make_compiled(), False
+        self._compiled = self._make_compiled()
         check_probes(probes, model, layerwise)
         self._probing = Probing(probes)
         self.masters: scaler.MasterWeights | None = None
@@ -163,25 +163,24 @@ class TrainStep(tf.Module):
             return self._take(x, y, sample_weight)
 
     @contextlib.contextmanager
-    def retraced(self, *, inline: bool = False) -> Iterator[None]:
-        """Inside of it the forward and backward pass is traced anew.
+    def retraced(self, *, jit_compile: bool = True) -> Iterator[None]:
+        """Inside of it XLA compiles the forward and backward pass anew, if it did before, or not at all.
 
         What XLA compiled stays as it was traced, whatever became of the model's dtype policies or the loss function.
 
         Args:
-            inline: Whether as a part of the step's own graph, not compiled by itself.
+            jit_compile: False for not at all.
         """
-        before = self._compiled, self._inlined
-        self._compiled, self._inlined = None if inline else self._make_compiled(), inline
+        before, self._compiled = self._compiled, self._make_compiled() if jit_compile else None
         try:
             yield
         finally:
-            self._compiled, self._inlined = before
+            self._compiled = before
 
     def _make_compiled(self) -> Callable | None:
         if not self._jit_compile:
             return None
-        return tf.function(lambda *batch: self._pass(tf.GradientTape(), None, *batch)[0], jit_compile=True)
+        return tf.function(lambda *batch: self._differentiate(*batch)[:4], jit_compile=True)
 
     @property
     def probes(self) -> scaler.observe.Watch | None:
@@ -228,7 +227,13 @@ class TrainStep(tf.Module):
         weights = self._probing.before(self.model.trainable_variables, self.masters)
         loss_scale = self.loss_scaler.loss_scale
         before = self.window.open() if self.window else scaler.snapshot(self.model.non_trainable_variables)
-        (loss, extra, grads, seen), diagnose = self._differentiate(due, x, y, sample_weight)
+        if self._compiled:
+            (loss, extra, grads, seen), diagnose = self._compiled(due, x, y, sample_weight), None
+        else:
+            loss, extra, grads, seen, diagnose = self._differentiate(due, x, y, sample_weight)
+            if diagnose and not self.window:
+                batch = (loss_scale, x, y, sample_weight)
+                diagnose = taken_again(lambda small: self._gradients_again(small, *batch), before) or diagnose
         if self.layerwise:
             grads, groups = grads
             self.layerwise.update(groups)
@@ -284,56 +289,36 @@ class TrainStep(tf.Module):
             self.window = MicroBatches(self.accumulate, variables, self.model.non_trainable_variables)
 
     @scaler.tracing.as_written
-    def _differentiate(self, *batch: Any) -> tuple[tuple, Callable | None]:
-        """What `_pass` returns of a batch, and a function from an output gradient to the gradients for it, or None."""
-        if self._compiled:
-            return self._compiled(*batch), None
-        # A window would look at its last micro-batch alone.
-        if self.window or self.layerwise or not self.loss_scaler.may_diagnose():
-            return self._pass(tf.GradientTape(), None, *batch)[0], None
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if replicas == 1 and not (tf.executing_eagerly() or self._inlined or tf.config.functions_run_eagerly()):
-            found, again = taken(lambda small: self._pass(tf.GradientTape(), small, *batch)[0])
-            return found, lambda small: again(small)[2]
-        if replicas > 1 and any(
-            getattr(layer, "synchronized", False) for layer in scaler.observe.layers_of(self.model)
-        ):
-            # Replicas meet in these gradients, which they cannot in the branch of a skip.
-            return self._pass(tf.GradientTape(), None, *batch)[0], None
-        tape = tf.GradientTape(persistent=True)
-        found, scaled = self._pass(tape, None, *batch)
-
-        @scaler.tracing.as_written
-        def differentiate_again(small: tf.Tensor) -> list:
-            return tape.gradient(scaled, self.model.trainable_variables, output_gradients=small)
-
-        return found, differentiate_again
-
-    @scaler.tracing.as_written
-    def _pass(
-        self,
-        tape: tf.GradientTape,
-        output_gradient: tf.Tensor | None,
-        due: tf.Tensor | None,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-    ) -> tuple[tuple, tf.Tensor]:
-        """The loss, what came with it, scaled gradients and what probes saw; and the scaled loss on the tape."""
+    def _differentiate(self, due: tf.Tensor | None, x: Any, y: Any, sample_weight: Any) -> tuple:
+        """The loss, what came with it, scaled gradients, what probes saw, and a function that differentiates again."""
         weights = self.model.trainable_variables
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        with tape, self._probing.forward() as probed:
+        may_look_again = self.loss_scaler.may_diagnose()
+        with tf.GradientTape(persistent=may_look_again) as tape, self._probing.forward() as probed:
             prediction, loss, extra = self._forward(x, y, sample_weight)
             self.loss_scaler.check_precision(prediction, loss)
             loss = self._whole(loss)
             # Gradients are summed over micro-batches and replicas: each adds its share of the mean.
             scaled = self.loss_scaler.scale(loss / (self.accumulate * replicas))
         if self.layerwise:
-            return (loss, extra, self.layerwise.gradient(tape, scaled, weights), None), scaled
-        grads = tape.gradient(scaled, weights, output_gradients=output_gradient)
+            return loss, extra, self.layerwise.gradient(tape, scaled, weights), None, None
+        grads = tape.gradient(scaled, weights)
         if not self.window:  # It refuses gradients that come and go.
             self.loss_scaler.check_connected(grads, weights)
-        return (loss, extra, grads, self._probing.measured(probed, due)), scaled
+        seen = self._probing.measured(probed, due)
+        if replicas > 1 and any(
+            getattr(layer, "synchronized", False) for layer in scaler.observe.layers_of(self.model)
+        ):
+            # Replicas meet in these gradients, which they cannot in the branch of a skip.
+            may_look_again = False
+        if not may_look_again:
+            return loss, extra, grads, seen, None
+
+        @scaler.tracing.as_written
+        def differentiate_again(small: tf.Tensor) -> list:
+            return tape.gradient(scaled, weights, output_gradients=small)
+
+        return loss, extra, grads, seen, differentiate_again
 
     def _forward(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, tf.Tensor, dict[str, tf.Tensor]]:
         """The prediction, the loss as its function returned it, and what came with it."""
@@ -353,12 +338,21 @@ class TrainStep(tf.Module):
             loss += tf.cast(penalty, tf.float32)
         return loss
 
+    @scaler.tracing.as_written
+    def _gradients_again(self, small: tf.Tensor, loss_scale: tf.Tensor, x: Any, y: Any, sample_weight: Any) -> list:
+        """Gradients by a forward pass of their own, for `small` as the gradient of the scaled loss."""
+        with tf.GradientTape() as tape:
+            _, loss, _ = self._forward(x, y, sample_weight)
+            scaled = self._whole(loss) * loss_scale
+        return tape.gradient(scaled, self.model.trainable_variables, output_gradients=small)
+
     def _decide(
         self, grads: list, before: scaler.Snapshot, diagnose: Callable | None
     ) -> tuple[tf.Tensor, scaler.Outcome]:
         """Whether a step was attempted, and its outcome."""
         complete: bool | tf.Tensor = True
         if self.window:
+            diagnose = None  # It looks at the last micro-batch alone.
             self.window.add(grads, self.loss_scaler.scale_of_gradients)
             tf.cond(self.window.whole, before.restore_nonfinite, before.restore)
             grads, complete = self.window.gradients(grads), self.window.complete

@@ -205,6 +205,23 @@ def test_what_cannot_be_tried_says_why_and_the_others_go_on(monkeypatch):
     assert found[0].problem == "UnimplementedError: XLA knows no such operation"
 
 
+def test_a_long_step_is_not_taken_hundreds_of_times(monkeypatch):
+    """A step of a second for 20 steps a call would be seven minutes of waiting, to save microseconds."""
+    monkeypatch.setattr(trials, "_LONG", 0.0)
+    program = program_of(as_tuple(), "x")
+    first = next(try_all(program, Running(program, program.step()), 0.0))
+    assert first.verdict == "not tried"
+    assert first.problem.startswith("a step takes 0.0 s")
+
+
+@pytest.mark.parametrize(("longest", "rounds"), [(60.0, 9), (0.0, 3)])
+def test_rounds_are_nine_and_of_what_takes_long_three(monkeypatch, longest, rounds):
+    monkeypatch.setattr(turns, "_LONGEST", longest)
+    calls = []
+    take_turns(lambda: calls.append("before"), lambda: calls.append("after"), 0.0)
+    assert calls.count("before") == calls.count("after") == 2 + rounds
+
+
 # What it finds in a graph.
 
 
