@@ -24,6 +24,7 @@ from loops.step.arguments import (
 )
 from loops.step.probing import OUTPUTS as PROBED
 from loops.step.probing import Probing, check_probes
+from loops.step.state import state_of
 from loops.step.window import MicroBatches
 
 OUTPUTS = (
@@ -47,8 +48,9 @@ class TrainStep(tf.Module):
         outputs = step((x, y))
 
     Variables of the model that are float16 or bfloat16 are trained through float32 master weights. A skipped step
-    also puts back the model's non-trainable state (BatchNorm's statistics, seed generators). The model's own losses,
-    such as weight regularisation, are added to the loss.
+    also puts back the model's non-trainable state (BatchNorm's statistics, seed generators), the states of stateful
+    RNNs, and weights that SpectralNormalization assigned; not the weights that a layer of your own assigns in its call.
+    The model's own losses, such as weight regularisation, are added to the loss.
 
     With `accumulate=k` each call takes one micro-batch, and every k-th call decides once over the mean gradient of
     the k: equal to the large batch, but for BatchNorm and rounding. A micro-batch that overflows makes the window a
@@ -226,7 +228,7 @@ class TrainStep(tf.Module):
         due = self._probing.due(self.loss_scaler)
         weights = self._probing.before(self.model.trainable_variables, self.masters)
         loss_scale = self.loss_scaler.loss_scale
-        before = self.window.open() if self.window else scaler.snapshot(self.model.non_trainable_variables)
+        before = self.window.open() if self.window else scaler.snapshot(state_of(self.model))
         if self._compiled:
             (loss, extra, grads, seen), diagnose = self._compiled(due, x, y, sample_weight), None
         else:
@@ -286,7 +288,7 @@ class TrainStep(tf.Module):
         elif not self.allow_16bit_updates and any(v.dtype in ("float16", "bfloat16") for v in variables):
             self.masters = scaler.MasterWeights(variables)
         if self.accumulate > 1:
-            self.window = MicroBatches(self.accumulate, variables, self.model.non_trainable_variables)
+            self.window = MicroBatches(self.accumulate, variables, state_of(self.model))
 
     @scaler.tracing.as_written
     def _differentiate(self, due: tf.Tensor | None, x: Any, y: Any, sample_weight: Any) -> tuple:

@@ -146,12 +146,21 @@ class Gate:
             clipped_norm = norm if self.clip is None else self._clipped_norm(strategy, given, loss_scale, squares)
             return clipped_norm, not_skipped(), _no_replica(strategy)
 
-        def skip() -> tuple[tf.Tensor, Skip, tf.Tensor | None]:
+        def put_back(state: list[tuple]) -> None:
             for variable, value in state:
                 replicas.assign_each(strategy, variable, lambda own, value: value, value)
+
+        def undo() -> Skip:
+            reason = attempt.undo()
+            # The update began with weights that the forward pass may have assigned.
+            put_back([pair for pair in state if getattr(pair[0], "trainable", False)])
+            return reason
+
+        def skip() -> tuple[tf.Tensor, Skip, tf.Tensor | None]:
+            put_back(state)
             first = [replicas.of_each(strategy, grad)[0] for grad in summed]
             look = functools.partial(reason_of, self.targets, first, squares, replicas.all_of(strategy, loss_finite))
-            reason = tf.cond(attempt.failed(finite, norm), attempt.undo, look)
+            reason = tf.cond(attempt.failed(finite, norm), undo, look)
             reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
             replica = self._to_blame(strategy, grads, loss_finite)
             return tf.constant(float("nan")), on_skip(reason, replica), replica

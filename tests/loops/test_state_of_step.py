@@ -1,0 +1,79 @@
+"""What a forward pass moves beside the non-trainable variables is put back by a skipped step, too."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+
+
+def recurrent(cell):
+    layers = [keras.Input(batch_shape=(2, 3, 4)), cell(3, stateful=True), keras.layers.Dense(1)]
+    return keras.Sequential(layers), (2, 3, 4)
+
+
+def normalised():
+    wrapped = keras.layers.SpectralNormalization(keras.layers.Dense(5))
+    return keras.Sequential([keras.Input([4]), wrapped, keras.layers.Dense(1)]), (2, 4)
+
+
+MODELS = {
+    "LSTM": lambda: recurrent(keras.layers.LSTM),
+    "GRU": lambda: recurrent(keras.layers.GRU),
+    "SpectralNormalization": normalised,
+}
+MODES = {"eager": lambda step: step, "graph": tf.function, "xla": lambda step: tf.function(step, jit_compile=True)}
+
+
+def everything(model):
+    states = [state for layer in model.layers if getattr(layer, "stateful", False) for state in layer.states]
+    return [variable.numpy().tobytes() for variable in (*model.variables, *states)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.RMSprop])
+def test_a_skip_puts_back_what_the_forward_pass_moved(name, mode, optimizer):
+    model, shape = MODELS[name]()
+    step = loops.TrainStep(
+        model, keras.losses.MeanSquaredError(), optimizer(0.01), loss_scaler=scaler.LossScaler(scaler.Static(16.0))
+    )
+    take = MODES[mode](step)
+    rng = np.random.default_rng(0)
+    x, y = tf.constant(rng.normal(size=shape), tf.float32), tf.ones([2, 1])
+    assert take((x, y))["applied"]
+    before = everything(model)
+    for bad in (x * np.nan, x * np.inf):
+        assert not take((bad, y))["applied"]
+        assert everything(model) == before
+    assert not take((x, y * 1e30))["applied"]
+    assert everything(model) == before
+    assert take((x, y))["applied"]
+    assert everything(model) != before
+
+
+def test_a_window_puts_it_back_as_well():
+    model, shape = normalised()
+    step = loops.TrainStep(model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.01), accumulate=2)
+    x, y = tf.ones(shape), tf.ones([2, 1])
+    before = everything(model)
+    for _ in range(2):
+        outputs = step((x, y * np.inf))
+    assert not outputs["applied"]
+    assert everything(model) == before
+
+
+def test_an_update_that_is_taken_back_leaves_the_weight_as_before_the_forward_pass():
+    model, shape = normalised()
+
+    def spoils(grads, variables):
+        for grad, variable in zip(grads, variables, strict=True):
+            variable.assign_sub(grad * float("inf"))
+
+    step = loops.TrainStep(model, keras.losses.MeanSquaredError(), spoils)
+    before = everything(model)
+    outputs = tf.function(step)((tf.ones(shape), tf.zeros([2, 1])))
+    assert int(outputs["cause"]) == scaler.Cause.UPDATE
+    assert everything(model) == before
