@@ -62,6 +62,8 @@ class TrainStep(tf.Module):
         loss_fn: `(y, prediction) -> scalar`, or `(y, prediction, sample_weight) -> scalar` for batches with weights:
             the mean over the examples it is given, which on several replicas are one replica's. A `keras.losses.Loss`
             is such a function if passed as it is; called inside another function it divides by the number of replicas.
+            In a graph it is traced a second time, for a look at skipped steps: return what you want to read beside the
+            loss, in a dict, rather than keep a tensor in an object.
         optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
         loss_scaler: Scales the loss. Without one it is `scaler.LossScaler(scaler.Dynamic())` for a model with a layer
             that computes in float16, and `scaler.LossScaler(scaler.NoScaling())` for any other, and with `layerwise`.
