@@ -40,6 +40,7 @@ from scaler.outcome import Outcome as Outcome
 from scaler.per_loss import PerLoss as PerLoss
 from scaler.rollback import Snapshot as Snapshot
 from scaler.rollback import snapshot as snapshot
+from scaler.rollback import state_of as state_of
 from scaler.strategies import DelayedAmax as DelayedAmax
 from scaler.strategies import Dynamic as Dynamic
 from scaler.strategies import Event as Event
@@ -91,6 +92,7 @@ __all__ = [
     "presets",
     "protect",
     "snapshot",
+    "state_of",
     "strategies",
     "tracing",
     "weights",

@@ -12,6 +12,7 @@ import tensorflow as tf
 from scaler.backend.autograph import as_written
 from scaler.checks import as_variables
 from scaler.errors import InvalidArgument
+from scaler.layers import layers_of
 from scaler.mistakes.moving_statistics import warn_if_late
 
 
@@ -41,6 +42,7 @@ def snapshot(variables: Iterable) -> Snapshot:
 
     Take it before the forward pass: `before = scaler.snapshot(model.non_trainable_variables)`. The forward pass already
     moves BatchNorm's statistics and seed generators. A snapshot taken inside a `tf.function` is valid for that call.
+    With stateful RNNs or SpectralNormalization pass `scaler.state_of(model)`.
 
     Args:
         variables: TensorFlow or Keras variables of any dtype and shape.
@@ -53,6 +55,24 @@ def snapshot(variables: Iterable) -> Snapshot:
     variables = tuple(as_variables("snapshot", variables))
     warn_if_late(variables)
     return Snapshot(variables, tuple(tf.identity(variable) for variable in variables))
+
+
+def state_of(model: keras.layers.Layer) -> list[Any]:
+    """What the forward pass of a model moves by itself, for `snapshot`: once the model is built.
+
+    The non-trainable variables, and what Keras does not count among them: a stateful RNN keeps its states beside the
+    model's variables, and SpectralNormalization assigns a trainable weight in every forward pass.
+
+    Args:
+        model: A Keras model or layer.
+    """
+    found = list(model.non_trainable_variables)
+    for layer in layers_of(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful and layer.states is not None:
+            found += keras.tree.flatten(layer.states)
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            found.append(layer.kernel)
+    return list({id(variable): variable for variable in found}.values())
 
 
 def keep_finite(now: Any, before: tf.Tensor) -> tf.Tensor:

@@ -24,7 +24,6 @@ from loops.step.arguments import (
 )
 from loops.step.probing import OUTPUTS as PROBED
 from loops.step.probing import Probing, check_probes
-from loops.step.state import state_of
 from loops.step.window import MicroBatches
 
 OUTPUTS = (
@@ -230,7 +229,7 @@ class TrainStep(tf.Module):
         due = self._probing.due(self.loss_scaler)
         weights = self._probing.before(self.model.trainable_variables, self.masters)
         loss_scale = self.loss_scaler.loss_scale
-        before = self.window.open() if self.window else scaler.snapshot(state_of(self.model))
+        before = self.window.open() if self.window else scaler.snapshot(scaler.state_of(self.model))
         if self._compiled:
             (loss, extra, grads, seen), diagnose = self._compiled(due, x, y, sample_weight), None
         else:
@@ -290,7 +289,7 @@ class TrainStep(tf.Module):
         elif not self.allow_16bit_updates and any(v.dtype in ("float16", "bfloat16") for v in variables):
             self.masters = scaler.MasterWeights(variables)
         if self.accumulate > 1:
-            self.window = MicroBatches(self.accumulate, variables, state_of(self.model))
+            self.window = MicroBatches(self.accumulate, variables, scaler.state_of(self.model))
 
     @scaler.tracing.as_written
     def _differentiate(self, due: tf.Tensor | None, x: Any, y: Any, sample_weight: Any) -> tuple:

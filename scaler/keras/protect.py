@@ -17,7 +17,7 @@ from scaler.errors import InvalidArgument
 from scaler.keras.find_optimizers import loss_scale_optimizers
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.keras.shown_metrics import Shown
-from scaler.rollback import keep_finite
+from scaler.rollback import keep_finite, state_of
 from scaler.weights.trainable import TrainableSet
 
 _MARK = "_scaler_protected"
@@ -77,7 +77,8 @@ def protect(model: keras.Model) -> keras.Model:
         bad = _rejected(optimizers) > rejected
         counted = shown.results()
         _check_nothing_new(model, before)
-        left = [pair for pair in before if not _updated(model, pair[0])]
+        state = {id(variable) for variable in _state(model)}
+        left = [pair for pair in before if id(pair[0]) in state]
         moved = [(replicas.own_component(variable), value) for variable, value in left]
         fixed = [pair for pair, (variable, _) in zip(moved, left, strict=True) if not variable.trainable]
         tf.cond(bad, lambda: _put_back(moved), lambda: _put_finite_back(fixed))
@@ -140,9 +141,11 @@ def _making_variables_outside(step: Callable, data: Any) -> Any:
 
 
 def _state(model: keras.Model) -> list:
-    """All variables of the model except those that an optimizer is known to update."""
+    """All variables of the model except those that an optimizer is known to update, and all that its layers assign."""
+    assigned = {id(variable): variable for variable in state_of(model)}
     variables = {id(v): v for v in (*model.variables, *model.metrics_variables)}
-    return [variable for variable in variables.values() if not _updated(model, variable)]
+    others = {place: one for place, one in variables.items() if place in assigned or not _updated(model, one)}
+    return list((others | assigned).values())
 
 
 def _updated(model: keras.Model, variable: Any) -> bool:

@@ -77,3 +77,41 @@ def test_an_update_that_is_taken_back_leaves_the_weight_as_before_the_forward_pa
     outputs = tf.function(step)((tf.ones(shape), tf.zeros([2, 1])))
     assert int(outputs["cause"]) == scaler.Cause.UPDATE
     assert everything(model) == before
+
+
+def by_hand(model, optimizer, loss_scaler):
+    def step(batch):
+        x, y = batch
+        before = scaler.snapshot(scaler.state_of(model))
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_mean((model(x, training=True) - y) ** 2))
+        grads = tape.gradient(scaled, model.trainable_variables)
+        return loss_scaler.apply(optimizer, grads, model.trainable_variables, rollback=before).finite
+
+    return tf.function(step)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_by_hand_puts_it_back(name):
+    model, shape = MODELS[name]()
+    step = by_hand(model, keras.optimizers.SGD(0.01), scaler.LossScaler(scaler.Static(16.0)))
+    assert step((tf.ones(shape), tf.ones([2, 1])))
+    before = everything(model)
+    assert not step((tf.ones(shape) * np.inf, tf.ones([2, 1])))
+    assert everything(model) == before
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_protect_puts_it_back(name, eagerly):
+    model, shape = MODELS[name]()
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.01))
+    model.compile(optimizer, "mse", run_eagerly=eagerly, jit_compile=False)
+    scaler.protect(model)
+    x, y = np.ones(shape, np.float32), np.ones([2, 1], np.float32)
+    model.train_on_batch(x, y)
+    before = everything(model)
+    model.train_on_batch(x * np.inf, y)
+    assert everything(model) == before
+    model.train_on_batch(x, y)
+    assert everything(model) != before
