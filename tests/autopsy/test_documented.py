@@ -20,7 +20,7 @@ def without_losses(text):
 
 
 def printed(folder, *arguments):
-    # On processors with float16 instructions oneDNN adds float16 products in another way, and NaNs come first elsewhere.
+    # On processors with float16 instructions oneDNN adds float16 products in another way, and NaNs begin elsewhere.
     alike = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment = {**os.environ, **alike, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
