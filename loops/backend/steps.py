@@ -98,16 +98,19 @@ def assigns(placeholder: tf.Tensor) -> bool:
     return False
 
 
+def kinds_of_operations(concrete: tf.types.experimental.ConcreteFunction) -> set[str]:
+    """The kinds of operations of a function, and of all functions that it calls."""
+    graph = concrete.graph.as_graph_def()
+    return {node.op for scope in (graph.node, *(one.node_def for one in graph.library.function)) for node in scope}
+
+
 def has_effects(concrete: tf.types.experimental.ConcreteFunction) -> bool:
     """Whether a function does what variables do not show: it prints, draws from an iterator or from a kernel's seed."""
     try:
         from tensorflow.python.framework import op_def_registry
     except ImportError:
         return True
-    graph = concrete.graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    kinds = {node.op for node in nodes}
-    known = {kind: op_def_registry.get(kind) for kind in kinds}
+    known = {kind: op_def_registry.get(kind) for kind in kinds_of_operations(concrete)}
     return any(
         definition is not None
         and definition.is_stateful

@@ -19,7 +19,7 @@ from loops.memory.policies import own_policy, under
 
 _TIMED = ("float32", "mixed_float16", "mixed_bfloat16")
 _LONG = 500.0
-"""Milliseconds of a step beside which those between two steps are nothing."""
+"""Milliseconds. A step that takes longer gains nothing from fewer calls."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,9 @@ def _many_steps_a_call(program: Program, step: Running, seconds: float) -> Trial
     step()
     took = milliseconds(step)
     if took > _LONG:
-        return Trial(name, advice, None, f"a step takes {took / 1000:.1f} s, beside which calling it is nothing")
+        return Trial(
+            name, advice, None, f"a step takes {took / 1000:.1f} s, and the time between two steps does not matter"
+        )
     return _tried(name, advice, measure)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 _WARM_UP = 2
 _FEWEST, _MOST = 9, 400
 _LONGEST, _FEWEST_OF_LONG = 60.0, 3
-"""Seconds after which fewer rounds have to do."""
+"""Seconds after which so many rounds are enough."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from loops.backend.generators import keras_generator, made_keras_generator, op_seeds
+from loops.backend.steps import kinds_of_operations
 from loops.resume.variables import components
 
 _KERNELS = {
@@ -76,9 +77,7 @@ def unsaved_random_operations(concrete: tf.types.experimental.ConcreteFunction) 
     Args:
         concrete: The step's concrete function.
     """
-    graph = concrete.graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    return sorted({node.op for node in nodes} & _KERNELS)
+    return sorted(kinds_of_operations(concrete) & _KERNELS)
 
 
 def _global_generator() -> tf.random.Generator | None:

@@ -100,8 +100,9 @@ class _Seen(NamedTuple):
 
 def _seen(grads: list) -> _Seen:
     values = gradients.joined(grads)
-    finite, not_zero = map(tf.math.is_finite, values), (value != tf.zeros([], value.dtype) for value in values)
-    return _Seen(gradients.all_finite(grads), tf.concat(list(finite), 0), tf.concat(list(not_zero), 0))
+    finite = tf.concat([tf.math.is_finite(value) for value in values], 0)
+    not_zero = tf.concat([tf.not_equal(value, tf.zeros([], value.dtype)) for value in values], 0)
+    return _Seen(gradients.all_finite(grads), finite, not_zero)
 
 
 def _corrected(skip: Skip, loss_scale: tf.Tensor, presumed: tf.Tensor, broken: tf.Tensor, backward: tf.Tensor) -> Skip:
