@@ -6,7 +6,7 @@ The inner loop takes steps on the device; the outer loop visits the host and let
              -> one visit: outputs [steps] are read, counted, and given to every action
 """
 
-import importlib
+import importlib.util
 import typing
 
 __all__ = [
@@ -50,8 +50,13 @@ if typing.TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Imports the public names, and TensorFlow with them, when one is asked for: `halfstep --help` asks none."""
+        """Imports what is asked for, and TensorFlow with it, a namespace such as `loops.tasks` too.
+
+        `halfstep --help` asks for nothing.
+        """
         if name not in __all__:
+            if name.isidentifier() and name[0] != "_" and importlib.util.find_spec(f"loops.{name}"):
+                return importlib.import_module(f"loops.{name}")
             raise AttributeError(f"module 'loops' has no attribute {name!r}")
         public = importlib.import_module("loops.public")
         globals().update({each: getattr(public, each) for each in __all__})

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.compiled import can_be_compiled, may_compile
 from loops.counters import CounterVariables
 from loops.decisions import Found, find
 from loops.errors import BadOutputs
@@ -35,12 +36,13 @@ class StepCalls:
         counters: Where to count.
         in_graph: Which loop.
         endless: Whether the data is sure never to end.
-        jit_compile: Whether XLA compiles the step.
+        jit_compile: Whether XLA compiles the step; None to decide by the device and the step.
+        strategy: A `tf.distribute` strategy whose replicas take the step, or None.
         written: The step as the user wrote it, where `train_step` is a function around it.
 
     Attributes:
         train_step: As given.
-        jit_compile: As given.
+        jit_compile: As given, or as decided: for certain once the step was traced.
         scalers: The loss scalers that the step moves; none before it was traced.
     """
 
@@ -52,20 +54,25 @@ class StepCalls:
         *,
         in_graph: bool,
         endless: bool,
-        jit_compile: bool,
+        jit_compile: bool | None,
+        strategy: tf.distribute.Strategy | None = None,
         written: TrainStepFunction | None = None,
     ):
         self.train_step = train_step
         self._models = models_of(written or train_step)
         # A TrainStep returns what its own scaler did, and need not be compared with it in every step.
         self._believed = isinstance(written or train_step, TrainStep)
-        self.jit_compile = jit_compile
+        self._open = jit_compile is None
+        if self._open and getattr(written or train_step, "jit_compile", False) is True:
+            jit_compile = False
+        self.jit_compile = may_compile(strategy, self._models) if jit_compile is None else jit_compile
         self._spec = element_spec
         self._counters = counters
         self._in_graph, self._endless = in_graph, endless
         self._worked = False
         self._spectator: Spectator | None = None
         self.scalers: list[scaler.LossScaler] = []
+        self._step: tf.types.experimental.PolymorphicFunction
         self._compile()
 
     def __call__(self, iterator: tf.data.Iterator, limit: int) -> tuple[int, Outputs]:
@@ -94,7 +101,15 @@ class StepCalls:
     def trace(self) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function for the dataset's batches; tracing it makes the step's variables."""
         with self._fresh_after_failure():
-            return self._step.get_concrete_function(self._spec)
+            return self._traced(self._spec)
+
+    def _traced(self, batch: Any) -> tf.types.experimental.ConcreteFunction:
+        """The step's concrete function, without XLA where that was open and XLA cannot compile it."""
+        if self._open and self.jit_compile and not can_be_compiled(self._step.get_concrete_function(batch)):
+            self.jit_compile = False
+            self._step = tf.function(self.train_step)
+        self._open = False
+        return self._step.get_concrete_function(batch)
 
     @contextlib.contextmanager
     def _fresh_after_failure(self) -> Iterator[None]:
@@ -125,7 +140,7 @@ class StepCalls:
 
     @scaler.tracing.as_written
     def _counted(self, batch: Any) -> dict[str, tf.Tensor]:
-        step = self._step.get_concrete_function(batch)
+        step = self._traced(batch)
         found = find(step)
         read_only(self._models, step).warn_of_unfrozen(
             "Loop", "Make the step and the loop again, with a new optimizer and new MasterWeights."
@@ -144,7 +159,7 @@ class StepCalls:
     @scaler.tracing.as_written
     def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         # The step's outputs must be known before the loop is built: tracing it also creates its variables.
-        specs = self._step.get_concrete_function(self._spec).structured_outputs
+        specs = self._traced(self._spec).structured_outputs
         _check_outputs(specs)
         self._stacked = Stacked(specs)
         take = self._endlessly if self._endless else self._until_the_end

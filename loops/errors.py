@@ -5,7 +5,7 @@ scaler.ScalerError
     ├── OutOfData           the dataset ended before the run did
     ├── BadOutputs          a train step returned something a loop cannot report
     ├── BadBatch            the data holds what the model or the loss cannot take
-    ├── NotWritable         a file or folder of an action cannot be written (also an OSError)
+    ├── NotWritable         a file or folder cannot be written, or another run writes it (also an OSError)
     ├── CheckpointError     a checkpoint cannot be written or read, or belongs to another run
     └── WorkerLost          another process of a run on several cannot be reached, or has stopped
 
@@ -35,7 +35,10 @@ class BadBatch(LoopError):
 
 
 class NotWritable(LoopError, OSError):
-    """A file or folder that an action is to write cannot be written. No step was taken."""
+    """A file or folder that an action is to write cannot be written, or another run writes it.
+
+    At the beginning of a run no step was taken. Later the other actions have acted, and a `Checkpoint` has saved.
+    """
 
 
 class CheckpointError(LoopError):

@@ -14,7 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
-from loops.errors import LoopError
+from loops.errors import NotWritable
+from loops.written.place import reason
 
 _SCOPE = "kept_batches"
 _NAME = "batch-"
@@ -52,14 +53,13 @@ def writable(element_spec: Any) -> bool:
     return all(isinstance(part, tf.TensorSpec) and part.dtype not in (tf.variant, tf.resource) for part in parts)
 
 
-def explained(error: tf.errors.OpError) -> LoopError | None:
+def explained(error: tf.errors.OpError) -> NotWritable | None:
     """What TensorFlow says of a batch that could not be written, in one sentence; None of another error."""
     if f"{_SCOPE}/" not in error.message:
         return None
-    reason = " ".join(error.message.split("[[")[0].split("}}")[-1].split())
-    return LoopError(
-        f"KeepBatches: a batch could not be written ({reason}). Its step was not taken. Make room, or keep fewer "
-        "batches, with KeepBatches(last=)."
+    return NotWritable(
+        f"KeepBatches: a batch could not be written ({reason(error)}). Its step was not taken. Make room, or keep "
+        "fewer batches, with KeepBatches(last=)."
     )
 
 

@@ -16,20 +16,25 @@ from loops.backend.generators import caveats as hidden_generators
 from loops.batches import explained
 from loops.calls import Outputs, StepCalls, TrainStepFunction, scalars_and_vectors
 from loops.checks import check_count
+from loops.compiled import check_jit_compile
 from loops.counters import Counters, CounterVariables
 from loops.errors import OutOfData
 from loops.interrupts import Deferred, deferred_signals
 from loops.loop_arguments import check_parts, check_strategy
 from loops.replicate import check_batches, replicate
+from loops.resume.held import Held, held_by
 from loops.resume.identity import identity
+from loops.resume.kernels import caveats as kernels_of
 from loops.resume.position import Position
-from loops.resume.randomness import unsaved_random_operations
 from loops.resume.state import RunState
 from loops.resume.variables import variable_groups
 from loops.signature import taking_batches
+from loops.unseen import UnseenLosses
 from loops.visit import Action, Visit
 from loops.workers.meeting import meet
 from loops.workers.workers import Workers
+from loops.written.acting import enter, named, place_of
+from loops.written.held import HeldPlaces
 
 
 class Loop:
@@ -46,8 +51,13 @@ class Loop:
     `load_state(value)`, see `Checkpoint`. An action whose attribute `stopped` is a sentence ends the run, as if its
     goal were reached.
 
+    What the writers among the actions write belongs to one run at a time. Each file and folder is locked while `run`
+    is under way, and a second run that is to write it is refused, with the process that has it. The lock ends with that
+    process. Readers need none.
+
     Loss scalers are watched, those in the graph of the train step and its attribute `loss_scaler`: after the actions of
-    each visit the loop calls their `check()`, which raises `scaler.StuckError` after too many skips.
+    each visit the loop calls their `check()`, which raises `scaler.StuckError` after too many skips. A step that was
+    applied though its loss is not finite is named once, in a `scaler.ScaleWarning`.
 
     SIGINT (Ctrl-C) and SIGTERM wait for the end of the call, also while the step is traced, an action acts or a
     checkpoint is written: the actions see its steps, a `Checkpoint` saves, then `run` raises KeyboardInterrupt for
@@ -72,7 +82,9 @@ class Loop:
         strategy: A `tf.distribute` strategy, in whose scope model, optimizer and loss scaler were made. Each replica
             runs the step on an equal share of each batch.
         actions: What to do at each visit.
-        jit_compile: Whether XLA compiles the train step; on a single replica only.
+        jit_compile: Whether XLA compiles the train step; on a single replica only. "auto" does on a GPU, as Keras's
+            `fit` does: not with a strategy, not under op determinism, and not a step that XLA has no kernels for, of
+            which a warning says why. Nor one whose `TrainStep` has XLA compile its passes.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -86,19 +98,22 @@ class Loop:
         steps_per_call: int = 1,
         strategy: tf.distribute.Strategy | None = None,
         actions: Iterable[Action] = (),
-        jit_compile: bool = False,
+        jit_compile: bool | str = "auto",
     ):
         if not isinstance(actions, Iterable):
             raise scaler.InvalidArgument(f"Loop(actions={actions!r}): expected a list of actions. Put it into one.")
         self.actions = list(actions)
         check_parts(train_step, dataset, steps_per_call, self.actions)
+        check_jit_compile(jit_compile)
         self._stopped_elsewhere: str | None = None
         self._contradicted = False
+        self._looked_at: tuple[tf.types.experimental.ConcreteFunction, Held] | None = None
+        self._unseen = UnseenLosses()
         loss_scaler = getattr(train_step, "loss_scaler", None)
         self.train_step = train_step
         train_step = taking_batches(train_step, dataset.element_spec)
         if strategy is not None:
-            check_strategy(strategy, jit_compile)
+            check_strategy(strategy, jit_compile is True)
             check_batches(dataset.element_spec, strategy)
             train_step = replicate(train_step, strategy)
         self.workers = Workers(strategy)
@@ -116,7 +131,8 @@ class Loop:
             self._counters,
             in_graph=steps_per_call > 1,
             endless=self.position.endless,
-            jit_compile=jit_compile,
+            jit_compile=jit_compile if isinstance(jit_compile, bool) else None,
+            strategy=strategy,
             written=self.train_step,
         )
 
@@ -163,8 +179,10 @@ class Loop:
             identity: To be saved with it.
             actions: Those whose state is part of it; if not given, the loop's.
         """
+        step = self._call.trace()
         return RunState(
-            groups=variable_groups(self.train_step, self._call.trace()),
+            groups=variable_groups(self.train_step, step),
+            held=self._held(step),
             counters=self._counters,
             position=self.position,
             actions=self.actions if actions is None else actions,
@@ -174,14 +192,21 @@ class Loop:
 
     def caveats(self) -> list[str]:
         """What a resumed run of this loop loses, a sentence for each."""
-        operations = unsaved_random_operations(self._call.trace())
-        found = [*self.position.caveats, *hidden_generators()]
-        if operations:
-            found.append(
-                f"the train step draws random numbers with {', '.join(operations)}, whose position cannot be saved. "
-                "Use a tf.random.Generator or a keras.random.SeedGenerator to lose nothing."
-            )
-        return found
+        step = self._call.trace()
+        held = self._held(step)
+        return [*self.position.caveats, *hidden_generators(), *kernels_of(step, held.called), *held.caveats]
+
+    def _held(self, step: tf.types.experimental.ConcreteFunction) -> Held:
+        """What a trace of the step holds in tables and iterators; asked once, since a buffer may be large."""
+        if self._looked_at is None or self._looked_at[0] is not step:
+            self._looked_at = step, held_by(step)
+        return self._looked_at[1]
+
+    def _hold(self, stack: contextlib.ExitStack) -> HeldPlaces:
+        """Holds what this run writes until the stack ends. Of several workers the first holds it for all of them."""
+        writers = [(type(action).__name__, place) for action in self.actions if (place := place_of(action))]
+        with self.workers.all_or_none("write what it is to write"):
+            return stack.enter_context(HeldPlaces(writers if self.workers.index == 0 else []))
 
     def run(self, steps: int) -> Counters:
         """Runs until `steps` batches have been taken since the loop was made; a second call goes on from the first.
@@ -194,6 +219,7 @@ class Loop:
         Raises:
             OutOfData: If the dataset ends before. The counters and what the actions wrote stay.
             scaler.InvalidArgument: If `steps` is no integer, or lies behind.
+            NotWritable: If an action cannot write, or if another run writes the same file or folder.
             WorkerLost: If another worker is gone, or stopped with an error.
             KeyboardInterrupt: After SIGINT.
             SystemExit: After SIGTERM, with status 143.
@@ -211,14 +237,16 @@ class Loop:
         start = time.perf_counter()
         with contextlib.ExitStack() as stack:
             signals = stack.enter_context(deferred_signals())
+            held = self._hold(stack)
             for action in self.actions:
                 if hasattr(action, "begin"):
-                    action.begin(self)
+                    with named(action):
+                        action.begin(self)
             self._check_ahead(steps)
             for action in self.actions:
                 if isinstance(action, contextlib.AbstractContextManager):
-                    stack.enter_context(action)
-            whole = True
+                    enter(stack, action)
+            whole, failed = True, None
             try:
                 self._meet(signals)
                 signals.act()
@@ -229,19 +257,20 @@ class Loop:
                         taken, outputs = self.take(limit)
                     scalars, vectors = scalars_and_vectors(outputs)
                     visit = Visit(self.counters, scalars, time.perf_counter() - start, steps, vectors)
-                    error = self._act(visit) if taken else None
+                    error = self._act(visit, held) if taken else None
                     whole = True
                     self._meet(signals, error)
                     if taken:
-                        self._check_scalers()
+                        self._check_scalers(visit)
                     signals.act()
                     if taken < limit:
                         raise OutOfData(_why_out_of_data(done + taken, steps))
+            except Exception as error:
+                failed = error
+                raise
             finally:
                 if whole:
-                    for action in self.actions:
-                        if hasattr(action, "end"):
-                            action.end()
+                    self._end(failed)
             signals.act()
         return self.counters
 
@@ -256,7 +285,7 @@ class Loop:
 
         Raises:
             BadBatch: If the data holds what the model or the loss cannot take.
-            LoopError: If a `KeepBatches` cannot write a batch.
+            NotWritable: If a `KeepBatches` cannot write a batch.
             OutOfData: If data ends whose cardinality is infinite.
         """
         try:
@@ -269,14 +298,19 @@ class Loop:
                 raise
             raise known from error
 
-    def _check_scalers(self) -> None:
+    def _check_scalers(self, visit: Visit) -> None:
         """Has the loss scalers say that they are stuck, and the user hear of a step that says what they did not do."""
         contradiction = None if self._contradicted else self._counters.contradiction()
         if contradiction:
             self._contradicted = True
             warnings.warn(contradiction, UserWarning, stacklevel=3)
         own = [] if self._loss_scaler is None else [self._loss_scaler]
-        for loss_scaler in [*own, *(one for one in self._call.scalers if one is not self._loss_scaler)]:
+        scalers = [*own, *(one for one in self._call.scalers if one is not self._loss_scaler)]
+        unseen = self._unseen.first(visit)
+        # Of several scalers nobody knows whose loss it is, and a step that was wrong once is not believed.
+        if unseen is not None and len(scalers) == 1 and not self._contradicted:
+            scalers[0].warn_of_unseen_loss(f"Step {unseen:,}")
+        for loss_scaler in scalers:
             loss_scaler.check()
 
     def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
@@ -285,15 +319,35 @@ class Loop:
         if stopped_by is not None and not self.stopped:
             self._stopped_elsewhere = f"an action on worker {stopped_by} ended the run"
 
-    def _act(self, visit: Visit) -> Exception | None:
+    def _act(self, visit: Visit, held: HeldPlaces) -> Exception | None:
         """Lets every action act, those that are `last` after the others, and returns the first error."""
         first = None
         for action in sorted(self.actions, key=lambda action: bool(getattr(action, "last", False))):
             try:
-                action(visit)
+                with named(action, _lacks(visit)):
+                    if place := place_of(action):
+                        held.keep(type(action).__name__, place)
+                    action(visit)
             except Exception as error:  # Whatever it is: the others are to write what this visit has, and save it.
                 first = first or error
         return first
+
+    def _end(self, failed: Exception | None) -> None:
+        """Lets every action end, whatever happens to one, and tells of the first error, and of the run's before it."""
+        first: Exception | None = None
+        for action in self.actions:
+            if hasattr(action, "end"):
+                try:
+                    with named(action):
+                        action.end()
+                except Exception as error:
+                    first = first or error
+        if isinstance(first, scaler.ScalerError) and isinstance(failed, scaler.ScalerError):
+            both = copy.copy(first)
+            both.args = (" Before that: ".join(dict.fromkeys([str(first), str(failed)])),)
+            raise both from first
+        if first:
+            raise first
 
     def _check_ahead(self, steps: int) -> None:
         done = self.counters.data
@@ -307,6 +361,16 @@ class Loop:
 _EMPTY = "the dataset is empty: it gave no batch. Is the batch larger than the data, with drop_remainder?"
 _END = "End of sequence"
 """What TensorFlow says at the end of a dataset."""
+
+
+def _lacks(visit: Visit) -> str:
+    """What to know where an action could not write a visit."""
+    last = visit.counters.data
+    steps = f"Step {last} is" if visit.first == last else f"Steps {visit.first} to {last} are"
+    return (
+        f"{steps} missing there; the other actions have acted. Then run again: a Checkpoint with resume=True (on the "
+        "command line --resume) goes on from the last step that it saved."
+    )
 
 
 def _alone(error: scaler.ScalerError) -> scaler.ScalerError:

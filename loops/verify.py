@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.advice import without_advice
 from loops.checks import check_count
 from loops.loop import Loop
 from loops.programs import in_empty_folders
@@ -191,7 +192,7 @@ class _Trial:
 
         loop.actions = [record]
         # The steps until then are compared like any others.
-        with contextlib.suppress(scaler.StuckError), _without_advice():
+        with contextlib.suppress(scaler.StuckError), without_advice():
             loop.run(self._steps)
         return _Run(weights_digest(step.model), seen, watch)
 
@@ -217,18 +218,6 @@ class _Trial:
             return watch.part(names, [*inside, *outside])
 
         return choose
-
-
-@contextlib.contextmanager
-def _without_advice() -> Iterator[None]:
-    """TensorFlow takes the many loops for one function that is traced again and again, and warns of that."""
-    logger = tf.get_logger()
-    before = logger.level
-    logger.setLevel("ERROR")
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _items(watch: scaler.observe.Watch | None) -> list[str]:

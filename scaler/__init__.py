@@ -12,7 +12,7 @@ Most programs need only the names here. The namespaces hold what researchers and
 `scaler.tracing`, `scaler.testing`.
 """
 
-import importlib
+import importlib.util
 import typing
 
 from scaler import gradients as gradients
@@ -98,9 +98,6 @@ __all__ = [
     "weights",
 ]
 
-_LATER = ("layerwise", "observe", "presets")
-"""Namespaces that few programs use, imported when they are asked for."""
-
 if typing.TYPE_CHECKING:
     from scaler import layerwise as layerwise
     from scaler import observe as observe
@@ -108,10 +105,13 @@ if typing.TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Finds the flat names from before the namespaces, too: `scaler.Warmup` is `scaler.strategies.Warmup`."""
-        if name in _LATER:
-            return importlib.import_module(f"scaler.{name}")
-        if not name.startswith("__"):
+        """Imports a namespace that is asked for, such as `scaler.testing`.
+
+        Finds the flat names from before the namespaces, too: `scaler.Warmup` is `scaler.strategies.Warmup`.
+        """
+        if name.isidentifier() and name[0] != "_":
+            if importlib.util.find_spec(f"scaler.{name}"):
+                return importlib.import_module(f"scaler.{name}")
             for namespace in (strategies, weights, gradients, importlib.import_module("scaler.layerwise")):
                 if name in namespace.__all__:
                     return getattr(namespace, name)

@@ -117,6 +117,17 @@ def as_flag(name: str, value: object) -> bool | tf.Tensor:
     return flag
 
 
+def as_scale(name: str, value: Any) -> tf.Tensor:
+    """Returns a scale as a scalar float32 tensor.
+
+    Raises:
+        InvalidArgument: If it is no scalar number.
+    """
+    if isinstance(value, float) or (is_symbolic(value) and value.dtype.is_floating and value.shape.rank in (0, None)):
+        return tf.ensure_shape(as_float(value), [])
+    raise InvalidArgument(f"{name}={value!r}: expected a scalar of a floating dtype, such as outcome.loss_scale.")
+
+
 def within(values: tf.Tensor, low: float | tf.Tensor, high: float | tf.Tensor) -> tf.Tensor:
     """`tf.clip_by_value` in one operation instead of two: every step clips several times.
 

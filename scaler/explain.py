@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaler.last_skip import LAST_REPLICA, MOST_COUNTED
+from scaler.last_skip import LAST_REPLICA, MOST_COUNTED, MOST_NAMES
 from scaler.outcome import Cause, Outcome
 
 
@@ -41,14 +41,47 @@ def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer:
     )
 
 
+class Names:
+    """The names of the variables that a scaler applies gradients to, in one list for all its `apply`.
+
+    Attributes:
+        beginnings: Where the names of each list of variables begin, in order.
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self.beginnings: list[int] = []
+        self._known: dict[tuple[str, tuple[str, ...]], int] = {}
+        self._count = 0
+
+    def begin(self, names: Sequence[str], optimizer: str) -> int:
+        """Adds the names of an `apply`, unless they are known, and returns where they begin."""
+        key = optimizer, tuple(names)
+        if self._count + len(names) > MOST_NAMES:
+            self._forget()
+        if key not in self._known:
+            self._known[key] = self._count
+            self.beginnings.append(self._count)
+            self._count += max(len(names), 1)
+        return self._known[key]
+
+    def of(self, beginning: int) -> tuple[Sequence[str], str]:
+        """The names that begin there, and the name of their optimizer."""
+        found = [(names, optimizer) for (optimizer, names), at in self._known.items() if at == beginning]
+        return found[0] if found else ((), "the optimizer")
+
+
 _SENTENCES = {
     Cause.LOSS: (
-        "The step was skipped because the loss itself was not finite{weights}; {where}. No loss scale can help: look "
-        "for non-finite data, or a forward pass that overflows."
+        "The step was skipped because the loss itself was not finite{weights}; {where}. No loss scale makes it finite: "
+        "look for non-finite data, or a forward pass that overflows."
     ),
     Cause.BACKWARD: (
-        "The step was skipped because the derivatives are not finite at any loss scale, though the loss is; {where}. "
-        "Look for a square root, logarithm, division or norm at 0."
+        "The step was skipped because no loss scale that was tried gives finite derivatives other than zero, though "
+        "the loss is finite; {where}. Look for a square root, logarithm, division or norm at 0, or for weights that "
+        "have grown."
     ),
     Cause.OVERFLOW: "The step was skipped because the backward pass overflowed at loss scale {scale}; {where}. {helps}",
     Cause.TOO_LARGE: (

@@ -8,9 +8,14 @@ checkpoint. With more variables an older run folder or Keras file would be refus
 
 The position belongs to the non-finite weight if there is one, else to the nearest gradient. Models have at most 2^20
 variables. A replica beyond the 14th is kept as the 15th.
+
+A scaler may apply gradients to several lists of variables. Positions are kept among the names of all of them, so that
+they tell which list it was. An index of -1 or -2 is no position: twice the place where the names begin is taken off it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -22,6 +27,8 @@ MOST_COUNTED = 2**11 - 1
 """The largest count that is kept. It stands for this many non-finite gradients or more."""
 LAST_REPLICA = 14
 """The largest number of a replica that is kept. It stands for this one or a later one."""
+MOST_NAMES = 2**20
+"""How many names of variables a position may stand for."""
 _HELPS, _IS_WEIGHT, _POSITION, _REPLICA, _COUNT = 2**4, 2**5, 2**6, 2**27, 2**20
 _NEVER = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
 
@@ -36,15 +43,16 @@ class LastSkip:
     def __init__(self) -> None:
         self.variables = {field: shared_variable(value, field) for field, value in _NEVER.items()}
 
-    def keep(self, loss_scale: tf.Tensor, skip: Skip, replica: tf.Tensor | None) -> Skip:
+    def keep(self, loss_scale: tf.Tensor, skip: Skip, replica: tf.Tensor | None, names_from: int = 0) -> Skip:
         """Stores a skip, in the branch of the graph where the step is skipped, and returns it."""
-        for field, value in {"loss_scale": loss_scale, **packed(skip, replica)}.items():
+        moved = _moved(skip, names_from) if names_from else skip
+        for field, value in {"loss_scale": loss_scale, **packed(moved, replica)}.items():
             self.variables[field].assign(value)
         return skip
 
     def keep_where(self, skipped: tf.Tensor, outcome: Outcome) -> None:
         """Stores the skip of an outcome where `skipped` is True."""
-        skip = Skip(*(getattr(outcome, field) for field in Skip._fields))
+        skip = _moved(Skip(*(getattr(outcome, field) for field in Skip._fields)), outcome.names_from)
         replica = outcome.replica if replica_count() > 1 else None
         for field, value in {"loss_scale": outcome.loss_scale, **packed(skip, replica)}.items():
             self.variables[field].assign(tf.where(skipped, value, self.variables[field]))
@@ -53,11 +61,17 @@ class LastSkip:
         """Corrects a stored cause of OVERFLOW after the diagnosis. Both arguments are scalar bools."""
         self.variables["cause"].assign_add(correction(backward, lower_helps))
 
-    def outcome(self) -> Outcome:
-        """The outcome of the stored skip, without norms."""
+    def outcome(self, beginnings: Sequence[int] = ()) -> Outcome:
+        """The outcome of the stored skip, without norms.
+
+        Args:
+            beginnings: Where the names of each list of variables begin, in order.
+        """
         kept = {field: tf.identity(variable) for field, variable in self.variables.items()}
         loss_scale, nan = kept.pop("loss_scale"), tf.constant(float("nan"))
         skip = unpacked(**kept)
+        names_from = _beginning(skip.index, beginnings)
+        skip = _moved(skip, -names_from)
         return Outcome(
             finite=tf.equal(skip.cause, int(Cause.NONE)),
             loss_scale=loss_scale,
@@ -65,7 +79,21 @@ class LastSkip:
             clipped_norm=nan,
             **skip._asdict(),
             replica=kept["cause"] // _REPLICA - 1,
+            names_from=names_from,
         )
+
+
+def _moved(skip: Skip, by: int | tf.Tensor) -> Skip:
+    """A skip whose positions are moved by a number of names."""
+    positions = {field: getattr(skip, field) for field in ("nearest", "weight")}
+    index = tf.where(skip.index < 0, skip.index - 2 * by, skip.index + by)
+    return skip._replace(index=index, **{field: tf.where(at < 0, at, at + by) for field, at in positions.items()})
+
+
+def _beginning(index: tf.Tensor, beginnings: Sequence[int]) -> tf.Tensor:
+    """Where the list of names begins that a moved index belongs to, scalar int32."""
+    place = tf.where(index < 0, (-index - 1) // 2, index)
+    return tf.reduce_max(tf.where(tf.constant([0, *beginnings]) <= place, [0, *beginnings], 0))
 
 
 def packed(skip: Skip, replica: tf.Tensor | None = None) -> dict[str, tf.Tensor]:

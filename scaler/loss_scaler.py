@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,22 +14,33 @@ from scaler.backend.autograph import as_called, as_written
 from scaler.backend.graphs import in_xla
 from scaler.backend.tapes import tape_records
 from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
-from scaler.checks import as_flag, as_variables, check_flag
-from scaler.errors import InvalidArgument
-from scaler.explain import explain
+from scaler.checks import as_flag, as_scale, as_variables, check_flag
+from scaler.errors import InvalidArgument, ScaleWarning
+from scaler.explain import Names, explain
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
-from scaler.gate.optimizers import Optimizer, check_optimizer, name_of
+from scaler.gate.optimizers import (
+    Optimizer,
+    as_called_by_the_gate,
+    check_optimizer,
+    move_nothing,
+    name_of,
+    waits_for_values,
+)
 from scaler.gate.targets import Targets
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
-from scaler.gradients.pairs import as_gradient, as_list, check_pairs
+from scaler.gradients.pairs import as_list, check_pairs
 from scaler.last_skip import LastSkip
 from scaler.mistakes import moving_statistics
+from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss
 from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
-from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, mark
+from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, Marks, mark
+from scaler.mistakes.mixed_scales import refuse_mixed
+from scaler.mistakes.open_losses import OpenLosses
 from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
-from scaler.mistakes.scaled_twice import marked_unscaled, owned, refuse_gradients, refuse_scaled, scale_read
+from scaler.mistakes.scaled_twice import marked_unscaled, marks_of, owned, refuse_gradients, refuse_scaled, scale_read
 from scaler.mistakes.unconnected import without_gradient
+from scaler.mistakes.unseen_loss import unseen_loss
 from scaler.open_step import OpenStep
 from scaler.outcome import Cause, Outcome, Skip
 from scaler.rollback import Snapshot
@@ -120,9 +132,10 @@ class LossScaler(tf.Module):
         # A checkpoint finds them by these names.
         self._last_skip = self._kept.variables
         self._scale_used, self._loss_finite, self._decided = self._open.used, self._open.loss_finite, self._open.decided
-        self._names: list[str] = []
-        self._optimizer_name = ""
+        self._names = Names()
+        self._said_unseen = False
         self._use = Use()
+        self._open_losses = OpenLosses()
         self._is_constant = isinstance(self.strategy, (NoScaling, Static))
         self._is_one = self._is_constant and _equals_one(state.loss_scale)
         if stuck is not None and not isinstance(stuck, StuckPolicy):
@@ -198,6 +211,7 @@ class LossScaler(tf.Module):
             self._use.scales_by_hand()
             now = self._scale_now()
             opened = self._open.begin_by_hand(now)
+            self._opens(opened, tf.constant(True))
             # An open step of a foreign checkpoint may have had another scale, which `apply` would not divide by.
             return owned(opened if only_scale(self.strategy) is None else now, LOSS_SCALE, self)
         self._use.was_read(self._open, self._scale_now)
@@ -263,8 +277,9 @@ class LossScaler(tf.Module):
         self._say("", float16_probabilities_behind(loss))
         self._use.scales()
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
-        loss_scale = owned(self._scale_now(), LOSS_SCALE, self)
-        self._open.begin(loss, loss_scale)
+        loss_scale, loss_finite = owned(self._scale_now(), LOSS_SCALE, self), tf.math.is_finite(loss)
+        self._open.begin(loss_finite, knows_its_loss(loss_scale, loss_finite))
+        self._opens(loss_scale, loss_finite)
         return mark(loss * loss_scale, SCALED)
 
     @as_written
@@ -277,17 +292,21 @@ class LossScaler(tf.Module):
             grads: Tensors of any floating dtype, `tf.IndexedSlices` or None.
 
         Returns:
-            The same structure in float32. Duplicate indices are summed unless `sum_duplicates` is False.
+            The same structure in float32, or float64 where a gradient is. Duplicate indices are summed unless
+            `sum_duplicates` is False.
 
         Raises:
             InvalidArgument: If the gradients are unscaled already.
         """
         grads = as_list("unscale", grads)
-        self._refuse("unscale", grads)
+        found = marks_of(grads)
+        self._refuse("unscale", grads, found)
         self._use.begins()
         self._use.check_one_scale("unscale", self._open, self._scale_now)
         unscale = gradients.unscale if self.sum_duplicates else gradients.divide
-        result = marked_unscaled(unscale(grads, self._scale_of(grads)[0]))
+        result = marked_unscaled(unscale(grads, self.carried("unscale", grads, found=found).loss_scale))
+        if tf.executing_eagerly():
+            self._open_losses.ends(grads)
         self._use.unscales(Unscaled.of(grads, result))
         return result
 
@@ -306,13 +325,14 @@ class LossScaler(tf.Module):
         update: bool = True,
         when: bool | tf.Tensor = True,
         unscaled: bool | tf.Tensor = False,
+        loss_scale: tf.Tensor | None = None,
     ) -> Outcome:
         """Applies the step if all unscaled gradients and their squared global norm are finite, else skips it.
 
-        An applied step unscales, clips, updates the float32 weights and rounds masters into the model. It also restores
-        the elements of `rollback` that became non-finite. A skipped step leaves every bit of the variables, slots,
-        `optimizer.iterations` and masters unchanged, and restores all of `rollback`. In both cases the strategy then
-        adjusts the scale and the counters advance.
+        An applied step unscales, clips, updates the float32 or float64 weights and rounds masters into the model. It
+        also restores the elements of `rollback` that became non-finite. A skipped step leaves every bit of the
+        variables, slots, `optimizer.iterations` and masters unchanged, and restores all of `rollback`. In both cases
+        the strategy then adjusts the scale and the counters advance.
 
         An optimizer can turn finite gradients into non-finite values, in a variable or in one of its own. Such a step
         is skipped, too, and everything is rolled back. The optimizer's own variables are those in its attribute
@@ -323,11 +343,14 @@ class LossScaler(tf.Module):
         by the size of the *global* batch.
 
         Args:
-            optimizer: A Keras optimizer, or any function `(grads, variables) -> None`. It is called with the unscaled
-                float32 gradients that are not None. On several replicas each replica calls a function with the same
-                summed gradients. Create the function's own variables in the strategy's scope, like all others.
+            optimizer: A Keras optimizer, also one of tf-keras, or any function `(grads, variables) -> None`. It is
+                called with the unscaled gradients that are not None, in float64 for a float64 variable and in float32
+                for any other. On several replicas each replica calls a
+                function with the same summed gradients. Create the function's own variables in the strategy's scope,
+                like all others.
             grads: Gradients of the *scaled* loss, one for each variable: tensors of a floating dtype,
-                `tf.IndexedSlices` or None.
+                `tf.IndexedSlices` or None. A warning names the variables whose gradient is None, once. Leave out of
+                both lists what the loss is not meant to reach.
             variables: The variables the gradients belong to, or a `MasterWeights` over them.
             clip_norm: Largest global norm of the unscaled gradients, or None.
             clip: Another way to clip, in place of `clip_norm`: `ClipByNorm(1.0)`, which clips each gradient by itself,
@@ -349,20 +372,29 @@ class LossScaler(tf.Module):
                 applied, with norms of NaN and no cause.
             unscaled: Scalar bool, the same on all replicas: whether the gradients are unscaled already. A strategy that
                 needs histograms sees them unchanged.
+            loss_scale: The scale that the gradients carry, scalar float32, for gradients that you kept together with
+                `outcome.loss_scale` or `scale_of_gradients`. Default: the scale of their own loss. In a graph it is
+                found by what they are computed from. Eager mode finds it by what was scaled before them and is not
+                applied yet. Gradients that come as arguments, or from a variable that another function fills, carry
+                the scale of the last loss.
 
         Returns:
             What happened, as tensors.
 
         Raises:
             InvalidArgument: If the lists do not match, every gradient is None, a dtype or shape is wrong, 16-bit
-                variables have no masters, or the optimizer scales losses itself.
+                variables have no masters, or the optimizer scales losses itself. If the gradients carry more than one
+                scale, or it cannot be known which one they carry.
         """
         clipping = self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
+        optimizer = as_called_by_the_gate(optimizer)
         if rollback is not None and not isinstance(rollback, Snapshot):
             raise InvalidArgument(
                 f"apply(rollback={type(rollback).__name__}): expected scaler.snapshot(model.non_trainable_variables), "
                 "taken before the forward pass, or None."
             )
+        # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
+        names_unconnected = update and when is True and hasattr(optimizer, "apply")
         when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
         if diagnose is not None and not callable(diagnose):
             raise InvalidArgument(f"apply(diagnose={diagnose!r}): expected a function of a scalar tensor, or None.")
@@ -372,40 +404,54 @@ class LossScaler(tf.Module):
                 "and a variable are for optimizer.apply_gradients alone."
             )
         masters = variables if isinstance(variables, MasterWeights) else None
-        grads = [grad if grad is None else as_gradient(grad) for grad in as_list("apply", grads)]
+        grads = as_list("apply", grads)
         targets = masters.weights if masters else as_variables("apply", variables)
         check_pairs(grads, targets, allow_16bit_updates)
         trained = masters.trained(grads) if masters else TrainableSet.of(_with_gradient(targets, grads))
         trained.keep("apply", _MAKE_ANEW)
         if rollback is not None and not tf.executing_eagerly():
             _left_out(rollback, trained).warn_of_unfrozen("apply", _MAKE_ANEW)
-        self._check_use(grads, unscaled, masters.model_variables if masters else targets)
+        found = marks_of(grads)
+        self._check_use(grads, found, unscaled, masters.model_variables if masters else targets)
         if update:
             self._use.ends()
+        if names_unconnected and not self._use.unconnected_are_named:
+            self.check_connected(grads, masters.model_variables if masters else targets)
         if rollback is None:
             model = masters.model_variables if masters else targets
             rollback = self._missing_rollback(model, grads, when if isinstance(when, bool) else None)
         positions = [position for position, grad in enumerate(grads) if grad is not None]
+        if waits_for_values(optimizer, targets):
+            optimizer = move_nothing
         moved = Targets(optimizer, targets, positions, masters)
         gate = Gate(moved, clipping, needs_of(self.strategy), self.sum_duplicates)
-        loss_scale, loss_finite = self._scale_of(grads, unscaled is False)
+        if loss_scale is None:
+            loss_scale, loss_finite = self.carried(
+                "apply", grads, targets, may_be_unscaled=unscaled is not False, found=found
+            )
+        else:
+            loss_scale, loss_finite = as_scale("apply: loss_scale", loss_scale), self._loss_was_finite()
+        if tf.executing_eagerly():
+            self._open_losses.ends(grads, targets)
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
 
         def told_in_branch(skip: Skip) -> Skip:
             return told_apart(skip, loss_scale, floor, diagnose) if alone and diagnose is not None else skip
 
+        def names_from() -> int:
+            # Known when the optimizer has created its slots.
+            values = (*targets, *moved.own_values)
+            return self._names.begin([getattr(value, "path", value.name) for value in values], name_of(optimizer))
+
         decision = gate.decide(
-            [grads[i] for i in positions],
+            gradients.matching([grads[i] for i in positions], moved.updated),
             _carried_by(unscaled, loss_scale),
             loss_finite,
             rollback,
             tf.convert_to_tensor(when),
-            lambda skip, replica: self._kept.keep(loss_scale, told_in_branch(skip), replica),
+            lambda skip, replica: self._kept.keep(loss_scale, told_in_branch(skip), replica, names_from()),
             self._update if update else (lambda event, done: None),
         )
-        # By now the optimizer has created its slots.
-        self._names = [getattr(variable, "path", variable.name) for variable in (*targets, *moved.own_values)]
-        self._optimizer_name = name_of(optimizer)
         self._open.end(decision.attempted)
         if not tf.executing_eagerly():
             moving_statistics.decided()
@@ -419,16 +465,21 @@ class LossScaler(tf.Module):
             clipped_norm=decision.clipped_norm,
             **skip._asdict(),
             replica=tf.constant(-1) if decision.replica is None else decision.replica,
+            names_from=tf.constant(names_from()),
         )
 
-    def _refuse(self, method: str, grads: Sequence[gradients.Gradient]) -> None:
+    def _refuse(self, method: str, grads: Sequence[gradients.Gradient], found: Marks) -> None:
         # A scale of 1 may divide gradients that another scaler scaled and the user unscaled.
-        refuse_gradients(method, grads, None if self._is_one else self)
+        owner = None if self._is_one else self
+        refuse_gradients(method, grads, found, owner)
+        refuse_mixed(method, grads, found, owner)
 
-    def _check_use(self, grads: Sequence[gradients.Gradient], unscaled: bool | tf.Tensor, variables: Sequence) -> None:
+    def _check_use(
+        self, grads: Sequence[gradients.Gradient], found: Marks, unscaled: bool | tf.Tensor, variables: Sequence
+    ) -> None:
         """Refuses gradients that are unscaled already, and warns if it seems that nobody scaled the loss."""
         if unscaled is False:
-            self._refuse("apply", grads)
+            self._refuse("apply", grads, found)
             self._use.check_one_scale("apply", self._open, self._scale_now)
             if not self._is_one:
                 self._use.check_scaled(grads, variables)
@@ -468,8 +519,8 @@ class LossScaler(tf.Module):
     def check_connected(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> None:
         """Warns once of variables that have no gradient, while others have one.
 
-        `apply` takes None in silence, for losses that are meant to reach a part of the variables. It is for a step that
-        differentiates all of a model.
+        `apply` does so itself, unless it gets `update=False`, `when`, or a function in place of an optimizer: such a
+        step may be meant to train a part of the variables. Call it where a step differentiates all of a model.
 
         Args:
             grads: One for each variable.
@@ -511,6 +562,8 @@ class LossScaler(tf.Module):
         check_event(self.strategy, event)
         self._use.check_open(self._open)
         self._use.ends()
+        if tf.executing_eagerly() and not bool(event.finite):
+            self._open_losses.end_all()
         self._open.decided.assign(True)
         if tf.distribute.in_cross_replica_context():
             self._update(event)
@@ -534,7 +587,7 @@ class LossScaler(tf.Module):
     @property
     def last_skip(self) -> Outcome:
         """The outcome of the last skipped step, without norms. Its cause is `Cause.NONE` before the first skip."""
-        return self._kept.outcome()
+        return self._kept.outcome(self._names.beginnings)
 
     def explain(self, outcome: Outcome | None = None) -> str:
         """Explains in one sentence what a step did, with the name of the variable.
@@ -542,13 +595,13 @@ class LossScaler(tf.Module):
         It reads the outcome, so call it on the host.
 
         Args:
-            outcome: From the `apply` that was traced last. The sentence uses the names of its variables, which are
-                wrong for the outcome of another step function. Default: the last skip.
+            outcome: From `apply`. Default: the last skip.
         """
         known = self.last_skip if outcome is None else outcome
         if outcome is None and int(known.cause) == Cause.NONE:
             return self._explain_none()
-        return explain(known, self._names, self._pinned(float(known.loss_scale)), self._optimizer_name)
+        names, optimizer = self._names.of(int(known.names_from))
+        return explain(known, names, self._pinned(float(known.loss_scale)), optimizer)
 
     def _explain_none(self) -> str:
         counters = self.counters
@@ -572,7 +625,9 @@ class LossScaler(tf.Module):
     def check(self) -> None:
         """Raises, warns or does nothing if the scaler makes no progress: the `stuck` policy decides.
 
-        Call it on the host now and then. It reads four numbers. A `loops.Loop` calls it at each visit.
+        It also warns, once, if the last step was applied though its loss was not finite.
+
+        Call it on the host now and then. It reads five numbers. A `loops.Loop` calls it at each visit.
 
         Raises:
             StuckError: If the policy raises. The error names the reason for the last skip.
@@ -582,8 +637,20 @@ class LossScaler(tf.Module):
             raise InvalidArgument("check() reads numbers on the host: expected a call outside of the tf.function.")
         reading = self._reading()
         self._use.check_ended(reading.attempted)
+        if not self._said_unseen and not reading.consecutive_skips and self._open.ended_unseen():
+            self.warn_of_unseen_loss(f"The last of {reading.attempted:,} attempted steps")
         low, high = host_bounds_of(self.strategy)
         self._watch.look(self._who, reading, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
+
+    def warn_of_unseen_loss(self, step: str) -> None:
+        """Warns once that a step was applied though its loss was not finite. `check` sees only the last step.
+
+        Args:
+            step: Which one, as the beginning of a sentence, such as "Step 12".
+        """
+        if not self._said_unseen:
+            self._said_unseen = True
+            warnings.warn(unseen_loss(step), ScaleWarning, stacklevel=3)
 
     def _who(self) -> str:
         return f"{self._called} with {described(self.strategy)}"
@@ -620,16 +687,54 @@ class LossScaler(tf.Module):
         now = self._scale_now()
         return now if only_scale(self.strategy) is not None else self._open.scale_of_gradients(now)
 
-    def _scale_of(self, grads: Sequence[gradients.Gradient], scaled: bool = True) -> tuple[tf.Tensor, tf.Tensor]:
-        """The scale that gradients carry, and whether their loss was finite."""
-        read, in_doubt = scale_read(grads, self, self._use.read)
-        loss_finite = tf.identity(self._open.loss_finite)
-        if read is None:
-            used = self._carried()
-            checks = [one_scale(self._open.decided, used, self._scale_now())] if in_doubt and scaled else []
-            with tf.control_dependencies(checks):
-                return tf.identity(used), loss_finite
-        return read, tf.logical_or(self._open.decided, loss_finite)
+    def carried(
+        self,
+        method: str,
+        grads: Sequence[gradients.Gradient],
+        variables: Sequence | None = None,
+        *,
+        may_be_unscaled: bool = False,
+        found: Marks | None = None,
+    ) -> Carried:
+        """The scale that gradients carry, and whether their losses were finite.
+
+        Args:
+            method: Who asks, for an error.
+            grads: Gradients.
+            variables: What they are applied to, if it is known.
+            may_be_unscaled: Whether they may be unscaled already, so that no scale has to be found.
+            found: `marks_of(grads)`, if it is known.
+
+        Raises:
+            InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
+        """
+        found = marks_of(grads) if found is None else found
+        read, in_doubt = scale_read(grads, found, self, self._use.read)
+        if read is not None:
+            return Carried(read, tf.logical_or(self._open.decided, self._open.loss_finite))
+        movable, now, used = only_scale(self.strategy) is None, self._state["loss_scale"], self._open.used
+        known = None
+        if movable and not may_be_unscaled and tf.executing_eagerly():
+            known = self._open_losses.of(method, grads, variables, used)
+        elif movable and not may_be_unscaled:
+            known = carried_in_graph(method, grads, found, self, now, used)
+        if known is not None:
+            return Carried(
+                known.loss_scale, self._loss_was_finite() if known.loss_finite is None else known.loss_finite
+            )
+        carried = self._carried()
+        checks = [one_scale(self._open.decided, carried, self._scale_now())] if in_doubt and not may_be_unscaled else []
+        with tf.control_dependencies(checks):
+            return Carried(tf.identity(carried), self._loss_was_finite())
+
+    def _loss_was_finite(self) -> tf.Tensor:
+        return tf.identity(self._open.loss_finite)
+
+    def _opens(self, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> None:
+        if not tf.executing_eagerly():
+            self._open_losses.graphs_scale = True
+        elif only_scale(self.strategy) is None:
+            self._open_losses.opened(loss_scale, loss_finite)
 
 
 _MAKE_ANEW = "Create the optimizer, the step and any MasterWeights again, or compile the model again."

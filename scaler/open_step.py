@@ -21,11 +21,11 @@ class OpenStep:
         self.loss_finite = replicas.local_variable(True, "loss_finite")
         self.decided = replicas.local_variable(False, "decided")
 
-    def begin(self, loss: tf.Tensor, loss_scale: tf.Tensor) -> None:
-        """Records that a loss was multiplied by the scale."""
+    def begin(self, loss_finite: tf.Tensor, loss_scale: tf.Tensor) -> None:
+        """Records that a loss, which is finite or not, was multiplied by the scale."""
         self.used.assign(loss_scale)
         earlier = tf.logical_or(self.decided, self.loss_finite)
-        self.loss_finite.assign(tf.logical_and(earlier, tf.math.is_finite(loss)))
+        self.loss_finite.assign(tf.logical_and(earlier, loss_finite))
         self.decided.assign(False)
 
     def begin_by_hand(self, now: tf.Tensor) -> tf.Tensor:
@@ -49,6 +49,10 @@ class OpenStep:
         """Records the decision about the step where `attempted` is True."""
         known = tf.get_static_value(attempted)
         self.decided.assign(True if known else tf.logical_or(self.decided, attempted))
+
+    def ended_unseen(self) -> bool:
+        """Whether a decision followed losses of which one was not finite, on any replica. The host reads it."""
+        return not all(replicas.read_each(self.loss_finite)) and all(replicas.read_each(self.decided))
 
     def scale_of_gradients(self, now: tf.Tensor) -> tf.Tensor:
         """The scale that gradients carry: that of the last `scale`, or `now` if nothing was scaled yet."""

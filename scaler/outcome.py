@@ -13,10 +13,10 @@ class Cause(enum.IntEnum):
 
     Attributes:
         NONE: The step was applied.
-        LOSS: The loss itself was non-finite. No scale can help: look at the data and the forward pass.
-        BACKWARD: The loss was finite, but its derivatives are non-finite at any scale: a square root at 0, for example.
-            They were found so at a loss scale of 2^-14, or at the strategy's floor if that is less. Or the gradients
-            that are non-finite at a scale of 1 are all zero there, because float16 flushes what comes before them.
+        LOSS: The loss itself was non-finite. No scale makes it finite: look at the data and the forward pass.
+        BACKWARD: The loss was finite, and no scale that was tried gives derivatives to use: a square root at 0, for
+            example. They were found non-finite at 1 and at 2^-14, or at the strategy's floor if that is less. Or the
+            gradients that are non-finite at 1 are all zero there, because float16 flushes what comes before them.
         OVERFLOW: The scaled backward pass overflowed. A lower scale helps if `Outcome.lower_helps` is True, else it may
             help. Without `diagnose`, `apply` cannot tell it from BACKWARD and presumes OVERFLOW.
         TOO_LARGE: Every scaled gradient was finite, but an unscaled one or the squared global norm exceeds float32.
@@ -94,6 +94,8 @@ class Outcome(NamedTuple):
         lower_helps: Bool, whether the gradients were found finite at a lower loss scale.
         replica: Int32, the first replica whose own loss or gradients were not finite. -1 if there is one replica alone,
             if the step was applied, and if all replicas were alike: then it is no replica's share of the batch.
+        names_from: Int32, where the names of this step's variables begin among the names that the scaler knows, for
+            `LossScaler.explain`. 0 unless the scaler applies gradients to several lists of variables.
     """
 
     finite: tf.Tensor
@@ -108,6 +110,7 @@ class Outcome(NamedTuple):
     weight: tf.Tensor = -1
     lower_helps: tf.Tensor = False
     replica: tf.Tensor = -1
+    names_from: tf.Tensor = 0
 
     @property
     def variable(self) -> tf.Tensor:

@@ -11,7 +11,7 @@ from scaler import gradients
 from scaler.backend.autograph import as_written
 from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import Optimizer, move_nothing
-from scaler.gradients.pairs import check_gradients
+from scaler.gradients.pairs import as_list, check_gradients
 from scaler.loss_scaler import Counters, LossScaler
 from scaler.outcome import Cause, Outcome, Skip
 from scaler.rollback import Snapshot, snapshot
@@ -139,8 +139,9 @@ class PerLoss(tf.Module):
         unscaled = {}
         for loss, own in self._scalers.items():
             with _named("apply", loss):
-                check_gradients(grads[loss], targets)
-            unscaled[loss] = gradients.unscale(grads[loss], own._scale_of(grads[loss])[0])
+                given = as_list("apply", grads[loss])
+                check_gradients(given, targets)
+            unscaled[loss] = gradients.unscale(given, own.carried("apply", given, targets).loss_scale)
         total = [_sum(parts) for parts in zip(*unscaled.values(), strict=True)]
         step = self._gate.apply(optimizer, total, variables, clip_norm=clip_norm, rollback=rollback)
         outcomes = []

@@ -80,7 +80,7 @@ class StuckPolicy:
         now = readings[-1]
         moves = min_scale < max_scale
         if self.consecutive_skips is not None and now.consecutive_skips >= self.consecutive_skips:
-            return f"{now.consecutive_skips} steps in a row were skipped, the last at loss scale {now.loss_scale:g}"
+            return f"{_in_a_row(now.consecutive_skips)} at loss scale {now.loss_scale:g}"
         if self.at_floor and moves and now.consecutive_skips and now.loss_scale <= min_scale:
             return f"a step was skipped and the loss scale is at its floor, {min_scale:g}"
         if self.at_ceiling and moves and now.loss_scale >= max_scale:
@@ -93,7 +93,17 @@ class StuckPolicy:
         if not past or self.skip_rate is None:
             return None
         steps, skipped = now.attempted - past[-1].attempted, now.skipped - past[-1].skipped
-        return f"{skipped} of the last {steps} steps were skipped" if skipped > self.skip_rate * steps else None
+        return _share(skipped, steps) if skipped > self.skip_rate * steps else None
+
+
+def _in_a_row(skips: int) -> str:
+    return "the last step was skipped," if skips == 1 else f"{skips} steps in a row were skipped, the last"
+
+
+def _share(skipped: int, steps: int) -> str:
+    if steps == 1:
+        return "the last step was skipped"
+    return f"{skipped} of the last {steps} steps {'was' if skipped == 1 else 'were'} skipped"
 
 
 class History:

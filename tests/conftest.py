@@ -17,12 +17,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mirrored import let_strategies_follow_each_other
 from tensorflow.python.framework import config
 
 # Devices are fixed once TensorFlow starts; replicas of a MirroredStrategy need several.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
+
+let_strategies_follow_each_other()
 
 # A shell starts background jobs with Ctrl-C ignored, and what they start inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,17 +1,31 @@
-"""Strategies on logical CPUs, one for each number of replicas in a process."""
+"""Strategies on logical CPUs: one for each number of replicas, and as many more as a process makes."""
 
 import functools
-import unittest.mock
+import itertools
 
 import tensorflow as tf
 
 
-@functools.cache
-def mirrored(replicas):
-    """One strategy for each number of replicas, on its own collective keys.
+class _KeysOfItsOwn:
+    """A base of collective keys that no other strategy of the process has."""
+
+    def __init__(self):
+        self._bases = itertools.count(0, 100_000)
+
+    def __get__(self, strategy, owner=None):
+        return next(self._bases)
+
+
+def let_strategies_follow_each_other():
+    """Lets a process make several strategies, as a run of many tests does.
 
     Every `MirroredStrategy` counts its keys from the same number, so that a second one in a process fails with "Shape
     mismatch in the collective instance" or "joining a group with size". TensorFlow's own tests set the base, too.
     """
-    with unittest.mock.patch.object(tf.distribute.MirroredStrategy, "_collective_key_base", replicas * 100_000):
-        return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    tf.distribute.MirroredStrategy._collective_key_base = _KeysOfItsOwn()
+
+
+@functools.cache
+def mirrored(replicas):
+    """One strategy for each number of replicas, made once."""
+    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])

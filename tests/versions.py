@@ -9,6 +9,7 @@ SINCE = {
     "Muon": "3.13",  # From 3.10 to 3.12 it is there, and its first step on TensorFlow raises an AttributeError.
     "MultiOptimizer": "3.15",
     "a function as a constraint": "3.15",
+    "ScheduleFreeAdamW": "3.15",
 }
 
 

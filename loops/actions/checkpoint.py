@@ -12,7 +12,6 @@ import tensorflow as tf
 import scaler
 from loops.actions.best import Best
 from loops.actions.every import Cadence, Seconds
-from loops.actions.places import as_path
 from loops.checks import check_count
 from loops.errors import CheckpointError, ResumeWarning
 from loops.resume import folder
@@ -20,6 +19,7 @@ from loops.resume.common import Found, newest_common, place
 from loops.resume.identity import check_identity, check_layout
 from loops.resume.variables import layout
 from loops.workers.workers import Workers
+from loops.written.place import Place, as_path, reason
 
 if TYPE_CHECKING:
     from loops.loop import Loop
@@ -37,11 +37,12 @@ class Checkpoint:
         loop.run(10_000)  # The same command again, after whatever stopped it, goes on to step 10,000.
 
     Saved are: the model with its non-trainable state and seed generators, the optimizer, masters, loss scaler and
-    accumulation window, each on every replica; whatever else the step's graph reads or writes; the counters; the
-    position in the dataset; the generators of TensorFlow, Keras, NumPy and Python; and the state of other actions that
-    have `save_state` and `load_state`. Not saved is the position of operations such as `tf.random.uniform` inside of
-    the step: use a `tf.random.Generator` or a `keras.random.SeedGenerator`. A `ResumeWarning` says so where it matters,
-    as it does for a dataset whose position cannot be saved: batches are then skipped instead.
+    accumulation window, each on every replica; every other variable, every mutable table and every iterator that the
+    step's graph uses; the counters; the position in the dataset; the generators of TensorFlow, Keras, NumPy and Python;
+    and the state of other actions that have `save_state` and `load_state`. Not saved is what other operations of the
+    step keep, such as the position of `tf.random.uniform`, a queue, or what a `tf.py_function` keeps in Python. A
+    `ResumeWarning` names each operation that is not known to keep nothing, and what to use. It also names a dataset
+    whose position cannot be saved: batches are then skipped instead.
 
     It saves at the first visit at or after each multiple of `every`, after all other actions have acted, and when
     the run ends: at its goal, at the end of the data, on SIGINT or SIGTERM, or because an action raised. A step that
@@ -90,6 +91,7 @@ class Checkpoint:
                 f"Checkpoint(best={best!r}): expected a loops.Best, such as loops.Best(evaluate, 'loss')."
             )
         self.directory = self.place = as_path("Checkpoint", "directory", directory)
+        self.writes = Place(self.directory, "folder")
         if run is not None and not isinstance(run, Mapping):
             raise scaler.InvalidArgument(
                 f"Checkpoint(run={run!r}): expected a dict of names and values, such as {{'seed': 0}}."
@@ -179,7 +181,7 @@ class Checkpoint:
                 folder.copy(self.directory, self.directory / BEST, self._best.step)
             except OSError as error:
                 raise CheckpointError(
-                    f"{self.directory / BEST}: step {self._best.step} could not be copied ({_reason(error)}). Make "
+                    f"{self.directory / BEST}: step {self._best.step} could not be copied ({reason(error)}). Make "
                     "room, then run again with resume=True (on the command line --resume)."
                 ) from error
 
@@ -213,6 +215,8 @@ class Checkpoint:
         return number, facts, damaged
 
     def _make_folder(self, loop: Loop) -> None:
+        if not loop.position.problem:
+            _ = loop.position.iterator  # What TensorFlow says of a dataset is not about the folder.
         try:
             self.place.mkdir(parents=True, exist_ok=True)
             (self.place / "probe-folder").touch()
@@ -221,7 +225,7 @@ class Checkpoint:
                 loop.position.probe(self.place)
         except (OSError, tf.errors.OpError) as error:
             raise CheckpointError(
-                f"Checkpoint({str(self.directory)!r}): the folder cannot be written ({_reason(error)}). Choose another."
+                f"Checkpoint({str(self.directory)!r}): the folder cannot be written ({reason(error)}). Choose another."
             ) from error
 
     def _save(self, number: int) -> None:
@@ -231,13 +235,7 @@ class Checkpoint:
         except (OSError, tf.errors.OpError) as error:
             folder.sweep_leftovers(self.place)
             raise CheckpointError(
-                f"{self.place}: step {number} could not be saved ({_reason(error)}). The checkpoints before it are "
+                f"{self.place}: step {number} could not be saved ({reason(error)}). The checkpoints before it are "
                 "as they were: make room, then run again with resume=True (on the command line --resume)."
             ) from error
         self._saved_at = number
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, tf.errors.OpError):
-        return " ".join(error.message.split())
-    return getattr(error, "strerror", None) or str(error)

@@ -44,7 +44,8 @@ class Csv(StepLines):
 
     def _step_of(self, line: bytes) -> int | None:
         first = line.partition(b",")[0]
-        return int(first) if first.isdigit() else None
+        # Of more digits than 64 bits hold it is damaged.
+        return int(first) if first.isdigit() and len(first) < 19 else None
 
 
 def _row(values: list) -> str:

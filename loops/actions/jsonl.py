@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import scaler
 from loops.actions.lines import StepLines
-from loops.json_values import without_nan
+from loops.json_values import row_of, without_nan
 from loops.step.train_step import TrainStep
 from loops.visit import Visit
 
@@ -53,4 +53,5 @@ class JsonLines(StepLines):
         return lines
 
     def _step_of(self, line: bytes) -> int | None:
-        return json.loads(line)["step"]
+        row = row_of(line)
+        return row["step"] if row else None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from loops import kept
-from loops.actions.places import as_path, check_folder, writing
 from loops.checks import check_count
 from loops.errors import LoopError
+from loops.written.place import Place, as_path, check_folder, writing
 
 if TYPE_CHECKING:
     from loops.loop import Loop
@@ -44,6 +44,7 @@ class KeepBatches:
 
     def __init__(self, directory: str | os.PathLike, *, last: int = 100):
         self.directory = as_path("KeepBatches", "directory", directory)
+        self.writes = Place(self.directory, "folder")
         check_count(f"KeepBatches(last={last!r})", last)
         self.last = int(last)
         self._folder = self.directory.absolute()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import IO
 
 from loops.actions.every import Cadence, Seconds
-from loops.actions.places import as_path, writing
-from loops.errors import BadOutputs
+from loops.errors import BadOutputs, ResumeWarning
 from loops.visit import Visit
+from loops.written.appended import Appended
+from loops.written.place import Place, as_path, writing
 
 
 class StepLines:
@@ -29,27 +31,41 @@ class StepLines:
 
     def __init__(self, path: str | os.PathLike, *, every: int | Seconds = 1):
         self.path = as_path(type(self).__name__, "path", path)
+        self.writes = Place(self.path, "file")
         self._cadence = Cadence(type(self).__name__, every)
-        self._step = 0
-        self._mode = "wb"
-        self._file: IO[bytes] | None = None
+        self._step = self._line = 0
+        self._goes_on = False
+        self._file: Appended | None = None
 
-    def save_state(self) -> int:
-        """The last step written, for a `Checkpoint`."""
-        return self._step
+    def save_state(self) -> dict[str, int]:
+        """The last step of the run, and that of the last line, for a `Checkpoint`."""
+        return {"step": self._step, "line": self._line}
 
-    def load_state(self, value: int) -> None:
-        """Has the next run go on after step `value`."""
-        self._step, self._mode = value, "ab"
+    def load_state(self, value: dict[str, int] | int) -> None:
+        """Has the next run go on after a step, and warns of lines that the file has lost.
+
+        Args:
+            value: From `save_state`; of an older checkpoint the last step alone.
+        """
+        saved = {"step": value, "line": 0} if isinstance(value, int) else value
+        self._step, self._line, self._goes_on = saved["step"], saved["line"], True
+        found = 0
         if self.path.exists():
             with self.path.open("rb+") as file:
-                file.truncate(self._end_of(file))
+                end, found = self._whole(file)
+                file.truncate(end)
+        if found < self._line:
+            warnings.warn(
+                f"{self.path}: its lines end at step {found}, and the run had written them up to step {self._line}: "
+                "the file goes on without the lines between.",
+                ResumeWarning,
+                stacklevel=2,
+            )
 
     def __enter__(self) -> StepLines:
         with writing(type(self).__name__, self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open(self._mode, buffering=0)
-        self._mode = "ab"
+            self._file = Appended(self.path, None if self._goes_on else 0)
+        self._goes_on = True
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -71,11 +87,11 @@ class StepLines:
             raise BadOutputs(
                 f"the train step returns an output named 'step', which {name} uses for its number: rename it."
             )
-        # Without a buffer a kill finds each line in the file, or in the one call that writes all of them.
-        rest = "".join(f"{line}\n" for line in self._lines_of(visit)).encode()
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        lines = [f"{line}\n".encode() for line in self._lines_of(visit)]
+        self._file.add(b"".join(lines))
         self._step = visit.counters.data
+        if lines:
+            self._line = self._step_of(lines[-1]) or self._line
 
     def _lines_of(self, visit: Visit) -> list[str]:
         """What to add for a visit, without the ends of lines."""
@@ -85,11 +101,12 @@ class StepLines:
         """The step of a line, or None if it is of no step, as a header is."""
         raise NotImplementedError
 
-    def _end_of(self, file: IO[bytes]) -> int:
-        """Where the lines up to the last step end; a line that a kill tore is none."""
-        end = 0
+    def _whole(self, file: IO[bytes]) -> tuple[int, int]:
+        """Where the lines up to the last step end, and the step of the last; a line that a kill tore is none."""
+        end = last = 0
         for line in file:
-            if not line.endswith(b"\n") or ((step := self._step_of(line)) is not None and step > self._step):
+            step = self._step_of(line)
+            if not line.endswith(b"\n") or (step is not None and step > self._step):
                 break
-            end += len(line)
-        return end
+            end, last = end + len(line), last if step is None else step
+        return end, last

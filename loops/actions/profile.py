@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from loops.actions.places import as_path, check_folder
 from loops.checks import check_count
 from loops.errors import LoopError
 from loops.visit import Visit
+from loops.written.place import Place, as_path, check_folder
 
 if TYPE_CHECKING:
     from loops.loop import Loop
@@ -37,6 +37,7 @@ class Profile:
         for name, value in (("first", first), ("steps", steps)):
             check_count(f"Profile({name}={value!r})", value)
         self._directory = as_path("Profile", "directory", directory)
+        self.writes = Place(self._directory, "folder")
         self._first, self._steps = int(first), int(steps)
         self._since: int | None = None
         self._done = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import pathlib
 from typing import TYPE_CHECKING
 
 import rich.console
@@ -13,6 +14,7 @@ import scaler
 from loops.actions.evaluate import Evaluate
 from loops.actions.every import Cadence, Seconds
 from loops.visit import Visit
+from loops.written.place import Place
 
 if TYPE_CHECKING:
     from loops.loop import Loop
@@ -48,6 +50,7 @@ class Progress:
         if console is not None and not isinstance(console, rich.console.Console):
             raise scaler.InvalidArgument(f"Progress(console={console!r}): expected a rich.console.Console, or None.")
         self._label = str(label)
+        self.writes = Place(pathlib.Path("the console"), "stream")
         self._console = console or rich.console.Console(stderr=True)
         self._cadence = Cadence("Progress", every)
         self._evaluations: list[Evaluate] = []

@@ -26,22 +26,29 @@ class Attempt:
     """What a step did.
 
     Attributes:
-        finite: Whether its loss and gradients were finite, and it was applied or would have been.
+        finite: Whether it was applied or would have been, and its loss was finite, too.
+        applied: Whether it was applied or would have been, whatever its loss.
         loss: The loss, NaN where the step returns none.
         outputs: All that it returned, as numbers.
         at_scale: The lower loss scale at which it was finite, where it was not at the step's own.
+        nonzero: For each gradient, how many of its values were not zero, or not finite; None where nobody counted.
     """
 
     finite: bool
+    applied: bool
     loss: float
     outputs: dict[str, Any]
     at_scale: float | None = None
+    nonzero: np.ndarray | None = None
 
     @property
     def cause(self) -> scaler.Cause:
-        """Why it was skipped, as the step says; of a step that does not say it, as its loss shows."""
-        if self.finite:
-            return scaler.Cause.NONE
+        """Why it was skipped, as the step says; of a step that does not say it, as its loss shows.
+
+        It is LOSS, too, where the step was applied though its loss is not finite.
+        """
+        if self.applied:
+            return scaler.Cause.NONE if self.finite else scaler.Cause.LOSS
         if "cause" in self.outputs:
             return scaler.Cause(int(self.outputs["cause"]))
         return scaler.Cause.LOSS if "loss" in self.outputs and not math.isfinite(self.loss) else scaler.Cause.OVERFLOW
@@ -72,11 +79,9 @@ class Attempts:
         self._progress = progress
         self.step = as_python(moment)
         self.windowed = isinstance(moment.train_step, TrainStep) and moment.train_step.window is not None
-        self._inlines = not isinstance(moment.train_step, TrainStep)
-        self._functions: list[Callable] = []
         self._factor = tf.Variable(1.0, trainable=False)
-        self._at_factor: Callable | None = None
-        concrete = self._first_trace()
+        self._unchanged: tuple[Any, Callable] | None = None
+        concrete = moment.loop.calls.trace()
         own = getattr(moment.train_step, "loss_scaler", None)
         found = list(find(concrete).scalers)
         self.scalers: list[scaler.LossScaler] = found or ([own] if own is not None else [])
@@ -86,20 +91,31 @@ class Attempts:
             for one in variable_groups(moment.train_step, concrete).get("step", [])
             if one.dtype.is_floating and id(one) not in owned and scaler.LossScaler.owner_of(one) is None
         ]
+        self._inlines, counts = self._first_look()
+        # What is counted; a graph that is being traced can make no variables.
+        self._nonzero = [tf.Variable(tf.zeros([count]), False) for count in counts]
 
     @property
     def loss_scale(self) -> float | None:
         """The step's, of the first scaler, or None."""
         return float(self.scalers[0].loss_scale) if self.scalers else None
 
-    def _first_trace(self) -> tf.types.experimental.ConcreteFunction:
-        with self.as_it_was():
-            try:
-                return self._compiled(Heard()).get_concrete_function(self.moment.batch)
-            except tf.errors.OperatorNotAllowedInGraphError:
-                # Nothing rewrites the `if` and `while` of a function that is not compiled by itself.
-                self._inlines = False
-                return self._compiled(Heard()).get_concrete_function(self.moment.batch)
+    def _first_look(self) -> tuple[bool, list[int]]:
+        """Whether functions of the step that were compiled by themselves can be traced as a part of it.
+
+        Returns:
+            That, and how many gradients are handed over at each time.
+        """
+        if isinstance(self.moment.train_step, TrainStep):
+            return False, [len(self.moment.train_step.model.trainable_variables)]
+        # Nothing rewrites the `if` and `while` of a function that is not compiled by itself.
+        refused = contextlib.suppress(tf.errors.OperatorNotAllowedInGraphError)
+        for inlines in (True, False):
+            place = inlined() if inlines else contextlib.nullcontext()
+            with refused, self.as_it_was(), listening(self.scalers) as heard, place:
+                tf.function(self.step).get_concrete_function(self.moment.batch)
+                break
+        return inlines, [len(grads) for grads in heard.gradients]
 
     def as_run(self, batch: Any = None) -> Attempt:
         """Takes the step as the run does, with its update.
@@ -107,22 +123,39 @@ class Attempts:
         Args:
             batch: In the place of the step's own.
         """
+        batch = self.moment.batch if batch is None else batch
+        if not self.literal and not self.windowed:
+            self._progress()
+            with self.as_it_was():
+                outputs = self.moment.loop.calls.one(batch)
+            if "applied" in outputs and "loss" in outputs:
+                return _attempt(outputs, [])
         with self.as_it_was(), listening(self.scalers) as heard:
-            step = self._compiled(heard)
-            return self._taken(step, self.moment.batch if batch is None else batch)
+            return self._taken(self._traced(heard, batch), batch)
 
-    def take(self, change: Any = None, batch: Any = None) -> Attempt:
+    def is_another(self, attempt: Attempt) -> bool:
+        """Whether the step is finite up to its gradients though, as the run took it, these or its loss were not.
+
+        Args:
+            attempt: As the run took it.
+        """
+        of_update = (scaler.Cause.NONE, scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
+        return "cause" in attempt.outputs and attempt.cause not in of_update and self.take_at(1.0).finite
+
+    def take(self, change: Any = None, batch: Any = None, factor: float = 1.0) -> Attempt:
         """Takes the step once, up to its gradients.
 
         Args:
-            change: A context manager that changes something and puts it back.
+            change: A context manager that changes something and puts it back; None for no change.
             batch: In the place of the step's own.
+            factor: Of the loss scale, as for `listening`.
         """
         batch = self.moment.batch if batch is None else batch
-        hears = listening(self.scalers, self._factor, moves=self.moves)
+        hears = listening(self.scalers, self._factor, moves=self.moves, nonzero=self._nonzero)
         with self.as_it_was(), change or contextlib.nullcontext(), hears as heard:
-            self._factor.assign(1.0)
-            step = self._compiled(heard)
+            self._factor.assign(factor)
+            again = change is None and not self.moves
+            step = self._traced_once(heard, batch) if again else self._traced(heard, batch)
             attempt = self._taken(step, batch)
             # A step of one's own may return no loss.
             lost = "loss" in attempt.outputs and not math.isfinite(attempt.loss)
@@ -133,36 +166,44 @@ class Attempts:
             lower = self._taken(step, batch)
         return dataclasses.replace(lower, at_scale=1.0) if lower.finite else attempt
 
-    def take_at(self, factor: float) -> Attempt:
+    def take_at(self, factor: float, batch: Any = None) -> Attempt:
         """Takes the step once with gradients as large as at so many times its loss scale.
 
         Args:
             factor: As for `listening`.
+            batch: In the place of the step's own.
         """
-        with self.as_it_was(), listening(self.scalers, self._factor, moves=False) as heard:
+        batch = self.moment.batch if batch is None else batch
+        hears = listening(self.scalers, self._factor, moves=False, nonzero=self._nonzero)
+        with self.as_it_was(), hears as heard:
             self._factor.assign(factor)
-            if self._at_factor is None:
-                self._at_factor = self._compiled(heard)
-            return self._taken(self._at_factor, self.moment.batch)
+            return self._taken(self._traced_once(heard, batch), batch)
 
     def _taken(self, step: Callable, batch: Any) -> Attempt:
         self._progress()
+        for one in self._nonzero:
+            one.assign(tf.zeros_like(one))
         before = [int(one.counters.applied) for one in self.scalers]
-        returned, finite = step(batch)
-        outputs = {name: value.numpy() for name, value in returned.items()}
+        returned, finite, losses = step(batch)
         after = [int(one.counters.applied) for one in self.scalers]
         known = [bool(one) for one in finite] or [then < now for then, now in zip(before, after, strict=True)]
-        loss = outputs.get("loss")
-        return Attempt(_finite(outputs, known), math.nan if loss is None else float(loss), outputs)
+        outputs = {name: value.numpy() for name, value in returned.items()}
+        nonzero = np.concatenate([one.numpy() for one in self._nonzero]) if self._nonzero else None
+        return dataclasses.replace(_attempt(outputs, known, losses), nonzero=nonzero)
 
-    def _compiled(self, heard: Heard) -> Any:
-        # TensorFlow warns of one function that is traced again and again, and knows functions by their place in memory.
-        def taken(batch: Any) -> tuple[Any, list]:
+    def _traced_once(self, heard: Heard, batch: Any) -> Callable:
+        """The unchanged step, up to its gradients, for all batches of these shapes."""
+        specs = tf.nest.map_structure(tf.type_spec_from_value, batch)
+        if self._unchanged is None or self._unchanged[0] != specs:
+            self._unchanged = (specs, self._traced(heard, batch))
+        return self._unchanged[1]
+
+    def _traced(self, heard: Heard, batch: Any) -> Callable:
+        def taken(batch: Any) -> tuple[Any, list, list]:
             outputs = self.take_inlined(batch)
-            return outputs, [] if "applied" in outputs else heard.finite
+            return outputs, [] if "applied" in outputs else heard.finite, heard.losses_finite()
 
-        self._functions.append(taken)
-        return tf.function(taken, jit_compile=self.moment.jit_compile or None)
+        return tf.function(taken, jit_compile=self.moment.jit_compile or None).get_concrete_function(batch)
 
     def take_inlined(self, batch: Any) -> Any:
         """The step in the graph that is being traced."""
@@ -182,12 +223,11 @@ class Attempts:
             self.moment.reset()
 
 
-def _finite(outputs: dict, known: Sequence[bool]) -> bool:
-    if not np.isfinite(outputs.get("loss", 0.0)):
-        return False
-    if "applied" in outputs:
-        return bool(outputs["applied"])
-    return all(known)
+def _attempt(outputs: dict, known: Sequence[bool], losses: Sequence[tf.Tensor] = ()) -> Attempt:
+    applied = bool(outputs["applied"]) if "applied" in outputs else all(known)
+    # Of a step that calls its loss otherwise, or returns none, the loss that was scaled is known.
+    seen = all(map(bool, losses)) and bool(np.isfinite(outputs.get("loss", 0.0)))
+    return Attempt(applied and seen, applied, float(outputs.get("loss", math.nan)), outputs)
 
 
 def as_python(moment: Any) -> Callable:

@@ -108,11 +108,19 @@ def slower(optimizer: keras.optimizers.Optimizer, part: float) -> Iterator[None]
         optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * part
         yield
         return
-    optimizer.learning_rate = _Part(schedule, part)
+    with scheduled(optimizer, _Part(schedule, part)):
+        yield
+
+
+@contextlib.contextmanager
+def scheduled(optimizer: keras.optimizers.Optimizer, schedule: Any) -> Iterator[None]:
+    """Has an optimizer with a schedule learn by another one."""
+    before = made_with(optimizer)
+    optimizer.learning_rate = schedule
     try:
         yield
     finally:
-        optimizer.learning_rate = schedule
+        optimizer.learning_rate = before
 
 
 class _Part(keras.optimizers.schedules.LearningRateSchedule):

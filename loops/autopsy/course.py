@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,11 @@ import tensorflow as tf
 
 import scaler
 from loops.autopsy.attempts import Attempts, traced_anew
-from loops.autopsy.changes import slower
+from loops.autopsy.changes import scheduled, slower
 from loops.autopsy.models import optimizer_of
+from loops.autopsy.rates import risen_rate
 from loops.autopsy.remedies import OWN, Remedy
+from loops.plurals import amount
 from loops.step.train_step import TrainStep
 
 _SLOWER = (0.1, 0.01, 0.001)
@@ -21,6 +24,8 @@ _NORM = 1.0
 _EPSILON = 1e-3
 SINCE = "for the last"
 """In the name of each of these remedies."""
+DECAY, RATE = "no weight decay", "learning rate"
+"""In the name of these two."""
 
 
 def tried_from_checkpoint(attempts: Attempts) -> list[Remedy]:
@@ -29,14 +34,21 @@ def tried_from_checkpoint(attempts: Attempts) -> list[Remedy]:
     back = moment.step - 1 - moment.began_at
     if not back:
         return []
-    since = f"{SINCE} {back} step{'s' * (back > 1)}"
+    since = f"{SINCE} {amount(back, 'step')}"
     remedies = []
     optimizer = optimizer_of(moment.train_step)
+    risen = risen_rate(moment)
+    if optimizer is not None and risen is not None and math.isfinite(risen[0]):
+        name, advice = f"the {RATE} kept at {risen[0]:g} {since}", f"Keep the learning rate near {risen[0]:g}."
+        remedies.append(_tried(attempts, name, advice, _constant(optimizer, risen[0])))
     for part in _SLOWER if optimizer is not None else ():
-        name, advice = f"{part:g} of the learning rate {since}", f"Lower the learning rate, to {part:g} of what it is."
+        name, advice = f"{part:g} of the {RATE} {since}", f"Lower the learning rate, to {part:g} of what it is."
         remedies.append(_tried(attempts, name, advice, _slower(optimizer, part)))
         if remedies[-1].finite or not remedies[-1].tried:
             break
+    decay = getattr(optimizer, "weight_decay", None)
+    if decay:
+        remedies.append(_tried(attempts, f"{DECAY} {since}", _of_decay(float(decay)), _undecayed(optimizer)))
     if isinstance(getattr(optimizer, "epsilon", None), float):
         name = f"epsilon={_EPSILON:g} in the optimizer {since}"
         advice = f"Make the optimizer with epsilon={_EPSILON:g}; in 16 bits a smaller one may be 0. Or use masters."
@@ -57,15 +69,42 @@ def _tried(attempts: Attempts, name: str, advice: str, change: Callable) -> Reme
     except (TypeError, ValueError, tf.errors.OpError, scaler.ScalerError):
         return Remedy(name, False, False, math.nan, advice)
     loss = float(last.get("loss", math.nan))
-    return Remedy(name, True, bool(last.get("applied", math.isfinite(loss))), loss, advice)
+    finite = math.isfinite(loss) or "loss" not in last
+    return Remedy(name, True, finite and bool(last.get("applied", "loss" in last)), loss, advice)
 
 
 def _slower(optimizer: keras.optimizers.Optimizer, part: float) -> Callable:
+    return _while_in(lambda: slower(optimizer, part))
+
+
+def _constant(optimizer: keras.optimizers.Optimizer, rate: float) -> Callable:
+    schedule = keras.optimizers.schedules.ExponentialDecay(rate, 1, 1.0)
+    return _while_in(lambda: scheduled(optimizer, schedule))
+
+
+def _while_in(make: Callable[[], contextlib.AbstractContextManager]) -> Callable:
+    """A change that lasts until the function is called that it returns."""
+
     def change(loop: Any) -> Callable:
         del loop
-        rate = slower(optimizer, part)
-        rate.__enter__()
-        return lambda: rate.__exit__(None, None, None)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(make())
+            return stack.pop_all().close
+
+    return change
+
+
+def _of_decay(decay: float) -> str:
+    if decay < 0:
+        return f"Change the sign of weight_decay={decay:g}: a negative one makes the weights grow."
+    return f"Lower weight_decay={decay:g}: times the learning rate it has to be well below 1."
+
+
+def _undecayed(optimizer: Any) -> Callable:
+    def change(loop: Any) -> Callable:
+        del loop
+        before, optimizer.weight_decay = optimizer.weight_decay, None
+        return lambda: setattr(optimizer, "weight_decay", before)
 
     return change
 

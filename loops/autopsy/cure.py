@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 import scaler
+from loops.advice import without_advice
 from loops.autopsy.attempts import Attempts
 from loops.autopsy.changes import in_policy
 from loops.autopsy.look import failing, was_skipped
@@ -81,6 +82,7 @@ def cure(
     return found.layers
 
 
+@without_advice()
 def find_cure(
     loop: Loop, step: int, *, run: str | os.PathLike | None = None, progress: Progress = lambda text: None
 ) -> Cure:

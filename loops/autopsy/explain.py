@@ -6,8 +6,9 @@ import dataclasses
 import os
 import pathlib
 
+from loops.advice import without_advice
 from loops.autopsy.explanation import Explanation
-from loops.autopsy.health import SHARE, Health, health, in_words, too_often
+from loops.autopsy.health import SHARE, Health, health, in_words, what_is_wrong
 from loops.autopsy.look import look
 from loops.autopsy.progress import Progress, counted, of_steps
 from loops.errors import LoopError
@@ -19,6 +20,7 @@ _COURSE = 10
 """Steps before the one explained in which a lower learning rate may keep the weights from going bad."""
 
 
+@without_advice()
 def explain(
     loop: Loop, step: int | None = None, *, run: str | os.PathLike | None = None, progress: Progress = lambda text: None
 ) -> Explanation:
@@ -54,11 +56,10 @@ def explain(
 
 def _judged(explanation: Explanation, found: Health) -> Explanation:
     if not found.healthy:
-        return dataclasses.replace(explanation, sentence=" ".join([explanation.sentence, too_often(found)]).rstrip())
+        told = f"{explanation.sentence} {what_is_wrong(found)}".rstrip()
+        return dataclasses.replace(explanation, sentence=told)
     # A look at the step may know better than the log, which has no causes of some programs.
-    if explanation.verdict not in ("healthy", "overflow"):
-        return explanation
-    if explanation.verdict != "healthy" and explanation.fits_at is None:
+    if explanation.verdict != "healthy" and not explanation.scale_was_too_high:
         return explanation
     told = f"Nothing is wrong: {in_words(found)}."
     if found.skips and explanation.fits_at is not None:

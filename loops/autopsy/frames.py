@@ -16,7 +16,7 @@ class Part(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """One floating-point tensor of a step.
+    """One floating-point or complex tensor of a step, or an integer one of its batch.
 
     Attributes:
         name: The tensor's, such as "dense/MatMul:0".
@@ -24,11 +24,15 @@ class Frame:
         dtype: "float16" and so on.
         part: In which part of the step it was computed.
         layer: The path of the layer that computed it, or None: the loss, or the step itself.
-        inputs: The names of the floating-point tensors that it was computed from.
-        amax: The largest magnitude, infinity included, NaN left out.
+        inputs: The names of the floating-point and complex tensors that it was computed from.
+        amax: The largest magnitude, infinity included, NaN left out; of complex values, that of their two parts.
         has_nan: Whether a NaN is among its values.
         source: What it is where nothing computed it: "batch", "variable", or None.
         penalty: Whether a regularizer of the layer computed it.
+        custom: The name of the function in whose custom gradient it was computed, or None.
+        through: Where it is not finite, the names of what its other inputs came from: a mask's tensors, variables that
+            were not finite before the step, and what the step had assigned to the others.
+        blind: Whether it is not finite and came out of what cannot be measured: a string, a table, an iterator.
     """
 
     name: str
@@ -41,6 +45,9 @@ class Frame:
     has_nan: bool
     source: str | None = None
     penalty: bool = False
+    custom: str | None = None
+    through: tuple[str, ...] = ()
+    blind: bool = False
 
     @property
     def finite(self) -> bool:

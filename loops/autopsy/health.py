@@ -11,7 +11,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 import scaler
+from loops.plurals import agreeing
+from loops.unseen import of_applied
 
 _MEANT = (None, "OVERFLOW")
 _STREAK = 5
@@ -32,11 +36,13 @@ class Health:
 
     Attributes:
         step: The step to look at: the first of what went wrong last, or the last skip; None for a log without skips.
-        healthy: Whether every skip is of the harmless kind.
+        healthy: Whether every skip is of the harmless kind, and the loss of every applied step is finite.
         skips: How many steps were skipped.
         at_start: How many of them before the first step was applied.
         steps: How many steps there are.
         of_growth: How many of the skips followed a growth of the scale, and took it back to where it was.
+        moved: How many steps were applied, and micro-batches of those.
+        unseen: How many of them have a loss that is not finite.
         often: Where the other skips are too many, how many of how many steps of the second half; else None.
     """
 
@@ -46,6 +52,8 @@ class Health:
     at_start: int
     steps: int
     of_growth: int = 0
+    moved: int = 0
+    unseen: int = 0
     often: tuple[int, int] | None = None
 
 
@@ -53,8 +61,9 @@ def health(rows: Sequence[Mapping[str, Any]]) -> Health:
     """Judges a run by the rows of its log.
 
     Args:
-        rows: In the order of the steps, with "step", "applied" and, of a `TrainStep`, "attempted" and "cause".
+        rows: In the order of the steps, with "step", "applied", "loss" and, of a `TrainStep`, "attempted" and "cause".
     """
+    moved, unseen = _of_applied([row for row in rows if "applied" in row])
     attempts = [row for row in rows if row.get("attempted", True) and "applied" in row]
     streaks = _streaks(attempts)
     at_start = len(streaks[0]) if streaks and attempts[0] is streaks[0][0] else 0
@@ -68,8 +77,20 @@ def health(rows: Sequence[Mapping[str, Any]]) -> Health:
     step = None
     if streaks:
         step = (_telling(bad[-1]) if bad else streaks[-1][-1])["step"]
+    if unseen and not bad:
+        step = unseen[-1]
     skips = sum(len(streak) for streak in streaks)
-    return Health(step, not bad, skips, at_start, len(rows), len(grown), often)
+    healthy = not bad and not unseen
+    return Health(step, healthy, skips, at_start, len(rows), len(grown), moved, len(unseen), often)
+
+
+def _of_applied(rows: Sequence[Mapping]) -> tuple[int, list[int]]:
+    """How many rows are of applied steps, and the numbers of those among them whose loss is not finite."""
+    attempted = np.array([bool(row.get("attempted", True)) for row in rows], bool)
+    moved = of_applied(attempted, np.array([bool(row["applied"]) for row in rows], bool))
+    # A log has null for what JSON does not hold.
+    unseen = [row["step"] for row, own in zip(rows, moved, strict=True) if own and row.get("loss", 0.0) is None]
+    return int(moved.sum()), unseen
 
 
 def _is_bad(streak: Sequence[Mapping], attempts: Sequence[Mapping]) -> bool:
@@ -129,7 +150,8 @@ def _telling(streak: Sequence[Mapping]) -> Mapping:
 def in_words(found: Health) -> str:
     """How many steps of a log were skipped, and what each skip is told to be."""
     if not found.skips:
-        return f"none of the {found.steps} steps in the log was skipped"
+        said = "the only step in the log was not skipped"
+        return said if found.steps == 1 else f"none of the {found.steps} steps in the log was skipped"
     others = found.skips - found.at_start - found.of_growth
     kinds = [
         (found.at_start, "while the scale found its level"),
@@ -137,7 +159,21 @@ def in_words(found: Health) -> str:
         (others, "beside, where gradients grew"),
     ]
     parts = [f"{count} {kind}" for count, kind in kinds if count]
-    return f"{found.skips} of the {found.steps} steps in the log were skipped: {', '.join(parts)}"
+    steps = "the only step" if found.steps == 1 else f"{found.skips} of the {found.steps} steps"
+    return f"{steps} in the log {agreeing(found.skips, 'was', 'were')} skipped: {', '.join(parts)}"
+
+
+def what_is_wrong(found: Health) -> str:
+    """What the log of a run that is not healthy shows as a whole; empty where only single skips are wrong."""
+    return " ".join(part for part in (too_often(found), unseen_losses(found)) if part)
+
+
+def unseen_losses(found: Health) -> str:
+    """How many applied steps have a loss that is not finite, as a sentence; empty where none has."""
+    if not found.unseen:
+        return ""
+    steps = f"{found.unseen:,} of the {found.moved:,} applied steps" if found.moved > 1 else "The only applied step"
+    return f"{steps} in the log {agreeing(found.unseen, 'has', 'have')} a loss that is not finite."
 
 
 def too_often(found: Health) -> str:

@@ -21,23 +21,45 @@ class Heard:
         gradients: The scaled gradients of each `apply` and `unscale`.
         finite: For each `apply`, scalar bool, whether it applied them; of several replicas, those of each.
         moments: For each call, whether it took a loss, and the number of operations that the graph had then.
+        nonzero: For each `apply` and `unscale` a variable, to which the step assigns how many values of each gradient
+            are not zero; infinities and NaN count.
     """
 
     losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
     gradients: list[list] = dataclasses.field(default_factory=list)
     finite: list[tf.Tensor] = dataclasses.field(default_factory=list)
     moments: list[tuple[bool, int]] = dataclasses.field(default_factory=list)
+    nonzero: Sequence[tf.Variable] = ()
+
+    def losses_finite(self) -> list[tf.Tensor]:
+        """Scalar bool for each loss, but not of those in a function that was compiled by itself: none can read them."""
+        here = tf.compat.v1.get_default_graph()
+        return [tf.reduce_all(tf.math.is_finite(loss)) for loss in self.losses if loss.graph is here]
 
     def take(self, grads: list) -> None:
         """Notes gradients that were handed over."""
         if on_first_replica():
             self.moments.append((False, count_of_operations()))
+            place = len(self.gradients)
+            if place < len(self.nonzero) and self.nonzero[place].shape == [len(grads)]:
+                self.nonzero[place].assign([_nonzero(one) for one in grads])
             self.gradients.append(grads)
+
+
+def _nonzero(grad: Any) -> tf.Tensor:
+    if grad is None:
+        return tf.constant(0.0)
+    values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
+    return tf.cast(tf.math.count_nonzero(values), tf.float32)
 
 
 @contextlib.contextmanager
 def listening(
-    scalers: Sequence[scaler.LossScaler], factor: tf.Variable | tf.Tensor | None = None, *, moves: bool = True
+    scalers: Sequence[scaler.LossScaler],
+    factor: tf.Variable | tf.Tensor | None = None,
+    *,
+    moves: bool = True,
+    nonzero: Sequence[tf.Variable] = (),
 ) -> Iterator[Heard]:
     """Listens to the scalers' `scale`, `unscale` and `apply`.
 
@@ -47,8 +69,9 @@ def listening(
             then as large as at a loss scale of so many times the scaler's, which its strategy knows nothing of.
         moves: False has `apply` say whether the gradients are finite, and do nothing with them: most of what is traced
             for a step is its update.
+        nonzero: As in `Heard`.
     """
-    heard = Heard()
+    heard = Heard(nonzero=nonzero)
     with contextlib.ExitStack() as stack:
         for one in scalers:
             stack.enter_context(replaced(one, "scale", _scale(one.scale, heard, factor)))
@@ -90,19 +113,15 @@ def _apply(one: scaler.LossScaler, heard: Heard, moves: bool) -> Callable:
     def apply(optimizer: Any, grads: Sequence, variables: Any = None, **options: Any) -> scaler.Outcome:
         grads = list(grads)
         heard.take(grads)
-        outcome = original(optimizer, grads, variables, **options) if moves else _judged(one, grads, heard)
+        outcome = original(optimizer, grads, variables, **options) if moves else _judged(one, grads)
         heard.finite.append(outcome.finite)
         return outcome
 
     return apply
 
 
-def _judged(one: scaler.LossScaler, grads: Sequence, heard: Heard) -> scaler.Outcome:
+def _judged(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
     finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
-    # Those of a function that was compiled by itself cannot be read here.
-    here = [loss for loss in heard.losses if loss.graph is tf.compat.v1.get_default_graph()]
-    for loss in here:
-        finite = tf.logical_and(finite, tf.reduce_all(tf.math.is_finite(loss)))
     nan, nothing, no = tf.constant(float("nan")), tf.constant(-1), tf.constant(False)
     return scaler.Outcome(
         finite=finite,

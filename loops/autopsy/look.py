@@ -10,18 +10,24 @@ import keras
 
 import scaler
 from loops.autopsy.attempts import Attempt, Attempts
+from loops.autopsy.examples import example_to_blame
 from loops.autopsy.explanation import Explanation
-from loops.autopsy.helped import blame_of, helped, in_order
-from loops.autopsy.measured import alike, example_of, magnitudes, measured, true_amax
+from loops.autopsy.flushed import flushes
+from loops.autopsy.frames import Frame
+from loops.autopsy.helped import blame_of, grown_through, helped, in_order
+from loops.autopsy.literals import literals_of
+from loops.autopsy.measured import alike, magnitudes, measured, true_amax
 from loops.autopsy.models import models_of
 from loops.autopsy.origin import differentiated, nearest_layer, origins, pass_of
 from loops.autopsy.paths import paths_of
 from loops.autopsy.proposals import of_update, proposals
-from loops.autopsy.remedies import OWN
+from loops.autopsy.rates import risen_rate
+from loops.autopsy.remedies import ANOTHER_BATCH, OWN
 from loops.autopsy.scales import fitting_scale
 from loops.autopsy.scan import Scan
 from loops.autopsy.sentence import TAKEN_AGAIN, sentence
 from loops.autopsy.shares import at_share_to_blame, in_whole_batch
+from loops.autopsy.spoilt import example_of
 from loops.autopsy.wider import octaves_over
 
 _VERDICTS = {
@@ -40,7 +46,7 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
     Args:
         moment: From `rewind`.
         progress: Called before each attempt.
-        remedies: Whether to try more than a lower loss scale.
+        remedies: Whether to try more than a lower loss scale where one helps. Where none does, more is tried anyway.
     """
     attempts = Attempts(moment, progress)
     layers = paths_of(models_of(moment.train_step))
@@ -56,43 +62,41 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         differs=moment.differs,
         verdict=_VERDICTS[cause],
         loss_scale=attempts.loss_scale,
+        applied=attempt.applied,
         attempted=bool((moment.logged or {}).get("attempted", True)),
         magnitudes=magnitudes(seen, layers),
         observed_alike=alike(attempt, seen),
         replicas=replicas,
     )
-    if cause is scaler.Cause.NONE and was_skipped(moment):
-        known = dataclasses.replace(
-            known,
-            reproduced=False,
-            differs=" ".join(
-                [f"Step {step} was skipped in the run's log, and {TAKEN_AGAIN}.", known.differs or ""]
-            ).rstrip(),
-        )
+    if attempt.applied and was_skipped(moment):
+        again = TAKEN_AGAIN if attempt.finite else "taken again it is applied"
+        said = f"Step {step} was skipped in the run's log, and {again}. {known.differs or ''}"
+        known = dataclasses.replace(known, reproduced=False, differs=said.rstrip())
     if cause is scaler.Cause.NONE:
         masked = tuple(name for name, frame in seen.frames.items() if not frame.finite and frame.kind != "Const")
         known = dataclasses.replace(known, masked=masked)
     else:
         attempts.moves = cause in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
         attempts.lower_from = attempts.loss_scale if cause is scaler.Cause.LOSS else None
-        known = _with_scale(known, attempts, cause)
+        known = dataclasses.replace(known, learning_rates=risen_rate(moment))
+        known = _with_scale(known, attempts, cause, layers)
         known, seen = _below_overflows(known, attempts, layers, seen)
-        known = _with_origin(known, attempts, layers, seen, attempt, remedies)
+        known = _with_origin(known, attempts, layers, seen, attempt, remedies or not known.scale_was_too_high)
     return dataclasses.replace(known, sentence=sentence(known))
 
 
 def failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:
     """The step as it is; of a window that an earlier micro-batch spoiled, that one, with the weights of the window."""
     attempt = attempts.as_run()
-    if attempt.finite and was_skipped(moment):
+    if was_skipped(moment) and (attempt.applied or attempts.is_another(attempt)):
         # Which products TensorFlow regroups depends on the graph around them, and the run's was another one.
         attempts.literal = True
         attempt = attempts.as_run()
-        attempts.literal = not attempt.finite
-    if attempts.windowed and attempt.finite and was_skipped(moment):
+        attempts.literal = not attempt.applied
+    if attempts.windowed and attempt.applied and was_skipped(moment):
         for back, batch in enumerate(reversed(moment.before[1 - moment.train_step.accumulate :]), 1):
             earlier = attempts.as_run(batch)
-            if not earlier.finite:
+            if not earlier.applied:
                 moment.batch = batch
                 return moment.step - back, earlier
     return moment.step, attempt
@@ -104,12 +108,20 @@ def was_skipped(moment: Any) -> bool:
     return bool(logged.get("attempted", True)) and logged.get("applied") is False
 
 
-def _with_scale(known: Explanation, attempts: Attempts, cause: scaler.Cause) -> Explanation:
+def _with_scale(
+    known: Explanation, attempts: Attempts, cause: scaler.Cause, layers: Mapping[str, keras.layers.Layer]
+) -> Explanation:
     """Whether a lower loss scale helps is tried, whatever the step presumed."""
-    if cause not in (scaler.Cause.OVERFLOW, scaler.Cause.BACKWARD) or not known.loss_scale:
+    tried = (scaler.Cause.OVERFLOW, scaler.Cause.BACKWARD, scaler.Cause.LOSS)
+    if cause not in tried or known.applied or not known.loss_scale:
         return known
     fits_at = fitting_scale(attempts, known.loss_scale)
-    return dataclasses.replace(known, fits_at=fits_at, verdict=_of_scale(attempts, fits_at))
+    flushed_at = None
+    if fits_at is not None and flushes(attempts, layers, fits_at):
+        fits_at, flushed_at = None, fits_at
+    if cause is scaler.Cause.LOSS:
+        return dataclasses.replace(known, applied_at=fits_at, flushed_at=flushed_at)
+    return dataclasses.replace(known, fits_at=fits_at, flushed_at=flushed_at, verdict=_of_scale(attempts, fits_at))
 
 
 def _cause_of(attempt: Attempt, seen: Scan) -> scaler.Cause:
@@ -125,7 +137,7 @@ def _below_overflows(known: Explanation, attempts: Attempts, layers: Mapping, se
         return known, seen
     attempts.lower_from, attempts.scanned_at = known.loss_scale, 1.0 / known.loss_scale
     lower = measured(attempts, layers)
-    if _failed(lower):
+    if lower.failed:
         return dataclasses.replace(known, seen_at=1.0, magnitudes=magnitudes(lower, layers)), lower
     attempts.scanned_at = None
     return known, seen
@@ -146,23 +158,25 @@ def _with_origin(
     attempt: Attempt,
     more: bool,
 ) -> Explanation:
-    first = next(iter(origins(seen.frames, _failed(seen))), None)
+    first = next(iter(origins(seen.frames, seen.failed)), None)
     if first is None:
         return _of_variable(known, attempts, layers, attempt)
-    over = octaves_over(first, true_amax(attempts, layers, seen, first))
+    if first.blind:
+        return _lost(known, attempts, layers, seen, first, more)
+    over = octaves_over(first, true_amax(seen, first))
     own = first.layer if first.layer in layers else None
     nearest = own or nearest_layer(first, seen.frames)
     nearest = nearest if nearest in layers else None
     where = pass_of(first, seen.frames)
     singular = over is None and where in ("forward", "backward")
     began = differentiated(first, seen.frames)
-    # Where a scale of use fits, gradients overflow that a denominator may be far from.
-    division = None if known.fits_at is not None and known.fits_at >= 1.0 else began
+    # Where a scale of use fits, gradients overflow that a denominator or an exponent may be far from.
+    operation = None if known.fits_at is not None and known.fits_at >= 1.0 else began
     proposed = []
     if more:
-        proposed = proposals(attempts, layers, own, nearest, singular=singular, order=seen.order, division=division)
+        proposed = proposals(attempts, layers, own, nearest, singular=singular, order=seen.order, operation=operation)
     remedies = in_order(dataclasses.replace(known, where=where), attempts, proposed)
-    if any(remedy.finite and remedy.name == OWN for remedy in remedies):
+    if any(remedy.helps and remedy.name == OWN for remedy in remedies):
         known = dataclasses.replace(known, verdict="overflow")
     known = dataclasses.replace(
         known,
@@ -170,19 +184,55 @@ def _with_origin(
         layer=own or (nearest if where == "backward" or helped(remedies, f"{nearest!r} in float32") else None),
         inside=own is not None,
         regularizer=began.penalty,
+        custom_gradient=first.custom,
         tensor=first.name,
-        example=_example(known, attempts.moment) if where == "data" else None,
         operation=first.kind,
         line=seen.line(first.name),
         kind=first.problem,
         octaves_over=over,
         blame=blame_of(remedies, where, known.fits_at),
+        grown_through=grown_through(remedies),
     )
-    return dataclasses.replace(known, remedies=tuple(remedies))
+    known = dataclasses.replace(known, remedies=tuple(remedies))
+    if not more:
+        return known
+    literals = literals_of(attempts, layers, known.layer) if known.layer and known.fits_at is None else ()
+    return dataclasses.replace(known, example=_example(known, attempts), literals=literals)
 
 
-def _example(known: Explanation, moment: Any) -> int | None:
-    return in_whole_batch(example_of(moment.batch), moment.batch, known.replicas, moment.replicas)
+def _lost(
+    known: Explanation,
+    attempts: Attempts,
+    layers: Mapping[str, keras.layers.Layer],
+    seen: Scan,
+    first: Frame,
+    more: bool,
+) -> Explanation:
+    """Of a step whose trail ends at what cannot be measured: nothing is blamed."""
+    proposed = proposals(attempts, layers, None, None, singular=False, order=seen.order) if more else []
+    remedies = in_order(known, attempts, proposed)
+    known = dataclasses.replace(
+        known,
+        tensor=first.name,
+        operation=first.kind,
+        line=seen.line(first.name),
+        kind=first.problem,
+        blame=blame_of(remedies, None, known.fits_at),
+        remedies=tuple(remedies),
+    )
+    return dataclasses.replace(known, example=_example(known, attempts) if more else None)
+
+
+def _example(known: Explanation, attempts: Attempts) -> int | None:
+    """The example where it began, if it began in one and not in the weights."""
+    moment = attempts.moment
+    found = example_of(moment.batch) if known.where == "data" else None
+    several, remedies = known.fits_at is None, list(known.remedies)
+    # Where other batches fail, too, it is no example's doing that one of them is the worst.
+    sought = helped(remedies, ANOTHER_BATCH) or (several and known.learning_rates is None)
+    if found is None and known.where != "weights" and sought:
+        found = example_to_blame(attempts, attempts.scanned_at or 1.0, several=several)
+    return in_whole_batch(found, moment.batch, known.replicas, moment.replicas)
 
 
 def _of_variable(
@@ -202,10 +252,3 @@ def _of_variable(
         tensor=None if variable is None else variable.path,
         remedies=tuple(in_order(known, attempts, proposed)),
     )
-
-
-def _failed(seen: Scan) -> list[str]:
-    """What the scaler was given that is not finite: a loss, or else gradients."""
-    losses = [name for name in seen.losses if name in seen.frames and not seen.frames[name].finite]
-    grads = [name for given in seen.gradients for name in given if name is not None]
-    return losses or [name for name in grads if name in seen.frames and not seen.frames[name].finite]

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 import scaler
 from loops.autopsy.attempts import Attempt, Attempts
 from loops.autopsy.explanation import Magnitude
 from loops.autopsy.frames import Frame, Part
+from loops.autopsy.magnitude import magnitude
 from loops.autopsy.scan import Scan, scan
 from loops.autopsy.wider import in_float32
 from loops.step.train_step import TrainStep
 
 
-def measured(attempts: Attempts, layers: Mapping, also: Callable | None = None) -> Scan:
+def measured(attempts: Attempts, layers: Mapping) -> Scan:
     """The scan of the step, without XLA; everything is put back."""
     step = attempts.moment.train_step
     plain = step.retraced(jit_compile=False) if isinstance(step, TrainStep) else contextlib.nullcontext()
@@ -30,18 +28,17 @@ def measured(attempts: Attempts, layers: Mapping, also: Callable | None = None) 
             attempts.moment.batch,
             layers,
             attempts.scalers,
-            also=also,
             factor=attempts.scanned_at,
         )
 
 
-def true_amax(attempts: Attempts, layers: Mapping, seen: Scan, first: Frame) -> float:
+def true_amax(seen: Scan, first: Frame) -> float:
     """The largest magnitude that a tensor would have in float32, from the same inputs; NaN where it has none."""
     if first.source is not None:
         return math.nan
-    if first.kind == "Cast":
-        return seen.frames[first.inputs[0]].amax if first.inputs else math.nan
-    return measured(attempts, layers, also=lambda graph: in_float32(graph, first.name)).frames["also"].amax
+    operation = seen.operations[first.name]
+    wide = in_float32(operation, int(first.name.rpartition(":")[2]), seen.values)
+    return math.nan if wide is None else magnitude(wide)[0]
 
 
 def magnitudes(seen: Scan, layers: Mapping[str, keras.layers.Layer]) -> tuple[Magnitude, ...]:
@@ -72,13 +69,3 @@ def alike(attempt: Attempt, seen: Scan) -> bool:
     if "loss" in attempt.outputs and seen.losses and loss != math.isfinite(attempt.loss):
         return False
     return observed == attempt.finite or attempt.cause in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
-
-
-def example_of(batch: Any) -> int | None:
-    """The first example of a batch that holds what is not finite."""
-    for part in tf.nest.flatten(batch):
-        if isinstance(part, tf.Tensor) and part.dtype.is_floating and part.shape.rank:
-            bad = ~np.isfinite(part.numpy().astype(np.float64).reshape(len(part), -1)).all(axis=1)
-            if bad.any():
-                return int(bad.argmax())
-    return None

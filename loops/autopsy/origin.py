@@ -1,7 +1,8 @@
 """Where a value that is not finite came from: pure, on the frames of one step.
 
 "First" has no meaning in the order in which a graph runs. The walk goes back from what failed, along the tensors that
-are not finite, to those whose inputs all are. An infinity that nothing inherits, such as that of a mask, is not met.
+are not finite, to those whose inputs all are. Integers and strings are never infinite or NaN: the walk goes through
+them to what they were computed from. An infinity that nothing inherits, such as that of a mask, is not met.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ def origins(frames: Mapping[str, Frame], failed: Iterable[str]) -> list[Frame]:
         if name in seen:
             continue
         seen.add(name)
-        inherited = [source for source in frames[name].inputs if source in frames and not frames[source].finite]
+        inherited = _not_finite(frames[name].inputs, frames) or _not_finite(frames[name].through, frames)
         if not inherited:
             found[name] = frames[name]
         stack += inherited
     order = {name: place for place, name in enumerate(frames)}
     return sorted(found.values(), key=lambda frame: (_rank(frame), order[frame.name]))
+
+
+def _not_finite(names: Iterable[str], frames: Mapping[str, Frame]) -> list[str]:
+    return [name for name in names if name in frames and not frames[name].finite]
 
 
 def _rank(frame: Frame) -> int:
@@ -47,7 +52,7 @@ def pass_of(frame: Frame, frames: Mapping[str, Frame]) -> str:
     """One of "data", "weights", "forward" and "backward". What a cast to 16 bits spoils counts to where it was read."""
     source = frame.source
     if source is None and frame.kind == "Cast":
-        sources = [frames[name].source for name in frame.inputs if name in frames]
+        sources = [frames[name].source for name in frame.inputs or frame.through if name in frames]
         source = sources[0] if sources else None
     if source == "batch":
         return "data"

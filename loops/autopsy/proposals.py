@@ -17,11 +17,14 @@ from loops.autopsy.changes import APART, given, in_policy, kept_away, slower, wi
 from loops.autopsy.divisions import of_division
 from loops.autopsy.frames import Frame
 from loops.autopsy.models import optimizer_of
-from loops.autopsy.remedies import ANOTHER_BATCH, HIDES, OWN, Proposal
+from loops.autopsy.remedies import ANOTHER_BATCH, HIDES, IN_FLOAT32, OWN, Proposal
 from loops.batches import parts
 from loops.step.train_step import TrainStep
 
 _LARGE = 3e4
+_EXPONENTIALS = ("Exp", "Expm1", "Sinh", "Cosh")
+_BOUND = 5.0
+"""Its exponential is 148, of which float16 holds sums and squares."""
 
 
 def proposals(
@@ -32,7 +35,7 @@ def proposals(
     *,
     singular: bool,
     order: Sequence[str] = (),
-    division: Frame | None = None,
+    operation: Frame | None = None,
 ) -> list[Proposal]:
     """What fits the step.
 
@@ -43,14 +46,15 @@ def proposals(
         nearest: The path of the layer that it came out of, where it began in none.
         singular: Whether it is not finite in float32 either.
         order: The paths of the layers in the order of the forward pass.
-        division: What may be one that began it, as for `of_division`.
+        operation: What began it, or the tensor whose gradient did; None where it cannot be to blame.
     """
     found = []
     paths = list(dict.fromkeys(path for path in (origin, nearest) if path))
     for path in paths:
         found += _of_layer(path, layers[path])
-    if division is not None:
-        found += of_division(division, division.layer)
+    if operation is not None:
+        found += of_division(operation, operation.layer)
+        found += _of_exponential(operation, attempts, layers)
     for path in paths if singular else ():
         found += _at_a_singular_point(path, layers[path])
     narrow = [layer for layer in layers.values() if layer.compute_dtype in ("float16", "bfloat16")]
@@ -68,7 +72,7 @@ def proposals(
     if narrow:
         found.append(
             Proposal(
-                "every layer in float32",
+                IN_FLOAT32,
                 "Compute in float32: keras.mixed_precision.set_dtype_policy('float32'). `halfstep cure` finds the "
                 "fewest layers that need it.",
                 lambda: in_policy(narrow, "float32"),
@@ -129,6 +133,42 @@ def _of_layer(path: str, layer: keras.layers.Layer) -> list[Proposal]:
     return found
 
 
+def _of_exponential(frame: Frame, attempts: Attempts, layers: Mapping[str, keras.layers.Layer]) -> list[Proposal]:
+    """What an exponential is taken of, bounded."""
+    if frame.kind not in _EXPONENTIALS:
+        return []
+    bounds = f"[{-_BOUND:g}, {_BOUND:g}]"
+    if frame.layer in layers:
+        return [
+            Proposal(
+                f"inputs of {frame.layer!r} clipped to {bounds}",
+                f"What {frame.layer!r} takes the exponential of has no bound: clip it to {bounds}, as with "
+                "keras.ops.clip.",
+                lambda: given(layers[str(frame.layer)], _bounded),
+            )
+        ]
+    step = attempts.moment.train_step
+    advice = f"What the loss takes the exponential of has no bound: clip it to {bounds}, as with keras.ops.clip."
+    name = f"predictions clipped to {bounds}"
+    return [Proposal(name, advice, _of_predictions(step, _bounded))] if isinstance(step, TrainStep) else []
+
+
+def _bounded(value: Any) -> Any:
+    if not (tf.is_tensor(value) and value.dtype.is_floating):
+        return value
+    return tf.clip_by_value(value, tf.cast(-_BOUND, value.dtype), tf.cast(_BOUND, value.dtype))
+
+
+def _of_predictions(step: TrainStep, change: Callable) -> Callable:
+    """Has the loss see the predictions changed."""
+    loss_fn = step.loss_fn
+
+    def loss(labels: Any, prediction: Any, *rest: Any) -> Any:
+        return loss_fn(labels, tf.nest.map_structure(change, prediction), *rest)
+
+    return lambda: with_value(step, "loss_fn", loss)
+
+
 def _at_a_singular_point(path: str, layer: keras.layers.Layer) -> list[Proposal]:
     return [
         Proposal(
@@ -172,25 +212,19 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
     step = attempts.moment.train_step
     if not isinstance(step, TrainStep):
         return []
-    loss_fn = step.loss_fn
-
-    def given(change: Callable) -> Callable:
-        def loss(labels: Any, prediction: Any, *rest: Any) -> Any:
-            return loss_fn(labels, tf.nest.map_structure(change, prediction), *rest)
-
-        return lambda: with_value(step, "loss_fn", loss)
-
     clipped = Proposal(
         f"predictions clipped to [{APART:g}, {1 - APART:g}]",
         "The loss has no value at a probability of 0 or 1: compute it from logits, or clip further inside, by what the "
         "format can hold.",
-        given(lambda one: tf.clip_by_value(one, tf.cast(APART, one.dtype), tf.cast(1 - APART, one.dtype))),
+        _of_predictions(
+            step, lambda one: tf.clip_by_value(one, tf.cast(APART, one.dtype), tf.cast(1 - APART, one.dtype))
+        ),
     )
     found = [
         Proposal(
             "the loss in float32",
             "Cast the predictions to float32 before the loss.",
-            given(lambda one: tf.cast(one, tf.float32) if one.dtype.is_floating else one),
+            _of_predictions(step, lambda one: tf.cast(one, tf.float32) if one.dtype.is_floating else one),
         )
     ]
     if singular:
@@ -199,14 +233,14 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
                 f"predictions moved by {APART:g}",
                 f"The loss or its derivative has no value at this prediction: keep it away, as by adding {APART:g} "
                 "under a logarithm or square root.",
-                given(kept_away),
+                _of_predictions(step, kept_away),
             ),
             *([clipped] if _are_probabilities(attempts) else []),
             Proposal(
                 f"derivatives of the loss {HIDES}",
                 "The derivative of the loss has no value at this prediction: choose another value with tf.where before "
                 "the operation and after it.",
-                given(with_finite_gradient),
+                _of_predictions(step, with_finite_gradient),
             ),
         ]
     return found

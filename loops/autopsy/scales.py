@@ -11,7 +11,7 @@ _SMALLEST_SCALE = -14
 
 
 def fitting_scale(attempts: Attempts, loss_scale: float) -> float | None:
-    """The largest power of two below the step's loss scale at which the step is finite; None if there is none.
+    """The largest power of two below the step's loss scale at which its gradients are finite; None if there is none.
 
     Args:
         attempts: Of the step.
@@ -37,10 +37,10 @@ def passes_at_none(attempts: Attempts) -> bool:
 
 
 def _start(attempts: Attempts, loss_scale: float) -> int | None:
-    """log2 of a lower scale at which the step is finite, or None."""
+    """log2 of a lower scale at which the step's gradients are finite, or None."""
     starts = (min(0, math.ceil(math.log2(loss_scale)) - 1), _SMALLEST_SCALE)
     return next((start for start in starts if _finite(attempts, loss_scale, start)), None)
 
 
 def _finite(attempts: Attempts, loss_scale: float, exponent: int) -> bool:
-    return attempts.take_at(2.0**exponent / loss_scale).finite
+    return attempts.take_at(2.0**exponent / loss_scale).applied

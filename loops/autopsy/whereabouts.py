@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pathlib
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +12,7 @@ import tensorflow as tf
 
 from loops.autopsy.changes import with_value
 from loops.autopsy.listening import count_of_operations, on_first_replica, replaced
+from loops.backend import custom_gradients
 
 _BACKWARD = "gradient_tape/"
 
@@ -24,12 +23,15 @@ class Whereabouts:
     Attributes:
         calls: The layer's path, and the numbers of the first operation of a call and of the first one after it.
         regularizers: The same of calls of its regularizers.
+        customs: Of functions with a custom gradient: the name, the number of the call's last operation, and those
+            of the backward pass's first operation and of the first one after it.
         order: The layers' paths in the order in which their calls ended.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, int]] = []
         self.regularizers: list[tuple[str, int, int]] = []
+        self.customs: list[tuple[str, int, int, int]] = []
 
     @property
     def order(self) -> list[str]:
@@ -37,12 +39,19 @@ class Whereabouts:
         return list(dict.fromkeys(path for path, _, _ in self.calls))
 
     def by_number(self, count: int) -> list[str | None]:
-        """For each operation of the forward pass the innermost layer."""
+        """For each operation of the forward pass, or of a custom gradient, the innermost layer."""
         layers: list[str | None] = [None] * count
         # Outer calls end after inner ones, and must not hide them.
         for path, first, end in [*reversed(self.calls), *self.regularizers]:
             layers[first:end] = [path] * (end - first)
+        for _, last, first, end in self.customs:
+            layers[first:end] = [layer or layers[last] for layer in layers[first:end]]
         return layers
+
+    def in_customs(self) -> dict[int, str]:
+        """The functions in whose custom gradients operations were made, by their numbers."""
+        # Inner ones end before outer ones.
+        return {number: name for name, _, first, end in reversed(self.customs) for number in range(first, end)}
 
     def in_regularizers(self) -> set[int]:
         """The numbers of the operations that regularizers made."""
@@ -64,6 +73,7 @@ def noting(layers: Mapping[str, keras.layers.Layer]) -> Iterator[Whereabouts]:
         for owner, name, path in _regularized(layers):
             change = _Regularizer(_noted(path, getattr(owner, name), found.regularizers, graphs))
             stack.enter_context(with_value(owner, name, change))
+        stack.enter_context(custom_gradients.around(functools.partial(_noted_backward, found.customs, graphs)))
         yield found
 
 
@@ -111,6 +121,20 @@ def _noted(path: str, call: Callable, calls: list, graphs: list) -> Callable:
     return noted
 
 
+def _noted_backward(customs: list, graphs: list, name: str, backward: Callable) -> Callable:
+    graph, last = tf.compat.v1.get_default_graph(), count_of_operations() - 1
+    graphs.append(graph)
+
+    def noted(*grads: Any) -> Any:
+        first = count_of_operations()
+        result = backward(*grads)
+        if graph is graphs[0] is tf.compat.v1.get_default_graph() and on_first_replica():
+            customs.append((name, last, first, count_of_operations()))
+        return result
+
+    return noted
+
+
 def backward_layers(names: Sequence[str], forward: Sequence[str | None]) -> list[str | None]:
     """The layers of a backward pass's operations: TensorFlow names their scopes after those of the forward pass.
 
@@ -139,27 +163,3 @@ def _of_scope(name: str, scopes: Mapping[str, str | None]) -> str | None:
             return scopes[scope]
         scope = _scope(scope)
     return None
-
-
-def line_of(operation: tf.Operation) -> str | None:
-    """Where the user's Python made an operation, or else where a layer did: "file.py:12"."""
-    frames: list[traceback.FrameSummary] = list(operation.traceback or ())
-    # Who called for the autopsy is not who made the operation.
-    start = max((place for place, frame in enumerate(frames) if frame.filename.endswith(_SCAN)), default=-1)
-    frames = frames[start + 1 :]
-    own = [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)]
-    within = [frame for frame in frames if "/keras/src/layers/" in frame.filename]
-    for chosen in (own, within):
-        if chosen:
-            return f"{_short(chosen[-1].filename)}:{chosen[-1].lineno}"
-    return None
-
-
-def _short(filename: str) -> str:
-    """A file of the current folder, or of a library, without the folders that everyone knows."""
-    here = f"{pathlib.Path.cwd()}/"
-    return filename.removeprefix(here).rpartition("site-packages/")[2]
-
-
-_SCAN = "loops/autopsy/scan.py"
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/loops/", "/scaler/", "/lib/python", "<frozen", "/bin/")

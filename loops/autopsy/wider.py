@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -14,31 +15,26 @@ _RENAMED = {"reduction_indices": "axis"}
 _NARROW = ("float16", "bfloat16")
 
 
-def in_float32(graph: tf.Graph, name: str) -> tf.Tensor:
-    """The operation that gave a tensor, once more with its 16-bit inputs in float32.
+def in_float32(operation: tf.Operation, output: int, values: Mapping[str, tf.Tensor]) -> tf.Tensor | None:
+    """What an operation gives with its 16-bit inputs in float32; None where it cannot be computed so.
 
     Args:
-        graph: That is being traced.
-        name: Of the tensor.
-
-    Returns:
-        The same output in float32; the tensor itself where the operation cannot be computed so.
+        operation: Of a graph.
+        output: The place of the output that is asked for.
+        values: The numbers of the graph, by name of tensor.
     """
-    tensor = graph.get_tensor_by_name(name)
-    operation = tensor.op
-    if operation.type == "Cast":
-        return operation.inputs[0]
     try:
-        result = getattr(tf.raw_ops, operation.type)(**_arguments(operation), **_attributes(operation))
-    except (AttributeError, TypeError, ValueError, tf.errors.OpError):
-        return tensor
-    if isinstance(result, tuple):
-        result = result[list(operation.outputs).index(tensor)]
-    return result
+        inputs = [values[one.name] for one in operation.inputs]
+        if operation.type == "Cast":
+            return inputs[0]
+        result = getattr(tf.raw_ops, operation.type)(**_arguments(operation, inputs), **_attributes(operation))
+    except (KeyError, AttributeError, TypeError, ValueError, tf.errors.OpError):
+        return None
+    return result[output] if isinstance(result, (tuple, list)) else result
 
 
-def _arguments(operation: tf.Operation) -> dict:
-    inputs = [tf.cast(one, tf.float32) if one.dtype.name in _NARROW else one for one in operation.inputs]
+def _arguments(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> dict:
+    inputs = [tf.cast(one, tf.float32) if one.dtype.name in _NARROW else one for one in inputs]
     arguments, place = {}, 0
     for argument in operation.op_def.input_arg:
         many = argument.number_attr or argument.type_list_attr

@@ -4,7 +4,8 @@
     _trainable_variables             the weights that it averages             absent: scaler.UnsupportedVersion
     _learning_rate                   its schedule                             absent: a UserWarning: not checked
     _read_only_resource_inputs       what a call in a graph only reads        absent: a UserWarning: counts as moved
-    framework.op_def_registry        operations with effects                  absent: every pass counts as having some
+    framework.op_def_registry        operations with a state or effects       absent: every pass counts as having some,
+                                                                              and a caveat of the run
     step_counter, dynamic_scale      of keras.optimizers.LossScaleOptimizer   absent: `Counters.known` is False
 
 What is absent is noticed when a step is made or traced, before any weight moves.
@@ -98,23 +99,30 @@ def assigns(placeholder: tf.Tensor) -> bool:
     return False
 
 
+def nodes(concrete: tf.types.experimental.ConcreteFunction) -> list[Any]:
+    """The operations of a function, and of all functions that it calls, as TensorFlow writes them."""
+    graph = concrete.graph.as_graph_def()
+    return [node for scope in (graph.node, *(one.node_def for one in graph.library.function)) for node in scope]
+
+
 def kinds_of_operations(concrete: tf.types.experimental.ConcreteFunction) -> set[str]:
     """The kinds of operations of a function, and of all functions that it calls."""
-    graph = concrete.graph.as_graph_def()
-    return {node.op for scope in (graph.node, *(one.node_def for one in graph.library.function)) for node in scope}
+    return {node.op for node in nodes(concrete)}
+
+
+def stateful(kinds: set[str]) -> set[str] | None:
+    """Those kinds of operations that TensorFlow says have a state or an effect; None if it says nothing."""
+    try:
+        from tensorflow.python.framework import op_def_registry
+    except ImportError:
+        return None
+    known = {kind: op_def_registry.get(kind) for kind in kinds}
+    return {kind for kind, definition in known.items() if definition is not None and definition.is_stateful}
 
 
 def has_effects(concrete: tf.types.experimental.ConcreteFunction) -> bool:
     """Whether a function does what variables do not show: it prints, draws from an iterator or from a kernel's seed."""
-    try:
-        from tensorflow.python.framework import op_def_registry
-    except ImportError:
+    found = stateful(kinds_of_operations(concrete))
+    if found is None:
         return True
-    known = {kind: op_def_registry.get(kind) for kind in kinds_of_operations(concrete)}
-    return any(
-        definition is not None
-        and definition.is_stateful
-        and kind not in _HARMLESS
-        and not kind.startswith((*_PUT_BACK, *_WITHIN))
-        for kind, definition in known.items()
-    )
+    return any(kind not in _HARMLESS and not kind.startswith((*_PUT_BACK, *_WITHIN)) for kind in found)

@@ -24,7 +24,8 @@ def text(found: Comparison, width: int | None = None) -> str:
     """A comparison as lines for a person, its table no wider than `width` characters if it can be."""
     lines = [found.sentence]
     if found.rows:
-        heads = ["", "format", "differs at", "parts at", "octaves", "largest", *_last_head(found)]
+        at = [f"differs at {found.by}", f"parts at {found.by}"]
+        heads = ["", "format", *at, "octaves", "largest", *_last_head(found)]
         cells = [heads, *([*_cells(row), *_last_cell(row, found)] for row in found.rows)]
         lines += ["", columns(cells, width, left=2)]
     for name, names in zip(found.runs, found.alone, strict=True):

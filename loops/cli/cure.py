@@ -7,7 +7,8 @@ import pathlib
 from typing import Any
 
 from loops.autopsy.cure import Cure, find_cure
-from loops.cli.terminal import finished, quiet, told
+from loops.cli.terminal import quiet, working
+from loops.plurals import amount
 from loops.rewind.opened import open_run
 from loops.runs.run import to_json
 
@@ -17,10 +18,9 @@ _NO_CURE = 1
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     quiet()
-    cure = find_cure(
-        open_run(options.folder, options.build), options.step, run=pathlib.Path(options.folder), progress=told
-    )
-    finished()
+    loop = open_run(options.folder, options.build)
+    with working("cure") as progress:
+        cure = find_cure(loop, options.step, run=pathlib.Path(options.folder), progress=progress)
     print(to_json(as_dict(options.step, cure)) if options.json else text(options.step, cure))
     return 0 if cure.layers is not None else _NO_CURE
 
@@ -46,7 +46,7 @@ def text(step: int, cure: Cure) -> str:
     at = "" if cure.at_scale is None else f", at a loss scale of {cure.at_scale:g}"
     if not cure.layers:
         return f"Step {step} passes as it is{at}."
-    lines = [f"Step {step} passes with {len(cure.layers)} layer{'s' * (len(cure.layers) > 1)} in float32{at}:", ""]
+    lines = [f"Step {step} passes with {amount(len(cure.layers), 'layer')} in float32{at}:", ""]
     lines += [f'  {layer}: dtype="float32"' for layer in cure.layers]
     if cure.untried:
         lines += ["", f"Not tried in float32, in which they cannot run: {', '.join(cure.untried)}."]

@@ -10,9 +10,12 @@ import tempfile
 import scaler
 from loops.cli.terminal import finished, quiet, told, width
 from loops.doctor import diagnosis
+from loops.doctor.gpu import about_gpus
 from loops.doctor.picture import check_picture, write_picture
+from loops.doctor.surroundings import surroundings
 from loops.doctor.text import text
 from loops.machine import examine
+from loops.namesakes import namesakes
 from loops.programs import called
 from loops.runs.run import to_json
 
@@ -28,7 +31,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _examine_machine(options: argparse.Namespace) -> None:
-    found = examine()
+    found = {**examine(), "gpus": about_gpus(surroundings()), "namesakes": namesakes()}
     if options.json:
         print(json.dumps(found, indent=2))
         return
@@ -39,6 +42,10 @@ def _examine_machine(options: argparse.Namespace) -> None:
     for name, rate in found["matmul_gflops"].items():
         print(f"matmul {found['matmul_size']}x{found['matmul_size']} {name:9} {rate:10.1f} GFLOP/s")
     print(found["verdict"])
+    for sentence in found["gpus"]:
+        print(sentence)
+    for other in found["namesakes"]:
+        print(other["advice"])
 
 
 def _examine_model(options: argparse.Namespace) -> None:

@@ -9,17 +9,20 @@ from typing import Any
 
 from loops.autopsy.explain import explain
 from loops.autopsy.explanation import Explanation
-from loops.cli.terminal import finished, quiet, told
+from loops.cli.terminal import quiet, working
 from loops.rewind.opened import open_run
 from loops.runs.run import to_json
+
+_ALIKE = 2.0
+"""Losses within this factor are alike."""
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     quiet()
     loop = open_run(options.folder, options.build)
-    found = explain(loop, options.step, run=pathlib.Path(options.folder), progress=told)
-    finished()
+    with working("explain") as progress:
+        found = explain(loop, options.step, run=pathlib.Path(options.folder), progress=progress)
     print(to_json(found.to_dict()) if options.json else text(found))
     if options.picture:
         from loops.autopsy.picture import picture
@@ -43,5 +46,11 @@ def _did(remedy: Any) -> str:
         return "could not be tried"
     if not remedy.finite:
         return "fails"
-    scale = "" if remedy.at_scale is None else f" at a loss scale of {remedy.at_scale:g}"
-    return f"passes{scale}" + (f", loss {remedy.loss:.4g}" if math.isfinite(remedy.loss) else "")
+    said = ["passes" if remedy.at_scale is None else f"passes at a loss scale of {remedy.at_scale:g}"]
+    if math.isfinite(remedy.loss):
+        said.append(f"loss {remedy.loss:.4g}")
+    if remedy.loss_ratio is not None and not 1 / _ALIKE < remedy.loss_ratio < _ALIKE:
+        said.append(f"{remedy.loss_ratio:.2g} times the usual")
+    if remedy.gradients_left is not None:
+        said.append(f"{remedy.gradients_left:.0%} of the gradients")
+    return ", ".join(said) + ("" if remedy.helps else ": no help")

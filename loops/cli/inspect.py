@@ -35,6 +35,8 @@ def text(found: dict) -> str:
     lines += [
         f"{group:13}{size['count']} variables, {size['values']:,} values" for group, size in found["variables"].items()
     ]
+    if found["held"]:
+        lines.append(f"step holds   {', '.join(found['held'])}")
     lines.append("random       " + "  ".join(f"{name} {_line(value)}" for name, value in random.items()))
     if found["actions"]:
         lines.append(f"actions      {', '.join(found['actions'])}")

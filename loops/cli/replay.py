@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import scaler
 from loops.cli.terminal import finished, quiet, told, width
 from loops.errors import LoopError, NotWritable
+from loops.plurals import amount
 from loops.replay.live import live
 from loops.replay.recording import Recording, recording_of
 from loops.replay.replay import replay_recordings
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
     said = found.to_dict()
     if validated:
         said["strategies"] = [one.to_dict() for one in validated]
-    table = f"{found.steps:,} steps\n\n{found.text(width())}"
+    table = f"{amount(found.steps, 'step')}\n\n{found.text(width())}"
     print(to_json(said) if options.json else "\n".join([table, *_told(validated)]))
 
 

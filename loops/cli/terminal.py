@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 
 import rich.console
+import rich.progress
 import tensorflow as tf
 
 from loops.actions import Progress
 
 _PROGRESS = 60
 """Columns of a line of progress."""
+_BAR = 20
+"""Columns of a bar, which leave room for what is done."""
 
 
 class Console(rich.console.Console):
@@ -47,6 +52,31 @@ def folded(text: str, indent: str = "") -> str:
 def quiet() -> None:
     """Keeps TensorFlow from warning of a step that is traced again and again, as an autopsy does it."""
     tf.get_logger().setLevel("ERROR")
+
+
+@contextlib.contextmanager
+def working(label: str) -> Iterator[Callable[[str], object]]:
+    """A bar on a terminal's standard error while something is done that nobody knows the length of; nothing elsewhere.
+
+    Args:
+        label: Stands before the bar.
+
+    Returns:
+        A function that shows what is done now.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield lambda text: None
+        return
+    columns = (
+        rich.progress.TextColumn("{task.description}", markup=False),
+        rich.progress.BarColumn(bar_width=_BAR),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TextColumn("{task.fields[status]}", markup=False),
+    )
+    with rich.progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(label, total=None, status="")
+        yield lambda text: bar.update(task, status=text)
 
 
 def told(text: str) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 import scaler
+from loops.compared.aligned import aligned, lost_of, other_batches_at, step_at
 from loops.compared.result import Comparison, Row
 from loops.compared.sentence import sentence_of
-from loops.compared.series import LOSS, Series, is_float32, octaves, series_of, together, tolerance
+from loops.compared.series import LOSS, Series, is_float32, median_octaves, octaves, series_of, together, tolerance
+from loops.compared.truth import Truth
 from loops.recorded import Recorded, as_recorded
+
+_MARGIN = 2.0
+"""How many times what other batches make in the float32 run is put down to them in another."""
 
 
 def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
@@ -22,6 +26,11 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
     What is compared is the largest magnitude of each tensor that both traces have, gradients divided by the loss scale,
     and the loss. It tells something of the arithmetic where both runs began with the same weights and took the same
     batches.
+
+    The runs are aligned by applied updates: a skipped step moves no weight, and its batch is left out. A run that skips
+    takes later batches at the same update from then on. What differs there is of the data, too, which the comparison
+    says. A run that does not record of each step whether it was applied has all of them aligned by steps, with a
+    sentence.
 
     Args:
         run: The folder of a run, or another source that `loops.plots` takes.
@@ -40,17 +49,24 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
             "halfstep train --policy float32, or one with a trace whose tensors are all of float32."
         )
     true = third or next((one for one in runs if is_float32(one)), None)
-    first, second = series_of(runs[0]), series_of(runs[1])
-    truth = series_of(true) if true else {}
+    how = aligned([*runs, *([true] if true else [])])
+    numbers = how.numbers[:2]
+    first, second = (series_of(run, number) for run, number in zip(runs, numbers, strict=True))
+    truth = Truth.of(true, how.numbers[2], runs, numbers) if true else None
     within = tolerance(*runs)
     rows = tuple(_row(name, first[name], second[name], truth, within) for name in first if name in second)
     rows = tuple(row for row in rows if row.steps)
-    steps, *_ = np.intersect1d(runs[0].step, runs[1].step, return_indices=True)
+    common = np.intersect1d(numbers[0][numbers[0] >= 0], numbers[1][numbers[1] >= 0])
     found = Comparison(
         runs=(runs[0].name, runs[1].name),
-        steps=len(steps),
+        by=how.by,
+        steps=len(common),
+        lost=(lost_of(runs[0]), lost_of(runs[1])),
+        batches=(len(runs[0]), len(runs[1])),
+        other_batches_at=None if how.why else other_batches_at(runs, numbers),
         scale_differs_at=_first_difference(runs[0], runs[1], "loss_scale"),
         decision_differs_at=_first_difference(runs[0], runs[1], "applied"),
+        parts_at_steps=None,
         rows=rows,
         alone=(
             tuple(name for name in first if name not in second and name != LOSS),
@@ -61,7 +77,10 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         sentence="",
         notes=tuple(f"{one.name}: {note}" for one in runs for note in one.notes),
     )
-    return dataclasses.replace(found, sentence=sentence_of(found))
+    if found.parts_at is not None:
+        steps = [step_at(run, number, found.parts_at) for run, number in zip(runs, numbers, strict=True)]
+        found = dataclasses.replace(found, parts_at_steps=(steps[0], steps[1]))
+    return dataclasses.replace(found, sentence=f"{sentence_of(found)} {how.why if rows else ''}".rstrip())
 
 
 def _named(run: Recorded, other: Recorded) -> tuple[Recorded, Recorded]:
@@ -71,8 +90,8 @@ def _named(run: Recorded, other: Recorded) -> tuple[Recorded, Recorded]:
     return dataclasses.replace(run, name=names[0]), dataclasses.replace(other, name=names[1])
 
 
-def _row(name: str, one: Series, other: Series, truth: Mapping[str, Series], within: float) -> Row:
-    step, first, second = together(one, other)
+def _row(name: str, one: Series, other: Series, truth: Truth | None, within: float) -> Row:
+    number, first, second = together(one, other)
     far = octaves(first, second)
     with np.errstate(invalid="ignore"):
         rounding = within * np.maximum(np.abs(first), np.abs(second))
@@ -82,22 +101,25 @@ def _row(name: str, one: Series, other: Series, truth: Mapping[str, Series], wit
     row = Row(
         name=name,
         formats=(one.format, other.format),
-        steps=len(step),
-        differs_at=int(step[np.argmax(far > 0)]) if (far > 0).any() else None,
-        parts_at=None if at is None else int(step[at]),
+        steps=len(number),
+        differs_at=int(number[np.argmax(far > 0)]) if (far > 0).any() else None,
+        parts_at=None if at is None else int(number[at]),
         octaves=math.nan if at is None else float(far[at]),
         largest=float(finite.max()) if len(finite) else math.nan,
     )
-    if name not in truth:
+    if truth is None or name not in truth.series:
         return row
-    distances = _distance(one, truth[name]), _distance(other, truth[name])
-    closer = None if distances[0] == distances[1] or any(map(math.isnan, distances)) else int(np.argmin(distances))
-    return dataclasses.replace(row, distances=distances, closer=closer)
+    distances = median_octaves(one, truth.series[name]), median_octaves(other, truth.series[name])
+    of_batches = truth.of_batches(name, 0), truth.of_batches(name, 1)
+    return dataclasses.replace(row, distances=distances, of_batches=of_batches, closer=_nearer(distances, of_batches))
 
 
-def _distance(one: Series, truth: Series) -> float:
-    _, values, true = together(one, truth)
-    return float(np.median(octaves(values, true))) if len(values) else math.nan
+def _nearer(distances: tuple[float, float], of_batches: tuple[float, float]) -> int | None:
+    """The place of the smaller distance, if the other one is larger by more than other batches explain."""
+    if distances[0] == distances[1] or any(map(math.isnan, (*distances, *of_batches))):
+        return None
+    near = int(np.argmin(distances))
+    return near if distances[1 - near] > distances[near] + _MARGIN * of_batches[1 - near] else None
 
 
 def _closer(runs: tuple[Recorded, Recorded], rows: tuple[Row, ...], true: Recorded | None) -> str | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+from loops.compared.aligned import STEP
 from loops.compared.result import Comparison, Row
+from loops.plurals import amount
 
 _SOME = 3
 """Tensors that are named where several part at the same step."""
@@ -14,35 +16,70 @@ def sentence_of(found: Comparison) -> str:
     """What came out, in a few sentences."""
     if not found.rows:
         return _parting(found)
-    return " ".join(part for part in (_parting(found), _scales(found), _tensors(found), _closer(found)) if part)
+    parts = (_parting(found), _lost(found), _scales(found), _tensors(found), _closer(found))
+    return " ".join(part for part in parts if part)
 
 
 def _parting(found: Comparison) -> str:
     if not found.steps:
-        return f"{found.runs[0]} and {found.runs[1]} have no step in common."
+        return f"{found.runs[0]} and {found.runs[1]} have no {found.by} in common."
     if not found.rows:
         return f"{found.runs[0]} and {found.runs[1]} have nothing in common that could be compared."
     if found.differs_at is None:
-        return f"Nothing differs in {found.steps:,} steps."
-    differs = f"They differ from step {found.differs_at:,} on"
+        return f"Nothing differs in {_count(found)}."
+    differs = f"They differ from {found.by} {found.differs_at:,} on"
     if found.parts_at is None:
-        return f"{differs}, by no more than rounding in all of {found.steps:,} steps."
+        return f"{differs}, by no more than rounding in {_all(found)}."
     first = [row for row in found.rows if row.parts_at == found.parts_at]
     # The loss comes from all the others.
     first = [row for row in first if row.name != "loss"] or first
     named = ", ".join(f"{row.name} {_by(row)}" for row in first[:_SOME])
     more = f" and {len(first) - _SOME} more" if len(first) > _SOME else ""
     when = "They part" if found.parts_at == found.differs_at else f"{differs}, and by more than rounding"
-    said = f"{when} at step {found.parts_at:,}: {named}{more}."
-    if found.parts_at == 1:
-        said += " As that is the first step, look whether they began with the same weights and took the same batch."
+    said = f"{when} at {found.by} {found.parts_at:,}{_steps(found)}: {named}{more}."
+    if found.parts_at == 1 and found.other_batches_at != 1:
+        said += (
+            f" As that is the first {found.by}, look whether they began with the same weights and took the same batch."
+        )
     return said
+
+
+def _all(found: Comparison) -> str:
+    return f"the only {found.by}" if found.steps == 1 else f"all of {_count(found)}"
+
+
+def _count(found: Comparison) -> str:
+    return amount(found.steps, found.by).replace("batchs", "batches")
+
+
+def _steps(found: Comparison) -> str:
+    if found.parts_at_steps is None or set(found.parts_at_steps) == {found.parts_at}:
+        return ""
+    first, second = found.parts_at_steps
+    return f" (step {first:,} of {found.runs[0]}, step {second:,} of {found.runs[1]})"
+
+
+def _lost(found: Comparison) -> str:
+    """How many batches each run lost, and from where on their data differ; nothing where none lost any."""
+    if not any(found.lost) or found.by == STEP:
+        return ""
+    lost = [f"{lost or 'none'} of {of:,}" for lost, of in zip(found.lost, found.batches, strict=True)]
+    said = (
+        f"They are aligned by applied updates, since skipped steps lose their batches: {found.runs[0]} lost {lost[0]}, "
+        f"{found.runs[1]} {lost[1]}."
+    )
+    if found.other_batches_at is None:
+        return said
+    return (
+        f"{said} From {found.by} {found.other_batches_at:,} on they take different batches at the same {found.by}: "
+        "differences from there on are of the data, too, not of the arithmetic alone."
+    )
 
 
 def _by(row: Row) -> str:
     if math.isinf(row.octaves):
         return "(zero or not finite in one of them)"
-    return f"by {row.octaves:.2g} octaves"
+    return f"by {amount(row.octaves, 'octave', '.2g')}"
 
 
 def _scales(found: Comparison) -> str:
@@ -80,10 +117,30 @@ def _closer(found: Comparison) -> str:
         farthest = max(known, key=lambda row: row.distances[place])
         return (
             f"{found.reference} is float32; {other} is farthest from it in {farthest.name}, by "
-            f"{farthest.distances[place]:.2g} octaves at the median step."
+            f"{amount(farthest.distances[place], 'octave', '.2g')} at the median {found.by}"
+            f"{_of_batches(farthest.of_batches[place])}."
         )
+    hidden = _hidden(known, found.reference)
+    if found.closer is None and hidden:
+        return f"Which is closer to float32 ({found.reference}) cannot be told{hidden}"
     if found.closer is None:
         return f"Neither is closer to float32 than the other ({found.reference})."
     place = found.runs.index(found.closer)
     wins = sum(row.closer == place for row in known)
-    return f"{found.closer} is closer to float32 ({found.reference}), in {wins} of {len(known)} values."
+    said = f"{found.closer} is closer to float32 ({found.reference}), in {wins} of {amount(len(known), 'value')}"
+    return f"{said}; of others it cannot be told{hidden}" if hidden else f"{said}."
+
+
+def _of_batches(octaves: float) -> str:
+    return f", where other batches alone make {octaves:.2g}" if octaves > 0 else ""
+
+
+def _hidden(known: list[Row], reference: str) -> str:
+    """Why nothing is said of some values: the end of a sentence; empty where there is none."""
+    hidden = sum(row.hidden for row in known)
+    if not hidden:
+        return ""
+    return (
+        f": in {hidden} of {amount(len(known), 'value')} one run is farther from {reference} by no more than its other "
+        "batches explain. Compare with runs that skip no step, such as with scaler.Static."
+    )

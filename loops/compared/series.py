@@ -1,6 +1,7 @@
 """The values of a run that are compared: its loss, and the largest magnitude of each of its tensors, unscaled.
 
-At a step that was skipped nobody knows what its gradients would have been at a lower scale: they are left out there.
+Batches that moved no weight are left out where runs are aligned by updates. Where they are aligned by steps, the
+gradients of skipped steps are left out: nobody knows what they would have been at a lower scale.
 """
 
 from __future__ import annotations
@@ -20,37 +21,45 @@ _USUAL = "float16"
 
 
 class Series(NamedTuple):
-    """A value over the steps.
+    """A value over the updates or the steps of a run.
 
     Attributes:
-        step: Int64 [steps], in order.
-        values: Float64 [steps].
+        number: Int64 [n], of the updates or steps, in order.
+        values: Float64 [n].
         format: In which it was computed, or None.
     """
 
-    step: np.ndarray
+    number: np.ndarray
     values: np.ndarray
     format: str | None
 
 
-def series_of(run: Recorded) -> dict[str, Series]:
-    """Each value of a run by name, gradients divided by the loss scale that they carry."""
-    found = {LOSS: Series(run.step, run.column("loss"), narrowest(run))} if "loss" in run.columns else {}
+def series_of(run: Recorded, number: np.ndarray) -> dict[str, Series]:
+    """Each value of a run by name, gradients divided by the loss scale that they carry.
+
+    Args:
+        run: The run.
+        number: Int64 [steps], what each step counts as; -1 for one that is left out.
+    """
+    kept = number >= 0
+    found = {}
+    if "loss" in run.columns:
+        found[LOSS] = Series(number[kept], run.column("loss")[kept], narrowest(run))
     measured = run.tensors
     if measured is None:
         return found
     at = np.searchsorted(run.step, measured.step).clip(0, len(run.step) - 1)
     there = run.step[at] == measured.step
-    applied = ~(there & run.skipped[at])
-    scale = np.ones(len(measured.step))
-    if "loss_scale" in run.columns:
-        scale = np.where(there, run.column("loss_scale")[at], np.nan)
+    kept = there & kept[at]
+    applied = kept & ~run.skipped[at]
+    number = number[at]
+    scale = run.column("loss_scale")[at] if "loss_scale" in run.columns else np.ones(len(at))
     for place, name in enumerate(measured.names):
         values = measured.amax[:, place].astype(np.float64)
         if measured.carries_scale[place]:
-            found[name] = Series(measured.step[applied], (values / scale)[applied], measured.formats[place])
+            found[name] = Series(number[applied], (values / scale)[applied], measured.formats[place])
         else:
-            found[name] = Series(measured.step, values, measured.formats[place])
+            found[name] = Series(number[kept], values[kept], measured.formats[place])
     return found
 
 
@@ -67,9 +76,9 @@ def tolerance(*runs: Recorded) -> float:
 
 
 def together(one: Series, other: Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The steps that both have, and the values of each at these."""
-    step, first, second = np.intersect1d(one.step, other.step, assume_unique=True, return_indices=True)
-    return step, one.values[first], other.values[second]
+    """The numbers that both have, and the values of each at these."""
+    number, first, second = np.intersect1d(one.number, other.number, assume_unique=True, return_indices=True)
+    return number, one.values[first], other.values[second]
 
 
 def octaves(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -79,6 +88,12 @@ def octaves(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         found = np.abs(np.log2(np.abs(first)) - np.log2(np.abs(second)))
     found = np.where(np.isnan(found) | ((first < 0) != (second < 0)), np.inf, found)
     return np.where(same, 0.0, found)
+
+
+def median_octaves(one: Series, other: Series) -> float:
+    """The median of the octaves between two series where both have a value; NaN where they never do."""
+    _, first, second = together(one, other)
+    return float(np.median(octaves(first, second))) if len(first) else np.nan
 
 
 def narrowest(run: Recorded) -> str | None:

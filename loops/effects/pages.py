@@ -13,7 +13,7 @@ import scaler
 from loops.effects.effect import Effect, from_values
 from loops.effects.effect import to_values as to_values
 from loops.errors import LoopError, NotWritable
-from loops.json_values import without_nan
+from loops.json_values import read_json, without_nan
 
 
 def write(effect: Effect, folder: str | os.PathLike) -> list[pathlib.Path]:
@@ -94,7 +94,7 @@ def read(path: str | os.PathLike) -> Effect:
         scaler.InvalidArgument: If it holds none.
     """
     try:
-        values = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        values = read_json(pathlib.Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise scaler.InvalidArgument(f"{path}: no effect can be read from it ({error}).") from error
     return from_values(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,6 @@ import tensorflow as tf
 import scaler
 from loops.batches import explaining, parts
 from loops.errors import BadBatch, OutOfData
-
-_EXAMPLES = 4
-"""Examples of the batch that are kept: what is looked for does not depend on their number."""
 
 
 def check_parts(model: object, loss: object, sample: object) -> None:
@@ -67,17 +65,6 @@ def whole(sample: Any) -> tuple:
     return tensors
 
 
-def small(model: keras.Model, sample: tuple) -> tuple:
-    """The first examples of a batch.
-
-    Args:
-        model: One whose inputs are of a fixed batch keeps the whole batch.
-        sample: The batch, as tensors.
-    """
-    count = None if _fixed_batch(model) else _EXAMPLES
-    return tuple(tf.nest.map_structure(lambda one: one[:count] if one.shape.rank else one, sample))
-
-
 @contextlib.contextmanager
 def fitting(model: keras.Model, sample: tuple) -> Iterator[None]:
     """Says in one sentence what is wrong with a sample, where a model or a loss fails on it.
@@ -99,6 +86,33 @@ def fitting(model: keras.Model, sample: tuple) -> Iterator[None]:
         ) from None
 
 
+@contextlib.contextmanager
+def in_one_sentence() -> Iterator[None]:
+    """Says in one sentence that a model or a loss failed, where nothing better is known.
+
+    Raises:
+        BadBatch: In the place of another error.
+    """
+    try:
+        yield
+    except scaler.ScalerError:
+        raise
+    except Exception as error:
+        raise BadBatch(
+            f"lint: the model or the loss failed on the sample: {_last_line(error)}. Take a train step on this "
+            "sample first."
+        ) from error
+
+
+def _last_line(error: Exception) -> str:
+    """An error's type and what it says, without what Keras and AutoGraph put around it."""
+    text = re.sub(r"\x1b\[\d*m", "", str(error)).partition("Arguments received by")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    kind = f"{type(error).__name__}: "
+    said = lines[-1].removeprefix(kind) if lines else ""
+    return kind + said[:200].rstrip(".")
+
+
 def _lengths(sample: tuple) -> str:
     """Such as "x holds 16 examples, y holds 8"."""
     lengths = []
@@ -115,12 +129,5 @@ def built(model: keras.Model, sample: tuple) -> None:
         BadBatch: If the sample does not fit the model.
     """
     if not model.built:
-        with fitting(model, sample):
+        with in_one_sentence(), fitting(model, sample):
             model(tf.nest.map_structure(tf.zeros_like, sample[0]), training=False)
-
-
-def _fixed_batch(model: keras.Model) -> bool:
-    try:
-        return any(one.shape and one.shape[0] is not None for one in tf.nest.flatten(model.inputs))
-    except (AttributeError, ValueError):
-        return False

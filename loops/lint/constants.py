@@ -1,139 +1,18 @@
-"""Constants that float16 cannot hold: epsilons that are 0 there, masks that are infinite, limits that are 1.
-
-The model is traced twice, as it is and in float32, and the constants of the same name are compared.
-"""
+"""Constants that float16 cannot hold, as findings."""
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-import re
-from collections.abc import Iterator
-
-import numpy as np
-import tensorflow as tf
-
 from loops.lint.finding import Finding, note
 from loops.lint.traced import Traced
-
-_HALF = tf.float16.as_datatype_enum
-_CHOICES = {"Select", "SelectV2"}
-_NUMBER = re.compile(r"_\d+$")
+from loops.literals import lost_literals
 
 
 def lost_constants(traced: Traced, twin: Traced) -> list[Finding]:
     """A finding for each constant of a float16 graph that means something else than in float32."""
-    intended = {place: one.value for place, one in _constants(twin.graph)}
     findings: dict[tuple, Finding] = {}
-    for place, constant in _constants(traced.graph):
-        reference, value = intended.get(place), constant.as_half()
-        if reference is None or value is None or reference.shape != value.shape:
-            continue
-        lost = _lost(reference.astype(np.float64), value.astype(np.float64))
-        if lost and not _holds_nothing_back(lost[1], constant.consumers):
-            layer = traced.place_of_node(constant.name)
-            masks = lost[1] == -np.inf and constant.consumers <= _CHOICES
-            findings.setdefault((layer, *lost, masks), (_mask if masks else _finding)(layer, constant.name, *lost))
+    for one in lost_literals(traced.graph, twin.graph):
+        layer = traced.place_of_node(one.node)
+        make = note if one.chosen else Finding
+        key = (layer, one.before, one.after, one.chosen)
+        findings.setdefault(key, make(layer, f"{one.said}.", one.measured, one.instead))
     return list(findings.values())
-
-
-def _holds_nothing_back(value: float, consumers: set[str]) -> bool:
-    """Whether an infinity is only a limit: `minimum(x, inf)` is what `minimum(x, 1e9)` is in float16."""
-    return (value == np.inf and consumers == {"Minimum"}) or (value == -np.inf and consumers == {"Maximum"})
-
-
-def _lost(reference: np.ndarray, value: np.ndarray) -> tuple[float, float] | None:
-    """One value before and after, where rounding made it infinite, or a single one 0 or 1."""
-    infinite = np.isfinite(reference) & ~np.isfinite(value)
-    if infinite.any():
-        return float(reference[infinite][0]), float(value[infinite][0])
-    if reference.size == 1:
-        before, after = float(reference.reshape(())), float(value.reshape(()))
-        if before != after and abs(after) in (0.0, 1.0):
-            return before, after
-    return None
-
-
-def _mask(layer: str | None, name: str, before: float, after: float) -> Finding:
-    """Chosen and never added, an infinity spoils nothing but a softmax over nothing else."""
-    return note(
-        layer,
-        f"the mask {float(str(np.float32(before))):.9g} is {after:g} in float16: a softmax of nothing but masked "
-        "values is NaN, and in float32 it is not.",
-        f"In float16 {name} is {after:g}, and only `where` takes it.",
-        "Write -3e4 in its place, if a row can be masked whole.",
-    )
-
-
-def _finding(layer: str | None, name: str, before: float, after: float) -> Finding:
-    text = f"the constant {float(str(np.float32(before))):.9g} is {after:g} in float16"
-    if after == 0:
-        return Finding(
-            layer,
-            f"{text}: it keeps nothing from being divided by 0.",
-            f"In float16 {name} is 0; the smallest magnitude there is 6e-8.",
-            "Write an epsilon of 1e-4 or more, or compute this layer with dtype='float32'.",
-        )
-    if abs(after) == 1:
-        return Finding(
-            layer,
-            f"{text}: what it should keep away from 1 reaches 1.",
-            f"In float16 {name} is {after:g}; the next magnitude below 1 is 1 - 2^-11 = 0.99951.",
-            "Write 1 - 1e-3, or compute this layer with dtype='float32'.",
-        )
-    measured = f"In float16 {name} is {after:g}; the largest magnitude there is 65504."
-    if before < 0:
-        return Finding(
-            layer,
-            f"{text}: where everything is masked, or a mask is multiplied by 0, NaN comes out.",
-            measured,
-            "Write -3e4 in its place, which two masks may be added of, or compute this layer with dtype='float32'.",
-        )
-    return Finding(
-        layer,
-        f"{text}: as a limit it never holds, and multiplied by 0 it is NaN.",
-        measured,
-        "Write a limit of 3e4 or less, or compute this layer with dtype='float32'.",
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Constant:
-    """A constant of a graph.
-
-    Attributes:
-        name: Its node's.
-        value: As the graph has it.
-        cast: Whether something casts it to float16.
-        consumers: The kinds of operations that use it, or its cast to float16.
-    """
-
-    name: str
-    value: np.ndarray
-    cast: bool
-    consumers: set[str]
-
-    def as_half(self) -> np.ndarray | None:
-        """What float16 makes of it, None where no float16 is made of it."""
-        if self.value.dtype == np.float16:
-            return self.value
-        with np.errstate(over="ignore"):
-            return self.value.astype(np.float16) if self.cast else None
-
-
-def _constants(graph: tf.Graph) -> Iterator[tuple[tuple[str, str], _Constant]]:
-    """The floating-point constants of a graph and of its functions, with a function and a name for each."""
-    definition = graph.as_graph_def()
-    bodies = [("", definition.node)]
-    bodies += [(_NUMBER.sub("", one.signature.name), one.node_def) for one in definition.library.function]
-    for function, nodes in bodies:
-        users: dict[str, list] = collections.defaultdict(list)
-        for node in nodes:
-            for name in node.input:
-                users[name.split(":")[0]].append(node)
-        for node in nodes:
-            if node.op == "Const" and tf.as_dtype(node.attr["dtype"].type).is_floating:
-                casts = [one for one in users[node.name] if one.op == "Cast" and one.attr["DstT"].type == _HALF]
-                kinds = {one.op for user in users[node.name] for one in (users[user.name] if user in casts else [user])}
-                constant = _Constant(node.name, tf.make_ndarray(node.attr["value"].tensor), bool(casts), kinds)
-                yield (function, node.name), constant

@@ -13,7 +13,7 @@ class Finding:
 
     Attributes:
         layer: The layer's name, its path where several have that name, or None for what is of the whole set-up.
-        finding: What, as a sentence. Of what costs time and harms nothing it begins with "note: ".
+        finding: What, as a sentence. Of what harms nothing on inputs such as the sample's it begins with "note: ".
         measured: How it was found, with numbers.
         instead: What to write instead.
     """
@@ -25,7 +25,7 @@ class Finding:
 
     @property
     def is_note(self) -> bool:
-        """Whether it costs time and harms nothing."""
+        """Whether it harms nothing, or nothing on inputs such as the sample's."""
         return self.finding.startswith(_NOTE)
 
 

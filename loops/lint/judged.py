@@ -7,7 +7,8 @@ import numpy as np
 
 import scaler
 from loops.lint.finding import Finding, note
-from loops.lint.stress import CannotStress, Failure, float_inputs, stress
+from loops.lint.seen import Inputs
+from loops.lint.stress import CannotStress, Failure, float_inputs
 from loops.lint.traced import LayerCall
 
 _ALONE, _SEVERAL, _MANY = 5e3, 1e3, 10.0
@@ -31,26 +32,45 @@ def limit_of(weighted_inside: int) -> float:
     return _SEVERAL if weighted_inside <= _FEW_LAYERS else _MANY
 
 
-def judge(call: LayerCall, weighted_inside: int) -> list[Finding]:
-    """Stresses a layer, and says what failed; a list of one finding or none."""
-    try:
-        failures = stress(call, limit_of(weighted_inside))
-    except CannotStress as error:
-        return [
-            note(
-                call.layer.name,
-                "this layer could not be stressed, so nothing is known of it.",
-                f"Run alone it raised {error}",
-                "Look at its limits in float16 yourself, or give it dtype='float32'.",
-            )
-        ]
+def judge(call: LayerCall, failures: list[Failure], weighted_inside: int, seen: Inputs | None) -> list[Finding]:
+    """Says what failed under stress; a list of one finding or none.
+
+    Args:
+        call: Of the layer.
+        failures: What `stress` found.
+        weighted_inside: How many layers with weights it calls.
+        seen: What the layer is given on the sample, None if that is not known. What needs larger inputs is a note.
+    """
     faults = [failure for failure in failures if failure.kind != "large"]
-    if faults:
-        return [_fault(call.layer, faults)]
     # Of several inputs the true output may be their product, which no layer can help.
-    if failures and not weighted_inside and float_inputs(call) == 1:
-        return [_too_large(call.layer, failures[0])]
-    return []
+    if not faults and (weighted_inside or float_inputs(call) != 1):
+        return []
+    found = faults or failures
+    reached = [one for one in found if seen is None or seen.reach(one.magnitude, one.one_signed)]
+    if reached:
+        return [_fault(call.layer, faults) if faults else _too_large(call.layer, reached[0])]
+    if not found or seen is None:
+        return []
+    larger = " on inputs larger than your sample's"
+    finding = _fault(call.layer, faults, larger) if faults else _too_large(call.layer, found[0])
+    return [
+        note(
+            finding.layer,
+            finding.finding,
+            f"{finding.measured} On your sample its inputs reach {seen.amax:.3g}.",
+            f"Nothing, as long as its inputs stay like these. Else: {finding.instead[0].lower()}{finding.instead[1:]}",
+        )
+    ]
+
+
+def cannot_stress(layer: keras.layers.Layer, error: CannotStress) -> Finding:
+    """Of a layer that does not run by itself."""
+    return note(
+        layer.name,
+        "this layer could not be stressed, so nothing is known of it.",
+        f"Run alone it raised {error}",
+        "Look at its limits in float16 yourself, or give it dtype='float32'.",
+    )
 
 
 def unfit_weights(layer: keras.layers.Layer) -> list[Finding]:
@@ -90,13 +110,13 @@ def unfit_statistics(layer: keras.layers.Layer) -> list[Finding]:
     ]
 
 
-def _fault(layer: keras.layers.Layer, faults: list[Failure]) -> Finding:
+def _fault(layer: keras.layers.Layer, faults: list[Failure], where: str = "") -> Finding:
     kind = type(layer).__name__
     backward = all(failure.backward for failure in faults)
-    what = "its gradient" if backward else "its output"
+    spoilt = f"{'its gradient' if backward else 'its output'} is {_kinds(faults)}"
     return Finding(
         layer.name,
-        f"{kind} fails in float16: {what} is {_kinds(faults)} where float32 is finite and float16 could hold it.",
+        f"{kind} fails in float16{where}: {spoilt} where float32 is finite and float16 could hold it.",
         _ranges(faults),
         f"Give this layer dtype='float32': keras.layers.{kind}(..., dtype='float32')."
         if type(layer).__module__.startswith("keras.")

@@ -11,19 +11,20 @@ import keras
 import numpy as np
 
 import scaler
-from loops.lint.checks import batch_of, built, check_parts, fitting, small, whole
+from loops.lint.checks import batch_of, built, check_parts, fitting, in_one_sentence, whole
 from loops.lint.constants import lost_constants
 from loops.lint.finding import Finding
 from loops.lint.gradients import lost_share
 from loops.lint.indices import rounded_indices
-from loops.lint.judged import judge, unfit_statistics, unfit_weights
+from loops.lint.judged import cannot_stress, judge, limit_of, unfit_statistics, unfit_weights
 from loops.lint.kept import kept
 from loops.lint.losses import half_loss, half_outputs
 from loops.lint.policy import scaling_findings
 from loops.lint.sampled import sample_findings
 from loops.lint.scaling import scaling_of
+from loops.lint.seen import Seen
 from loops.lint.shapes import odd_shapes
-from loops.lint.stress import float_inputs
+from loops.lint.stress import CannotStress, Failure, float_inputs, stress
 from loops.lint.traced import LayerCall, Traced, trace
 from loops.lint.twin import in_float32
 
@@ -59,15 +60,18 @@ def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any) -> lis
     sample = batch_of(sample)
     check_parts(model, loss, sample)
     scaling = scaling_of(optimizer)
-    given = whole(sample)
-    sample = small(model, given)
+    sample = whole(sample)
     built(model, sample)
     with kept(model):
-        with fitting(model, sample):
+        seen = Seen(scaler.observe.layers_of(model))
+        # Measured in this trace, too, since a function of the model's own is traced once.
+        with in_one_sentence(), fitting(model, sample), seen.measuring():
             traced = trace(model, loss, sample)
         called = traced.layers
+        with in_one_sentence():
+            on_sample = sample_findings(traced, model, loss, sample, seen)
         findings = [
-            *sample_findings(traced, model, loss, given),
+            *on_sample,
             *scaling_findings(model, called, scaling, lambda: lost_share(model, loss, sample)),
             *half_loss(traced, loss, sample),
             *half_outputs(traced, model.name),
@@ -75,7 +79,7 @@ def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any) -> lis
             *(_at(traced, layer, found) for layer in called for found in unfit_weights(layer)),
             *(_at(traced, layer, found) for layer in called for found in unfit_statistics(layer)),
             *rounded_indices(traced),
-            *_stressed(traced),
+            *_stressed(traced, seen),
             *odd_shapes(traced),
         ]
     return sorted(findings, key=lambda finding: finding.is_note)
@@ -94,24 +98,41 @@ def _constants(model: keras.Model, loss: Callable, sample: tuple, traced: Traced
     return lost_constants(traced, twin)
 
 
-def _stressed(traced: Traced) -> list[Finding]:
-    """Stresses inner layers before those that call them: a fault is said once, where it begins."""
+def _stressed(traced: Traced, seen: Seen) -> list[Finding]:
+    """Stresses inner layers before those that call them: what fails is said once, where it begins."""
     findings: list[Finding] = []
-    known: dict[object, list[Finding]] = {}
+    known: dict[object, list[Failure] | CannotStress] = {}
     faulty: set[int] = set()
+    noted: set[int] = set()
     for call in traced.calls:
         layer = call.layer
         if layer.compute_dtype != "float16" or not float_inputs(call) or _is_container(call) or id(layer) in faulty:
             continue
         inner = {id(one.layer): one.layer for one in traced.calls if any(layer is around for around in one.inside)}
+        weighted = sum(bool(one.weights) for one in inner.values())
         key = _alike(call)
         if key not in known:
-            known[key] = judge(call, sum(bool(one.weights) for one in inner.values()))
-        found = [_at(traced, layer, one) for one in known[key]]
-        findings += found
-        if any(not one.is_note for one in found):
-            faulty.update(id(one) for one in (layer, *call.inside))
+            known[key] = _failures(call, weighted)
+        failed = known[key]
+        if isinstance(failed, CannotStress):
+            findings.append(_at(traced, layer, cannot_stress(layer, failed)))
+            continue
+        for found in judge(call, failed, weighted, seen.inputs(layer)):
+            around = {id(one) for one in (layer, *call.inside)}
+            if not found.is_note:
+                faulty |= around
+            elif id(layer) in noted:
+                continue
+            noted |= around
+            findings.append(_at(traced, layer, found))
     return findings
+
+
+def _failures(call: LayerCall, weighted_inside: int) -> list[Failure] | CannotStress:
+    try:
+        return stress(call, limit_of(weighted_inside))
+    except CannotStress as error:
+        return error
 
 
 def _is_container(call: LayerCall) -> bool:

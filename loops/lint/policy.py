@@ -8,6 +8,7 @@ import keras
 
 from loops.lint.finding import Finding
 from loops.lint.scaling import Scaling
+from loops.plurals import agreeing, amount
 
 
 def scaling_findings(
@@ -32,7 +33,7 @@ def scaling_findings(
             Finding(
                 None,
                 "the model computes in float16 and nothing scales the loss: gradients below 6e-8 become 0.",
-                f"{len(half)} layers compute in float16, such as {half[0]!r}; {scaling.said}. {lost_share()}".strip(),
+                f"{_layers(half)} in float16, such as {half[0]!r}; {scaling.said}. {lost_share()}".strip(),
                 "Use loops.TrainStep with loss_scaler=scaler.LossScaler(scaler.Dynamic()), or wrap the optimizer in "
                 "scaler.LossScaleOptimizer.",
             )
@@ -43,11 +44,15 @@ def scaling_findings(
                 None,
                 "the model computes in bfloat16, which has the range of float32, and a loss scaler runs beside it: it "
                 "gains nothing, and every overflow that it provokes skips a step.",
-                f"{len(brain)} layers compute in bfloat16, such as {brain[0]!r}, and none in float16; {scaling.said}.",
+                f"{_layers(brain)} in bfloat16, such as {brain[0]!r}, and none in float16; {scaling.said}.",
                 "Use loss_scaler=scaler.LossScaler(scaler.NoScaling()), or the optimizer without a wrapper.",
             )
         )
     return findings + _masters(model, scaling)
+
+
+def _layers(names: list[str]) -> str:
+    return f"{amount(len(names), 'layer')} {agreeing(len(names), 'computes', 'compute')}"
 
 
 def _masters(model: keras.Model, scaling: Scaling) -> list[Finding]:
@@ -60,8 +65,8 @@ def _masters(model: keras.Model, scaling: Scaling) -> list[Finding]:
             None,
             f"weights are kept in {found[0].dtype} and trained without float32 masters: an update smaller than "
             f"{ratio} of its weight is lost.",
-            f"{len(found)} of {len(model.trainable_variables)} trainable variables are of 16 bits, such as "
-            f"{found[0].path!r}; {scaling.said}.",
+            f"{len(found)} of {amount(len(model.trainable_variables), 'trainable variable')} "
+            f"{agreeing(len(found), 'is', 'are')} of 16 bits, such as {found[0].path!r}; {scaling.said}.",
             "Use loops.TrainStep or scaler.LossScaleOptimizer, which make masters by themselves, or the policy "
             f"'mixed_{found[0].dtype}'.",
         )

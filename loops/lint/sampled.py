@@ -18,6 +18,7 @@ from loops.batches import parts
 from loops.lint.checks import fitting
 from loops.lint.finding import Finding, note
 from loops.lint.kept import kept
+from loops.lint.seen import Seen
 from loops.lint.traced import Traced, functional_operations, rounding_is_no_warning
 from loops.lint.twin import in_float32
 
@@ -25,20 +26,21 @@ _RAISED = (ValueError, TypeError, tf.errors.OpError)
 _PROBLEMS = {1: "infinite", 2: "NaN"}
 
 
-def sample_findings(traced: Traced, model: keras.Model, loss: Callable, sample: tuple) -> list[Finding]:
+def sample_findings(traced: Traced, model: keras.Model, loss: Callable, sample: tuple, seen: Seen) -> list[Finding]:
     """What is not finite on the whole sample: in it, in the model's outputs, in the loss, or in `model.losses`.
 
     Args:
         traced: The model's trace, which names its layers.
         model: Built.
         loss: A function of (y, prediction), or of (y, prediction, sample_weight).
-        sample: A batch of tensors, in its full length.
+        sample: A batch of tensors.
+        seen: Is told the inputs of the layers.
 
     Raises:
         BadBatch: If the loss cannot take the sample.
     """
     try:
-        with fitting(model, sample):
+        with fitting(model, sample), seen.measuring():
             failed = _failed(model, loss, sample)
     except tf.errors.OpError as error:
         return [_not_run(error)]

@@ -5,6 +5,7 @@ What fails in float16 alone, and would have fitted there, is the layer's fault a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -16,11 +17,13 @@ from loops.lint.kept import kept
 from loops.lint.traced import LayerCall, rounding_is_no_warning
 from loops.lint.twin import in_float32
 
-MAGNITUDES = (0.0, 1e-4, 1e-2, 1.0, 30.0, 100.0, 300.0, 1e3, 5e3)
+MAGNITUDES = (0.0, 1e-4, 1e-2, 1.0, 10.0, 30.0, 100.0, 300.0, 1e3, 5e3)
 """The largest magnitude of the input. What fails above the last is not told: see docs/lint.md."""
-_FEW = (0.0, 1e-4, 300.0, 5e3)
+_FEW = (0.0, 1e-4, 10.0, 100.0, 300.0, 5e3)
 _LARGE = 2**15
 """Values of input from which on a layer is stressed at a few magnitudes alone."""
+_EXAMPLES = 4
+"""Examples of a batch on which a layer with more values than that is stressed first."""
 _HALF = scaler.float_format("float16")
 _FITS = 0.98 * _HALF.max
 """Up to here a float32 result counts as one that float16 holds: the last bits are rounding."""
@@ -32,6 +35,7 @@ class Failure:
 
     Attributes:
         magnitude: The largest of the input's.
+        one_signed: Whether the input's values were of one sign.
         backward: Whether in the gradient of the input, not in the output.
         kind: "nan" or "inf"; "zero" where nothing is left of the output; "large" where the true output is itself too
             large for float16.
@@ -39,6 +43,7 @@ class Failure:
     """
 
     magnitude: float
+    one_signed: bool
     backward: bool
     kind: str
     reference: float
@@ -62,20 +67,46 @@ def stress(call: LayerCall, limit: float) -> list[Failure]:
     Raises:
         CannotStress: If it does not run by itself.
     """
+    few = _of_few_examples(call)
+    if few is not call:
+        with contextlib.suppress(CannotStress):  # It takes the whole batch alone.
+            return _stressed(few, limit)
+    return _stressed(call, limit)
+
+
+def _stressed(call: LayerCall, limit: float) -> list[Failure]:
     specs = _floats(call)
-    size = sum(int(np.prod(spec.shape)) for spec in specs)
     try:
         with kept(call.layer), rounding_is_no_warning():
             run = tf.function(lambda *inputs: _both(call, inputs))
             return [
                 failure
-                for magnitude in (_FEW if size > _LARGE else MAGNITUDES)
+                for magnitude in (_FEW if _size(call) > _LARGE else MAGNITUDES)
                 if magnitude <= limit
                 for one_signed in (False, True)
-                for failure in _failures(magnitude, run(*_inputs(specs, magnitude, one_signed)).numpy())
+                for failure in _failures(magnitude, one_signed, run(*_inputs(specs, magnitude, one_signed)).numpy())
             ]
-    except (ValueError, TypeError, AttributeError, NotImplementedError, RuntimeError, tf.errors.OpError) as error:
+    except Exception as error:
         raise CannotStress(_first_line(error)) from error
+
+
+def _of_few_examples(call: LayerCall) -> LayerCall:
+    """The same call of the first examples of a batch, where the whole has many values."""
+    shape = next((spec.shape for spec in _floats(call)), tf.TensorShape([]))
+    if _size(call) <= _LARGE or not shape.rank or shape[0] <= _EXAMPLES:
+        return call
+
+    def first(spec: Any) -> Any:
+        if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or spec.shape[0] != shape[0]:
+            return spec
+        return tf.TensorSpec([_EXAMPLES, *spec.shape[1:]], spec.dtype)
+
+    args, kwargs = tf.nest.map_structure(first, (call.args, call.kwargs))
+    return dataclasses.replace(call, args=args, kwargs=kwargs)
+
+
+def _size(call: LayerCall) -> int:
+    return sum(int(np.prod(spec.shape)) for spec in _floats(call))
 
 
 def _inputs(specs: list[tf.TensorSpec], magnitude: float, one_signed: bool) -> list[tf.Tensor]:
@@ -88,15 +119,15 @@ def _inputs(specs: list[tf.TensorSpec], magnitude: float, one_signed: bool) -> l
     return found
 
 
-def _failures(magnitude: float, flags: np.ndarray) -> list[Failure]:
+def _failures(magnitude: float, one_signed: bool, flags: np.ndarray) -> list[Failure]:
     """From the rows of `_both`, the first forward and the second backward; an inherited one is left out."""
     for backward, (nan, inf, large, reference, fitting, size) in enumerate(flags):
         if nan or inf:
-            return [Failure(magnitude, bool(backward), "nan" if nan else "inf", float(reference))]
+            return [Failure(magnitude, one_signed, bool(backward), "nan" if nan else "inf", float(reference))]
         if not backward and size == 0 and fitting > _HALF.smallest_normal:
-            return [Failure(magnitude, False, "zero", float(reference))]
+            return [Failure(magnitude, one_signed, False, "zero", float(reference))]
         if large and not backward:
-            return [Failure(magnitude, False, "large", float(reference))]
+            return [Failure(magnitude, one_signed, False, "large", float(reference))]
     return []
 
 

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from loops.autopsy.health import Health, health
+from loops.plurals import amount
 from loops.recorded.run import Recorded
 from loops.study.summaries import share
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_OF_SCALE = {"OVERFLOW", "unknown"}
+"""Causes of skips by which a scale finds its level."""
 _LAST = 10
 """The last of so many equal parts of a run is its end."""
 
@@ -53,6 +56,11 @@ class Digest:
         """Skips for each attempted step."""
         return self.skips / self.attempts if self.attempts else 0.0
 
+    @property
+    def unseen_share(self) -> float:
+        """Of the applied steps the share whose loss is not finite."""
+        return self.health.unseen / self.health.moved if self.health.moved else 0.0
+
 
 def digest(run: Recorded) -> Digest:
     """A run in a few numbers."""
@@ -78,13 +86,18 @@ def digest(run: Recorded) -> Digest:
 
 def sentence(run: Recorded, found: Digest) -> str:
     """What came out, in one sentence or a few, made from the numbers."""
-    parts = [f"{_what(run)}: {_count(found.steps, 'step')}, {_skips(run, found)}"]
+    parts = [f"{_what(run)}: {amount(found.steps, 'step')}, {_skips(run, found)}"]
     if math.isfinite(found.first_loss) and math.isfinite(found.final_loss):
         parts.append(f"the loss went from {found.first_loss:.3g} to {found.final_loss:.3g}")
     elif math.isfinite(found.first_loss):
         parts.append(f"the loss began at {found.first_loss:.3g} and was not finite at the end")
     elif "loss" in run.columns:
         parts.append("the loss was never finite")
+    if found.health.unseen:
+        parts.append(
+            f"the loss of {found.health.unseen:,} of {found.health.moved:,} applied steps "
+            f"({share(found.unseen_share)}) is not finite, so that it cannot be seen though the run trains"
+        )
     if math.isfinite(found.final_scale) and not _unscaled(run):
         parts.append(f"the loss scale ended at {number(found.final_scale)}{_above(found)}")
     for name, form in (("accuracy", "{:.1%} accuracy"), ("perplexity", "a perplexity of {:.4g}")):
@@ -114,9 +127,12 @@ def _skips(run: Recorded, found: Digest) -> str:
     if not found.skips:
         return "none skipped"
     if found.skips == found.attempts:
-        return "all of them skipped" if found.attempts == found.steps else f"all {found.attempts} attempts skipped"
+        if found.attempts == 1:
+            return "the only attempt skipped"
+        attempts = "of them" if found.attempts == found.steps else amount(found.attempts, "attempt")
+        return f"all {attempts} skipped"
     told = f"{found.skips:,} skipped ({share(found.skip_rate)})"
-    if found.skips == found.health.at_start:
+    if found.skips == found.health.at_start and set(found.by_cause) <= _OF_SCALE:
         return told + " while the scale found its level"
     if not found.health.healthy:
         return told + f", what went wrong last at step {found.health.step:,}"
@@ -128,15 +144,11 @@ def _above(found: Digest) -> str:
         return ""
     if found.margin <= 0:
         return ", at the largest scale that would have been finite" if found.margin == 0 else ", above what is finite"
-    return f", {found.margin:.3g} octaves below the largest that would have been finite"
+    return f", {amount(found.margin, 'octave', '.3g')} below the largest that would have been finite"
 
 
 def _unscaled(run: Recorded) -> bool:
     return bool((run.column("loss_scale") == 1).all())
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _rows(run: Recorded) -> list[dict[str, Any]]:
@@ -150,4 +162,7 @@ def _rows(run: Recorded) -> list[dict[str, Any]]:
         rows[place]["attempted"] = False
     for place in np.flatnonzero(run.skipped).tolist():
         rows[place].update(applied=False, cause=str(run.cause[place]) or None)
+    if "loss" in run.columns:
+        for place in np.flatnonzero(~np.isfinite(run.column("loss"))).tolist():
+            rows[place]["loss"] = None
     return rows

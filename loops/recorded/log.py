@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,10 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import scaler
+from loops.json_values import is_row, read_json, row_of
 from loops.recorded.run import DECISIONS, NUMBERS
 
 _CHUNK = 10_000
 """Lines that are parsed at a time: a million dicts at once take a gigabyte."""
+_DIGITS = 18
+"""Of a number that 64 bits hold."""
 
 
 class Log(NamedTuple):
@@ -57,29 +59,29 @@ def _of_json(lines: Sequence[str]) -> Iterator[list[dict]]:
     for start in range(0, len(lines), _CHUNK):
         chunk = lines[start : start + _CHUNK]
         try:
-            rows = json.loads(f"[{','.join(chunk)}]")
+            rows = read_json(f"[{','.join(chunk)}]")
         except ValueError:
-            rows = [_parsed(line) for line in chunk]
-        yield [row for row in rows if isinstance(row, dict) and type(row.get("step")) is int]
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
+            rows = [row_of(line) for line in chunk]
+        yield [row for row in rows if is_row(row)]
 
 
 def _of_csv(lines: Sequence[str]) -> Iterator[list[dict]]:
     rows: list[dict] = []
-    width = len(next(csv.reader(lines[:1]), []))
-    # A torn last line may hold a number that is only the beginning of one.
-    for row in csv.DictReader(lines):
-        if len([value for value in row.values() if value is not None]) < width or not str(row.get("step")).isdigit():
-            continue
-        rows.append({name: _number(value) for name, value in row.items() if name})
-        rows[-1]["step"] = int(row["step"])
+    header = _cells(lines[0]) if lines else []
+    for line in lines[1:]:
+        cells = dict(zip(header, cells, strict=False)) if len(cells := _cells(line)) >= len(header) else {}
+        # A torn last line may hold a number that is only the beginning of one.
+        step = cells.get("step", "")
+        if step.isdecimal() and len(step) <= _DIGITS:
+            rows.append({**{name: _number(text) for name, text in cells.items()}, "step": int(step)})
     yield rows
+
+
+def _cells(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
 
 
 def _number(text: str) -> float | None:
@@ -99,7 +101,10 @@ def _columns(rows: Sequence[dict]) -> Log:
 
 
 def _float(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else np.nan
+    try:
+        return float(value) if isinstance(value, (int, float)) else np.nan
+    except OverflowError:
+        return np.inf
 
 
 def _cause(value: Any) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from loops.errors import CheckpointError
+from loops.json_values import read_json
 from loops.resume.describe import describe
 from loops.runs.run import CHECKPOINTS, SUMMARY
 
@@ -18,7 +18,7 @@ REPLAY = "replay.json"
 def facts_of(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a run's summary or else its checkpoints say of it, and the versions that it ran with; empty if nothing."""
     try:
-        said = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        said = read_json((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         said = {}
     said = said if isinstance(said, dict) else {}
@@ -40,7 +40,7 @@ def replayed_in(folder: pathlib.Path, notes: list[str]) -> tuple[Mapping[str, An
     except (OSError, UnicodeDecodeError):
         return ()
     try:
-        rows = json.loads(text)["strategies"]
+        rows = read_json(text)["strategies"]
         if all(isinstance(row["strategy"], str) for row in rows):
             return tuple(rows)
     except (ValueError, KeyError, TypeError):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import os
 
-from loops.actions.places import as_path, writing
 from loops.replay.results import Replay
+from loops.written.place import as_path, writing
 
 
 def write_scales(found: Replay, path: str | os.PathLike) -> None:

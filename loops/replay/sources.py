@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import scaler
-from loops.actions.places import as_path
 from loops.errors import LoopError
 from loops.runs.run import TRACE
 from loops.runs.strategy_text import parse_strategy
 from loops.trace import TraceTables, read
+from loops.written.place import as_path
 
 Source = str | os.PathLike | TraceTables
 

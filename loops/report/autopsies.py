@@ -9,7 +9,7 @@ from collections.abc import Callable
 import scaler
 from loops.autopsy.explain import explain
 from loops.autopsy.explanation import Explanation
-from loops.autopsy.health import in_words, too_often
+from loops.autopsy.health import in_words, what_is_wrong
 from loops.autopsy.remedies import Remedy
 from loops.recorded.digest import Digest
 from loops.recorded.run import Recorded
@@ -32,7 +32,7 @@ def autopsy_of(run: Recorded, build: str | None, progress: Callable[[str], objec
 
 
 def section(run: Recorded, found: Digest, autopsy: Explanation | str | None) -> str:
-    """The autopsy as HTML: what it found, why it could not be made, or the command for it; "" without a skip."""
+    """The autopsy as HTML: what it found, why it could not be made, or the command for it; "" without trouble."""
     if autopsy is None:
         return _suggested(run, found)
     if isinstance(autopsy, str):
@@ -41,7 +41,7 @@ def section(run: Recorded, found: Digest, autopsy: Explanation | str | None) -> 
     if autopsy.remedies:
         # What did not help is nothing to do.
         rows = [
-            [html.escape(one.name), _did(one), html.escape(one.advice) if one.finite else ""]
+            [html.escape(one.name), _did(one), html.escape(one.advice) if one.helps else html.escape(one.why_not or "")]
             for one in autopsy.remedies
         ]
         parts.append(f'<div class="text">{table(["tried", "the step", "to do"], rows)}</div>')
@@ -56,13 +56,13 @@ def section(run: Recorded, found: Digest, autopsy: Explanation | str | None) -> 
 
 
 def _suggested(run: Recorded, found: Digest) -> str:
-    if not found.skips or not run.place:
+    if not run.place or (found.health.healthy and not found.skips):
         return ""
     if found.health.healthy:
         return f"<h3>Autopsy</h3><p>Not needed: {html.escape(in_words(found.health))}.</p>"
     command = shlex.join(["halfstep", "explain", run.place, "--step", str(found.health.step)])
     return (
-        f"<h3>Autopsy</h3><p>{html.escape(too_often(found.health))} What went wrong last began at step "
+        f"<h3>Autopsy</h3><p>{html.escape(what_is_wrong(found.health))} What went wrong last began at step "
         f"{found.health.step:,}. <code>{html.escape(command)}"
         "</code> takes it again and says why; <code>halfstep report --explain</code> puts the answer here. Both need "
         "the run’s checkpoints, and for a program <code>--build</code>.</p>"
@@ -74,4 +74,5 @@ def _did(remedy: Remedy) -> str:
         return "could not be tried"
     if not remedy.finite:
         return "fails"
-    return "passes" if remedy.at_scale is None else f"passes at a loss scale of {remedy.at_scale:g}"
+    said = "passes" if remedy.at_scale is None else f"passes at a loss scale of {remedy.at_scale:g}"
+    return said if remedy.helps else f"{said}, no help"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from loops.plurals import agreeing, amount
 from loops.recorded.digest import number
 from loops.recorded.run import Recorded
 from loops.recorded.thin import moving_mean
@@ -29,7 +30,7 @@ _KINDS = {
 _SAID = {
     "OVERFLOW": "the scaled gradients overflowed",
     "LOSS": "the loss was not finite",
-    "BACKWARD": "derivatives are not finite at any scale",
+    "BACKWARD": "derivatives are not finite at the scales tried",
     "UPDATE": "the optimizer made a value that is not finite",
     "TOO_LARGE": "the unscaled gradients were too large",
     "unknown": "the log does not say why",
@@ -55,7 +56,7 @@ def loss_figure(run: Recorded, columns: int) -> str:
         lines.append(Line("moving mean", _at(x, run), _finite(y, mean), "blue"))
     lanes = [Lane(f"not finite: {_times(lost)}", _at(x, run)[lost], "pink")] if lost.any() else []
     finite = loss[~lost]
-    alt = f"Loss over {len(run):,} steps, " + (
+    alt = f"Loss over {amount(len(run), 'step')}, " + (
         f"from {finite[0]:.3g} to {finite[-1]:.3g}, at least {finite.min():.3g}"
         if len(finite)
         else "which is never finite"
@@ -80,14 +81,16 @@ def scale_figure(run: Recorded, columns: int) -> str:
     if len(near):
         lines.insert(0, Line("largest that would be finite", _at(x, run), y.of(fits), "faint"))
     lanes = [
-        Lane(f"{cause}: {_skips(len(steps))}", x.of(steps), _KINDS.get(cause, "text"))
+        Lane(f"{cause}: {amount(len(steps), 'skip')}", x.of(steps), _KINDS.get(cause, "text"))
         for cause, steps in run.causes.items()
     ]
     counts = ", ".join(f"{len(steps):,} by {cause}" for cause, steps in run.causes.items())
-    alt = f"Loss scale over {len(run):,} steps" + (
+    alt = f"Loss scale over {amount(len(run), 'step')}" + (
         f", from {number(float(usual[0]))} to {number(float(usual[-1]))}" if len(usual) else ""
     )
-    alt += f"; {int(run.skipped.sum()):,} steps were skipped: {counts}." if counts else "; no step was skipped."
+    skipped = int(run.skipped.sum())
+    told = f"{amount(skipped, 'step')} {agreeing(skipped, 'was', 'were')} skipped: {counts}"
+    alt += f"; {told if counts else 'no step was skipped'}."
     said = "The loss scale, as a power of two." + (
         " Below it a mark for each skipped step: "
         + "; ".join(f"<b>{html.escape(cause)}</b>, {_SAID.get(cause, 'another cause')}" for cause in run.causes)
@@ -114,7 +117,7 @@ def headroom_figure(run: Recorded, columns: int) -> str:
         lines.append(Line("activations, weights", _at(x, run), y.of(others), "orange dashed"))
     if len(known[0]):
         lines.append(Line("gradients, at the loss scale", _at(x, run), y.of(gradients), "blue"))
-    alt = f"Octaves of headroom over {len(run):,} steps"
+    alt = f"Octaves of headroom over {amount(len(run), 'step')}"
     alt += f"; of the gradients at least {known[0].min():.3g}" if len(known[0]) else ""
     alt += f"; of activations and weights at least {known[1].min():.3g}" if len(known[1]) else ""
     said = (
@@ -179,7 +182,7 @@ def _logarithmic(y: Axis) -> str:
 def _columns(run: Recorded, columns: int) -> str:
     if len(run) <= columns:
         return ""
-    return f" The thin line reaches from the lowest to the highest of each {len(run) / columns:,.0f} steps."
+    return f" The thin line reaches from the lowest to the highest of each {amount(round(len(run) / columns), 'step')}."
 
 
 def _below(margin: np.ndarray) -> str:
@@ -187,8 +190,4 @@ def _below(margin: np.ndarray) -> str:
 
 
 def _times(where: np.ndarray) -> str:
-    return f"{int(where.sum()):,} step{'' if where.sum() == 1 else 's'}"
-
-
-def _skips(count: int) -> str:
-    return f"{count:,} skip{'s' * (count != 1)}"
+    return amount(int(where.sum()), "step")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import scaler
+from loops.plurals import amount
 from loops.recorded.digest import number
 from loops.recorded.run import Measured, Recorded
 from loops.report.cells import FIRST, LOWEST, OCTAVES, as_text, cells_of, histograms_of
@@ -53,7 +54,8 @@ def heat_map(run: Recorded, columns: int, budget: int, key: str) -> str:
     said = _SAID + (
         f" Shown are {len(kept):,} of {len(measured.names):,} tensors." if len(kept) < len(measured.names) else ""
     )
-    alt = f"Heat map of the exponents of {len(kept)} tensors over {len(measured.step):,} steps. " + _worst(measured)
+    shown, steps = amount(len(kept), "tensor"), amount(len(measured.step), "step")
+    alt = f"Heat map of the exponents of {shown} over {steps}. " + _worst(measured)
     # A name may hold "</script>", and JSON leaves it as it is.
     data = json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")
     body = (

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import scaler
-from loops.actions.places import as_path, writing
 from loops.errors import LoopError
 from loops.recorded import Recorded, as_recorded
 from loops.recorded.digest import Digest, digest, sentence
@@ -19,6 +18,7 @@ from loops.report.figures import beside_figures, headroom_figure, loss_figure, s
 from loops.report.heat import heat_map
 from loops.report.made import made
 from loops.report.strategies import replayed_table, strategies_table
+from loops.written.place import as_path, writing
 
 MOST = 1_000_000
 """Bytes of a report."""
@@ -68,7 +68,7 @@ def write_report(
     digests = [digest(run) for run in recorded]
     if explain:
         autopsies = [
-            autopsy_of(run, build, progress) if found.skips and not found.health.healthy else None
+            autopsy_of(run, build, progress) if not found.health.healthy else None
             for run, found in zip(recorded, digests, strict=True)
         ]
     said = arguments or ["report", *(run.place for run in recorded if run.place), "--out", str(path)]

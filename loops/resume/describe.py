@@ -21,8 +21,8 @@ def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
         for each newer checkpoint that cannot be read, by step; `bytes` on disk; `counters`: data, attempted, applied,
         skipped; `loss_scaler`: the strategy's state, where there is one; `identity`: what it was saved by; `data`:
         `batches` taken, the `problem` if the position could not be saved, and all `caveats`; `variables`: for each
-        group `count` and `values`; `random`: for each kind of generator what is saved of it; `actions`: those with a
-        state; `versions`.
+        group `count` and `values`; `held`: the step's tables and iterators; `random`: for each kind of generator what
+        is saved of it; `actions`: those with a state; `versions`.
 
     Raises:
         CheckpointError: If there is no checkpoint, or none that can be read.
@@ -52,6 +52,7 @@ def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
             group: {"count": len(variables), "values": sum(_size(shape) for _, _, shape in variables)}
             for group, variables in facts["variables"].items()
         },
+        "held": facts.get("held", []),
         "random": {"seed_generators": _seed_generators(facts), **_shortened(facts["random"])},
         "actions": sorted(facts["actions"]),
         "versions": facts["versions"],

@@ -87,6 +87,20 @@ def look(dataset: tf.data.Dataset) -> Findings:
     )
 
 
+def drawn_anew(dataset: tf.data.Dataset) -> list[str]:
+    """The operations that draw other random numbers each time that a dataset starts: their position is not in it."""
+    walk = _Walk(dataset)
+    for part in _bottom_up(dataset):
+        walk.visit(part)
+    return sorted({spelled(draw.kind) for draw in walk.draws(dataset) if draw.anew and not draw.cached})
+
+
+def operations_called(dataset: tf.data.Dataset) -> set[str]:
+    """The kinds of operations in the functions of a dataset."""
+    called = (function for part in _bottom_up(dataset) for function in functions(part))
+    return {node.op for function in called for node in nodes(function.graph.as_graph_def())}
+
+
 class _Walk:
     def __init__(self, dataset: tf.data.Dataset):
         options = dataset.options()
@@ -101,6 +115,10 @@ class _Walk:
         self._ignores = policy not in (None, tf.data.experimental.ExternalStatePolicy.FAIL)
         self._unordered = {"false"} | ({"default"} if options.deterministic is False else set())
         self._above: dict[int, tuple[_Draw, ...]] = {}
+
+    def draws(self, dataset: Any) -> tuple[_Draw, ...]:
+        """What draws random numbers in a dataset that was visited."""
+        return self._above[id(dataset)]
 
     def visit(self, dataset: Any) -> None:
         """After its inputs."""

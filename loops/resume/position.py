@@ -62,7 +62,7 @@ class Position:
             try:
                 tf.train.Checkpoint(iterator=self.iterator).write(str(pathlib.Path(place) / "position"))
             except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
-                self.problem = _stateful(error)
+                self.problem = refusal(error)
 
     def skip_to(self, batches: int) -> None:
         """Starts anew and passes over the batches that were taken."""
@@ -78,17 +78,22 @@ class Position:
                 "anew and skips the batches that were taken. That takes their time again, and gives the same "
                 "data only if the pipeline gives the same batches each time it starts; random numbers in it may differ."
             )
-        found += _unlike(self._findings, skipping=bool(self.problem))
+        found += unlike(self._findings, skipping=bool(self.problem))
         return found
 
     @property
     def caveats_of_a_new_start(self) -> list[str]:
         """In what the data of a run that starts again from the beginning differs, sentences about one thing each."""
-        return _unlike(self._findings, skipping=True)
+        return unlike(self._findings, skipping=True)
 
 
-def _unlike(findings: Findings, *, skipping: bool) -> list[str]:
-    """In what the data of a resumed run differs, a sentence for each."""
+def unlike(findings: Findings, *, skipping: bool) -> list[str]:
+    """In what the data of a resumed run differs, a sentence for each.
+
+    Args:
+        findings: Of the dataset.
+        skipping: Whether the dataset starts again, and is not put at a saved position.
+    """
     found = []
     unseeded = findings.unseeded if skipping else findings.unseeded_again
     shuffled = [name for name in unseeded if "shuffle" in name]
@@ -127,7 +132,8 @@ def _unlike(findings: Findings, *, skipping: bool) -> list[str]:
     return found
 
 
-def _stateful(error: tf.errors.FailedPreconditionError) -> str:
+def refusal(error: tf.errors.OpError) -> str:
+    """Why TensorFlow did not save a position, with what to use."""
     found = re.search(r"(\w+) is stateful", error.message)
     if not found:
         return " ".join(error.message.split())

@@ -1,7 +1,4 @@
-"""Random number generators that belong to the process, not to a model.
-
-What cannot be saved: operations such as `tf.random.uniform` inside a compiled step keep their position in their kernel.
-"""
+"""Random number generators that belong to the process, not to a model."""
 
 from __future__ import annotations
 
@@ -12,21 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from loops.backend.generators import keras_generator, made_keras_generator, op_seeds
-from loops.backend.steps import kinds_of_operations
 from loops.resume.variables import components
-
-_KERNELS = {
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoisson",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "TruncatedNormal",
-}
 
 
 def generators() -> dict:
@@ -69,15 +52,6 @@ def set_generators(saved: dict, *, kernels: bool = True) -> None:
     random.setstate(_tuple_state(saved["python"]))
     kind, words, *rest = saved["numpy"]
     np.random.set_state((kind, np.array(words, np.uint32), *rest))
-
-
-def unsaved_random_operations(concrete: tf.types.experimental.ConcreteFunction) -> list[str]:
-    """The kinds of random operations in a step whose position cannot be saved.
-
-    Args:
-        concrete: The step's concrete function.
-    """
-    return sorted(kinds_of_operations(concrete) & _KERNELS)
 
 
 def _global_generator() -> tf.random.Generator | None:

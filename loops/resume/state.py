@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,16 +12,18 @@ import numpy as np
 import tensorflow as tf
 
 from loops.counters import CounterVariables
-from loops.errors import CheckpointError
+from loops.errors import CheckpointError, ResumeWarning
+from loops.resume.held import Held
 from loops.resume.position import Position
 from loops.resume.randomness import generators, set_generators
 from loops.resume.variables import Groups, layout
+from loops.written.acting import named
 
 _FORMAT = 1
 
 
 class RunState:
-    """Variables on every replica, counters, the position in the data, random generators and the actions' own state.
+    """Variables on every replica, tables, iterators, counters, the position, random generators and the actions' state.
 
     An action takes part by two methods: `save_state()` returns a value that JSON can hold, and `load_state(value)`
     takes it, before the first step of a resumed run. Actions are told apart by their class and by their order within
@@ -28,6 +31,7 @@ class RunState:
 
     Args:
         groups: As from `variable_groups`.
+        held: The step's tables and iterators.
         counters: The loop's.
         position: The loop's place in its dataset.
         actions: The loop's.
@@ -39,13 +43,14 @@ class RunState:
         self,
         *,
         groups: Groups,
+        held: Held,
         counters: CounterVariables,
         position: Position,
         actions: Iterable,
         identity: Mapping,
         loss_scaler: Any = None,
     ):
-        self.groups = groups
+        self.groups, self.held = groups, held
         self.identity = dict(identity)
         self._counters, self._position, self._loss_scaler = counters, position, loss_scaler
         self._actions = _named(actions)
@@ -58,6 +63,8 @@ class RunState:
         saved["facts"] = self._facts
         if not self._position.problem:
             saved["position"] = self._position.iterator
+        if self.held.saved:
+            saved["held"] = self.held.saved
         return saved
 
     def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping) -> None:
@@ -76,6 +83,19 @@ class RunState:
                 f"{path} holds a position in the data, and this dataset's cannot be saved: {self._position.problem}. "
                 "Use the dataset of that run, or choose another folder."
             )
+        if self.held.saved and "held" not in facts:
+            warnings.warn(
+                f"{path} was saved by a version that did not save the tables and iterators of a train step: "
+                f"{', '.join(self.held.described)} start again.",
+                ResumeWarning,
+                stacklevel=3,
+            )
+            checkpoint = tf.train.Checkpoint(**{k: v for k, v in self.trackables().items() if k != "held"})
+        elif (then := facts.get("held", [])) != self.held.described:
+            raise CheckpointError(
+                f"{path} was saved with another train step: its tables and iterators were {then} and are "
+                f"{self.held.described}. Build what that run built, or choose another folder."
+            )
         try:
             checkpoint.restore(path).assert_consumed()
         except tf.errors.NotFoundError as error:
@@ -87,7 +107,8 @@ class RunState:
             self._position.skip_to(facts["data"]["batches"])
         for name, action in self._actions.items():
             if name in facts["actions"]:
-                action.load_state(facts["actions"][name])
+                with named(action):
+                    action.load_state(facts["actions"][name])
         set_generators(facts["random"])
 
     def _describe(self) -> dict:
@@ -104,6 +125,7 @@ class RunState:
             },
             "data": {"batches": counters.data, "problem": self._position.problem, "caveats": self._position.caveats},
             "variables": layout(self.groups),
+            "held": self.held.described,
             "actions": {name: action.save_state() for name, action in self._actions.items()},
             "random": generators(),
         }

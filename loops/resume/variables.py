@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from loops.backend import captured
 from loops.backend.variables import native
 
 Groups = dict[str, list[tf.Variable]]
@@ -50,6 +51,7 @@ def variable_groups(train_step: object, concrete: tf.types.experimental.Concrete
             add(name, variables_of(part))
     # A graph's set of variables has no order, its captures are in the order of the trace.
     by_handle = {id(part.handle): part for variable in concrete.variables for part in components(variable)}
+    by_handle |= captured.owners(captured.variables_by_handle(concrete, by_handle))
     add(_REST, [by_handle[id(handle)] for handle in concrete.captured_inputs if id(handle) in by_handle])
     return {name: found for name, found in groups.items() if found}
 

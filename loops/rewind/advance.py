@@ -9,6 +9,7 @@ import numpy as np
 from loops.errors import OutOfData
 from loops.interrupts import Deferred
 from loops.loop import Loop
+from loops.plurals import amount
 from loops.rewind.batches import Batches
 
 Replayed = dict[int, dict[str, np.ndarray]]
@@ -40,7 +41,8 @@ def advance(
         for place in range(taken):
             replayed[done + 1 + place] = {name: values[place] for name, values in outputs.items()}
         if not taken:
-            raise OutOfData(f"the dataset ended after {done} steps, and the run went on to step {until} at least.")
+            steps = amount(done, "step")
+            raise OutOfData(f"the dataset ended after {steps}, and the run went on to step {until} at least.")
         signals.act()
         if progress:
             progress(done + taken)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from loops.json_values import without_nan
+from loops.json_values import row_of, without_nan
 
 COMPARED = ("loss", "loss_scale", "applied")
 """The outputs in which a step that is taken again must be as it was."""
@@ -25,11 +25,7 @@ def read_log(path: pathlib.Path | None) -> list[dict[str, Any]]:
         return []
     rows = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and not isinstance(row["step"], bool):
+        if row := row_of(line):
             rows[row["step"]] = row
     return [rows[step] for step in sorted(rows)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from loops import tasks
 from loops.actions.checkpoint import Checkpoint
 from loops.actions.jsonl import JsonLines
 from loops.errors import LoopError
+from loops.json_values import read_json
 from loops.loop import Loop
 from loops.programs import called
 from loops.resume import folder
@@ -98,7 +98,7 @@ def _said_by_checkpoints(run: pathlib.Path) -> Mapping[str, Any] | None:
 
 def _said_by_summary(run: pathlib.Path) -> Mapping[str, Any] | None:
     try:
-        found = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+        found = read_json((run / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -20,9 +20,10 @@ from loops.errors import LoopError, ResumeWarning
 from loops.interrupts import deferred_signals
 from loops.kept import KeptBatches
 from loops.loop import Loop
+from loops.plurals import amount
 from loops.resume import folder
 from loops.resume.identity import check_identity, check_layout
-from loops.resume.randomness import unsaved_random_operations
+from loops.resume.kernels import unsaved_random_operations
 from loops.resume.state import RunState
 from loops.resume.variables import layout
 from loops.rewind.advance import advance
@@ -63,7 +64,7 @@ def rewind(
         step: Counted from 1, in batches, as the log counts.
         run: The folder with the log `steps.jsonl`, where the loop has no `JsonLines`.
         at_least: Steps to take again, for `Moment.from_checkpoint`: from an older checkpoint, or, of the first hundred
-            steps, from the beginning. Where neither is there, from the newest.
+            steps, from the beginning. Where neither is there, or these steps are not those of the run, from the newest.
         progress: Called with the steps that were replayed and how many there are, after each call.
 
     Raises:
@@ -86,7 +87,7 @@ def rewind(
         kernels = bool(unsaved_random_operations(loop.calls.trace()))
 
         def snapshot() -> Snapshot:
-            return Snapshot(variables, kernels=kernels)
+            return Snapshot(variables, state.held, kernels=kernels)
 
         start = snapshot()
         signals.act()
@@ -115,14 +116,22 @@ def rewind(
             rows=rows,
         )
         if moment.batch is None:
-            raise LoopError(f"step {step}: the dataset ended after {step - 1} batches.")
+            raise LoopError(f"step {step}: the dataset ended after {amount(step - 1, 'step')}.")
         if moment.logged is not None:
             replayed[step] = moment.outputs()
         signals.act()
     of_data = caveats_of_data(loop, of_data, {one for one in batches.from_dataset if one <= step})
     moment.differs = _why(rows, replayed, [*of_data, *caveats])
     moment.reproduced = moment.differs is None
+    changed = not moment.reproduced and not of_data
+    if at_least and changed and began_at < (_newest_before(saves, loop, step) or 0):
+        # Something beside the steps changed the run, which a later checkpoint may hold.
+        return rewind(loop, step, run=run, progress=progress)
     return moment
+
+
+def _newest_before(saves: Checkpoint, loop: Loop, step: int) -> int | None:
+    return folder.newest_whole(saves.place, max(step - _window(loop), 0))[0]
 
 
 def _window(loop: Loop) -> int:

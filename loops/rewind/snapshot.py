@@ -1,4 +1,4 @@
-"""Variables and random generators as they were at one moment."""
+"""Variables, tables, iterators and random generators as they were at one moment."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import tensorflow as tf
 
+from loops.resume.held import Held
 from loops.resume.randomness import generators, set_generators
 
 
@@ -15,17 +16,20 @@ class Snapshot:
 
     Args:
         variables: Each on one device, as `loops.resume.variables.components` gives them.
+        held: The step's tables and iterators.
         kernels: As for `loops.resume.randomness.set_generators`: needed if a step has random operations without a
             generator, to have it draw the same numbers each time.
     """
 
-    def __init__(self, variables: Iterable[tf.Variable], *, kernels: bool = False):
+    def __init__(self, variables: Iterable[tf.Variable], held: Held, *, kernels: bool = False):
         # NumPy may be given the memory of the variable itself.
         self._saved = [(variable, np.array(variable.numpy())) for variable in variables]
+        self._restore_held = held.snapshot()
         self._generators, self._kernels = generators(), kernels
 
     def restore(self) -> None:
         """Puts all of them back."""
         for variable, value in self._saved:
             variable.assign(tf.constant(value, variable.dtype))
+        self._restore_held()
         set_generators(self._generators, kernels=self._kernels)

@@ -25,6 +25,7 @@ from loops.step.train_step import TrainStep
 from loops.tasks import Task
 from loops.trace import Trace
 from loops.visit import Action, Visit
+from loops.written.place import writing
 
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in that of a run."""
@@ -216,10 +217,19 @@ def to_json(value: dict) -> str:
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:
-    """Writes JSON under a temporary name and renames it, so that a file is whole or absent."""
+    """Writes JSON under a temporary name and renames it, so that a file is whole or absent.
+
+    Raises:
+        NotWritable: If it cannot be written.
+    """
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(to_json(value) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    try:
+        with writing("the result", path):
+            temporary.write_text(to_json(value) + "\n", encoding="utf-8")
+            temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 class _LastLosses:

@@ -90,6 +90,10 @@ class Probing:
         names = _names(self.watch.model, before.variables)
         holds = self.watch.holds()
         held = [number for number, variable in enumerate(before.variables) if holds(variable)]
+        uncounted = [n for n in held if tf.as_dtype(before.variables[n].dtype) not in _FLOATS]
+        if {"weight_gradients", "weights", "updates"} & {*kinds}:
+            self.watch.leave_out([names[n] for n in uncounted], "float64 has exponents that the bins do not hold.")
+        held = [n for n in held if n not in uncounted]
         if "weight_gradients" in kinds:
             rows |= {f"weight_gradients/{names[n]}": [grads[n]] for n in held if grads[n] is not None}
         if "weights" in kinds:

@@ -22,6 +22,7 @@ from loops.step.arguments import (
     computes_in_float16,
     default_scaler,
 )
+from loops.step.named_losses import as_loss_function
 from loops.step.probing import OUTPUTS as PROBED
 from loops.step.probing import Probing, check_probes
 from loops.step.window import MicroBatches
@@ -63,7 +64,10 @@ class TrainStep(tf.Module):
             is such a function if passed as it is; called inside another function it divides by the number of replicas.
             In a graph it is traced a second time, for a look at skipped steps: return what you want to read beside the
             loss, in a dict, rather than keep a tensor in an object.
+            For a model with several outputs a dict of such functions by the outputs' names, or a list in their order:
+            they are added up, and the step also returns each, as "name_loss" or "loss_0".
         optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
+        loss_weights: With a dict or list of losses a number for each, in the same structure. Default: 1.
         loss_scaler: Scales the loss. Without one it is `scaler.LossScaler(scaler.Dynamic())` for a model with a layer
             that computes in float16, and `scaler.LossScaler(scaler.NoScaling())` for any other, and with `layerwise`.
         accumulate: Micro-batches to a step.
@@ -88,9 +92,10 @@ class TrainStep(tf.Module):
     def __init__(
         self,
         model: keras.Model,
-        loss_fn: Callable[..., Any],
+        loss_fn: Any,
         optimizer: Any,
         *,
+        loss_weights: Any = None,
         loss_scaler: scaler.LossScaler | None = None,
         accumulate: int = 1,
         clip_norm: float | None = None,
@@ -102,6 +107,7 @@ class TrainStep(tf.Module):
         probes: scaler.observe.Watch | None = None,
     ):
         super().__init__(name="train_step")
+        loss_fn = as_loss_function(model, loss_fn, loss_weights)
         check_parts(model, loss_fn, loss_scaler, accumulate)
         self.model = model
         self.loss_fn = loss_fn
@@ -236,7 +242,7 @@ class TrainStep(tf.Module):
             loss, extra, grads, seen, diagnose = self._differentiate(due, x, y, sample_weight)
             if diagnose and not self.window:
                 batch = (loss_scale, x, y, sample_weight)
-                diagnose = taken_again(lambda small: self._gradients_again(small, *batch), before) or diagnose
+                diagnose = taken_again(lambda small: self._gradients_again(small, *batch), before, diagnose)
         if self.layerwise:
             grads, groups = grads
             self.layerwise.update(groups)
@@ -354,9 +360,11 @@ class TrainStep(tf.Module):
     ) -> tuple[tf.Tensor, scaler.Outcome]:
         """Whether a step was attempted, and its outcome."""
         complete: bool | tf.Tensor = True
+        loss_scale = None
         if self.window:
             diagnose = None  # It looks at the last micro-batch alone.
-            self.window.add(grads, self.loss_scaler.scale_of_gradients)
+            loss_scale = self.loss_scaler.scale_of_gradients
+            self.window.add(grads, loss_scale)
             tf.cond(self.window.whole, before.restore_nonfinite, before.restore)
             grads, complete = self.window.gradients(grads), self.window.complete
         outcome = self.loss_scaler.apply(
@@ -369,6 +377,7 @@ class TrainStep(tf.Module):
             allow_16bit_updates=self.allow_16bit_updates,
             diagnose=diagnose,
             when=complete,
+            loss_scale=loss_scale,
         )
         return tf.convert_to_tensor(complete), outcome
 

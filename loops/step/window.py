@@ -37,7 +37,7 @@ class MicroBatches(tf.Module):
         with tf.init_scope():
             self._count = _local(0, "micro_batches")
             self._whole = _local(True, "whole")
-            self._sums = [_local(tf.zeros(weight.shape), "sum") for weight in weights]
+            self._sums = [_local(tf.zeros(weight.shape, _sum_dtype(weight)), "sum") for weight in weights]
             # What the sums are scaled by; 0 where they are empty, or from a checkpoint that does not say it.
             self._scale = _local(0.0, "sum_scale")
             # For each weight 1 if its sum was infinite, 2 if it was a NaN, in the micro-batch that spoiled the window.
@@ -84,7 +84,10 @@ class MicroBatches(tf.Module):
         def spoiled() -> list:
             seen = tf.gather([0.0, float("inf"), float("nan")], self._broken)
             pairs = zip(known, totals, strict=True)
-            return [tf.where(tf.equal(seen[position], 0.0), total, seen[position]) for position, total in pairs]
+            return [
+                tf.where(tf.equal(seen[position], 0.0), total, tf.cast(seen[position], total.dtype))
+                for position, total in pairs
+            ]
 
         found = dict(zip(known, tf.cond(self._whole, lambda: totals, spoiled), strict=True))
         return [found.get(position) for position in range(len(grads))]
@@ -109,7 +112,7 @@ class MicroBatches(tf.Module):
         factor = loss_scale / self._scale
         # Below the normal numbers the sums would become zeros.
         factor = tf.where(factor >= _SMALLEST_NORMAL, factor, float("nan"))
-        self._take([total * factor for total in self._sums])
+        self._take([total * tf.cast(factor, total.dtype) for total in self._sums])
 
     def _take(self, sums: list) -> None:
         """New sums, unless one of them is not finite."""
@@ -155,4 +158,8 @@ def _plus(total: tf.Variable, grad: tf.Tensor | tf.IndexedSlices | None) -> tf.T
     if grad is None:
         return tf.identity(total)
     # Cast first: making slices dense sums those of one index.
-    return total + tf.convert_to_tensor(tf.cast(grad, tf.float32))
+    return total + tf.convert_to_tensor(tf.cast(grad, total.dtype))
+
+
+def _sum_dtype(weight: Any) -> tf.DType:
+    return tf.float64 if tf.as_dtype(weight.dtype) == tf.float64 else tf.float32

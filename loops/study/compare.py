@@ -20,6 +20,8 @@ from loops.study.setups import Setup
 from loops.study.summaries import failed
 from loops.tasks import ImageTask, Task
 from loops.visit import Action, Visit
+from loops.written.held import HeldPlaces
+from loops.written.place import Place
 
 
 def run_study(
@@ -53,7 +55,7 @@ def run_study(
 
     Raises:
         scaler.InvalidArgument: For a task that is not of images.
-        OSError: If `out` cannot be written: no other run could be, either.
+        OSError: If `out` cannot be written, or another study writes it: no other run could be, either.
     """
     if not isinstance(task, ImageTask):
         raise scaler.InvalidArgument(
@@ -62,23 +64,23 @@ def run_study(
         )
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").unlink(missing_ok=True)
     probe, known = GradientProbe(task), dict[tuple, dict | None]()
     runs = []
-    with EnergyMeter() as meter:
+    with HeldPlaces([("study", Place(out, "folder"))]), EnergyMeter() as meter:
+        (out / "summary.json").unlink(missing_ok=True)
         for setup in setups:
             for seed in range(seeds):
                 costs = Costs(meter)
                 run = _run(task, setup, steps, seed, out, probe, costs, progress)
                 runs.append({**run, "costs": costs.as_dict(task, RunOptions.batch_size, known)})
-    summary = {
-        "task": task.name,
-        "steps": steps,
-        "seeds": seeds,
-        "setups": summarise(setups, runs),
-        "runs": runs,
-    }
-    write_json(out / "summary.json", summary)
+        summary = {
+            "task": task.name,
+            "steps": steps,
+            "seeds": seeds,
+            "setups": summarise(setups, runs),
+            "runs": runs,
+        }
+        write_json(out / "summary.json", summary)
     return summary
 
 

@@ -12,10 +12,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from loops.errors import LoopError
+from loops.json_values import row_of
 from loops.study import texts
 from loops.study.costs import COSTS, cost_cells, has_costs
 from loops.study.setups import SETUPS
 from loops.study.summaries import Steps, failed, failure, options_of, place, runs_of, share, split_rows
+from loops.written.place import writing
 
 try:
     from loops.study.comparison_figure import comparison_figure
@@ -66,10 +68,12 @@ def write_report(folder: str | os.PathLike) -> list[pathlib.Path]:
     written = []
     for name, figure in figures.items():
         written.append(folder / f"{name}.png")
-        figure.savefig(written[-1], dpi=200, facecolor="white")
+        with writing("study", written[-1]):
+            figure.savefig(written[-1], dpi=200, facecolor="white")
     images = {path.stem: base64.b64encode(path.read_bytes()).decode("ascii") for path in written}
     written.append(folder / "report.html")
-    written[-1].write_text(_page(summary, steps, images), encoding="utf-8")
+    with writing("study", written[-1]):
+        written[-1].write_text(_page(summary, steps, images), encoding="utf-8")
     return written
 
 
@@ -79,7 +83,7 @@ def read_steps(folder: pathlib.Path, summary: Mapping) -> Steps:
     for run in summary["runs"]:
         path = folder / run["folder"] / "steps.jsonl"
         lines = [] if "error" in run and not path.exists() else path.read_text(encoding="utf-8").splitlines()
-        steps[run["folder"]] = [json.loads(line) for line in lines]
+        steps[run["folder"]] = [row for line in lines if (row := row_of(line))]
     return steps
 
 

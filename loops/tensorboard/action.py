@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from loops.actions.evaluate import Evaluate
 from loops.actions.every import Cadence, Seconds
-from loops.actions.places import as_path, check_folder
 from loops.tensorboard.exponents import METADATA, headroom_curves, histograms
 from loops.trace.tensors import tensors_of
 from loops.visit import Visit
+from loops.written.place import Place, as_path, check_folder
 
 if TYPE_CHECKING:
     from loops.loop import Loop
@@ -61,6 +61,7 @@ class TensorBoard:
 
     def __init__(self, directory: str | os.PathLike, *, every: int | Seconds = 10):
         self._directory = as_path("TensorBoard", "directory", directory)
+        self.writes = Place(self._directory, "folder")
         self._cadence = Cadence("TensorBoard", every)
         self._writer: Any = None
         self._optimizer: Any = None

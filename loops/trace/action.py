@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loops.actions.every import Cadence, Seconds
-from loops.actions.places import as_path, writing
 from loops.checks import check_count
 from loops.errors import LoopError, TraceWarning
 from loops.trace.file import TraceFile
@@ -20,6 +21,7 @@ from loops.trace.messages import arrow
 from loops.trace.stream import batch_of, opening, read_tensors, schema_of
 from loops.trace.tensors import Tensor, lacks_of, tensors_of
 from loops.visit import Visit
+from loops.written.place import Place, as_path, writing
 
 if TYPE_CHECKING:
     from loops.loop import Loop
@@ -46,7 +48,7 @@ class Trace:
         window: Steps whose histograms the flight recorder holds; 0 for none.
 
     Raises:
-        LoopError: Without pyarrow.
+        LoopError: Without pyarrow; and when the run begins, if the file that it goes on with is of other tensors.
         NotWritable: When the run begins, if the file cannot be written.
         scaler.InvalidArgument: For an argument that cannot work.
     """
@@ -55,6 +57,7 @@ class Trace:
 
     def __init__(self, path: str | os.PathLike, *, every: int | Seconds = 100, window: int = 16):
         self._file = TraceFile(as_path("Trace", "path", path))
+        self.writes = Place(self._file.path, "file")
         self._cadence = Cadence("Trace", every)
         check_count(f"Trace(window={window!r})", window, 0)
         arrow()
@@ -89,17 +92,15 @@ class Trace:
     def __enter__(self) -> Trace:
         with writing("Trace", self._file.path):
             self._file.open()
+        if self._file.end:
+            self._check_tensors()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._file.close()
 
     def __call__(self, visit: Visit) -> None:
-        """Writes the steps of a visit.
-
-        Raises:
-            LoopError: If the file that is gone on with is of other tensors.
-        """
+        """Writes the steps of a visit."""
         if self._file.closed:
             raise RuntimeError("Trace is written by Loop.run; outside of it, use it in a with statement.")
         self._begin_stream(visit.vectors)
@@ -133,8 +134,21 @@ class Trace:
                     stacklevel=2,
                 )
 
+    def _check_tensors(self) -> None:
+        """Makes sure that the file that is gone on with is of the tensors that this run measures.
+
+        A step was traced for whatever has written there, so that they are known before the next one is taken.
+        """
+        found, measured = read_tensors(self._file.read().schema), tensors_of(self._train_step)
+        if found != measured:
+            self._file.close()
+            raise LoopError(
+                f"{self._file.path}: it is a trace of {_names(found)}, and this run measures {_names(measured)}. "
+                + (_COUNTED if _without_counts(found) == _without_counts(measured) else "Choose another file.")
+            )
+
     def _begin_stream(self, vectors: Mapping[str, np.ndarray]) -> None:
-        """Writes the schema, or makes sure that it is the one of the file that is gone on with."""
+        """Writes the schema, unless the file that is gone on with has it."""
         if self._schema is not None and self._file.end:
             return
         self._tensors = tensors_of(self._train_step)
@@ -148,11 +162,6 @@ class Trace:
         schema = schema_of(self._tensors, lacks_of(self._train_step, self._replicas))
         if not self._file.end:
             self._file.add(opening(schema))
-        elif (found := read_tensors(self._file.read().schema)) != self._tensors:
-            raise LoopError(
-                f"{self._file.path}: it is a trace of {_names(found)}, and this run measures {_names(self._tensors)}. "
-                "Choose another file."
-            )
         self._schema = schema
 
     def _frames(self, visit: Visit) -> tuple[list[Frame], list[Frame], int]:
@@ -180,6 +189,20 @@ class Trace:
             holding + [frame_of(int(steps[row]), counts[row]) for row in new_held],
             last_skip,
         )
+
+
+_COUNTED = (
+    "The names differ only in the numbers that Keras gives to layers of one kind, and it goes on counting when a "
+    "process makes a model a second time, as a notebook does whose cell is run again. Call keras.utils.clear_session() "
+    "before the model is made, or give its layers names of their own."
+)
+
+
+def _without_counts(tensors: list[Tensor] | None) -> list[Tensor] | None:
+    """The tensors without the numbers that Keras appends to a name, as in `dense_1`."""
+    if tensors is None:
+        return None
+    return [dataclasses.replace(tensor, name=re.sub(r"_\d+(?=/|$)", "", tensor.name)) for tensor in tensors]
 
 
 def _names(tensors: list[Tensor] | None) -> str:

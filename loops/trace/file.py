@@ -7,10 +7,11 @@ import os
 import pathlib
 import shutil
 import warnings
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from loops.errors import ResumeWarning
 from loops.trace.messages import arrow, whole_messages
+from loops.written.appended import Appended
 
 
 class Contents(NamedTuple):
@@ -59,7 +60,7 @@ class TraceFile:
     def __init__(self, path: pathlib.Path):
         self.path = path
         self.end = 0
-        self._file: IO[bytes] | None = None
+        self._file: Appended | None = None
         self._goes_on = False
 
     def keep(self, end: int) -> None:
@@ -80,11 +81,8 @@ class TraceFile:
         for folder in self.path.parents:
             if folder.exists() and not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a file, and no folder")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        going_on = self._goes_on and self.path.exists()
-        self._file = self.path.open("r+b" if going_on else "w+b", buffering=0)
-        self.end, self._goes_on = self.end if going_on else 0, True
-        self._file.seek(self.end)
+        self.end, self._goes_on = self.end if self._goes_on and self.path.exists() else 0, True
+        self._file = Appended(self.path, self.end)
 
     def close(self) -> None:
         """Closes the file."""
@@ -100,15 +98,7 @@ class TraceFile:
     def add(self, message: bytes) -> None:
         """Adds bytes at the end; where not all of them can be written, none are."""
         assert self._file is not None
-        rest = memoryview(message)
-        try:
-            # Without a buffer a kill finds the message in the file, or in the one call that writes it.
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError:
-            self._file.truncate(self.end)
-            self._file.seek(self.end)
-            raise
+        self._file.add(message)
         self.end += len(message)
 
     def read(self) -> Contents:

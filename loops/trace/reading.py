@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from loops.actions.places import as_path
 from loops.errors import LoopError, TraceWarning
 from loops.trace.file import Contents, contents
 from loops.trace.messages import arrow
 from loops.trace.stream import BOOLS, HISTOGRAMS, NUMBERS, STEP, read_lacks, read_tensors
 from loops.trace.tensors import Tensor
+from loops.written.place import as_path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import importlib.util
-import json
 import math
 import pathlib
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from loops.json_values import read_json
 from loops.recorded.log import Log
 from loops.recorded.reading import files_of
 from loops.recorded.run import Recorded
@@ -129,7 +129,7 @@ class Course:
     def _said(self) -> dict | None:
         """What `halfstep train` writes when a run has ended, and takes away when one begins."""
         try:
-            found = json.loads((self._place / SUMMARY).read_text(encoding="utf-8"))
+            found = read_json((self._place / SUMMARY).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import rich.text
 
+from loops.plurals import amount
 from loops.watched.course import Course
 
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=*#"
@@ -105,7 +106,7 @@ def _skipped(course: Course) -> str:
 
 def _octaves(course: Course) -> str:
     last = course.margin[-1]
-    return f"{last:g} octaves" if math.isfinite(last) else "none: no scale helps"
+    return amount(last, "octave", "g") if math.isfinite(last) else "none: no scale helps"
 
 
 def _loss(course: Course) -> str:

@@ -1,12 +1,14 @@
 """What Keras stores on its objects for its own use.
 
-_keras_logits   what a softmax or sigmoid was computed from   absent: one in float16 is known by its operation
+_keras_logits   what a softmax or sigmoid was computed from   absent: one in float16 is known by its operation, and it
+                                                              is nowhere, and so not lost by a copy
 _keras_mask     which of a layer's steps are padding          absent: it is nowhere, and so not lost by a copy
 _direction      whether a metric should be large or small     absent: the direction is unknown
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -20,9 +22,16 @@ def direction_of(metric: Any) -> str | None:
     return getattr(metric, "_direction", None)
 
 
-def carry(source: Any, copy: Any) -> Any:
-    """Gives a copy of a layer's output what Keras stored on the original, and returns the copy."""
-    for name in ("_keras_logits", "_keras_mask"):
-        if hasattr(source, name):
-            setattr(copy, name, getattr(source, name))
+def carry(source: Any, copy: Any, through: Callable[[Any], Any] = lambda tensor: tensor) -> Any:
+    """Gives a copy of a layer's output what Keras stored on the original, and returns the copy.
+
+    Args:
+        source: The original.
+        copy: The copy.
+        through: What the copy's logits are made by from the original's, since a loss may be computed from them.
+    """
+    if hasattr(source, "_keras_logits"):
+        copy._keras_logits = through(source._keras_logits)
+    if hasattr(source, "_keras_mask"):
+        copy._keras_mask = source._keras_mask
     return copy

@@ -46,7 +46,13 @@ def total(strategy: tf.distribute.Strategy, tensors: Sequence) -> list:
     """The sum of each tensor over all replicas, on every replica."""
     if strategy.num_replicas_in_sync == 1:
         return list(tensors)
-    return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, [(tensor, tensor) for tensor in tensors])
+    dtypes = [of_each(strategy, tensor)[0].dtype for tensor in tensors]
+    sums = {}
+    # TensorFlow joins what it reduces together into one tensor, of one dtype.
+    for dtype in dict.fromkeys(dtypes):
+        pairs = [(tensor, tensor) for tensor, own in zip(tensors, dtypes, strict=True) if own == dtype]
+        sums[dtype] = iter(strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs))
+    return [next(sums[dtype]) for dtype in dtypes]
 
 
 def any_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
@@ -75,7 +81,7 @@ def first_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     marks = each(strategy, mark, flag)
     marked = of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, marks, marks))[0] > 0
     alike = tf.equal(tf.reduce_any(marked), tf.reduce_all(marked))
-    return tf.where(alike, -1, tf.argmax(tf.cast(marked, tf.int32), output_type=tf.int32))
+    return tf.where(alike, -1, tf.argmax(tf.cast(marked, tf.float32), output_type=tf.int32))
 
 
 def native(variable: Any) -> tf.Variable:
@@ -115,3 +121,8 @@ def local_variable(value: Any, name: str) -> tf.Variable:
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
+
+
+def read_each(variable: tf.Variable) -> list[Any]:
+    """Reads on the host what each replica of this process has in a `local_variable`, one scalar each."""
+    return [part.numpy().item() for part in getattr(variable, "values", (variable,))]

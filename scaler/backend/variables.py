@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from scaler.backend import replicas
 from scaler.backend.versions import say_once
 from scaler.errors import InvalidArgument
 
@@ -56,6 +57,27 @@ def made_outside() -> Iterator[None]:
             return
         with scope(lambda next_creator, **arguments: make(**arguments), priority=_BEFORE_FUNCTIONS):
             yield
+
+
+def without_values(variables: Sequence) -> list:
+    """Those of some variables that have no value yet.
+
+    A function that makes variables while it is traced for the first time gives them values after that trace. It throws
+    the trace away, and traces again.
+    """
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return []
+        return [variable for variable in variables if not all(map(_has_value, _parts(variable)))]
+
+
+def _parts(variable: Any) -> Sequence:
+    native = replicas.native(variable)
+    return getattr(native, "values", (native,))
+
+
+def _has_value(variable: tf.Variable) -> bool:
+    return bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
 
 
 def explain_other_shapes(variable: tf.Variable, what: str) -> None:

@@ -104,9 +104,9 @@ class Gate:
         return replicas.merge(decide, grads, before, loss_finite, when)
 
     def _to_be_summed(self, grads: list) -> list:
-        """In float32; new values are divided, so that their sum over the replicas is their average."""
+        """In float32 or float64; new values are divided, so that their sum over the replicas is their average."""
         count, takes_derivative = float(replicas.replica_count()), self.targets.takes_derivative
-        grads = gradients.to_float32(grads)
+        grads = gradients.widened(grads)
         return [grad if derivative else grad / count for grad, derivative in zip(grads, takes_derivative, strict=True)]
 
     def _decide(
@@ -126,7 +126,7 @@ class Gate:
         squared_norms = replicas.each(strategy, self.targets.squared_norms, summed, loss_scale)
         squared_norm = replicas.each(strategy, tf.reduce_sum, squared_norms)
         squares = replicas.of_each(strategy, squared_norms)[0]
-        norm = tf.sqrt(replicas.of_each(strategy, squared_norm)[0])
+        norm = tf.cast(tf.sqrt(replicas.of_each(strategy, squared_norm)[0]), tf.float32)
 
         update = choose_update(self.targets, given, self.clip)
         attempt = choose_attempt(strategy, self.targets, self.sum_duplicates)
@@ -202,12 +202,12 @@ class Gate:
         assert self.clip is not None
         after = self.clip.squares_after(squares)
         if after is not None:
-            return tf.sqrt(tf.reduce_sum(after))
+            return tf.cast(tf.sqrt(tf.reduce_sum(after)), tf.float32)
 
         def measure(own: list) -> tf.Tensor:
             finished = finish_all(own, self.targets.updated, loss_scale, self._limit(squares))
             summed = finished if self.sum_duplicates else gradients.sum_duplicates(finished)
-            return tf.sqrt(gradients.squared_norm(self.targets.derivatives(summed)))
+            return tf.cast(tf.sqrt(gradients.squared_norm(self.targets.derivatives(summed))), tf.float32)
 
         return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
 

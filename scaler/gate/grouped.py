@@ -149,6 +149,8 @@ def _can_be_grouped(optimizer: Optimizer, variables: Sequence, masters: MasterWe
     natives = [replicas.native(variable) for variable in variables]
     # Keras passes pairs to `step`, where a gradient's position is known by its variable.
     each_once = len({id(native) for native in natives}) == len(natives)
+    if any(native.dtype == tf.float64 for native in natives):
+        return False
     # A grouped update refreshes and writes masters a few at a time, a plain one all of them once.
     return each_once and len({native.device for native in natives}) == 1 and (masters is None or masters.compiles)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
+import tensorflow as tf
 
+from scaler.backend.keras_two import KerasTwo, is_of_keras_two
 from scaler.backend.optimizers import built_for, key_of, knowing_masters
-from scaler.backend.variables import made_outside
+from scaler.backend.variables import made_outside, without_values
 from scaler.errors import InvalidArgument
 
 Optimizer: TypeAlias = Any
@@ -27,11 +30,28 @@ def check_optimizer(optimizer: Optimizer) -> None:
             f"apply: the optimizer divides gradients by loss_scale_factor={optimizer.loss_scale_factor!r}, after they "
             "were unscaled already. Leave loss_scale_factor unset."
         )
-    if isinstance(optimizer, type) or not (callable(optimizer) or hasattr(optimizer, "apply")):
+    if hasattr(optimizer, "get_scaled_loss"):
+        raise InvalidArgument(
+            f"apply: {type(optimizer).__name__} of tf-keras scales losses by itself. Pass its inner_optimizer: one "
+            "loss scaler is enough."
+        )
+    if isinstance(optimizer, type) or not (
+        callable(optimizer) or hasattr(optimizer, "apply") or is_of_keras_two(optimizer)
+    ):
         raise InvalidArgument(
             f"apply: optimizer={_in_short(optimizer)}: expected a Keras optimizer such as keras.optimizers.Adam(), or "
             "a function of (grads, variables)."
+            + (
+                " Of tf-keras it takes those with `build`, such as tf_keras.optimizers.Adam(), and no legacy ones."
+                if hasattr(optimizer, "apply_gradients")
+                else ""
+            )
         )
+
+
+def as_called_by_the_gate(optimizer: Optimizer) -> Optimizer:
+    """The optimizer itself, or what has one of Keras 2 behave like an object with `apply` and `variables`."""
+    return KerasTwo(optimizer) if is_of_keras_two(optimizer) else optimizer
 
 
 def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
@@ -42,6 +62,8 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
     Raises:
         InvalidArgument: If it was built for other variables before.
     """
+    if isinstance(optimizer, KerasTwo):
+        optimizer.build(variables)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return
     if not optimizer.built:
@@ -56,6 +78,31 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence) -> None:
             f"apply: the optimizer {optimizer.name!r} was built for other variables than {variables[0].name!r} and "
             "those beside it. One optimizer goes with one MasterWeights, or with one list of variables: make a new one."
         )
+
+
+def waits_for_values(optimizer: Optimizer, variables: Sequence) -> bool:
+    """Whether an optimizer is to be built in the next trace, because its variables have no values in this one.
+
+    Slots and masters may begin as copies of weights. A function that makes the weights is traced twice, and only the
+    second trace ever runs.
+
+    Raises:
+        InvalidArgument: If they have no values in a second trace either.
+    """
+    if tf.executing_eagerly() or not isinstance(optimizer, keras.optimizers.Optimizer) or optimizer.built:
+        return False
+    empty = without_values(variables)
+    if empty and optimizer in _WAITING:
+        raise InvalidArgument(
+            f"apply: variable {empty[0].name!r} has no value before the step runs: the step makes it from its own "
+            "arguments. Make the variables before the first step, such as with model.build or a call on one batch."
+        )
+    if empty:
+        _WAITING.add(optimizer)
+    return bool(empty)
+
+
+_WAITING: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from scaler import gradients
 from scaler.backend import apply_steps, replicas
 from scaler.backend.autograph import as_called
 from scaler.backend.iterations import read_once_a_device
+from scaler.backend.keras_two import KerasTwo
 from scaler.gate.optimizers import Optimizer
 from scaler.gate.targets import model_follows
 from scaler.gate.unscale_and_clip import finish_all
@@ -61,6 +62,8 @@ def _call(optimizer: Optimizer, grads: list, variables: Sequence) -> None:
     if isinstance(optimizer, keras.optimizers.Optimizer):
         with read_once_a_device(optimizer):
             optimizer.apply(grads, variables)
+    elif isinstance(optimizer, KerasTwo):
+        optimizer.apply(grads, variables)
     else:
         update = optimizer.apply if hasattr(optimizer, "apply") else optimizer
         as_called(update)(grads, [replicas.own_component(variable) for variable in variables])

@@ -22,6 +22,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from scaler.backend.optimizers import UNKNOWN, learning_rate_source
 from scaler.gate.optimizers import Optimizer, move_nothing
@@ -37,12 +38,15 @@ def largest_learning_rate(optimizer: Optimizer, targets: Sequence) -> float | No
 
     Args:
         optimizer: A Keras optimizer or a function `(grads, variables) -> None`.
-        targets: The float32 variables it is to move.
+        targets: The variables it is to move.
     """
     if optimizer is move_nothing:
         return float("inf")
     prove = _PROOFS.get(type(optimizer))
     if prove is None or not _is_plain(optimizer) or any(_constrained(target) for target in targets):
+        return None
+    # The bounds below are those of float32.
+    if any(tf.as_dtype(target.dtype) == tf.float64 for target in targets):
         return None
     decay = optimizer.weight_decay or 0.0
     rate = min(prove(optimizer), 1.0 / decay if decay > 0 else _LARGEST)

@@ -18,7 +18,7 @@ def reason_of(targets: Targets, grads: Sequence, squares: tf.Tensor, loss_finite
     Args:
         targets: What the step was to move.
         grads: Scaled gradients without duplicate indices, of any floating dtype.
-        squares: The squared norm of each, unscaled: float32 [n].
+        squares: The squared norm of each, unscaled: float32 or float64 [n].
         loss_finite: Scalar bool.
     """
     weights = targets.model_weights()
@@ -45,4 +45,5 @@ def reason_of(targets: Targets, grads: Sequence, squares: tf.Tensor, loss_finite
 
 
 def _first(flags: tf.Tensor) -> tf.Tensor:
-    return tf.argmax(tf.cast(flags, tf.int32), output_type=tf.int32)
+    # Of bools there is no such kernel on CPUs of older releases, and of integers none on GPUs.
+    return tf.argmax(tf.cast(flags, tf.float32), output_type=tf.int32)

@@ -23,7 +23,7 @@ class Targets:
 
     Attributes:
         optimizer: A Keras optimizer or a function `(grads, variables) -> None`.
-        known: The float32 variables the optimizer is built for, also those that have no gradient.
+        known: The float32 or float64 variables the optimizer is built for, also those that have no gradient.
         positions: Where each updated variable stands in `known`, one for each gradient.
         masters: They are rounded into the model after an update; None if the model is float32.
     """
@@ -54,7 +54,9 @@ class Targets:
         return [grad for grad, derivative in zip(grads, self.takes_derivative, strict=True) if derivative]
 
     def squared_norms(self, grads: Sequence, loss_scale: tf.Tensor) -> tf.Tensor:
-        """The squared norm of each unscaled gradient, float32 [n]. A new value counts as 0, or infinity if not finite.
+        """The squared norm of each unscaled gradient, float32 or float64 [n].
+
+        A new value counts as 0, or infinity if not finite.
 
         Args:
             grads: Scaled gradients without duplicate indices, of any floating dtype.
@@ -63,9 +65,13 @@ class Targets:
         if all(self.takes_derivative):
             return measurement.squared_norms(grads, loss_scale)
         derivatives = self.derivatives(grads)
-        measured = iter(tf.unstack(measurement.squared_norms(derivatives, loss_scale)) if derivatives else ())
-        pairs = zip(grads, self.takes_derivative, strict=True)
-        return tf.stack([next(measured) if derivative else _zero_if_finite(grad) for grad, derivative in pairs])
+        squares = measurement.squared_norms(derivatives, loss_scale) if derivatives else tf.zeros([0])
+        measured, pairs = iter(tf.unstack(squares)), zip(grads, self.takes_derivative, strict=True)
+
+        def one(grad: tf.Tensor | tf.IndexedSlices, derivative: bool) -> tf.Tensor:
+            return next(measured) if derivative else tf.cast(_zero_if_finite(grad), squares.dtype)
+
+        return tf.stack([one(*pair) for pair in pairs])
 
     def model_weights(self) -> list:
         """What the forward pass read, on the first replica: the model's own variables, not their masters."""

@@ -116,7 +116,7 @@ class Transaction:
             InvalidArgument: If the update made variables, which had no values before it.
         """
         now, old = ([replicas.of_each(self._strategy, v)[0] for v in one] for one in (self._looked_at, self._old))
-        bad = tf.cast(tf.stack(list(map(_spoiled, now, old))), tf.int32)
+        bad = tf.cast(tf.stack(list(map(_spoiled, now, old))), tf.float32)
         nan = tf.stack([tf.reduce_any(tf.math.is_nan(variable)) for variable in now])
         worst = tf.argmax(bad, output_type=tf.int32)
         reason = _because(has_nan=tf.gather(nan, worst), index=tf.gather(tf.constant(self._indices), worst))

@@ -9,14 +9,15 @@ from scaler.gradients.lists import divide as divide
 from scaler.gradients.lists import is_one as is_one
 from scaler.gradients.lists import joined as joined
 from scaler.gradients.lists import limit as limit
+from scaler.gradients.lists import matching as matching
 from scaler.gradients.lists import multiply as multiply
 from scaler.gradients.lists import opaque as opaque
 from scaler.gradients.lists import overwrites as overwrites
 from scaler.gradients.lists import squared_norm as squared_norm
 from scaler.gradients.lists import sum_duplicates as sum_duplicates
-from scaler.gradients.lists import to_float32 as to_float32
 from scaler.gradients.lists import unscale as unscale
 from scaler.gradients.lists import values_of as values_of
+from scaler.gradients.lists import widened as widened
 from scaler.gradients.reduced import not_finite as not_finite
 from scaler.gradients.statistics import amax as amax
 from scaler.gradients.statistics import histogram as histogram

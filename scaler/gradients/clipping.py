@@ -18,7 +18,7 @@ from scaler.errors import InvalidArgument
 from scaler.gradients import lists
 
 Limiter: TypeAlias = Callable[[tf.Tensor, int | None], tf.Tensor]
-"""Takes an unscaled gradient's float32 values and its position among the gradients; returns the limited values."""
+"""Takes an unscaled gradient's values and its position among the gradients; returns the limited values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ClipByGlobalNorm:
     def limiter(self, squares: tf.Tensor) -> Limiter:
         """What is done to gradients of these squared norms, float32 [n]."""
         factor = self._factor(squares)
-        return lambda values, position: values * factor
+        return lambda values, position: values * tf.cast(factor, values.dtype)
 
     def squares_after(self, squares: tf.Tensor) -> tf.Tensor:
         """The squared norms afterwards; exactly those before where nothing is clipped."""
@@ -83,7 +83,7 @@ class ClipByNorm:
 
         def limit(values: tf.Tensor, position: int | None) -> tf.Tensor:
             assert position is not None
-            return values * factors[position]
+            return values * tf.cast(factors[position], values.dtype)
 
         return limit
 
@@ -121,8 +121,12 @@ class ClipByValue:
     def limiter(self, squares: tf.Tensor) -> Limiter:
         """What is done to gradients; their squared norms do not matter."""
         del squares
-        largest = as_float(self.value)
-        return lambda values, position: tf.clip_by_value(values, -largest, largest)
+
+        def limit(values: tf.Tensor, position: int | None) -> tf.Tensor:
+            largest = lists.number_as(self.value, values.dtype)
+            return tf.clip_by_value(values, -largest, largest)
+
+        return limit
 
     def squares_after(self, squares: tf.Tensor) -> None:
         """None: it depends on the values, not on their norms."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from scaler.backend import graphs
 from scaler.backend.autograph import as_written
 from scaler.backend.variables import overwrites as overwrites
+from scaler.checks import is_symbolic
 from scaler.gradients.reduced import sums_of_squares
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
@@ -19,6 +20,7 @@ def unscale(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
     """Gradients of the loss from gradients of the scaled loss.
 
     They are cast to float32 and then divided by the scale: exact for powers of two, correctly rounded for others.
+    Float64 gradients stay in float64.
     Duplicate indices of a `tf.IndexedSlices` are summed.
 
     Args:
@@ -26,18 +28,18 @@ def unscale(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
         loss_scale: Scalar float32, the scale their loss was multiplied by.
 
     Returns:
-        The same structure in float32.
+        The same structure in float32, or in float64 where a gradient is.
     """
     return divide(sum_duplicates(grads), loss_scale)
 
 
 def divide(grads: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
-    """The gradients in float32 divided by a scalar."""
+    """The gradients, as `widened` gives them, divided by a scalar."""
     if is_one(loss_scale):
-        return to_float32(grads)
+        return widened(grads)
     # Not a product with 1 / loss_scale: in a loop inside the graph, TensorFlow's optimizer regroups
     # (g * S) * (1 / S) to (g * (1 / S)) * S, which underflows and overflows where this does not.
-    return _map(lambda values: tf.cast(values, tf.float32) / loss_scale, grads)
+    return _map(lambda values: _wide(values) / tf.cast(loss_scale, _wide_dtype(values)), grads)
 
 
 def is_one(loss_scale: tf.Tensor) -> bool:
@@ -47,8 +49,8 @@ def is_one(loss_scale: tf.Tensor) -> bool:
 
 
 def multiply(grads: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
-    """The gradients in float32 times a scalar."""
-    return _map(lambda values: tf.cast(values, tf.float32) * factor, grads)
+    """The gradients, as `widened` gives them, times a scalar."""
+    return _map(lambda values: _wide(values) * tf.cast(factor, _wide_dtype(values)), grads)
 
 
 def limit(grad: Gradient, limiter: Callable[..., tf.Tensor], position: int | None = None) -> Gradient:
@@ -68,19 +70,32 @@ def opaque(grads: Sequence[Gradient]) -> list[Gradient]:
     return _map(graphs.opaque, grads)
 
 
-def to_float32(grads: Sequence[Gradient]) -> list[Gradient]:
-    """The gradients in float32, where sums of 16-bit values do not overflow."""
-    return _map(lambda values: tf.cast(values, tf.float32), grads)
+def widened(grads: Sequence[Gradient]) -> list[Gradient]:
+    """The gradients in float32, where sums of 16-bit values do not overflow; those in float64 as they are."""
+    return _map(_wide, grads)
+
+
+def matching(grads: Sequence[Gradient], variables: Sequence) -> list[Gradient]:
+    """The gradients of float64 variables in float64, and no others."""
+
+    def one(grad: Gradient, variable: Any) -> Gradient:
+        wanted = tf.as_dtype(variable.dtype) == tf.float64
+        if grad is None or wanted == (grad.dtype == tf.float64):
+            return grad
+        return _map_one(lambda values: tf.cast(values, tf.float64 if wanted else tf.float32), grad)
+
+    return list(map(one, grads, variables))
 
 
 def add(one: Gradient, other: Gradient) -> Gradient:
-    """The sum of two gradients of one variable, in float32; None counts as nothing.
+    """The sum of two gradients of one variable, in float32 or float64; None counts as nothing.
 
     Two `tf.IndexedSlices` stay one, with the indices of both.
     """
     if one is None or other is None:
         return other if one is None else one
-    one, other = tf.cast(one, tf.float32), tf.cast(other, tf.float32)
+    wide = tf.float64 if tf.float64 in (one.dtype, other.dtype) else tf.float32
+    one, other = tf.cast(one, wide), tf.cast(other, wide)
     if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
         indices = tf.concat([tf.cast(grad.indices, tf.int64) for grad in (one, other)], 0)
         shape = one.dense_shape if other.dense_shape is None else other.dense_shape
@@ -92,7 +107,7 @@ def add(one: Gradient, other: Gradient) -> Gradient:
 
 
 def sum_duplicates(grads: Sequence[Gradient]) -> list[Gradient]:
-    """The gradients in float32, with duplicate indices of each `tf.IndexedSlices` summed.
+    """The gradients, with duplicate indices of each `tf.IndexedSlices` summed in float32, or float64 where it is.
 
     The shapes stay as they are, which XLA needs: the first occurrence of an index holds the sum and the others zeros.
     So squares and norms of the values are those of the dense gradient.
@@ -101,22 +116,30 @@ def sum_duplicates(grads: Sequence[Gradient]) -> list[Gradient]:
 
 
 def squared_norm(grads: Sequence[Gradient]) -> tf.Tensor:
-    """The squared global norm, scalar float32. Not finite if any value is not finite, or if the sum overflows.
+    """The squared global norm, a scalar. Not finite if any value is not finite, or if the sum overflows.
+
+    It is float32, and float64 if any gradient is. Other gradients are squared and summed in float32 even then.
 
     Args:
         grads: Gradients of any floating dtype and shape; `tf.IndexedSlices` without duplicate indices.
     """
-    return tf.add_n([tf.constant(0.0), *squared_norm_of_each([grad for grad in grads if grad is not None])])
+    squares = squared_norm_of_each([grad for grad in grads if grad is not None])
+    return tf.add_n([tf.zeros([], squares[0].dtype if squares else tf.float32), *squares])
 
 
 def squared_norm_of_each(grads: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
     """As `squared_norm`, of each gradient by itself."""
-    return sums_of_squares([tf.cast(values_of(grad), tf.float32) for grad in grads])
+    sums = sums_of_squares([_wide(values_of(grad)) for grad in grads])
+    alike = len({one.dtype for one in sums}) < 2
+    return sums if alike else [tf.cast(one, tf.float64) for one in sums]
 
 
 @as_written
 def all_finite(grads: Sequence[Gradient]) -> tf.Tensor:
     """Whether a step may be applied: every value is finite, and so is the squared global norm in float32.
+
+    Squares of float64 gradients are summed in float64, and the global norm is float64 then. Each other gradient still
+    has a squared norm that is finite in float32.
 
     The norm counts because optimizers square: Adam turns a finite gradient of 1e20 into NaN by itself. Duplicate
     indices of a `tf.IndexedSlices` count with their sum.
@@ -134,18 +157,31 @@ def clip_factor(norm: tf.Tensor, clip_norm: float | tf.Tensor) -> tf.Tensor:
     """What gradients of the norm `norm` are multiplied by, so that it is at most `clip_norm`.
 
     Args:
-        norm: Float32 of any shape.
+        norm: Float32 or float64 of any shape.
         clip_norm: Positive scalar.
 
     Returns:
-        Float32 of that shape; exactly 1 where the norm is not larger.
+        Of that dtype and shape; exactly 1 where the norm is not larger.
     """
-    clip_norm = tf.cast(clip_norm, tf.float32)
+    clip_norm = number_as(clip_norm, norm.dtype)
     return tf.where(norm > clip_norm, clip_norm / norm, 1.0)
 
 
+def number_as(value: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """A number in a dtype, rounded once: TensorFlow's `cast` would round a Python number to float32 first."""
+    return tf.cast(value, dtype) if is_symbolic(value) else tf.constant(float(value), dtype)
+
+
+def _wide_dtype(values: tf.Tensor) -> tf.DType:
+    return tf.float64 if values.dtype == tf.float64 else tf.float32
+
+
+def _wide(values: tf.Tensor) -> tf.Tensor:
+    return tf.cast(values, _wide_dtype(values))
+
+
 def _sum_duplicates(grad: tf.IndexedSlices) -> tf.IndexedSlices:
-    values = tf.cast(grad.values, tf.float32)
+    values = _wide(grad.values)
     count = tf.shape(grad.indices)[0]
     # Of no indices the maximum is the least integer.
     rows = tf.maximum(tf.reduce_max(grad.indices), -1) + 1 if grad.dense_shape is None else grad.dense_shape[0]

@@ -26,10 +26,10 @@ def squared_norms(grads: Sequence[lists.Gradient], loss_scale: tf.Tensor) -> tf.
         loss_scale: Scalar float32.
 
     Returns:
-        Float32 of shape [len(grads)]. An entry is not finite if a value of its gradient is not, or if their sum of
-        squares overflows.
+        Float32 of shape [len(grads)], or float64 if any gradient is. An entry is not finite if a value of its gradient
+        is not, or if their sum of squares overflows.
     """
-    if in_xla():
+    if in_xla() or any(grad is not None and grad.dtype == tf.float64 for grad in grads):
         # XLA fuses the unscaling into the sum, while a condition would be expensive.
         return _exactly(grads, loss_scale)
     # l2_loss is half the sum of squares.

@@ -10,29 +10,39 @@ import tensorflow as tf
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient
 
-_UPDATED_SAFELY = (tf.float32,)
+_UPDATED_SAFELY = (tf.float32, tf.float64)
 _REFUSED_16BIT = (tf.float16, tf.bfloat16)
 
 
 def as_list(method: str, grads: object) -> list:
-    """The gradients as a list; raises `InvalidArgument` for one tensor, or anything else that holds none."""
+    """The gradients as a list of tensors, slices and None.
+
+    Raises:
+        InvalidArgument: For one tensor, or anything else that holds none; for pairs.
+    """
     single = tf.is_tensor(grads) or isinstance(grads, (dict, str, tf.IndexedSlices))
     if single or not isinstance(grads, Iterable):
         raise InvalidArgument(
             f"{method}: the gradients are of type {type(grads).__name__}: expected a list with one for each variable, "
             "as tape.gradient(scaled, variables) returns for a list of variables."
         )
-    return list(grads)
+    return [None if grad is None else _as_tensors(grad) for grad in grads]
 
 
-def as_gradient(grad: tf.types.experimental.TensorLike | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
-    """One entry of a list of gradients as a tensor; raises `InvalidArgument` for a pair."""
+def _as_tensors(grad: tf.types.experimental.TensorLike | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
+    """One entry of a list of gradients as tensors; raises `InvalidArgument` for a pair."""
     if isinstance(grad, tuple) and not isinstance(grad, tf.IndexedSlices):
         raise InvalidArgument(
             "apply: the gradients are pairs, as for optimizer.apply_gradients: expected two lists, "
             "apply(optimizer, grads, variables)."
         )
-    return grad if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
+    if not isinstance(grad, tf.IndexedSlices):
+        return tf.convert_to_tensor(grad)
+    # Slices made by hand may hold tuples or arrays.
+    parts = (grad.values, grad.indices, grad.dense_shape)
+    if all(part is None or tf.is_tensor(part) for part in parts):
+        return grad
+    return tf.IndexedSlices(*(None if part is None else tf.convert_to_tensor(part) for part in parts))
 
 
 def check_pairs(grads: Sequence[Gradient], variables: Sequence, allow_16bit_updates: bool) -> None:
@@ -59,7 +69,7 @@ def check_gradients(grads: Sequence[Gradient], variables: Sequence) -> None:
         )
     for grad, variable in zip(grads, variables, strict=True):
         if grad is not None:
-            _check_gradient(as_gradient(grad), variable)
+            _check_gradient(grad, variable)
 
 
 def _check_variable(variable: keras.Variable | tf.Variable, allow_16bit_updates: bool) -> None:
@@ -73,8 +83,8 @@ def _check_variable(variable: keras.Variable | tf.Variable, allow_16bit_updates:
             "with allow_16bit_updates=True."
         )
     raise InvalidArgument(
-        f"apply: variable {variable.name!r} has dtype {dtype.name}: expected float32, or float16 or bfloat16 under "
-        "scaler.MasterWeights."
+        f"apply: variable {variable.name!r} has dtype {dtype.name}: expected float32 or float64, or float16 or "
+        "bfloat16 under scaler.MasterWeights."
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from scaler.backend.devices import has_gpu
 from scaler.backend.graphs import in_xla
 
 _COLUMNS = 128
@@ -39,7 +40,7 @@ def sums_of_squares(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     three times as fast.
     """
     squares = list(map(tf.square, tensors))
-    if in_xla() and not tf.config.list_physical_devices("GPU"):
+    if in_xla() and not has_gpu():
         squares = list(map(_sums_of_columns, squares))
     return reduced(tf.reduce_sum, squares)
 

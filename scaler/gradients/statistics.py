@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
+from scaler.backend import bits
 from scaler.gradients.lists import Gradient, values_of
 from scaler.strategies.base import check_edges
 
@@ -31,13 +33,15 @@ class Statistics(NamedTuple):
 def amax(grads: Sequence[Gradient]) -> tf.Tensor:
     """The largest magnitude, scalar float32: infinity if any value is not finite, 0 if there is none.
 
+    A float64 value beyond float32 counts as its largest finite number.
+
     Args:
         grads: Gradients of any floating dtype and shape; `tf.IndexedSlices` without duplicate indices, as
             `LossScaler.unscale` returns them.
     """
     # Bit patterns are ordered as magnitudes are, with every NaN above infinity; a maximum of floats may lose a NaN.
-    largest = [tf.constant(0), *(tf.reduce_max(bits) for bits in map(_bits, _present(grads)))]
-    return tf.bitcast(tf.minimum(tf.reduce_max(tf.stack(largest)), _INFINITY), tf.float32)
+    largest = [tf.constant(0, tf.int64), *map(bits.largest, map(_magnitudes, _present(grads)))]
+    return bits.as_float(tf.minimum(tf.reduce_max(tf.stack(largest)), _INFINITY))
 
 
 def histogram(grads: Sequence[Gradient], edges: Sequence[float]) -> tf.Tensor:
@@ -54,13 +58,14 @@ def histogram(grads: Sequence[Gradient], edges: Sequence[float]) -> tf.Tensor:
         InvalidArgument: For other edges.
     """
     check_edges(edges)
-    bounds = tf.bitcast(tf.constant(edges, tf.float32), tf.int32)
+    bounds = [bits.constant(int(pattern)) for pattern in np.asarray(edges, np.float32).view(np.uint32)]
     zero = tf.zeros([len(edges)], tf.int64)
     above = [zero]
-    for bits in map(_bits, _present(grads)):
-        counts = [tf.math.count_nonzero(bits > bound) for bound in tf.unstack(bounds)]
+    magnitudes = list(map(_magnitudes, _present(grads)))
+    for one in magnitudes:
+        counts = [tf.math.count_nonzero(one > bound) for bound in bounds]
         above.append(tf.stack(counts) if counts else zero)
-    total = tf.add_n([tf.zeros([1], tf.int64), *(tf.size(bits, tf.int64)[None] for bits in _present(grads))])
+    total = tf.add_n([tf.zeros([1], tf.int64), *(tf.size(one, tf.int64)[None] for one in magnitudes)])
     reached = tf.concat([total, tf.add_n(above), [0]], axis=0)
     return reached[:-1] - reached[1:]
 
@@ -69,5 +74,9 @@ def _present(grads: Sequence[Gradient]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(values_of(grad)) for grad in grads if grad is not None]
 
 
-def _bits(values: tf.Tensor) -> tf.Tensor:
-    return tf.bitwise.bitwise_and(tf.bitcast(tf.cast(values, tf.float32), tf.int32), 0x7FFFFFFF)
+def _magnitudes(values: tf.Tensor) -> tf.Tensor:
+    narrow = tf.cast(values, tf.float32)
+    if values.dtype == tf.float64:
+        # What is finite stays so.
+        narrow = tf.where(tf.math.is_finite(values), tf.saturate_cast(values, tf.float32), narrow)
+    return bits.magnitude_bits(narrow)

@@ -42,7 +42,7 @@ class Window(tf.Module):
             self._scale = replicas.local_variable(0.0, "sum_scale")
             self._spoiled = _summed(0.0, "spoiled")
             self._rejected = _summed(0.0, "rejected")
-            self._sums = [_summed(tf.zeros(target.shape), "sum") for target in targets]
+            self._sums = [_summed(tf.zeros(target.shape, _sum_dtype(target)), "sum") for target in targets]
 
     @property
     def opens(self) -> tf.Tensor:
@@ -86,7 +86,8 @@ class Window(tf.Module):
         ]
         position = next((index for index, value in enumerate(means) if value is not None), None)
         if position is not None:
-            means[position] = tf.where(spoiled, float("nan"), means[position])
+            mean = tf.convert_to_tensor(means[position])
+            means[position] = tf.where(spoiled, tf.constant(float("nan"), mean.dtype), mean)
         return means, tf.equal(count, 0)
 
     def _check_same_targets(self, grads: Sequence[Gradient]) -> None:
@@ -112,7 +113,11 @@ class Window(tf.Module):
         # A factor below the smallest normal number would turn the sums into zeros.
         factor = tf.where(factor >= SMALLEST_SCALE, factor, float("nan"))
         pairs = list(zip(sums, self._overwrites, strict=True))
-        return tf.cond(moved, lambda: [own if kept else own * factor for own, kept in pairs], lambda: sums)
+
+        def follow() -> list:
+            return [own if kept else own * tf.cast(factor, own.dtype) for own, kept in pairs]
+
+        return tf.cond(moved, follow, lambda: sums)
 
 
 def take_over(inner: Any, targets: Sequence) -> Window | None:
@@ -146,7 +151,7 @@ def _plus(total: tf.Tensor, grad: Gradient, overwriting: bool) -> tf.Tensor:
     if grad is None:
         return total
     # Cast first: the conversion to a dense tensor sums duplicate indices.
-    own = tf.convert_to_tensor(tf.cast(grad, tf.float32))
+    own = tf.convert_to_tensor(tf.cast(grad, total.dtype))
     return tf.maximum(total, own) if overwriting else total + own
 
 
@@ -158,3 +163,7 @@ def _summed(value: Any, name: str) -> tf.Variable:
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.SUM,
     )
+
+
+def _sum_dtype(target: Any) -> tf.DType:
+    return tf.float64 if tf.as_dtype(target.dtype) == tf.float64 else tf.float32

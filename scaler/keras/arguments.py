@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from scaler.backend.keras_two import is_of_keras_two
 from scaler.errors import InvalidArgument
 from scaler.strategies import Dynamic, Strategy
 from scaler.strategies.base import require_strategy
@@ -35,6 +36,12 @@ def check_inner(inner: object) -> None:
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise InvalidArgument(
             f"LossScaleOptimizer({type(inner).__name__}): it scales losses by itself. Pass its inner_optimizer instead."
+        )
+    if is_of_keras_two(inner):
+        raise InvalidArgument(
+            f"LossScaleOptimizer({type(inner).__name__}): it is an optimizer of Keras 2, of the package tf-keras: "
+            f"expected one of Keras 3, such as keras.optimizers.Adam(1e-3). In a train step of your own "
+            "scaler.LossScaler().apply(optimizer, grads, variables) takes it."
         )
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise InvalidArgument(

@@ -7,7 +7,7 @@ import contextlib
 import keras
 
 from scaler.errors import InvalidArgument
-from scaler.keras.find_optimizers import loss_scale_optimizers
+from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored
 from scaler.loss_scaler import LossScaler
 from scaler.stuck import StuckPolicy
 from scaler.weights.trainable import TrainableSet
@@ -57,7 +57,7 @@ class LossScaleLogger(keras.callbacks.Callback):
             raise InvalidArgument(
                 f"LossScaleLogger: the model's optimizer is a {_called(self.model.optimizer)}: expected a "
                 "scaler.LossScaleOptimizer, as in compile(scaler.LossScaleOptimizer(keras.optimizers.Adam()), ...), or "
-                "attributes of the model that are such optimizers."
+                "attributes of the model that are such optimizers." + not_restored(self.model)
             )
         alone = len(found) == 1
         self._scalers = {"" if alone else f"{name}_": optimizer.loss_scaler for name, optimizer in found.items()}

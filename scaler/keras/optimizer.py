@@ -13,9 +13,11 @@ from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.checkpoints import AskedForParts, say_if_never_asked
 from scaler.backend.graphs import in_steps_of_fit, in_xla
+from scaler.backend.variables import made_outside
 from scaler.errors import InvalidArgument
-from scaler.gate.optimizers import build_optimizer
+from scaler.gate.optimizers import build_optimizer, move_nothing, waits_for_values
 from scaler.gradients.lists import Gradient
+from scaler.gradients.pairs import as_list
 from scaler.keras import accumulation, arguments, configs, following_masters
 from scaler.keras.other_names import OtherNames
 from scaler.keras.variable_order import Order
@@ -86,13 +88,15 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         arguments.check_keras_arguments(keras_arguments)
         given = strategy
         strategy = arguments.chosen_strategy(strategy, initial_scale, dynamic_growth_steps)
-        super().__init__(inner, float(strategy.init().loss_scale), None, name=name)
+        with tf.init_scope():
+            first = float(strategy.init().loss_scale)
+        super().__init__(inner, first, None, name=name)
         inner.loss_scale_factor = None  # Keras's class does not reset it before 3.10.
         self._strategy_given = given is not None
         self.dynamic_growth_steps = getattr(strategy, "growth_interval", None)
         self.loss_scaler = LossScaler(strategy, sum_duplicates=sum_duplicates)
         # No warning of a missing rollback: `protect` rolls statistics back, and without it `apply` where it can.
-        self.loss_scaler._use.statistics_are_kept = True
+        self.loss_scaler._use.statistics_are_kept = self.loss_scaler._use.unconnected_are_named = True
         self.masters = None
         self._window: accumulation.Window | None = None
         self._unscaled = replicas.local_variable(False, "unscaled")
@@ -124,7 +128,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         self._check_scope(variables)
         inner, strategy = self.inner_optimizer, self._made_in
         inside = strategy is tf.distribute.get_strategy()
-        with tf.init_scope(), contextlib.nullcontext() if inside else strategy.scope():
+        with made_outside(), contextlib.nullcontext() if inside else strategy.scope():
             if any(tf.as_dtype(variable.dtype) in (tf.float16, tf.bfloat16) for variable in variables):
                 self.masters = MasterWeights(variables)
             targets = self.masters.weights if self.masters else variables
@@ -195,23 +199,31 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         self._check_context()
         if not isinstance(grads, (list, tuple)) or not grads:
             raise InvalidArgument(f"apply(grads={grads!r}): expected a list of gradients, one for each variable.")
+        grads = as_list("apply", grads)
         if trainable_variables is None and not self.built:
             raise InvalidArgument("apply(grads): pass the variables, too, or call build(variables) first.")
         variables = self._order.variables if trainable_variables is None else list(trainable_variables)
         if not self.built:
-            unique = {id(replicas.native(variable)): variable for variable in variables}
-            replicas.merge(lambda strategy: self.build(list(unique.values())))
+            unique = list({id(replicas.native(variable)): variable for variable in variables}.values())
+            if waits_for_values(self, unique):
+                return self.loss_scaler.apply(move_nothing, grads, variables, allow_16bit_updates=True)
+            replicas.merge(lambda strategy: self.build(unique))
         alone = len({id(replicas.native(variable)) for variable in variables}) == len(grads) == len(variables)
         if alone and not self._window:  # A window refuses gradients that come and go.
             self.loss_scaler.check_connected(grads, variables)
-        grads = self._in_order(list(grads), variables)
+        grads = self._in_order(grads, variables)
         unscaled = tf.identity(self._unscaled) if self._by_hand else False
         complete: bool | tf.Tensor = True
+        loss_scale = None
         if self._window:
-            loss_scale = tf.where(unscaled, 1.0, self.loss_scaler.scale_of_gradients)
-            grads, complete = self._window.add(grads, loss_scale)
+            loss_scale = self.loss_scaler.carried(
+                "apply", grads, variables, may_be_unscaled=unscaled is not False
+            ).loss_scale
+            grads, complete = self._window.add(grads, tf.where(unscaled, 1.0, loss_scale))
         targets = self.masters or self._order.variables
-        return self.loss_scaler.apply(self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete)
+        return self.loss_scaler.apply(
+            self.inner_optimizer, grads, targets, unscaled=unscaled, when=complete, loss_scale=loss_scale
+        )
 
     def apply_gradients(self, grads_and_vars: Any) -> tf.Variable:
         """Does the same as `apply` for pairs of a gradient and a variable. Returns the inner `iterations`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,8 @@ import tensorflow as tf
 from scaler.backend import replicas
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
-from scaler.errors import InvalidArgument
-from scaler.keras.find_optimizers import loss_scale_optimizers
+from scaler.errors import InvalidArgument, ScaleWarning
+from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.keras.shown_metrics import Shown
 from scaler.rollback import keep_finite, state_of
@@ -60,6 +61,13 @@ def protect(model: keras.Model) -> keras.Model:
         raise InvalidArgument(f"protect({model!r}): expected a keras.Model.")
     if hasattr(model.train_step, _MARK):
         return model
+    if getattr(model, "compiled", False) and not loss_scale_optimizers(model) and not_restored(model):
+        warnings.warn(
+            f"protect: model {model.name!r} is compiled with {type(model.optimizer).__name__} and not with a "
+            f"scaler.LossScaleOptimizer.{not_restored(model)}",
+            ScaleWarning,
+            stacklevel=2,
+        )
     shown = Shown(model)
     made: list[bool] = []
     own_step, own_reset, own_results = model.train_step, model.reset_metrics, model.get_metrics_result
@@ -106,7 +114,7 @@ def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
     if not found:
         raise InvalidArgument(
             f"protect: model {model.name!r} has no scaler.LossScaleOptimizer to say whether a step was skipped. Pass "
-            "one to compile(optimizer=...), or make it an attribute of the model."
+            "one to compile(optimizer=...), or make it an attribute of the model." + not_restored(model)
         )
     return list(found.values())
 

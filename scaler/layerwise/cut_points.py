@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from scaler.errors import InvalidArgument
 from scaler.layerwise.groups import Layerwise
+from scaler.layerwise.reads import variables_by_group
+from scaler.layerwise.rescaling import Rescale
 from scaler.strategies import Strategy
 
 OUTPUTS = "outputs"
@@ -32,24 +33,6 @@ class _Call:
         self.has_weights = bool(_variables(self.layer)) or any(source.has_weights for source in self.sources)
 
 
-class _Rescale(keras.layers.Layer):
-    """The identity. `apply`, which is set once the groups are known, rescales its gradient."""
-
-    scales_gradients = True
-    """By this `loops.TrainStep` recognises a model that needs its `Layerwise`."""
-
-    def __init__(self, group: str):
-        # Without autocast, which would round the outputs to the policy's dtype.
-        super().__init__(name=f"rescale_{group}", autocast=False)
-        self.apply: Callable[[Any], tf.Tensor] = tf.identity
-
-    def call(self, x: tf.Tensor) -> tf.Tensor:
-        return self.apply(x)
-
-    def compute_output_spec(self, x: keras.KerasTensor) -> keras.KerasTensor:
-        return keras.KerasTensor(x.shape, dtype=x.dtype)
-
-
 def insert_rescales(
     model: keras.Model, after: Sequence[str], *, strategy: Strategy | None = None
 ) -> tuple[keras.Model, Layerwise]:
@@ -60,7 +43,8 @@ def insert_rescales(
 
     Gradients meet where a tensor was used twice, and can be added at one scale only. So after a layer is a cut point
     only if no weight before it has another way to the outputs: after the addition that ends a residual block, but not
-    inside of it; inside of one of several towers, if it shares no layer with the others.
+    inside of it; inside of one of several towers, if it shares no layer with the others. For the same reason everything
+    that reads a weight has to be in one group: which layers read it is found by tracing the model once.
 
     Args:
         model: A `keras.Sequential` that is built, or a functional model. Models among its layers count as one layer.
@@ -68,12 +52,14 @@ def insert_rescales(
         strategy: As `Layerwise` takes it.
 
     Returns:
-        A new functional model of the same layers and so of the same weights, and the `Layerwise`. Train the new one and
-        save the one that was given: the rescaling layers cannot be written to a `.keras` file.
+        A new functional model of the same layers and so of the same weights, and the `Layerwise`. Its outputs and their
+        masks are those of the model that was given. Train the new one and save the one that was given: the rescaling
+        layers cannot be written to a `.keras` file.
 
     Raises:
         InvalidArgument: For a subclassed model or one that is not built, an unknown layer, a layer that is not a cut
-            point, and layers that add losses of their own, whose gradients would pass no rescale.
+            point, a weight that two groups read, a model that cannot be traced, and layers that add losses of their
+            own, whose gradients would pass no rescale.
     """
     _check_model(model)
     if not isinstance(after, Iterable) or not all(isinstance(name, str) for name in after):
@@ -83,20 +69,21 @@ def insert_rescales(
     calls: list[_Call] = []
     origin: dict[int, _Call] = {}
     tensors: list[Any] = []  # Their ids are compared, so they must live.
-    rescales = {name: _Rescale(name) for name in [OUTPUTS, *names]}
+    rescales = {name: Rescale(name) for name in [OUTPUTS, *names]}
 
     def call(layer: keras.Operation, *args: Any, **kwargs: Any) -> Any:
         result = layer(*args, **kwargs)
-        used = [x for x in keras.tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
+        made = list(filter(_has_gradient, keras.tree.flatten(result)))
+        used = keras.tree.flatten((args, kwargs)) if made else []  # A mask is no way for a gradient.
         calls.append(_Call(layer, tuple(origin[id(x)] for x in used if id(x) in origin)))
         if layer.name in names:
-            if not isinstance(result, keras.KerasTensor) or sum(one.layer is layer for one in calls) > 1:
+            if not _has_gradient(result) or sum(one.layer is layer for one in calls) > 1:
                 raise InvalidArgument(
-                    f"after={layer.name!r}: the layer is called several times, or has several outputs: expected one "
-                    "output to cut at."
+                    f"after={layer.name!r}: the layer is called several times, or has several outputs, or one of "
+                    "integers: expected one floating-point output to cut at."
                 )
-            result = rescales[layer.name](result)
-        for x in keras.tree.flatten(result):
+            made = [result := rescales[layer.name](result)]
+        for x in made:
             origin[id(x)] = calls[-1]
             tensors.append(x)
         return result
@@ -106,7 +93,9 @@ def insert_rescales(
     cuts = {one.layer.name: one for one in calls if one.layer.name in names}
     for name in names:
         _check_cut(name, cuts[name], calls, leaves)
-    rebuilt = keras.Model(inputs, keras.tree.map_structure(rescales[OUTPUTS], outputs), name=model.name)
+    ends = keras.tree.map_structure(lambda x: rescales[OUTPUTS](x) if _has_gradient(x) else x, outputs)
+    rebuilt = keras.Model(inputs, ends, name=model.name)
+    rebuilt.supports_masking = model.supports_masking
     _check_losses(rebuilt)
     # Sets of cut points are nested or apart, so the larger one comes first and the smallest around it is the parent.
     ordered = sorted(names, key=lambda name: len(cuts[name].upstream), reverse=True)
@@ -114,7 +103,9 @@ def insert_rescales(
     for index, name in enumerate(ordered):
         around = [outer for outer in ordered[:index] if cuts[name] in cuts[outer].upstream]
         parents[name] = around[-1] if around else OUTPUTS
-    layerwise = Layerwise(_group(calls, cuts, ordered), parents=parents, strategy=strategy)
+    groups = variables_by_group(rebuilt, rescales, _groups_of_calls(calls, cuts, ordered))
+    _check_losses(rebuilt)  # Again, for those that were not added before the trace.
+    layerwise = Layerwise(groups, parents=parents, strategy=strategy)
     for name, layer in rescales.items():
         layer.apply = functools.partial(layerwise.rescale, group=name)
     return rebuilt, layerwise
@@ -131,25 +122,22 @@ def _rebuild(model: keras.Model, call: Callable) -> tuple[Any, Any]:
     return copy.input, copy.output
 
 
-def _group(calls: Sequence[_Call], cuts: dict[str, _Call], ordered: Sequence[str]) -> dict[str, list]:
+def _groups_of_calls(calls: Sequence[_Call], cuts: dict[str, _Call], ordered: Sequence[str]) -> dict[str, list]:
+    """The layers that are called in each group."""
     groups: dict[str, list] = {name: [] for name in [OUTPUTS, *ordered]}
-    seen: dict[int, str] = {}
     for one in calls:
         inside = [name for name in ordered if one in cuts[name].upstream]
-        group = inside[-1] if inside else OUTPUTS
-        if _variables(one.layer) and seen.setdefault(id(one.layer), group) != group:
-            raise InvalidArgument(
-                f"layer {one.layer.name!r} is called in group {seen[id(one.layer)]!r} and in {group!r}: its gradients "
-                "would be added at two scales. Choose cuts with all of its calls on one side."
-            )
-        known = {id(variable) for variable in groups[group]}
-        groups[group] += [variable for variable in _variables(one.layer) if id(variable) not in known]
+        groups[inside[-1] if inside else OUTPUTS].append(one.layer)
     return groups
 
 
 def _variables(layer: keras.Operation) -> list[keras.Variable]:
     """Its variables that can be trained, also if they are frozen now."""
     return [v for v in getattr(layer, "variables", ()) if "float" in str(v.dtype)]
+
+
+def _has_gradient(result: Any) -> bool:
+    return isinstance(result, keras.KerasTensor) and any(kind in str(result.dtype) for kind in ("float", "complex"))
 
 
 def _check_cut(name: str, cut: _Call, calls: Sequence[_Call], leaves: set[_Call]) -> None:

@@ -1,17 +1,42 @@
-"""Operations that return their input and rescale its gradient in the backward pass."""
+"""Operations, and a layer, that return their input and rescale its gradient in the backward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import keras
 import tensorflow as tf
 
+from scaler.backend.keras_attributes import carry
 from scaler.errors import InvalidArgument
 from scaler.gradients import statistics
 from scaler.strategies import exact
 
 MEASURED = 3
 """Numbers that `measured_rescale` reports."""
+
+
+class Rescale(keras.layers.Layer):
+    """The identity. `apply`, which is set once the groups are known, rescales its gradient."""
+
+    scales_gradients = True
+    """By this `loops.TrainStep` recognises a model that needs its `Layerwise`."""
+
+    def __init__(self, group: str):
+        # Without autocast, which would round the outputs to the policy's dtype.
+        super().__init__(name=f"rescale_{group}", autocast=False)
+        self.supports_masking = True
+        self.apply: Callable[[Any], tf.Tensor] = tf.identity
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        """`x`, with its mask."""
+        # A loss that takes the logits behind an output has its gradient rescaled as well.
+        return carry(x, self.apply(x), self.apply)
+
+    def compute_output_spec(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        """That of `x`."""
+        return keras.KerasTensor(x.shape, dtype=x.dtype)
 
 
 def rescale(x: tf.types.experimental.TensorLike, factor: float | tf.Tensor) -> tf.Tensor:

@@ -14,6 +14,7 @@ from scaler.mistakes.marks import kind_of, upstream
 
 _READS = ("ReadVariableOp", "ResourceGather")
 _HARMLESS_SCALARS = ("Const", "Cast")
+_DRAWS = ("Random", "TruncatedNormal", "StatelessRandom", "StatelessTruncatedNormal")
 _STOPS = "StopGradient"
 
 
@@ -21,8 +22,8 @@ def nobody_scaled(grads: Sequence[gradients.Gradient], variables: Sequence) -> b
     """Whether these are gradients of a model in this graph, with nothing upstream that may be a scale.
 
     A false alarm is worse than a miss. So the answer is True only if everything upstream is visible and none of it may
-    carry a scale. What may carry one: a mark, a variable outside the model, a scalar that is not a count, an argument
-    that may hold gradients, a constant that may be a scale. In eager mode nothing is visible.
+    carry a scale. What may carry one: a mark, a variable outside the model, a scalar that is neither a count nor drawn,
+    an argument that may hold gradients, a constant that may be a scale. In eager mode nothing is visible.
 
     Args:
         grads: Gradients.
@@ -69,6 +70,8 @@ def _may_be_scaled(tensor: tf.Tensor, shapes: list, handles: list) -> bool:
         return False
     if op.type in _READS:
         return not any(_outside(op.inputs[0]) is handle for handle in handles)
+    if op.type.startswith(_DRAWS):
+        return False
     # Values may pass unseen: in a list of tensors, as in a loop, as bits, or rounded to integers.
     if op.type == "Bitcast" or any(source.dtype == tf.variant or source.op.type == "Cast" for source in op.inputs):
         return True

@@ -7,7 +7,7 @@ is no graph to walk: a mark is an attribute of the tensor, and only that tensor 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -40,13 +40,29 @@ def mark(tensor: tf.Tensor, kind: str) -> tf.Tensor:
     return marked
 
 
-def marks_upstream(tensors: Iterable[tf.Tensor]) -> dict[str, list[tf.Tensor]]:
-    """The marked tensors that the values of `tensors` come from, by kind. The search ends at the first mark."""
-    found: dict[str, list[tf.Tensor]] = {}
-    for tensor in upstream(tensors):
+class Mark(NamedTuple):
+    """A marked tensor that values come from.
+
+    Attributes:
+        tensor: The tensor.
+        operation: What made it; the call or the loop, if it was made inside of a function. None in eager mode.
+    """
+
+    tensor: tf.Tensor
+    operation: Any
+
+
+Marks = dict[str, list[Mark]]
+
+
+def marks_upstream(tensors: Iterable[tf.Tensor]) -> Marks:
+    """The marks that the values of `tensors` come from, by kind. The search ends at the first mark."""
+    found: Marks = {}
+    for tensor, calls in _nodes_upstream(tensors, kind_of):
         kind = kind_of(tensor)
         if kind:
-            found.setdefault(kind, []).append(tensor)
+            operation = None if is_eager(tensor) else tensor.op
+            found.setdefault(kind, []).append(Mark(tensor, calls[0][0] if calls else operation))
     return found
 
 
@@ -59,7 +75,17 @@ def upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any] | No
         tensors: Where to start.
         ends: Whether the walk ends at a tensor. Default: it ends at a mark.
     """
-    ends = ends or kind_of
+    return (tensor for tensor, _ in _nodes_upstream(tensors, ends or kind_of))
+
+
+def _nodes_upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any]) -> Iterator[_Node]:
+    return (node for node, _ in edges_upstream(tensors, ends))
+
+
+def edges_upstream(
+    tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any]
+) -> Iterator[tuple[_Node, list[_Node]]]:
+    """As `upstream`: each tensor with the functions entered on the way to it, and the same of what it comes from."""
     waiting: list[_Node] = [(tensor, ()) for tensor in tensors]
     seen: set[tuple] = set()
     while waiting:
@@ -67,9 +93,9 @@ def upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any] | No
         if (tensor.ref(), calls) in seen or not tensor.dtype.is_floating:
             continue
         seen.add((tensor.ref(), calls))
-        yield tensor
-        if not ends(tensor):
-            waiting += _sources(tensor, calls)
+        sources = [] if ends(tensor) else list(_sources(tensor, calls))
+        yield (tensor, calls), sources
+        waiting += sources
 
 
 def kind_of(tensor: tf.Tensor) -> str | None:

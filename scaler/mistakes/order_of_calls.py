@@ -30,10 +30,12 @@ class Use:
         read: Whether the scale was read outside a tape since a loss was last scaled. Gradients may then carry it.
         unscaled: The gradients of the last `unscale`, in eager mode, if no other step was opened since.
         statistics_are_kept: Whether somebody else rolls back what a model's forward pass moved, as `protect` does.
+        unconnected_are_named: Whether somebody else names variables without a gradient: a `LossScaleOptimizer` knows
+            which of them its caller passed.
     """
 
     def __init__(self) -> None:
-        self.asked = self.read = self.statistics_are_kept = False
+        self.asked = self.read = self.statistics_are_kept = self.unconnected_are_named = False
         self.unscaled: Unscaled | None = None
         self._stepped = self._unscales = self._ends = False
         self._said: set[str] = set()
@@ -112,7 +114,8 @@ class Use:
             self.say_once(
                 f"apply(grads): the gradients are divided by the loss scale, but {why}: they seem to be gradients of "
                 "an unscaled loss, and the step would be too small by this factor. Differentiate scale(loss). If you "
-                "scale by hand, read the factor from loss_scale. For no scaling use scaler.NoScaling()."
+                "scale by hand, read the factor from loss_scale. For no scaling use scaler.NoScaling().",
+                "not scaled",
             )
 
     def check_open(self, step: OpenStep) -> None:
@@ -143,10 +146,10 @@ class Use:
                 f"{now:g}. {_INSTEAD}"
             )
 
-    def say_once(self, sentence: str) -> None:
-        """Warns the first time this sentence applies to this scaler."""
-        if sentence not in self._said:
-            self._said.add(sentence)
+    def say_once(self, sentence: str, mistake: str | None = None) -> None:
+        """Warns the first time this sentence, or another one of the same mistake, applies to this scaler."""
+        if (mistake or sentence) not in self._said:
+            self._said.add(mistake or sentence)
             warnings.warn(sentence, ScaleWarning, stacklevel=4)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.backend.graphs import graphs_around
+from scaler.backend.graphs import graphs_around, is_eager
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, UNSCALED, kind_of, mark, marks_upstream, upstream
+from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, UNSCALED, Marks, kind_of, mark, marks_upstream, upstream
 
 _OWNER = "_halfstep_owner"
 
@@ -40,20 +40,25 @@ def _ends_a_product(tensor: tf.Tensor) -> bool:
     return kind_of(tensor) is not None or getattr(operation, "type", "") not in _LINEAR
 
 
-def refuse_gradients(method: str, grads: Sequence[gradients.Gradient], owner: object) -> None:
+def refuse_gradients(method: str, grads: Sequence[gradients.Gradient], found: Marks, owner: object) -> None:
     """Raises `InvalidArgument` for gradients that come from `unscale`, or that another scaler than `owner` scaled.
 
     Gradients of a penalty on unscaled gradients, or through an inner step, come from `unscale`, too. They pass, because
     their own backward pass carries a scale of `owner`. With an owner of None the scales of others are not checked.
+
+    Args:
+        method: Who asks, for the error.
+        grads: Gradients.
+        found: `marks_of(grads)`.
+        owner: A loss scaler, or None.
     """
-    found = _upstream(grads)
     if set(found) == {UNSCALED} or (owner is not None and any(map(_divided_by_a_scale, grads))):
         raise InvalidArgument(
             f"{method}(grads): these gradients went through unscale already, or were divided by loss_scale, and would "
             "be divided by the loss scale again: expected gradients of the scaled loss. Pass unscaled gradients to "
             "apply(..., unscaled=True)."
         )
-    owners = [_owner(tensor) for kind in (LOSS_SCALE, READ) for tensor in found.get(kind, ())]
+    owners = [owner_of_scale(mark.tensor) for kind in (LOSS_SCALE, READ) for mark in found.get(kind, ())]
     if owner is not None and owners and all(other is not None and other is not owner for other in owners):
         raise InvalidArgument(
             f"{method}(grads): another loss scaler scaled these gradients, but the scale of this one would divide "
@@ -66,19 +71,27 @@ def _divided_by_a_scale(grad: gradients.Gradient) -> bool:
     values: Any = gradients.values_of(grad) if tf.is_tensor(grad) else None
     while getattr(getattr(values, "op", None), "type", "") in ("Identity", "Cast", "Reshape"):
         values = values.op.inputs[0]
-    if getattr(getattr(values, "op", None), "type", "") != "RealDiv":
+    return values is not None and divides_by_a_scale(values)
+
+
+def divides_by_a_scale(tensor: tf.Tensor) -> bool:
+    """Whether a tensor in a graph is the result of a division by a scale."""
+    if is_eager(tensor) or tensor.op.type != "RealDiv":
         return False
-    divisor = values.op.inputs[1]
-    return any(kind_of(tensor) in (LOSS_SCALE, READ) for tensor in upstream([divisor], _ends_a_product))
+    divisor = tensor.op.inputs[1]
+    return any(kind_of(source) in (LOSS_SCALE, READ) for source in upstream([divisor], _ends_a_product))
 
 
-def scale_read(grads: Sequence[gradients.Gradient], owner: object, read: bool) -> tuple[tf.Tensor | None, bool]:
+def scale_read(
+    grads: Sequence[gradients.Gradient], found: Marks, owner: object, read: bool
+) -> tuple[tf.Tensor | None, bool]:
     """Finds the scale that gradients carry if the user read it outside the tape.
 
     It is found if exactly one such scale of `owner` is upstream, read in this graph or in one around it.
 
     Args:
         grads: The gradients.
+        found: `marks_of(grads)`.
         owner: The loss scaler.
         read: Whether its scale was read outside a tape since a loss was last scaled.
 
@@ -87,10 +100,9 @@ def scale_read(grads: Sequence[gradients.Gradient], owner: object, read: bool) -
     """
     if tf.executing_eagerly():
         return None, False
-    found = _upstream(grads)
-    reads = {tensor.ref(): tensor for tensor in found.get(READ, ())}
-    known = [tensor for tensor in reads.values() if _owner(tensor) is owner]
-    if set(found) == {READ} and len(reads) == len(known) == 1 and _reachable(known[0]):
+    reads = {mark.tensor.ref(): mark.tensor for mark in found.get(READ, ())}
+    known = [tensor for tensor in reads.values() if owner_of_scale(tensor) is owner]
+    if set(found) == {READ} and len(reads) == len(known) == 1 and reachable(known[0]):
         return known[0], False
     return None, set(found) == {READ} or (read and not found and not _all_are_arguments(grads))
 
@@ -108,15 +120,17 @@ def owned(loss_scale: tf.Tensor, kind: str, owner: object) -> tf.Tensor:
     return marked
 
 
-def _owner(marked: tf.Tensor) -> object | None:
+def owner_of_scale(marked: tf.Tensor) -> object | None:
+    """The scaler whose scale `owned` marked, or None."""
     return getattr(marked, _OWNER, lambda: None)()
 
 
-def _upstream(grads: Sequence[gradients.Gradient]) -> dict[str, list[tf.Tensor]]:
+def marks_of(grads: Sequence[gradients.Gradient]) -> Marks:
+    """The marks that gradients come from, by kind."""
     return marks_upstream(gradients.values_of(grad) for grad in grads if tf.is_tensor(grad))
 
 
-def _reachable(tensor: tf.Tensor) -> bool:
+def reachable(tensor: tf.Tensor) -> bool:
     """Whether the current graph can use a tensor, because it belongs to this graph or to one around it."""
     return any(graph is tensor.graph for graph in graphs_around())
 

@@ -9,7 +9,8 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend.graphs import is_eager
 from scaler.mistakes.forgotten import look_upstream
-from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, kind_of, upstream
+from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, UNSCALED, kind_of, upstream
+from scaler.mistakes.scaled_twice import marks_of
 
 _DIVISIONS = ("RealDiv", "Div", "Reciprocal", "Inv", "Pow")
 
@@ -26,6 +27,12 @@ def still_scaled(grads: Sequence[gradients.Gradient], variables: Sequence) -> bo
     """
     if tf.executing_eagerly():
         return False
+    found = marks_of(grads)
+    if UNSCALED in found:
+        if not {SCALED, LOSS_SCALE} & set(found):
+            return False
+        # Some of the list may have been forgotten.
+        grads = [grad for grad in grads if tf.is_tensor(grad) and UNSCALED not in marks_of([grad])]
     seen, may_scale = look_upstream(grads, variables)
     kinds = {kind_of(tensor) for tensor in seen} - {None}
     if not kinds or not kinds <= {SCALED, LOSS_SCALE} or any(map(_divides_by_a_scale, seen)):

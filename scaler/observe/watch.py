@@ -172,22 +172,23 @@ class Watch:
             return
         wanted = self._only if self._only is not None else layers if self._asked is not None else ()
         unseen = [path for path in sorted(wanted) if path not in collection.names]
-        self._say_once(
+        self.leave_out(
             collection.left_out,
             "what runs in a loop, a branch or a function of its own cannot be seen from outside. An RNN with "
             "unroll=True shows its cell.",
         )
-        self._say_once(
+        self.leave_out(
             [path for path in unseen if path in collection.called], "it has no float16, bfloat16 or float32 output."
         )
         uncalled = [path for path in unseen if path not in collection.called]
-        self._say_once([path for path in uncalled if path in layers], "in this forward pass it is never called.")
-        self._say_once(
+        self.leave_out([path for path in uncalled if path in layers], "in this forward pass it is never called.")
+        self.leave_out(
             [path for path in uncalled if path not in layers],
             "its outputs are not watched. Name it, or the layers in it, in watch(layers=[...]).",
         )
 
-    def _say_once(self, names: list[str], why: str) -> None:
+    def leave_out(self, names: Sequence[str], why: str) -> None:
+        """Warns once that nothing is shown of these layers, probes or variables, and why."""
         news = [name for name in names if name not in self._left_out]
         self._left_out += news
         if news:

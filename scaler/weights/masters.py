@@ -22,9 +22,9 @@ _COPIED = (tf.float16, tf.bfloat16)
 
 
 class MasterWeights(tf.Module):
-    """Float32 master weights for any mix of float16, bfloat16 and float32 variables.
+    """Float32 master weights for any mix of float16, bfloat16, float32 and float64 variables.
 
-    A 16-bit variable gets a float32 copy; a float32 variable is its own master. Pass the object wherever a list of
+    A 16-bit variable gets a float32 copy; any other variable is its own master. Pass the object wherever a list of
     variables is expected: `loss_scaler.apply(optimizer, grads, masters)`. Save it beside the model
     (`tf.train.Checkpoint(model=model, masters=masters, ...)`): the model holds only the rounded values.
 
@@ -159,8 +159,8 @@ def _check(variables: list) -> None:
         raise InvalidArgument("MasterWeights: a variable was given twice; each needs exactly one master.")
     for variable in variables:
         dtype = tf.as_dtype(variable.dtype)
-        if dtype not in (*_COPIED, tf.float32):
+        if dtype not in (*_COPIED, tf.float32, tf.float64):
             raise InvalidArgument(
-                f"MasterWeights: variable {variable.name!r} has dtype {dtype.name}: expected float16, bfloat16 or "
-                "float32."
+                f"MasterWeights: variable {variable.name!r} has dtype {dtype.name}: expected float16, "
+                "bfloat16, float32 or float64."
             )

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
+from scaler.backend import bits
 from scaler.errors import InvalidArgument
 
 _SIGNIFICAND = {tf.bfloat16: 7, tf.float16: 10}
@@ -112,11 +113,12 @@ def spacing(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     Returns:
         Float32, of that shape.
     """
-    bits = tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), 0x7F800000)
-    exponent = tf.maximum(tf.bitwise.right_shift(bits, 23) - 127, _LEAST_EXPONENT[dtype])
-    # Of bfloat16's smallest numbers the spacing is subnormal, which kernels take for 0.
-    least = tf.maximum(exponent - _SIGNIFICAND[dtype], -126)
-    return tf.bitcast(tf.bitwise.left_shift(least + 127, 23), tf.float32)
+    exponent = tf.bitwise.right_shift(bits.magnitude_bits(values), bits.constant(23))
+    # Biased by 127, as float32 keeps it. Of bfloat16's smallest numbers the spacing is subnormal, which kernels take
+    # for 0.
+    least = max(_LEAST_EXPONENT[dtype] + 127, _SIGNIFICAND[dtype] + 1)
+    biased = tf.maximum(exponent, bits.constant(least)) - bits.constant(_SIGNIFICAND[dtype])
+    return bits.as_float(tf.bitwise.left_shift(biased, bits.constant(23)))
 
 
 def _sixteen_bits(dtype: str | tf.DType | np.dtype | type) -> tf.DType:

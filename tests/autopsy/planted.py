@@ -81,6 +81,14 @@ def learning_rate():
     return model, squares, (inputs(16, 8), inputs(16, 1)), {"optimizer": keras.optimizers.SGD(60.0)}
 
 
+@program(8)
+def weight_decay():
+    """A weight decay of the wrong sign, which makes the weights ten times as large at each step."""
+    model = dense(plain(8, "first"), plain(1, "out"))
+    optimizer = keras.optimizers.SGD(1e-6, weight_decay=-9e6)
+    return model, squares, (inputs(16, 8), inputs(16, 1)), {"optimizer": optimizer}
+
+
 @program(5)
 def nan_batch():
     """NaN in one batch."""
@@ -142,6 +150,39 @@ def attention_mask():
     return dense(masked, plain(1, "out")), squares, (x, inputs(16, 1)), {}
 
 
+class MaskedByLiteral(keras.layers.Layer):
+    """The same with the number in the call."""
+
+    def call(self, x):
+        keep = keras.ops.cast(x > 0.0, x.dtype)
+        return keras.ops.softmax(x + (1.0 - keep) * -1e9)
+
+
+@program(3)
+def literal_mask():
+    """A mask of -1e9 that no attribute holds."""
+    x = inputs(16, 8)
+    x[5] = -1.0
+    masked = MaskedByLiteral(name="masked", dtype="mixed_float16")
+    return dense(masked, plain(1, "out")), squares, (x, inputs(16, 1)), {}
+
+
+class NormByLiteral(keras.layers.Layer):
+    """Divides by a norm and an epsilon that float16 does not hold."""
+
+    def call(self, x):
+        return x / (keras.ops.norm(x, axis=-1, keepdims=True) + 1e-12)
+
+
+@program(3)
+def literal_epsilon():
+    """An epsilon of 1e-12 that no attribute holds."""
+    x = inputs(16, 8)
+    x[5] = 0.0
+    norm = NormByLiteral(name="norm", dtype="mixed_float16")
+    return dense(norm, plain(1, "out")), squares, (x, inputs(16, 1)), {}
+
+
 class Root(keras.layers.Layer):
     """A square root that meets 0."""
 
@@ -162,6 +203,22 @@ def root_under_an_overflow():
     first = keras.layers.Dense(8, dtype="float16", name="first")
     model = dense(first, Root(name="root", dtype="mixed_float16"), plain(1, "out"))
     return model, lambda y, prediction: 1e3 * squares(y, prediction), (inputs(16, 8), inputs(16, 1)), {}
+
+
+class Length(keras.layers.Layer):
+    """The length of each vector, in float32."""
+
+    def call(self, x):
+        return tf.sqrt(tf.reduce_sum(tf.square(tf.cast(x, tf.float32)), -1, keepdims=True))
+
+
+@program(8)
+def rare_root():
+    """A root at 0 for one example, in a run that a log of four updates shows as a scale that finds its level."""
+    x = inputs(16, 8)
+    x[6] = 0
+    first = plain(8, "first", use_bias=False)
+    return dense(first, Length(name="length"), plain(1, "out")), squares, (x, inputs(16, 1)), {"accumulate": 2}
 
 
 class SmallRoot(keras.layers.Layer):
@@ -225,6 +282,30 @@ def zero_over_zero():
     return dense(Spread(name="spread", dtype="mixed_float16"), plain(1, "out")), squares, (x, inputs(16, 1)), {}
 
 
+@tf.custom_gradient
+def direction(x):
+    """x / |x|, whose gradient divides by |x|."""
+
+    def grad(upstream):
+        return upstream * tf.abs(x) / tf.abs(x)
+
+    return tf.sign(x), grad
+
+
+class Direction(keras.layers.Layer):
+    """Finite at 0, and its gradient is not."""
+
+    def call(self, x):
+        return direction(x)
+
+
+@program(2)
+def custom_gradient():
+    """A custom gradient that divides 0 by 0, after a layer that gives a 0."""
+    layers = [plain(8, "first", activation="relu"), Direction(name="direction", dtype="mixed_float16")]
+    return dense(*layers, plain(1, "out")), squares, (inputs(16, 8), inputs(16, 1)), {}
+
+
 def relative(y, prediction):
     """Divides by a target that is 0."""
     return tf.reduce_mean(tf.abs(tf.cast(prediction, tf.float32) - y) / tf.abs(y))
@@ -258,6 +339,52 @@ def clamp():
     """A clamp of 1 - 1e-6, which is 1 in float16."""
     sure = plain(1, "sure", activation="sigmoid", kernel_initializer=keras.initializers.Constant(5.0))
     return dense(sure), clamped_loss, (np.abs(inputs(16, 8)) + 1, np.ones((16, 1), np.float32)), {}
+
+
+@program(3)
+def norm_in_the_loss():
+    """The norm of a weight that is 0, as a penalty in float16. At a scale of 2^-12 its gradient is 0, and finite."""
+    first = plain(8, "first", kernel_initializer="zeros")
+
+    def loss(y, prediction):
+        penalty = tf.constant(1e-4, tf.float16) * tf.norm(tf.cast(first.kernel, tf.float16))
+        return squares(y, prediction) + tf.cast(penalty, tf.float32)
+
+    return dense(first, plain(1, "out")), loss, (inputs(16, 8), inputs(16, 1)), {}
+
+
+class Distance(keras.layers.Layer):
+    """Adds the norm of a weight that is 0 to its input."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(8,), name="kernel", initializer="zeros")
+
+    def call(self, x):
+        return x * 0.0 + keras.ops.sqrt(keras.ops.sum(keras.ops.square(self.kernel)))
+
+
+@program(2)
+def distance():
+    """Nothing that is tried helps, and predictions that are clipped have no gradient."""
+    return dense(Distance(name="distance", dtype="mixed_float16")), squares, (inputs(16, 8), inputs(16, 8)), {}
+
+
+class Sampling(keras.layers.Layer):
+    """The mean and the variance of a variational autoencoder, whose logarithm has no bound."""
+
+    def call(self, given):
+        mean, log_variance = given
+        return mean + keras.ops.exp(log_variance)
+
+
+@program(2)
+def unbounded_variance():
+    """The variance overflows in float16; in float32 the loss is 1e10."""
+    x = keras.Input((8,))
+    wide = keras.initializers.RandomNormal(0, 2.0, seed=3)
+    given = [plain(4, "mean")(x), plain(4, "log_variance", kernel_initializer=wide)(x)]
+    decoded = plain(8, "decoded")(Sampling(name="sampling", dtype="mixed_float16")(given))
+    return keras.Model(x, decoded), squares, (inputs(16, 8), inputs(16, 8)), {}
 
 
 def logs(y, probabilities):
@@ -298,6 +425,23 @@ def window():
 
 
 @program(4)
+def outlier_in_a_window():
+    """An example that overflows a layer, in the first micro-batch of a window."""
+    x = np.abs(inputs(16, 8))
+    x[9] = 4e4
+    first = plain(8, "first", kernel_initializer="ones")
+    return dense(first, plain(1, "out")), squares, (x, inputs(16, 1)), {"accumulate": 2}
+
+
+@program(3)
+def beyond_float16():
+    """A value of the batch that float16 cannot hold."""
+    x = inputs(16, 8)
+    x[6] = 1e5
+    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(16, 1)), {}
+
+
+@program(4)
 def second_moment():
     """Adam's epsilon of 1e-8 in float16, whose weights have no masters."""
     first = keras.layers.Dense(8, name="first", dtype="float16")
@@ -320,6 +464,32 @@ def schedule():
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.01, 1e4])
     model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
     return model, squares, (inputs(16, 8), inputs(16, 1)), {"optimizer": keras.optimizers.SGD(rate)}
+
+
+@keras.saving.register_keras_serializable("planted")
+class Ending(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that is NaN from its fourth step on."""
+
+    def __call__(self, step):
+        return 1e-3 * tf.sqrt(3.0 - tf.cast(step, tf.float32))
+
+    def get_config(self):
+        return {}
+
+
+@program(5)
+def nan_rate():
+    """A schedule that takes the root of what becomes negative."""
+    model = dense(plain(8, "first", activation="relu"), plain(1, "out"))
+    return model, squares, (inputs(16, 8), inputs(16, 1)), {"optimizer": keras.optimizers.Adam(Ending())}
+
+
+@program(8)
+def outlier():
+    """One example that overflows at the scale of the others, in a run that is healthy beside."""
+    x = inputs(64, 8)
+    x[26] *= 60.0
+    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(64, 1)), {}
 
 
 @program(3)

@@ -16,7 +16,7 @@ def blocks(name, kind):
 
 def without_losses(text):
     """Another machine may round the last digit otherwise."""
-    return re.sub(r", loss [-+.e0-9]+", "", text)
+    return re.sub(r", loss [-+.e0-9]+(, [0-9]+% of the gradients)?", "", text)
 
 
 def printed(folder, *arguments):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loops.autopsy.health import health, in_words, too_often
+from loops.autopsy.health import health, in_words, too_often, what_is_wrong
 
 
 def log(text, cause="OVERFLOW", scale=1024.0):
@@ -114,6 +114,14 @@ def test_a_scale_that_is_lower_after_each_growth_is_not():
     )
 
 
+def test_the_verb_agrees_with_the_number_of_skips():
+    """One was, two were."""
+    assert in_words(health(log("x" + "." * 29))).startswith("1 of the 30 steps in the log was skipped: 1 while")
+    assert in_words(health(log("xx" + "." * 28))).startswith("2 of the 30 steps in the log were skipped: 2 while")
+    assert in_words(health(log("x"))).startswith("the only step in the log was skipped: 1 while")
+    assert in_words(health(log("."))) == "the only step in the log was not skipped"
+
+
 def test_skips_of_each_kind_are_told_apart():
     """Together they are all skips of the log."""
     rows = cycles(
@@ -124,3 +132,36 @@ def test_skips_of_each_kind_are_told_apart():
     assert in_words(found).endswith("level, 1 after it had grown, which took it back, 1 beside, where gradients grew")
     assert in_words(health(log("...."))) == "none of the 4 steps in the log was skipped"
     assert too_often(found) == ""
+
+
+def unseen(text, lost):
+    """As `log`, with a loss of null in the steps of these numbers."""
+    return [{**row, "loss": None if row["step"] in lost else 1.0} for row in log(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "lost", "said"),
+    [
+        ("....", [2, 3], (3, 2, 4)),
+        ("xx..", [1, 2, 3, 4], (4, 2, 2)),
+        ("mm.mmxmm.", [2, 5], (2, 1, 6)),
+    ],
+)
+def test_a_run_whose_loss_cannot_be_seen_is_not_healthy(text, lost, said):
+    """Micro-batches count with their window; a skipped step may have any loss."""
+    found = health(unseen(text, lost))
+    assert not found.healthy
+    assert (found.step, found.unseen, found.moved) == said
+
+
+def test_the_infinite_loss_of_a_skipped_step_is_no_trouble():
+    found = health(unseen("xx..", [1, 2]))
+    assert (found.healthy, found.unseen) == (True, 0)
+    assert what_is_wrong(found) == ""
+    assert health(log("....")).healthy
+
+
+def test_how_many_losses_cannot_be_seen_is_said():
+    assert what_is_wrong(health(unseen(".x..", [1]))) == (
+        "1 of the 3 applied steps in the log has a loss that is not finite."
+    )

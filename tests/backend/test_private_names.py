@@ -10,7 +10,16 @@ import scaler
 
 ROOT = pathlib.Path(scaler.__file__).parent
 OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields"}
-OF_OURS = {"_halfstep_owner", "_halfstep_steps", "_scaler_protected", "_window", "_noinline", "_", "_Function"}
+OF_OURS = {
+    "_halfstep_owner",
+    "_halfstep_loss_finite",
+    "_halfstep_steps",
+    "_scaler_protected",
+    "_window",
+    "_noinline",
+    "_",
+    "_Function",
+}
 INTERNAL = ("tensorflow.python", "keras.src")
 FILES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
 

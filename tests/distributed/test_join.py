@@ -81,9 +81,9 @@ def test_peers_that_do_not_come_are_named_after_the_time_limit(monkeypatch, inde
 
 
 def test_only_the_peer_that_is_missing_is_named(monkeypatch):
-    ports = free_ports(2)
+    # It is there first, so that its port is none of those that are free.
     with socket.create_server(("127.0.0.1", 0)) as there:
-        ports.append(there.getsockname()[1])
+        ports = [*free_ports(2), there.getsockname()[1]]
         monkeypatch.setenv("TF_CONFIG", configuration(ports, 0))
         with pytest.raises(loops.WorkerLost) as caught:
             join_workers(0.3)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import replica_cases as cases
 import tensorflow as tf
+from keras_two import MAKERS
 
 import scaler
 
@@ -98,6 +99,25 @@ def test_plain_functions_whatever_the_aggregation_of_the_variable():
         assert found == [-2.0, -2.0], aggregation
 
 
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_an_optimizer_of_keras_2_does_not_sum_again(make):
+    strategy = cases.mirrored(2)
+    with strategy.scope():
+        weight, optimizer = tf.Variable([1.0, 1.0]), make()
+        loss_scaler = scaler.LossScaler(scaler.NoScaling())
+
+    @tf.function
+    def step(grad):
+        return strategy.run(lambda: loss_scaler.apply(optimizer, [tf.identity(grad)], [weight]).finite)
+
+    for value, finite in ((0.5, True), (np.inf, False)):
+        found = step(tf.constant([value, -0.5]))
+        assert all(bool(each) is finite for each in strategy.experimental_local_results(found))
+        for part in strategy.experimental_local_results(weight):
+            assert part.numpy().tolist() == [0.5, 1.5]
+    assert int(optimizer.iterations.numpy()) == 1
+
+
 def test_no_gradient_on_any_replica_for_one_variable():
     strategy = cases.mirrored(2)
     with strategy.scope():
@@ -105,8 +125,9 @@ def test_no_gradient_on_any_replica_for_one_variable():
         optimizer = keras.optimizers.Adam(0.5, weight_decay=0.1)
         loss_scaler = scaler.LossScaler(scaler.NoScaling())
     step = tf.function(lambda: loss_scaler.apply(optimizer, [None, tf.constant(1.0)], variables).index)
-    for _ in range(2):
+    with pytest.warns(scaler.ScaleWarning, match="no gradient for 'Variable'"):
         strategy.run(step)
+    strategy.run(step)
     assert variables[0].numpy().tolist() == [1.0, 2.0]
     assert float(variables[1].numpy()) < 3.0
     assert cases.agree(variables)

@@ -101,3 +101,25 @@ def test_clipvalue_is_of_the_sum():
     with strategy.scope():
         optimizer = keras.optimizers.SGD(1.0, clipvalue=1.0)
     assert Given(strategy, 1.0, optimizer=optimizer)([5.0, 0.25], [5.0, 0.25])[1].tolist() == [0.0, 0.5]
+
+
+def test_float64_variables_beside_float32_ones():
+    strategy = cases.mirrored(2)
+    with strategy.scope():
+        kinds = ("float64", "float32", "float64")
+        weights = [tf.Variable(tf.zeros([size + 1], kind)) for size, kind in enumerate(kinds)]
+        loss_scaler, optimizer = scaler.LossScaler(scaler.Static(4.0)), keras.optimizers.SGD(1.0)
+
+    @tf.function
+    def step():
+        def replica():
+            with tf.GradientTape() as tape:
+                losses = [-tf.cast(tf.reduce_sum(weight) * 0.5, tf.float32) for weight in weights]
+                scaled = loss_scaler.scale(tf.add_n(losses))
+            return loss_scaler.apply(optimizer, tape.gradient(scaled, weights), weights).finite
+
+        return strategy.run(replica)
+
+    assert all(bool(part) for part in strategy.experimental_local_results(step()))
+    for size, weight in enumerate(weights):
+        np.testing.assert_array_equal(weight.numpy(), np.ones(size + 1))

@@ -55,7 +55,7 @@ CASES = {
     "loss NaN": (given(true=(1, 1, np.nan), added=np.nan), Cause.LOSS, 3, True, r"loss itself was not finite.*'c.*NaN"),
     "overflow": (given(true=(1, 4096.0, 1)), Cause.OVERFLOW, 2, False, r"at loss scale \d+.*'b.*an infinity"),
     "two overflow": (given(true=(1, -4096.0, 4096.0)), Cause.OVERFLOW, 2, False, r"'b.*an infinity.*lower scale helps"),
-    "square root at 0": (given(root=0.0), Cause.BACKWARD, 2, False, r"not finite at any loss scale.*'b.*square root"),
+    "square root at 0": (given(root=0.0), Cause.BACKWARD, 2, False, r"no loss scale that was tried.*'b.*square root"),
     "only the last": (given(true=(1, 1, 1e5)), Cause.OVERFLOW, 3, False, r"'c.*an infinity"),
 }
 

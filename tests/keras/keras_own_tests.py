@@ -22,7 +22,6 @@ MODULES = {
     "optimizer_distribute_test": "keras.src.backend.tensorflow.optimizer_distribute_test",
 }
 EXCEPTIONS = {
-    "test_correctness_with_golden": "Its variable is float64. The scaler decides in float32 and says so.",
     "test_gradient_accumulation": "It looks into Keras's accumulators, which are not used: on replicas under fit "
     "Keras's accumulation fails. Ours is compared with a single device in tests/distributed/test_fit_on_replicas.py.",
 }

@@ -38,7 +38,7 @@ def test_a_run_without_progress_is_stopped(mode):
 def test_another_policy_warns():
     model = compiled()
     policy = scaler.StuckPolicy("warn", consecutive_skips=1)
-    with pytest.warns(scaler.StuckWarning, match="1 steps in a row"):
+    with pytest.warns(scaler.StuckWarning, match="stuck: the last step was skipped, at loss scale"):
         model.fit(*overflowing(), batch_size=8, verbose=0, callbacks=[scaler.LossScaleLogger(stuck=policy)])
 
 

@@ -348,3 +348,12 @@ def test_facts_are_json_that_others_can_read(saved):
     facts = json.loads(reader.get_tensor("facts/.ATTRIBUTES/py_state"))
     assert facts["counters"] == {"data": 2, "attempted": 2, "applied": 2, "skipped": 0}
     assert facts["loss_scaler"]["loss_scale"] == 8.0
+
+
+def test_a_dataset_that_cannot_be_iterated_is_not_blamed_on_the_folder(tmp_path):
+    # Without a cycle_length it is the number of cores, when the iterator is made.
+    data = tf.data.Dataset.range(4).interleave(lambda number: tf.data.Dataset.range(number), num_parallel_calls=10_000)
+    loop = loops.Loop(lambda x: {"loss": x}, data, actions=[loops.Checkpoint(tmp_path / "saved", every=2)])
+    with pytest.raises((tf.errors.InvalidArgumentError, loops.LoopError), match="cycle_length") as raised:
+        loop.run(2)
+    assert "folder" not in str(raised.value)

@@ -102,7 +102,7 @@ def test_doctor_measures_and_has_a_verdict(capsys, monkeypatch):
     status, printed, _ = run(capsys, "doctor", "--json")
     found = strict(printed)
     assert status == 0
-    assert set(found) == {"versions", "devices", "matmul_size", "matmul_gflops", "verdict"}
+    assert set(found) == {"versions", "devices", "matmul_size", "matmul_gflops", "verdict", "gpus", "namesakes"}
     assert set(found["versions"]) == {"python", "tensorflow", "keras", "numpy"}
     assert found["versions"]["keras"] == keras.__version__
     assert any(device["kind"] == "CPU" for device in found["devices"])
@@ -114,6 +114,22 @@ def test_doctor_measures_and_has_a_verdict(capsys, monkeypatch):
     assert printed.startswith("python ")
     assert "matmul" in printed
     assert printed.rstrip().endswith(".")
+
+
+@pytest.mark.parametrize("told_by", ["top_level.txt", "RECORD"])
+def test_doctor_names_another_distribution_that_owns_one_of_our_packages(capsys, monkeypatch, tmp_path, told_by):
+    folder = tmp_path / "autoscaler-1.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: autoscaler\nVersion: 1.2\n")
+    (folder / told_by).write_text("scaler" if told_by == "top_level.txt" else "scaler/__init__.py,,\nREADME,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("loops.machine._SECONDS_EACH", 0.001)
+    status, printed, _ = run(capsys, "doctor", "--json")
+    (found,) = strict(printed)["namesakes"]
+    assert status == 0
+    assert (found["package"], found["distribution"], found["version"]) == ("scaler", "autoscaler", "1.2")
+    _, printed, _ = run(capsys, "doctor")
+    assert "The distribution autoscaler 1.2 also installs a top-level package 'scaler'." in " ".join(printed.split())
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,11 @@ def by_name(run):
 def own_step(run):
     return loops.Loop(lambda x, y: {"loss": tf.reduce_mean(x)}, dataset())
 
+def failing(run):
+    def loss(y, prediction):
+        raise ValueError("no such label")
+    return (*parts(run)[:2], loss, dataset())
+
 def empty(run):
     return (*parts(run)[:3], dataset(0))
 
@@ -87,6 +92,7 @@ def test_nothing_found_is_said(capsys):
         ("program_of_lint:own_step", 2, "return (model, optimizer, loss, sample)"),
         ("program_of_lint:nothing", 2, "it returned NoneType: expected a loops.Loop"),
         ("program_of_lint:empty", 1, "the dataset is empty"),
+        ("program_of_lint:failing", 1, "the model or the loss failed on the sample: ValueError: no such label."),
     ],
 )
 @pytest.mark.usefixtures("program")

@@ -13,8 +13,10 @@ import types
 
 import numpy as np
 import pytest
+import rich.console
 
 from loops import cli
+from loops.autopsy.remedies import Remedy
 from loops.cli import compare, effects, explain, lint, replay, statuses, study, terminal, train, tune, watch
 from loops.columns import columns
 from loops.compared import Comparison, Row
@@ -38,7 +40,28 @@ EFFECT = types.SimpleNamespace(
     seconds=1.0,
 )
 FINDING = Finding(f"model/{'block/' * 20}dense", "float16 ends here " * 9, "1234.5 at 2^10 " * 9, "Write it so. " * 9)
-LONG_ROW = Row(f"gradients/{'block_' * 9}dense/kernel", ("float16", "float32"), 99, 17, 41, 1.75, 9.25, (2.5, 3.5), 0)
+LONG_ROW = Row(
+    f"gradients/{'block_' * 9}dense/kernel", ("float16", "float32"), 99, 17, 41, 1.75, 9.25, (2.5, 3.5), (0.0, 0.0), 0
+)
+
+
+COMPARISON = Comparison(
+    runs=("a", "b"),
+    by="update",
+    steps=99,
+    lost=(0, 0),
+    batches=(99, 99),
+    other_batches_at=None,
+    scale_differs_at=3,
+    decision_differs_at=4,
+    parts_at_steps=(17, 17),
+    rows=(LONG_ROW,),
+    alone=((), ()),
+    reference="b",
+    closer="a",
+    sentence="They part.",
+    notes=(),
+)
 
 
 def cells(text):
@@ -79,7 +102,7 @@ COMMANDS = {
         f"{NAME} 1,234 2^14.98 65536 0.54321",
     ),
     "compare": (
-        [(compare, "compare", Comparison(("a", "b"), 99, 3, 4, (LONG_ROW,), ((), ()), "b", 0, "They part.", ()))],
+        [(compare, "compare", COMPARISON)],
         ["compare", "a", "b"],
         f"{LONG_ROW.name} float16 float32 17 41 1.75 9.25 2.5",
     ),
@@ -102,12 +125,12 @@ COMMANDS = {
                 "explain",
                 types.SimpleNamespace(
                     sentence="Step 7 was skipped.",
-                    remedies=[types.SimpleNamespace(name=NAME, tried=True, finite=True, at_scale=64.0, loss=0.125)],
+                    remedies=[Remedy(NAME, True, True, 0.125, "", 64.0, gradients_left=0.99, helps=True)],
                 ),
             ),
         ],
         ["explain", "run"],
-        f"7 {NAME} 64, 0.125",
+        f"7 {NAME} 64, 0.125, 99%",
     ),
     "watch": (
         [(watch, "watch", lambda folder, console: console.print("step 7", "x" * 200, highlight=False))],
@@ -315,3 +338,15 @@ def test_columns_by_room():
         "second  4",
     ]
     assert columns([("what", "how", "much"), ("x", "y", "3")], left=2) == "what  how  much\nx     y       3"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_bar_moves_on_a_terminal_and_nothing_is_printed_elsewhere(monkeypatch, is_terminal):
+    monkeypatch.setenv("TERM", "xterm")
+    text = io.StringIO()
+    console = rich.console.Console(file=text, force_terminal=is_terminal, width=100, color_system=None)
+    monkeypatch.setattr(terminal, "Console", lambda stderr: console)
+    with terminal.working("explain") as show:
+        show("took the step [2] times")
+    assert ("explain" in text.getvalue() and "took the step [2] times" in text.getvalue()) == is_terminal
+    assert bool(text.getvalue()) == is_terminal

@@ -235,7 +235,7 @@ def test_a_kill_in_the_middle_of_a_batch_loses_that_batch_alone(tmp_path):
     torn = next(found for _ in range(5) if (found := killed_while_it_writes(tmp_path)))
     assert len(torn) == 1
     spec = tf.TensorSpec([2**22], tf.int64)
-    steps = [kept._step_of(path) for path in (tmp_path / "batches").iterdir()]
+    steps = [kept._step_of(path) for path in (tmp_path / "batches").glob("batch-*")]
     found = [kept.KeptBatches(tmp_path / "batches", spec).get(step) for step in steps if step is not None]
     whole = [batch for batch in found if batch is not None]
     assert len(whole) == len(steps) - 1

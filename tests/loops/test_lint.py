@@ -92,8 +92,12 @@ if hasattr(L, "RMSNormalization"):  # From Keras 3.9 on.
     FINE["rms_norm"] = L.RMSNormalization
 
 
-def side_by_side(flat, series):
-    """One model with all of these layers, each on the input, and what lint says of it."""
+FROM_300 = {"square", "tanh_gelu", *SERIES}
+"""These fail at inputs of 300 and more: it is a finding where the sample's inputs reach 30."""
+
+
+def side_by_side(flat, series, size=1.0):
+    """One model with all of these layers, each on inputs of this size, and what lint says of it."""
     keras.utils.set_random_seed(0)
     with warnings.catch_warnings():
         # NumPy says so of the masks, when Keras calls these layers for their shapes.
@@ -103,7 +107,8 @@ def side_by_side(flat, series):
         flats += [L.Flatten(dtype=HALF)(make(name=name, dtype=HALF)(steps)) for name, make in series.items()]
         outputs = L.Dense(8, dtype="float32", name="head")(L.Concatenate(dtype="float32")(flats))
         model = keras.Model([numbers, steps], outputs)
-    return lint(model, scaled(), MSE, ((np.ones([4, 8]), np.ones([4, 4, 8])), np.ones([4, 8], np.float32)))
+    x = np.full([4, 8], size), np.full([4, 4, 8], size)
+    return lint(model, scaled(), MSE, (x, np.ones([4, 8], np.float32)))
 
 
 @pytest.mark.parametrize(
@@ -121,6 +126,11 @@ def test_a_normalization_of_large_data(dtype, stddev, named):
 @pytest.fixture(scope="module")
 def of_the_bad():
     return side_by_side(FLAT, SERIES)
+
+
+@pytest.fixture(scope="module")
+def of_the_large():
+    return side_by_side({name: make for name, make in FLAT.items() if name in FROM_300}, SERIES, size=30.0)
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +155,25 @@ def of_the_fine():
         ("tanh_gelu", "its gradient is NaN", "failed backward with inputs of magnitude 300, "),
     ],
 )
-def test_what_hurts_is_found(of_the_bad, layer, finding, measured):
-    found = named(of_the_bad, layer)
+def test_what_hurts_is_found(of_the_bad, of_the_large, layer, finding, measured):
+    found = named(of_the_large if layer in FROM_300 else of_the_bad, layer)
     assert any(finding in one.finding and measured in one.measured and one.instead for one in found), found
 
 
 def test_a_sum_of_sixteen_is_too_many_and_one_of_eight_is_not(of_the_bad):
     assert named(of_the_bad, "ones") == []
     model = keras.Sequential([keras.Input([16]), L.Dense(1, kernel_initializer="ones", dtype=HALF, name="sum")])
-    (found,) = named(lint(model, scaled(), MSE, (np.ones([4, 16]), np.ones([4, 1]))), "sum")[-1:]
+    (found,) = named(lint(model, scaled(), MSE, (np.full([4, 16], 500.0), np.ones([4, 1]))), "sum")[-1:]
     assert found.finding.startswith("Dense enlarges its input 15")
     assert "At inputs of 5000 the output is 7" in found.measured
+
+
+@pytest.mark.parametrize("layer", sorted(FROM_300))
+def test_what_needs_inputs_that_the_model_was_not_seen_to_give_is_a_note(of_the_bad, layer):
+    (found,) = [one for one in of_the_bad if one.layer == layer and "no multiple of 8" not in one.measured]
+    assert found.is_note
+    assert found.measured.endswith("On your sample its inputs reach 1.")
+    assert found.instead.startswith("Nothing, as long as its inputs stay like these. Else: ")
 
 
 @pytest.mark.parametrize("layer", [*FINE, *FINE_SERIES, "spectral_inside", "each_inside", "head"])
@@ -163,9 +181,10 @@ def test_what_was_measured_to_be_fine_is_left_alone(of_the_fine, layer):
     assert named(of_the_fine, layer) == []
 
 
-def test_nothing_else_is_said_of_either(of_the_bad, of_the_fine):
+def test_nothing_else_is_said_of_any(of_the_bad, of_the_large, of_the_fine):
     assert heavy(of_the_fine) == []
-    assert {one.layer for one in heavy(of_the_bad)} == {*FLAT, *SERIES} - {"ones"}
+    assert {one.layer for one in heavy(of_the_bad)} == {*FLAT} - FROM_300 - {"ones"}
+    assert {one.layer for one in heavy(of_the_large)} == FROM_300
     assert [one.is_note for one in of_the_bad] == sorted(one.is_note for one in of_the_bad)
 
 
@@ -181,7 +200,7 @@ def test_a_layer_that_runs_another_twice_is_left_alone():
 @pytest.fixture
 def unstressed(monkeypatch):
     """Leaves out what takes time and is tested above."""
-    monkeypatch.setattr("loops.lint.look.judge", lambda call, inside: [])
+    monkeypatch.setattr("loops.lint.look.stress", lambda call, limit: [])
 
 
 def small(policy=HALF, last="float32", activation=None):
@@ -535,7 +554,7 @@ def test_what_breaks_a_layer_under_stress_is_put_back_and_said():
 
 def test_layers_that_are_alike_are_stressed_once(monkeypatch):
     stressed = []
-    monkeypatch.setattr("loops.lint.look.judge", lambda call, inside: stressed.append(call.layer.name) or [])
+    monkeypatch.setattr("loops.lint.look.stress", lambda call, limit: stressed.append(call.layer.name) or [])
     keras.utils.set_random_seed(1)
     layers = [L.Dense(32, dtype=HALF, name=f"d{number}") for number in range(4)]
     layers += [L.Dense(32, dtype=HALF, kernel_initializer=keras.initializers.Constant(3.0), name="other")]
@@ -543,6 +562,112 @@ def test_layers_that_are_alike_are_stressed_once(monkeypatch):
     model = keras.Sequential([keras.Input([32]), *layers])
     lint(model, scaled(), MSE, (np.ones([4, 32]), np.ones([4, 8])))
     assert stressed == ["d0", "other", "narrow"]
+
+
+@keras.saving.register_keras_serializable("lint_cases")
+class Inside(L.Layer):
+    """Calls a layer inside of a loop, and of a function of its own."""
+
+    def __init__(self, function):
+        super().__init__(dtype=HALF)
+        self.function = function
+        self.attention = L.Attention(dtype=HALF, name="attention")
+
+    def call(self, x):
+        def loop(x):
+            def body(step, h):
+                return step + 1, self.attention([h, h])
+
+            return tf.while_loop(lambda step, h: step < 1, body, [0, x])[1]
+
+        return tf.function(loop)(x) if self.function else loop(x)
+
+
+@pytest.mark.parametrize("function", [False, True])
+@pytest.mark.parametrize(("size", "count"), [(1.0, 0), (30.0, 1)])
+def test_inputs_are_measured_inside_of_loops_and_functions(size, count, function):
+    x = np.random.default_rng(0).uniform(-size, size, [4, 4, 8]).astype(np.float32)
+    x[0, 0, 0] = size
+    model = keras.Sequential([keras.Input([4, 8]), Inside(function), L.Dense(8, dtype="float32")])
+    found = [one for one in lint(model, scaled(), MSE, (x, np.ones([4, 4, 8], "f"))) if "fails" in one.finding]
+    assert [one.layer for one in found] == ["attention"]
+    assert len(heavy(found)) == count
+
+
+def test_a_bound_of_a_normalization_is_that_of_its_outputs():
+    x = keras.Input([4, 8])
+    model = keras.Model(x, L.Dense(8, dtype="float32")(L.Attention(name="attention", dtype=HALF)([norm(x)] * 2)))
+    sample = 1e3 * np.random.default_rng(0).normal(size=[4, 4, 8]), np.ones([4, 4, 8])
+    assert heavy(lint(model, scaled(), MSE, sample)) == []
+
+
+def norm(x):
+    return L.LayerNormalization(dtype=HALF)(x)
+
+
+def contrastive(y, prediction):
+    """Of a batch of 16 alone: which example is which."""
+    similar = tf.matmul(prediction, prediction, transpose_b=True)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(16), similar))
+
+
+def test_a_loss_of_one_batch_size_is_traced_with_it():
+    assert heavy(lint(small(), scaled(), contrastive, batch())) == []
+    (found,) = heavy(lint(small(), keras.optimizers.SGD(), contrastive, batch()))
+    assert "are zero in float16" in found.measured
+
+
+def test_nothing_meets_a_batch_of_another_size():
+    met = set()
+
+    def loss(y, prediction):
+        met.add(prediction.shape[0])
+        return tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
+
+    def look(x):
+        met.add(x.shape[0])
+        return x
+
+    layers = [L.Dense(8, dtype=HALF), L.Lambda(look, output_shape=(8,), dtype=HALF), L.Dense(8, dtype=HALF)]
+    model = keras.Sequential([keras.Input([8]), *layers])
+    met.clear()
+    lint(model, scaled(), loss, batch())
+    assert met == {16}
+
+
+def test_a_layer_of_many_values_that_takes_the_whole_batch_alone_is_stressed_with_it():
+    fixed = L.Lambda(lambda x: tf.ensure_shape(x, [16, 4096]) ** 2, output_shape=(4096,), dtype=HALF, name="fixed")
+    model = keras.Sequential([keras.Input(batch_shape=[16, 4096]), fixed, L.Dense(8, dtype="float32")])
+    (found,) = [one for one in lint(model, scaled(), MSE, (np.ones([16, 4096]), np.ones([16, 8]))) if one.layer]
+    assert found.finding.startswith("note: Lambda enlarges its input")
+
+
+def fails(y, prediction):
+    raise KeyError("no such class")
+
+
+class Fails(L.Layer):
+    """Fails on what it is given, not when the model is made."""
+
+    def call(self, x):
+        raise AttributeError("no such attribute")
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.parametrize(
+    ("layers", "loss", "said"),
+    [
+        ([], fails, "the model or the loss failed on the sample: KeyError: .*no such class"),
+        ([Fails()], MSE, "the model or the loss failed on the sample: AttributeError: no such attribute"),
+    ],
+)
+def test_a_model_or_a_loss_that_fails_says_so_in_one_sentence(layers, loss, said):
+    model = keras.Sequential([keras.Input([8]), *layers, L.Dense(8, dtype="float32")])
+    with pytest.raises(loops.BadBatch, match=said) as caught:
+        lint(model, scaled(), loss, batch())
+    assert "\n" not in str(caught.value)
 
 
 def test_a_batch_of_fixed_size_is_taken_whole():

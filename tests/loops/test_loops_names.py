@@ -1,11 +1,15 @@
 """Guards the names `loops` gives away, and that importing it needs nothing of the extras."""
 
+import pkgutil
 import subprocess
 import sys
 import types
 
+import pytest
+
 import loops
 import loops.public
+import scaler
 
 _NAMES = """
 import sys
@@ -26,6 +30,19 @@ def test_all_lists_the_public_names_in_order():
     ]
     assert loops.__all__ == sorted([*public, "observe"])  # The namespace of what is told of a run.
     assert len(set(loops.__all__)) == len(loops.__all__)
+
+
+@pytest.mark.parametrize("package", [loops, scaler], ids=["loops", "scaler"])
+def test_every_namespace_is_an_attribute_without_an_import_of_its_own(package, monkeypatch):
+    names = [module.name for module in pkgutil.iter_modules(package.__path__) if module.name[0] != "_"]
+    assert {"loops": "tasks", "scaler": "testing"}[package.__name__] in names
+    for name in names:
+        if name not in package.__all__:
+            if isinstance(vars(package).get(name), types.ModuleType):
+                monkeypatch.delattr(package, name)  # As if no other import had brought it.
+            assert getattr(package, name).__name__ == f"{package.__name__}.{name}"
+    for name in ("taskz", "__path", "a.b"):
+        assert not hasattr(package, name)
 
 
 def test_every_public_class_says_what_it_is():

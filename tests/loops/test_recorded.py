@@ -151,7 +151,16 @@ def test_a_digest_counts_and_its_sentence_says_so(folder):
     ("columns", "said"),
     [
         ({"loss": [np.nan] * 3, "applied": [0] * 3}, "all of them skipped; the loss was never finite"),
+        (
+            {"loss": [np.nan, np.nan, 2.0], "applied": [0, 1, 1]},
+            "the loss of 1 of 2 applied steps (50%) is not finite, so that it cannot be seen though the run trains",
+        ),
+        (
+            {"loss": [np.nan] * 2, "applied": [0, 1], "cause": ["LOSS", ""]},
+            "1 skipped (50%), what went wrong last at step 1; the loss was never finite; the loss of 1 of 1",
+        ),
         ({"loss": [1.0, np.nan], "applied": [1, 0]}, "began at 1 and was not finite at the end"),
+        ({"loss": [1.0], "applied": [0]}, "1 step, the only attempt skipped; the loss"),
         ({"loss": [1.0]}, "1 step, of which the log does not say"),
         ({"loss": [1.0] * 2, "applied": [1, 1], "loss_scale": [1.0, 1.0]}, "none skipped; the loss went from 1 to 1."),
     ],

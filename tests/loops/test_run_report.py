@@ -104,6 +104,13 @@ def test_every_skip_has_a_mark(text):
     assert lane.count("M") == 2
 
 
+def test_one_skip_was_and_two_were(text, tmp_path):
+    assert "2 steps were skipped" in text
+    write_run(tmp_path / "one", skips=(3,), trace=False)
+    loops.observe.report([tmp_path / "one"], tmp_path / "report.html")
+    assert "1 step was skipped: 1 by" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_the_map_holds_what_was_measured(text):
     data = json.loads(Page(text).all("script")[0]["text"])
     cells = np.frombuffer(base64.b64decode(data["cells"]), np.uint8).reshape(len(data["tensors"]), -1)

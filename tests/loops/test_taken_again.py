@@ -1,9 +1,12 @@
 """A skipped step is differentiated again, from its batch: with nothing moved by it, and no activation kept for it."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mirrored import mirrored
 
 import loops
 import scaler
@@ -176,3 +179,18 @@ def test_the_loss_may_be_differentiated_by_a_tape_around_the_step():
     for variable, value in zip(step.model.variables, state, strict=True):
         variable.assign(value)
     np.testing.assert_allclose(tf.function(gradient)(x, y), eagerly, rtol=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_loss_that_calls_python_is_differentiated_once(replicas):
+    """TensorFlow forgets what a `tf.py_function` computed when its gradient was taken."""
+    strategy = mirrored(replicas) if replicas > 1 else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        made, _ = step_of(
+            lambda y, p: tf.reduce_mean(tf.py_function(lambda v: v * 1e30, [tf.cast(p, tf.float32)], "float32"))
+        )
+    data = tf.data.Dataset.from_tensors((np.ones([BATCH, 3], np.float32), np.zeros([BATCH, 1], np.float32))).repeat()
+    loop = loops.Loop(made, data, steps_per_call=2, strategy=strategy)
+    loop.run(2)
+    assert (loop.counters.attempted, loop.counters.applied) == (2, 0)
+    assert int(made.loss_scaler.last_skip.cause) == Cause.OVERFLOW

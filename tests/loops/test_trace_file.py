@@ -137,12 +137,15 @@ def test_a_message_that_does_not_fit_leaves_nothing(tmp_path, parts, monkeypatch
     whole = parts[:2]
     for part in whole:
         file.add(part)
-    monkeypatch.setattr(file, "_file", Full(file._file))
-    with pytest.raises(OSError, match="No space"):
-        file.add(parts[2])
-    file.close()
+    with monkeypatch.context() as full:
+        full.setattr(file._file, "_file", Full(file._file._file))
+        with pytest.raises(OSError, match="No space"):
+            file.add(parts[2])
     assert (tmp_path / "trace.arrow").read_bytes() == b"".join(whole)
     assert file.end == len(b"".join(whole))
+    file.add(parts[2])
+    file.close()
+    assert (tmp_path / "trace.arrow").read_bytes() == b"".join(parts[:3])
 
 
 @pytest.mark.parametrize(("kept", "said"), [(2, "is damaged after"), (None, "is gone")])

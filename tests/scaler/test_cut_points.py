@@ -111,7 +111,7 @@ def test_a_shared_layer_on_both_sides_of_a_cut_is_refused():
     inputs = keras.Input([8])
     middle = layers.Activation("tanh", name="middle")(twice(inputs))
     model = keras.Model(inputs, twice(middle))
-    with pytest.raises(scaler.InvalidArgument, match="'twice' is called in group 'middle' and in 'outputs'"):
+    with pytest.raises(scaler.InvalidArgument, match="group 'middle' by layer 'twice' and in 'outputs' by layer"):
         scaler.layerwise.insert_rescales(model, ["middle"])
 
 

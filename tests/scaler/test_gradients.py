@@ -4,6 +4,7 @@
 is the sum of all squares in float32.
 """
 
+import keras
 import ml_dtypes
 import numpy as np
 import pytest
@@ -114,14 +115,14 @@ def test_unscaling_by_a_power_of_two_is_exact(bits, exponent, kind):
 
 
 @modes_with(("kind",), eager=[(F16,), (BF16,)], graph=[(BF16,), (np.float32,), (np.float64,)], xla=[(F16,)])
-def test_unscaled_gradients_are_float32_and_keep_their_structure(execute, kind):
+def test_unscaled_gradients_are_float32_or_float64_and_keep_their_structure(execute, kind):
     def run(dense, sparse):
         first, none, third = gradients.unscale([dense, None, sparse], tf.constant(8.0))
         assert none is None
         return first, third
 
     dense, sparse = execute(run)(np.array([[1, -3]], kind), slices(np.array([8, 16, 8], kind), [3, 0, 3]))
-    assert (dense.dtype, sparse.values.dtype) == (tf.float32, tf.float32)
+    assert dense.dtype == sparse.values.dtype == (tf.float64 if kind is np.float64 else tf.float32)
     np.testing.assert_array_equal(dense.numpy(), [[0.125, -0.375]])
     np.testing.assert_array_equal(sparse.indices.numpy(), [3, 0, 3])
     np.testing.assert_array_equal(sparse.values.numpy()[:, 0], [2, 2, 0])
@@ -159,3 +160,26 @@ def test_squares_of_any_slices_are_those_of_the_dense_gradient(indices, shaped):
     dense = np.bincount(indices, values, 6)
     norm = gradients.squared_norm(gradients.sum_duplicates([grad]))
     assert norm.numpy() == 2 * np.sum(dense**2)
+
+
+@pytest.mark.parametrize("method", ["apply", "unscale", "optimizer", "per_loss"])
+def test_slices_made_by_hand_may_hold_tuples(method):
+    def slices(values):
+        return tf.IndexedSlices(np.full((3, 2), values, np.float32), (0, 2, 2), (5, 2))
+
+    weight, optimizer = keras.Variable(tf.ones((5, 2))), keras.optimizers.SGD(0.5)
+    loss_scaler = scaler.LossScaler(scaler.Static(1024.0))
+    loss_scaler.scale(tf.constant(1.0))
+    if method == "apply":
+        assert loss_scaler.apply(optimizer, [slices(1024.0)], [weight]).finite
+    elif method == "unscale":
+        optimizer.apply(loss_scaler.unscale([slices(1024.0)]), [weight])
+    elif method == "optimizer":
+        wrapped = scaler.LossScaleOptimizer(optimizer, scaler.Static(1024.0))
+        wrapped.scale_loss(tf.constant(1.0))
+        assert wrapped.apply([slices(1024.0)], [weight]).finite
+    else:
+        losses = scaler.PerLoss({"one": scaler.Static(1024.0)})
+        losses.scale({"one": tf.constant(1.0)})
+        assert losses.apply(optimizer, {"one": [slices(1024.0)]}, [weight]).finite
+    assert weight.numpy()[:, 0].tolist() == [0.5, 1.0, 0.0, 1.0, 1.0]

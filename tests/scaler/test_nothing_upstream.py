@@ -11,6 +11,7 @@ from scaler_cases import plain_descent
 import scaler
 
 SAID = r"nothing that they are computed from comes from scale\(loss\)"
+SEEDS = keras.random.SeedGenerator(1)
 FORGOTTEN = pytest.warns(scaler.ScaleWarning, match=SAID)
 
 
@@ -38,6 +39,22 @@ def test_a_log_of_the_scale_hides_nothing(jit_compile):
     with FORGOTTEN as seen:
         run(a_step(loss_scaler, tf.Variable([1.0, 2.0, 3.0]), lambda loss, _: loss, jit_compile))
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: tf.random.uniform([]),
+        lambda: keras.random.normal([], seed=SEEDS),
+        lambda: tf.random.stateless_truncated_normal([], [1, 2]),
+    ],
+)
+def test_nor_does_a_number_that_is_drawn(draw):
+    """As the time of a diffusion, or the weight of a mixture."""
+    loss_scaler = scaler.LossScaler()
+    assert loss_scaler.loss_scale == 2.0**15
+    with FORGOTTEN:
+        run(a_step(loss_scaler, tf.Variable([1.0, 2.0, 3.0]), lambda loss, _: loss * draw()))
 
 
 def test_a_scale_in_another_function_hides_nothing():

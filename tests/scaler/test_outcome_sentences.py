@@ -47,8 +47,8 @@ def test_the_presumed_cause_of_every_combination(loss_finite, scaled_finite):
 
 
 SENTENCES = {
-    Cause.LOSS: ["the loss itself was not finite", "'bias' is the first with", "No loss scale can help"],
-    Cause.BACKWARD: ["at any loss scale", "'bias' is the first with", "square root"],
+    Cause.LOSS: ["the loss itself was not finite", "'bias' is the first with", "No loss scale makes it finite"],
+    Cause.BACKWARD: ["no loss scale that was tried", "'bias' is the first with", "square root"],
     Cause.OVERFLOW: ["overflowed at loss scale 32768;", "'bias' is the first with", "A lower scale may help; if"],
     Cause.TOO_LARGE: ["finite at loss scale 32768,", "'bias' is the largest", "No loss scale can help"],
 }

@@ -25,7 +25,8 @@ def test_stuck_after_so_many_skips_in_a_row(row, stuck):
 
 
 def test_one_skip_in_a_row_may_be_the_limit():
-    assert problem(StuckPolicy(consecutive_skips=1), Reading(10, 5, 1, 8.0))
+    said = problem(StuckPolicy(consecutive_skips=1), Reading(10, 5, 1, 8.0))
+    assert said == "the last step was skipped, at loss scale 8"
     assert not problem(StuckPolicy(consecutive_skips=1), Reading(10, 5, 0, 8.0))
 
 

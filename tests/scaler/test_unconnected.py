@@ -1,7 +1,5 @@
 """Variables that the loss does not reach are named once; gradients that are unscaled and never counted, too."""
 
-import warnings
-
 import keras
 import pytest
 import tensorflow as tf
@@ -22,7 +20,7 @@ class Unconnected(keras.Model):
         return self.used(inputs)
 
 
-SAYS = r"no gradient for '.*lost/kernel', '.*lost/bias': .*not trained"
+SAYS = r"no gradient for '.*lost/kernel', '.*lost/bias': .* on them, and they are not trained.* their layers"
 
 
 def test_a_train_step_names_them_once():
@@ -40,15 +38,67 @@ def test_fit_names_them_as_with_kerass_own_optimizer():
         model.fit(X, Y, verbose=0)
 
 
-def test_apply_takes_what_a_loss_is_not_meant_to_reach_in_silence():
-    one, other = tf.Variable([1.0]), tf.Variable([1.0])
-    loss_scaler = scaler.LossScaler()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+def partial(execute=tf.function, optimizer=None, **arguments):
+    """A function that takes a step with a loss of one of two variables, made by this scaler."""
+    one, other = tf.Variable([1.0], name="one"), tf.Variable([1.0], name="other")
+    loss_scaler, optimizer = scaler.LossScaler(), optimizer or keras.optimizers.SGD()
+
+    def step(variables=(one, other)):
         with tf.GradientTape() as tape:
             scaled = loss_scaler.scale(tf.reduce_sum(one))
-        grads = tape.gradient(scaled, [one, other])
-        assert loss_scaler.apply(keras.optimizers.SGD(), grads, [one, other]).finite
+        grads = tape.gradient(scaled, variables)
+        return loss_scaler.apply(optimizer, grads, variables, **arguments).finite
+
+    return execute(step), one, other
+
+
+@pytest.mark.parametrize("execute", [lambda step: step, tf.function], ids=["eager", "graph"])
+def test_apply_names_them_once_as_keras_does(execute):
+    step, *_ = partial(execute)
+    with pytest.warns(
+        scaler.ScaleWarning,
+        match="no gradient for 'other': .* depend on it, and it is .*leave it out of the list.* its layer",
+    ):
+        assert step()
+    assert step()
+
+
+def test_masters_are_named_by_the_variables_of_the_model():
+    weights = [tf.Variable([1.0], dtype="float16", name=name) for name in ("one", "other")]
+    masters, loss_scaler = scaler.MasterWeights(weights), scaler.LossScaler(scaler.NoScaling())
+    with pytest.warns(scaler.ScaleWarning, match="no gradient for 'other'"):
+        assert loss_scaler.apply(keras.optimizers.SGD(), [tf.constant([1.0]), None], masters).finite
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"optimizer": lambda grads, variables: None}, {"update": False}, {"when": tf.constant(True)}],
+    ids=["a function", "one of several calls", "a window"],
+)
+def test_a_step_that_may_be_meant_to_train_a_part_passes_in_silence(arguments):
+    step, *_ = partial(**arguments)
+    assert step()
+
+
+def test_what_is_left_out_or_frozen_passes_in_silence():
+    step, one, _ = partial()
+    assert step((one,))
+    weights = keras.Variable([1.0]), keras.Variable([1.0], trainable=False)
+    loss_scaler = scaler.LossScaler(scaler.NoScaling())
+    assert loss_scaler.apply(keras.optimizers.SGD(), [tf.constant([1.0]), None], weights).finite
+
+
+def test_another_set_in_a_later_step_of_a_keras_optimizer_is_named_too():
+    weights = [keras.Variable([1.0], name=name) for name in ("one", "other")]
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.Adam(), scaler.Static(1024.0))
+    grad = tf.constant([1024.0])
+    for grads in ([grad, grad], [grad, None]):
+        optimizer.scale_loss(tf.constant(1.0))
+        if grads[1] is None:
+            with pytest.warns(scaler.ScaleWarning, match="no gradient for 'other'"):
+                optimizer.apply(grads, weights)
+        else:
+            optimizer.apply(grads, weights)
 
 
 def test_gradients_that_were_unscaled_and_never_counted_are_told_by_check():

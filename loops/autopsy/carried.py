@@ -1,0 +1,61 @@
+"""What an operation computes from, also where the values on the way cannot be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+import tensorflow as tf
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While", "StatelessWhile", "Case")
+"""What they capture is often not what they give."""
+
+
+def is_measured(dtype: tf.DType) -> bool:
+    """Whether a NaN or an infinity is a value of the type."""
+    return bool(dtype.is_floating or dtype.is_complex)
+
+
+def computed_from(operation: tf.Operation) -> Iterator[str]:
+    """The floating-point and complex tensors that an operation reads; those and the handles behind a loop's lists."""
+    waiting = list(operation.inputs)
+    seen: set[str] = set()
+    while waiting:
+        tensor = waiting.pop()
+        if is_measured(tensor.dtype) or (seen and tensor.dtype == tf.resource):
+            yield tensor.name
+        elif tensor.dtype == tf.variant and tensor.op.name not in seen:
+            seen.add(tensor.op.name)
+            waiting += tensor.op.inputs
+
+
+def carried_to(operation: tf.Operation, given: Container[str], variables: Container[str]) -> tuple[list[str], bool]:
+    """The tensors that an operation's integers, strings and the like were computed from.
+
+    Args:
+        operation: Of a graph.
+        given: The names of the batch's tensors.
+        variables: The names of the variables' handles.
+
+    Returns:
+        Their names, and whether the operation reads strings, a table, an iterator or the like.
+    """
+    waiting = [one for one in operation.inputs if not is_measured(one.dtype)]
+    found, seen, blind = [], set(), False
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.name in seen or tensor.name in variables:
+            continue
+        seen.add(tensor.name)
+        if is_measured(tensor.dtype) or (tensor.name in given and tensor.dtype.is_integer):
+            found.append(tensor.name)
+            continue
+        blind = blind or _opaque(tensor)
+        waiting += tensor.op.inputs
+    return found, blind and operation.type not in _CALLS
+
+
+def _opaque(tensor: tf.Tensor) -> bool:
+    """Whether it is a string, a resource or a variant from outside of the graph."""
+    kind = tensor.op.type
+    outside = kind == "Placeholder" or (kind not in _CALLS and tensor.op.op_def.is_stateful)
+    return outside and tensor.dtype in (tf.string, tf.resource, tf.variant)

@@ -1,0 +1,81 @@
+"""The objects behind the handles that a function captured.
+
+    _dataset   what an iterator reads   absent: the iterator is not saved, and a caveat of the run names it
+
+A function keeps the handles alone: their objects are searched for among all that are alive. What kind of resource a
+handle is stands in its text; where it does not, the handle counts as every kind.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Container
+from typing import Any
+
+import tensorflow as tf
+
+VARIABLE = "tensorflow::Var"
+TABLE = "tensorflow::lookup::LookupInterface"
+TABLES = (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
+"""Those that a step may write."""
+_KEEPERS = (*TABLES, tf.lookup.StaticHashTable, tf.data.Iterator, tf.data.Dataset, tf.Variable)
+
+
+def resource_type(handle: tf.Tensor) -> str | None:
+    """TensorFlow's name for the kind of a resource; None where it does not say."""
+    found = re.search(r'type="([^"]+)"', repr(handle))
+    return found[1] if found else None
+
+
+def is_iterator(handle: tf.Tensor) -> bool:
+    """Whether a handle is that of an iterator, over one device or several."""
+    kind = resource_type(handle)
+    return kind is None or "Iterator" in kind
+
+
+def is_dataset(handle: tf.Tensor) -> bool:
+    """Whether a variant is that of a dataset."""
+    return handle.dtype == tf.variant and "Dataset" in repr(handle)
+
+
+def variables_by_handle(concrete: tf.types.experimental.ConcreteFunction, known: Container[int]) -> list[tf.Tensor]:
+    """The handles of variables that a function uses without the variable, as `tf.raw_ops` do.
+
+    Args:
+        concrete: The function.
+        known: The ids of the handles of its other variables.
+    """
+    handles = [one for one in concrete.captured_inputs if one.dtype == tf.resource and id(one) not in known]
+    return [one for one in handles if resource_type(one) == VARIABLE]
+
+
+def owners(handles: list[tf.Tensor]) -> dict[int, Any]:
+    """The variable, table, iterator or dataset of each handle, by the handle's id; those that are found."""
+    wanted = {id(handle) for handle in handles}
+    found: dict[int, Any] = {}
+    for one in gc.get_objects() if wanted else ():
+        # Not isinstance, which asks objects of others for their __class__.
+        if issubclass(type(one), _KEEPERS):
+            for handle in _handles(one):
+                # An iterator that was passed to a function is a second object, which does not know its dataset.
+                if id(handle) in wanted and (id(handle) not in found or dataset_of(one) is not None):
+                    found[id(handle)] = one
+    return found
+
+
+def dataset_of(iterator: Any) -> tf.data.Dataset | None:
+    """The dataset that an iterator reads; None where it does not say."""
+    dataset = getattr(iterator, "_dataset", None)
+    return dataset if isinstance(dataset, tf.data.Dataset) else None
+
+
+def _handles(keeper: Any) -> list:
+    try:
+        if isinstance(keeper, tf.data.Dataset):
+            return [tf.data.experimental.to_variant(keeper)]
+        if isinstance(keeper, tf.data.Iterator):
+            return tf.nest.flatten(keeper, expand_composites=True)
+        return [keeper.handle if isinstance(keeper, tf.Variable) else keeper.resource_handle]
+    except Exception:  # One that is half made, of another graph, or on several replicas, whose parts are found.
+        return []

@@ -1,0 +1,175 @@
+"""What a GPU and TensorFlow's build are to each other, as sentences. Pure.
+
+A build holds machine code for some compute capabilities ("sm_80") and PTX for others ("compute_90"). Machine code runs
+on cards of the same major number and at least this minor one; PTX on every newer card, after the driver compiled it
+(NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility"). To compile PTX the driver has to
+be as new as the CUDA that made it (CUDA Compatibility, "Minor Version Compatibility").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_TENSOR_CORES, _BFLOAT16, _FLOAT8 = (7, 0), (8, 0), (8, 9)
+_FAST_WITHOUT_TENSOR_CORES = (6, 0)
+_DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+"""By CUDA's major version the oldest driver for Linux that runs it (NVIDIA, CUDA Compatibility, table 2)."""
+_WITH_CUDA = {
+    **{(12, minor): driver for minor, driver in enumerate((525, 530, 535, 545, 550, 555, 560))},
+    **{(12, 8): 570, (12, 9): 575, (13, 0): 580},
+}
+"""The branch of drivers that each version of CUDA came with (CUDA Toolkit release notes, table 3)."""
+_BLACKWELL = (10, 0)
+_DRIVER_OF_BLACKWELL = (570, 0)
+"""The first branch that knows these cards."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A card that TensorFlow sees.
+
+    Attributes:
+        name: As the driver has it.
+        capability: Its compute capability, major and minor; None where TensorFlow does not say.
+        grows: Whether TensorFlow takes its memory as it needs it.
+    """
+
+    name: str
+    capability: tuple[int, int] | None
+    grows: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What there is on a machine for GPUs.
+
+    Attributes:
+        build: `tf.sysconfig.get_build_info()`.
+        version: TensorFlow's.
+        gpus: Those that TensorFlow sees.
+        card: Whether the system shows an NVIDIA card.
+        driver: The driver's version, such as "550.54.15", or None.
+        cudnn: The version of the installed package of cuDNN, or None.
+        clusters: Whether TensorFlow compiles parts of any graph by XLA (`tf.config.optimizer.set_jit`).
+    """
+
+    build: Mapping[str, Any]
+    version: str
+    gpus: Sequence[Gpu] = ()
+    card: bool = False
+    driver: str | None = None
+    cudnn: str | None = None
+    clusters: bool = False
+
+
+def about_gpus(found: Surroundings) -> list[str]:
+    """What to know and to change, a sentence or two each; nothing on a machine without a card."""
+    if not found.gpus:
+        return _unseen(found) if found.card else []
+    said = [line for gpu in dict.fromkeys(found.gpus) for line in _about(gpu, found)]
+    said += _driver(found)
+    if found.build.get("cudnn_version") and found.cudnn is None:
+        said.append(
+            f"cuDNN: no package of it is installed here; this build needs version {found.build['cudnn_version']}, of "
+            f"the system or by {_install(found)}."
+        )
+    if not all(gpu.grows for gpu in found.gpus):
+        said.append(
+            "memory: TensorFlow takes all memory of a GPU when it starts. To share it, set "
+            "TF_FORCE_GPU_ALLOW_GROWTH=true or call tf.config.experimental.set_memory_growth."
+        )
+    clusters = "on" if found.clusters else "off"
+    said.append(
+        f'XLA: Loop(jit_compile="auto") and fit compile a step on one GPU; automatic clusters are {clusters} '
+        "(tf.config.optimizer.set_jit)."
+    )
+    return said
+
+
+def _about(gpu: Gpu, found: Surroundings) -> list[str]:
+    if gpu.capability is None:
+        return [f"{gpu.name}: TensorFlow does not say its compute capability."]
+    return [f"{gpu.name}: {_runs(gpu.capability, found)}", f"{gpu.name}: {_formats(gpu.capability)}"]
+
+
+def _has_code(capability: tuple[int, int], build: Mapping[str, Any]) -> bool:
+    code = [_capability(name) for name in build.get("cuda_compute_capabilities", ()) if name.startswith("sm_")]
+    return any(major == capability[0] and minor <= capability[1] for major, minor in code)
+
+
+def _runs(capability: tuple[int, int], found: Surroundings) -> str:
+    listed = list(found.build.get("cuda_compute_capabilities", ()))
+    number = ".".join(map(str, capability))
+    if _has_code(capability, found.build):
+        return f"compute capability {number}, for which this build has machine code."
+    if not any(_capability(name) <= capability for name in listed if name.startswith("compute_")):
+        return (
+            f"compute capability {number}, and this build is for {', '.join(listed) or 'none'}: it does not run there. "
+            "Take another version of TensorFlow, or build it for this card."
+        )
+    said = (
+        f"compute capability {number}, for which this build has PTX alone: the driver compiles it, for minutes at the "
+        "first start."
+    )
+    if capability >= _BLACKWELL:
+        said += " Where it fails with CUDA_ERROR_INVALID_PTX, use NVIDIA's container of TensorFlow or a build for it."
+    return said
+
+
+def _formats(capability: tuple[int, int]) -> str:
+    if capability >= _FLOAT8:
+        return "tensor cores for float16, bfloat16 and float8."
+    if capability >= _BFLOAT16:
+        return "tensor cores for float16 and bfloat16."
+    if capability >= _TENSOR_CORES:
+        return "tensor cores for float16; none for bfloat16, which is slow there."
+    if capability == _FAST_WITHOUT_TENSOR_CORES:
+        return "no tensor cores; float16 has twice the rate of float32. bfloat16 is slow there."
+    return "no tensor cores: float16 saves memory, and is no faster than float32."
+
+
+def _driver(found: Surroundings) -> list[str]:
+    version, cuda = _numbers(found.driver), _numbers(str(found.build.get("cuda_version", "")))
+    if version is None or cuda is None or len(cuda) < 2 or cuda[0] not in _DRIVERS:
+        return []
+    wanted = _DRIVERS[cuda[0]]
+    cards = [gpu.capability for gpu in found.gpus if gpu.capability]
+    if not all(_has_code(one, found.build) for one in cards):
+        wanted = max(wanted, (_WITH_CUDA.get((cuda[0], cuda[1]), 0), 0))
+    if max(cards, default=(0, 0)) >= _BLACKWELL:
+        wanted = max(wanted, _DRIVER_OF_BLACKWELL)
+    said = f"driver {found.driver}"
+    if version[:2] < wanted:
+        least = f"{wanted[0]}.{wanted[1]}" if wanted[1] else str(wanted[0])
+        return [f"{said}: too old for CUDA {found.build['cuda_version']} and this card. Install {least} or newer."]
+    return [f"{said}, CUDA {found.build['cuda_version']} in this build: they fit."]
+
+
+def _unseen(found: Surroundings) -> list[str]:
+    """Of a card that TensorFlow does not see."""
+    if not found.build.get("is_cuda_build"):
+        return [f"There is an NVIDIA GPU, and this TensorFlow is built without CUDA: {_install(found)}, on Linux."]
+    if found.driver is None:
+        return ["There is an NVIDIA GPU, and no driver: install NVIDIA's driver for it, then start again."]
+    too_old = [line for line in _driver(found) if "too old" in line]
+    return too_old or [
+        f"There is an NVIDIA GPU with driver {found.driver}, and TensorFlow does not see it. Its libraries of CUDA "
+        f"are usually missing: {_install(found)}. CUDA_VISIBLE_DEVICES may hide the card, too."
+    ]
+
+
+def _install(found: Surroundings) -> str:
+    return f'pip install "tensorflow[and-cuda]=={found.version}"'
+
+
+def _capability(name: str) -> tuple[int, int]:
+    """Of "sm_89" (8, 9), of "compute_120" (12, 0)."""
+    digits = "".join(letter for letter in name.partition("_")[2] if letter.isdigit())
+    return int(digits[:-1]), int(digits[-1])
+
+
+def _numbers(version: str | None) -> tuple[int, ...] | None:
+    parts = (version or "").split(".")
+    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else None

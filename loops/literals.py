@@ -1,0 +1,158 @@
+"""Literals that float16 cannot hold: epsilons that are 0 there, masks that are infinite, limits that are 1.
+
+A graph is traced twice, as it is and in float32, and the constants of the same name are compared.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+_HALF = tf.float16.as_datatype_enum
+_CHOICES = {"Select", "SelectV2"}
+_NUMBER = re.compile(r"_\d+$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Literal:
+    """A constant of a float16 graph that means something else than in float32.
+
+    Attributes:
+        node: Its name in the graph.
+        before: Its value in float32.
+        after: Its value in float16.
+        chosen: Whether it is a mask that only `where` takes: never added, it spoils nothing but a softmax over nothing
+            else.
+    """
+
+    node: str
+    before: float
+    after: float
+    chosen: bool
+
+    @property
+    def said(self) -> str:
+        """What it does, as a sentence without a full stop and a capital letter."""
+        number = f"{float(str(np.float32(self.before))):.9g}"
+        if self.chosen:
+            return (
+                f"the mask {number} is {self.after:g} in float16: a softmax of nothing but masked values is NaN, and "
+                "in float32 it is not"
+            )
+        return f"the constant {number} is {self.after:g} in float16: {self._what()}"
+
+    def _what(self) -> str:
+        if self.after == 0:
+            return "it keeps nothing from being divided by 0"
+        if abs(self.after) == 1:
+            return "what it should keep away from 1 reaches 1"
+        if self.before < 0:
+            return "where everything is masked, or a mask is multiplied by 0, NaN comes out"
+        return "as a limit it never holds, and multiplied by 0 it is NaN"
+
+    @property
+    def measured(self) -> str:
+        """How it was found, with numbers."""
+        if self.chosen:
+            return f"In float16 {self.node} is {self.after:g}, and only `where` takes it."
+        if self.after == 0:
+            return f"In float16 {self.node} is 0; the smallest magnitude there is 6e-8."
+        if abs(self.after) == 1:
+            return f"In float16 {self.node} is {self.after:g}; the next magnitude below 1 is 1 - 2^-11 = 0.99951."
+        return f"In float16 {self.node} is {self.after:g}; the largest magnitude there is 65504."
+
+    @property
+    def instead(self) -> str:
+        """What to write, as a sentence."""
+        if self.chosen:
+            return "Write -3e4 in its place, if a row can be masked whole."
+        if self.after == 0:
+            return "Write an epsilon of 1e-4 or more, or compute this layer with dtype='float32'."
+        if abs(self.after) == 1:
+            return "Write 1 - 1e-3, or compute this layer with dtype='float32'."
+        if self.before < 0:
+            return (
+                "Write -3e4 in its place, which two masks may be added of, or compute this layer with dtype='float32'."
+            )
+        return "Write a limit of 3e4 or less, or compute this layer with dtype='float32'."
+
+
+def lost_literals(graph: tf.Graph, twin: tf.Graph) -> Iterator[Literal]:
+    """Those of a graph.
+
+    Args:
+        graph: Some of it in float16.
+        twin: The same in float32.
+    """
+    intended = {place: one.value for place, one in _constants(twin)}
+    for place, constant in _constants(graph):
+        reference, value = intended.get(place), constant.as_half()
+        if reference is None or value is None or reference.shape != value.shape:
+            continue
+        lost = _lost(reference.astype(np.float64), value.astype(np.float64))
+        if lost and not _holds_nothing_back(lost[1], constant.consumers):
+            yield Literal(constant.name, *lost, lost[1] == -np.inf and constant.consumers <= _CHOICES)
+
+
+def _holds_nothing_back(value: float, consumers: set[str]) -> bool:
+    """Whether an infinity is only a limit: `minimum(x, inf)` is what `minimum(x, 1e9)` is in float16."""
+    return (value == np.inf and consumers == {"Minimum"}) or (value == -np.inf and consumers == {"Maximum"})
+
+
+def _lost(reference: np.ndarray, value: np.ndarray) -> tuple[float, float] | None:
+    """One value before and after, where rounding made it infinite, or a single one 0 or 1."""
+    infinite = np.isfinite(reference) & ~np.isfinite(value)
+    if infinite.any():
+        return float(reference[infinite][0]), float(value[infinite][0])
+    if reference.size == 1:
+        before, after = float(reference.reshape(())), float(value.reshape(()))
+        if before != after and abs(after) in (0.0, 1.0):
+            return before, after
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Constant:
+    """A constant of a graph.
+
+    Attributes:
+        name: Its node's.
+        value: As the graph has it.
+        cast: Whether something casts it to float16.
+        consumers: The kinds of operations that use it, or its cast to float16.
+    """
+
+    name: str
+    value: np.ndarray
+    cast: bool
+    consumers: set[str]
+
+    def as_half(self) -> np.ndarray | None:
+        """What float16 makes of it, None where no float16 is made of it."""
+        if self.value.dtype == np.float16:
+            return self.value
+        with np.errstate(over="ignore"):
+            return self.value.astype(np.float16) if self.cast else None
+
+
+def _constants(graph: tf.Graph) -> Iterator[tuple[tuple[str, str], _Constant]]:
+    """The floating-point constants of a graph and of its functions, with a function and a name for each."""
+    definition = graph.as_graph_def()
+    bodies = [("", definition.node)]
+    bodies += [(_NUMBER.sub("", one.signature.name), one.node_def) for one in definition.library.function]
+    for function, nodes in bodies:
+        users: dict[str, list] = collections.defaultdict(list)
+        for node in nodes:
+            for name in node.input:
+                users[name.split(":")[0]].append(node)
+        for node in nodes:
+            if node.op == "Const" and tf.as_dtype(node.attr["dtype"].type).is_floating:
+                casts = [one for one in users[node.name] if one.op == "Cast" and one.attr["DstT"].type == _HALF]
+                kinds = {one.op for user in users[node.name] for one in (users[user.name] if user in casts else [user])}
+                constant = _Constant(node.name, tf.make_ndarray(node.attr["value"].tensor), bool(casts), kinds)
+                yield (function, node.name), constant

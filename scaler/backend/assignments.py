@@ -1,0 +1,91 @@
+"""Where a graph that is being traced assigns a variable, and how old an eager tensor is.
+
+captures                     its captured tensors              absent: every operation counts as an assignment
+_read_only_resource_inputs   which inputs a call only reads    absent: a call counts as assigning all that it is given
+_id                          numbers eager tensors by age      absent: a gradient counts as younger than every loss
+
+Without one of them it is unknown more often which scale a gradient carries. A sentence then refuses the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from scaler.backend.graphs import captured_from, graphs_around, is_eager
+
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
+_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+def age_of(tensor: Any) -> float:
+    """A number that is larger for an eager tensor that was made later. Infinity if TensorFlow does not tell."""
+    return float(getattr(tensor, "_id", float("inf")))
+
+
+def assignments(variable: Any, since: Any = None, until: Any = None) -> list[Any]:
+    """The operations that may assign a variable, of the graph that is being traced and those around it.
+
+    Args:
+        variable: The variable, or its handle: a tensor of one of these graphs.
+        since: The operation of one of these graphs after which to look. Default: all are looked at.
+        until: The last one to look at. Default: the last one there is.
+    """
+    handles = _handles(variable)
+    for graph in _outermost_first():
+        captures = getattr(graph, "captures", None)
+        if captures is None and graph is tf.compat.v1.get_default_graph():
+            return list(_between(since, until))
+        handles |= {id(inner) for outer, inner in captures or () if id(outer) in handles}
+    return [op for op in _between(since, until) if any(id(handle) in handles for handle in _assigned_by(op))]
+
+
+def value_assigned(op: Any) -> list[tf.Tensor]:
+    """The tensor that an operation assigns or adds, in a list; an empty one for what does more than that."""
+    return [op.inputs[1]] if op.type in _ASSIGNMENTS else []
+
+
+def operations_around() -> list[Any]:
+    """The operations of the graph that is being traced and those around it, the outermost graph first."""
+    return list(_between(None, None))
+
+
+def _handles(variable: Any) -> set[int]:
+    """The handles of a variable on all replicas, or its handle in a graph and those that it was captured from."""
+    if not tf.is_tensor(variable) or isinstance(variable, tf.Variable):
+        return {id(part.handle) for part in getattr(variable, "values", [variable])}
+    handle, found = variable, {id(variable)}
+    while handle is not None and not is_eager(handle) and handle.op.type == "Placeholder":
+        handle = captured_from(handle)
+        found.add(id(handle))
+    return found
+
+
+def _between(since: Any, until: Any) -> Iterator[Any]:
+    begun = since is None
+    for graph in _outermost_first():
+        operations: Sequence[Any] = graph.get_operations()
+        if not begun and since.graph is graph:
+            begun, operations = True, operations[operations.index(since) + 1 :]
+        if until is not None and until.graph is graph:
+            yield from operations[: operations.index(until) + 1] if begun and until in operations else ()
+            return
+        yield from operations if begun else ()
+
+
+def _assigned_by(op: Any) -> Iterator[tf.Tensor]:
+    """The handles of variables that an operation is given and may assign."""
+    if op.type in _READS:
+        return
+    reads: Sequence[int] = ()
+    if "_read_only_resource_inputs" in op.node_def.attr:
+        reads = op.get_attr("_read_only_resource_inputs")
+    for index, tensor in enumerate(op.inputs):
+        if tensor.dtype == tf.resource and index not in reads:
+            yield tensor
+
+
+def _outermost_first() -> list[Any]:
+    return list(graphs_around())[::-1]

@@ -1,0 +1,126 @@
+"""Finds the scale that gradients in a graph carry: the one that multiplied their own loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from scaler import gradients
+from scaler.backend.assignments import assignments, operations_around, value_assigned
+from scaler.backend.graphs import LOOPS, is_eager, variables_read
+from scaler.errors import InvalidArgument
+from scaler.mistakes.marks import LOSS_SCALE, Mark, Marks, marks_upstream, upstream
+from scaler.mistakes.scaled_twice import owner_of_scale, reachable
+
+_LOSS_FINITE = "_halfstep_loss_finite"
+KEEP_UNSCALED = "To keep gradients, keep those that unscale(grads) returns, and pass them to apply(..., unscaled=True)."
+
+
+class Carried(NamedTuple):
+    """What gradients carry of their losses.
+
+    Attributes:
+        loss_scale: The scale that multiplied the losses, scalar float32.
+        loss_finite: Scalar bool, whether the losses were finite; None if that is not known of these losses alone.
+    """
+
+    loss_scale: tf.Tensor
+    loss_finite: tf.Tensor | None
+
+
+def knows_its_loss(loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> tf.Tensor:
+    """Lets a marked scale remember whether the loss that it multiplies is finite, and returns the scale."""
+    setattr(loss_scale, _LOSS_FINITE, loss_finite)
+    return loss_scale
+
+
+def carried_in_graph(
+    method: str, grads: Sequence[gradients.Gradient], found: Marks, owner: object, now: Any, used: Any
+) -> Carried | None:
+    """Finds the scale that gradients carry by what they are computed from.
+
+    Args:
+        method: Who asks, for the error.
+        grads: Gradients.
+        found: `marks_of(grads)`.
+        owner: The loss scaler.
+        now: The variable that holds the scale of the next loss.
+        used: The variable that holds the scale of the last loss.
+
+    Returns:
+        What they carry. None if it is the value of `used`, or if the graph does not show where they come from.
+
+    Raises:
+        InvalidArgument: If they carry several scales, or one that nothing remembers.
+    """
+    sources = _of(found, owner) or _of(_marks_of_kept(method, grads, owner), owner)
+    if not sources:
+        return None
+    first, last = sources[0].operation, sources[-1].operation
+    if first is not last and assignments(now, first, last):
+        raise InvalidArgument(
+            f"{method}(grads): these gradients come from several losses, and the loss scale moved between them, so "
+            "that no single scale divides the gradients: expected gradients of losses that one scale multiplied. Scale "
+            f"all losses before the first apply or update. {KEEP_UNSCALED}"
+        )
+    here = [source.tensor for source in sources if reachable(source.tensor)]
+    if here:
+        known = [getattr(loss_scale, _LOSS_FINITE, None) for loss_scale in here]
+        complete = len(here) == len(sources) and all(finite is not None for finite in known)
+        return Carried(here[-1], tf.reduce_all(known) if complete else None)
+    moved = assignments(now, last)
+    if (moved and assignments(used, last)) or (last.type in LOOPS and last in assignments(now, None, last)):
+        raise InvalidArgument(
+            f"{method}(grads): the loss of these gradients was scaled inside of a function or a loop. Since then the "
+            "loss scale moved and another loss was scaled, and nothing here remembers which scale these gradients "
+            f"carry: expected gradients of the last loss. {KEEP_UNSCALED}"
+        )
+    return None
+
+
+def _of(found: Marks, owner: object) -> list[Mark]:
+    """The scales of `owner` among marks, each once, in the order of the operations."""
+    own = [one for one in found.get(LOSS_SCALE, ()) if owner_of_scale(one.tensor) is owner]
+    different = list({(one.tensor.ref(), one.operation.name): one for one in own}.values())
+    if len(different) < 2:
+        return different
+    places = {op: place for place, op in enumerate(operations_around())}
+    return sorted(different, key=lambda one: places.get(one.operation, -1))
+
+
+def _marks_of_kept(method: str, grads: Sequence[gradients.Gradient], owner: object) -> Marks:
+    """The marks of what this graph assigned to the variables from which gradients are read.
+
+    A graph that scales a loss has to fill such a variable after that and before it is read. What the variable was given
+    by an earlier call may carry an earlier scale.
+    """
+    scaled = next((op for op in operations_around() if op.type == "Identity" and _is_scale(op, owner)), None)
+    assigned: list[tf.Tensor] = []
+    for grad in grads if scaled is not None else ():
+        reads = _reads(grad)
+        filled = [op for read in reads for op in assignments(read.op.inputs[0], scaled, read.op)]
+        if reads and not filled:
+            raise InvalidArgument(
+                f"{method}(grads): a gradient was kept in {_name(reads[0])} since before this function scaled its "
+                "loss, perhaps at another scale: expected gradients of the loss that was scaled here. "
+                f"{KEEP_UNSCALED}"
+            )
+        assigned += [value for op in filled for value in value_assigned(op)]
+    return marks_upstream(assigned)
+
+
+def _is_scale(op: Any, owner: object) -> bool:
+    return owner_of_scale(op.outputs[0]) is owner
+
+
+def _reads(grad: gradients.Gradient) -> list[tf.Tensor]:
+    """The tensors that a gradient comes from and that are read from variables."""
+    seen = upstream([gradients.values_of(grad)]) if tf.is_tensor(grad) else ()
+    return [one for one in seen if not is_eager(one) and one.op.inputs and one.op.inputs[0].dtype == tf.resource]
+
+
+def _name(read: tf.Tensor) -> str:
+    variable = variables_read(read.graph).get(read.op.inputs[0].ref())
+    return "a variable" if variable is None else f"the variable {variable.name!r}"

@@ -1,0 +1,73 @@
+"""A loss that is not finite while its gradients are: said of an applied step, and tried before a skip has no cure."""
+
+import keras
+import planted
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+from loops.observe import explain
+
+
+def in_float16(y, prediction):
+    """Infinite from 256 on, with a derivative of 600 / 4 for a target of 300."""
+    return tf.cast(tf.reduce_mean(tf.square(tf.cast(y, prediction.dtype) - prediction)), tf.float32)
+
+
+class ByHand:
+    """A step that returns neither its loss nor why it was skipped."""
+
+    def __init__(self, model, loss_scaler):
+        self.model, self.loss_scaler, self.optimizer = model, loss_scaler, keras.optimizers.SGD(1e-6)
+
+    def __call__(self, x, y):
+        with tf.GradientTape() as tape:
+            scaled = self.loss_scaler.scale(in_float16(y, self.model(x, training=True)))
+        weights = self.model.trainable_variables
+        outcome = self.loss_scaler.apply(self.optimizer, tape.gradient(scaled, weights), weights)
+        return {"norm": outcome.grad_norm, "applied": outcome.finite}
+
+
+def loop_of(run, strategy, by_hand=False):
+    keras.utils.set_random_seed(1)
+    model, loss_scaler = planted.dense(planted.plain(1, "out")), scaler.LossScaler(strategy)
+    step = loops.TrainStep(model, in_float16, keras.optimizers.SGD(1e-6), loss_scaler=loss_scaler)
+    if by_hand:
+        step = ByHand(model, loss_scaler)
+    return planted.loop_of(step, planted.inputs(16, 8), planted.inputs(16, 1) + 300.0, run)
+
+
+def explained(run, strategy, step=None, by_hand=False):
+    """The explanation after a run of four steps, and the warnings of the run."""
+    with pytest.warns(scaler.ScaleWarning, match="loss is not finite") as caught:
+        loop_of(run, strategy, by_hand).run(4)
+    return explain(loop_of(run, strategy, by_hand), step), [str(one.message) for one in caught]
+
+
+def test_an_applied_step_is_named_with_where_its_loss_began_and_what_to_do(tmp_path):
+    found, said = explained(tmp_path, scaler.Static(64.0))
+    assert len(said) == 1
+    assert said[0].startswith("Step 1 was applied")
+    assert (found.verdict, found.applied, found.step, found.where, found.kind) == ("loss", True, 4, "forward", "inf")
+    assert "Step 4 was applied at loss scale 64, but its loss is not finite: the forward pass gave" in found.sentence
+    assert "the model trains, but its loss cannot be seen: compute the loss in float32." in found.sentence
+    assert "4 of the 4 applied steps in the log have a loss that is not finite." in found.sentence
+    assert "nothing is wrong" not in found.sentence
+    assert "the loss in float32" in [remedy.name for remedy in found.remedies if remedy.finite]
+
+
+def test_before_a_skip_is_said_to_have_no_scale_lower_ones_are_tried(tmp_path):
+    found, said = explained(tmp_path, scaler.Dynamic(2.0**8), step=1)
+    assert said[0].startswith("Step 3 was applied")
+    assert (found.verdict, found.applied, found.loss_scale, found.applied_at) == ("loss", False, 256.0, 64.0)
+    assert "no loss scale helps" not in found.sentence
+    assert "finite at a loss scale of 64: there the step is applied and the model trains" in found.sentence
+    assert not any(remedy.name.startswith("loss scale") for remedy in found.remedies)
+
+
+def test_the_loss_that_a_step_scales_counts_where_it_returns_none(tmp_path):
+    found, _ = explained(tmp_path, scaler.Static(64.0), step=2, by_hand=True)
+    assert (found.verdict, found.applied) == ("loss", True)
+    helped = {remedy.name: remedy.finite for remedy in found.remedies}
+    assert (helped["every layer in float32"], helped["another batch"]) == (True, False)

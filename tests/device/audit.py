@@ -1,0 +1,143 @@
+"""What a traced step would do on a GPU, by TensorFlow's list of kernels: no GPU is needed.
+
+TensorFlow keeps int32 arithmetic in the host's memory on GPUs, and a branch outside of XLA waits for its predicate. A
+tensor that such an operation takes or gives is copied at every step.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from scaler.backend.graphs import LOOPS, functions_called
+from scaler.backend.kernels import gpu_kernels
+
+LARGEST = 1024
+"""Elements of a tensor in the host's memory. What is larger is data, not a shape or a count."""
+_NO_KERNEL_NEEDED = frozenset({"Placeholder", "PlaceholderWithDefault", "NoOp", "_Arg", "_Retval"})
+_BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", *LOOPS, *_BRANCHES})
+_ON_THE_HOST = frozenset({"PyFunc", "EagerPyFunc", "PyFuncStateless", "PrintV2", "Print"})
+
+
+class Found(NamedTuple):
+    """An operation that makes a GPU wait.
+
+    Attributes:
+        type: The operation's type and dtypes.
+        why: What is wrong.
+        name: Its name in its function, and the functions around it.
+    """
+
+    type: str
+    why: str
+    name: str
+
+
+class Audit(NamedTuple):
+    """What a traced function does on a GPU.
+
+    Attributes:
+        found: Operations without a kernel, or with a large tensor in the host's memory.
+        predicates: How many branches an applied step executes: the first branch of each is the one it takes.
+    """
+
+    found: list[Found]
+    predicates: int
+
+
+def audit(concrete) -> Audit:
+    """Looks at all that a concrete function executes, but for what XLA compiles."""
+    seen, found = set(), []
+    for op, path in _operations(concrete.graph, "", seen):
+        why = _why(op)
+        if why:
+            dtypes = ", ".join(sorted({tensor.dtype.name for tensor in (*op.inputs, *op.outputs)}))
+            found.append(Found(f"{op.type}({dtypes})", why, f"{path}{op.name}"))
+    return Audit(found, _predicates(concrete.graph))
+
+
+def _operations(graph, path, seen) -> Iterator[tuple]:
+    if id(graph) in seen:
+        return
+    seen.add(id(graph))
+    for op in graph.get_operations():
+        if op.type in _CALLS:
+            if not is_compiled(op):
+                for called in functions_called(op):
+                    yield from _operations(called, f"{path}{op.name}/", seen)
+        else:
+            yield op, path
+
+
+def is_compiled(op) -> bool:
+    """Whether XLA compiles what an operation calls."""
+    return "_XlaMustCompile" in op.node_def.attr and op.get_attr("_XlaMustCompile")
+
+
+def _predicates(graph) -> int:
+    count = 0
+    for op in graph.get_operations():
+        if op.type not in _CALLS or is_compiled(op):
+            continue
+        called = functions_called(op)
+        branch = op.type in _BRANCHES
+        count += branch
+        count += sum(map(_predicates, called[:1] if branch else called))
+    return count
+
+
+def _why(op) -> str | None:
+    if op.type in _NO_KERNEL_NEEDED:
+        return None
+    if op.type in _ON_THE_HOST:
+        return "runs on the host"
+    kernel = next((one for one in gpu_kernels(op.type) if _fits(op, one)), None)
+    if kernel is None:
+        large = [tensor for tensor in (*op.inputs, *op.outputs) if _is_large(tensor)]
+        return f"no GPU kernel{_shapes(large)}" if not _of_the_host(op) or large else None
+    held = [tensor for name in kernel.in_host_memory for tensor in _argument(op, name)]
+    large = [tensor for tensor in held if _is_large(tensor)]
+    return f"in host memory{_shapes(large)}" if large else None
+
+
+def _of_the_host(op) -> bool:
+    """Whether nothing but the host's own values go in or out: an iterator, a string, a seed."""
+    return all(tensor.dtype in (tf.string, tf.resource, tf.variant) for tensor in (*op.inputs, *op.outputs))
+
+
+def _fits(op, kernel) -> bool:
+    for name, allowed in kernel.dtypes.items():
+        value = op.get_attr(name)
+        if not set(value if isinstance(value, list) else [value]) <= allowed:
+            return False
+    return True
+
+
+def _argument(op, name) -> list:
+    """The tensors of an argument or result of this name."""
+    for arguments, tensors in ((op.op_def.input_arg, op.inputs), (op.op_def.output_arg, op.outputs)):
+        at = 0
+        for argument in arguments:
+            size = _length(op, argument)
+            if argument.name == name:
+                return list(tensors[at : at + size])
+            at += size
+    return []
+
+
+def _length(op, argument) -> int:
+    if argument.number_attr:
+        return op.get_attr(argument.number_attr)
+    return len(op.get_attr(argument.type_list_attr)) if argument.type_list_attr else 1
+
+
+def _is_large(tensor) -> bool:
+    if tensor.dtype in (tf.resource, tf.variant, tf.string):
+        return False
+    return not tensor.shape.is_fully_defined() or math.prod(tensor.shape) > LARGEST
+
+
+def _shapes(tensors) -> str:
+    return "".join(f" {tensor.dtype.name}{tensor.shape}" for tensor in tensors)

@@ -1,0 +1,94 @@
+"""Models of a class that overrides `compile`, as keras-hub's tasks do: Keras loads them without our optimizer."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras_cases import data, raw
+
+import scaler
+
+SAYS = r"Task overrides `compile`.*not restore the optimizer.*optimizer\.build.*load_weights"
+
+
+@keras.saving.register_keras_serializable("overridden")
+class Task(keras.Model):
+    """With the members of a task of keras-hub: it compiles itself when it is made."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.dense = keras.layers.Dense(1)
+        self.compile()
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compile(self, optimizer="auto", loss="mse", **arguments):
+        optimizer = keras.optimizers.Adam(1e-2) if optimizer == "auto" else optimizer
+        super().compile(optimizer=optimizer, loss=loss, **{"jit_compile": False, **arguments})
+
+
+def compiled(task):
+    task.compile(scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-2), scaler.Dynamic(2.0**9, growth_interval=4)))
+    return scaler.protect(task)
+
+
+def trained():
+    keras.utils.set_random_seed(0)
+    task = compiled(Task())
+    task.fit(*data(48), batch_size=8, shuffle=False, verbose=0)
+    return task
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    trained().save(tmp_path / "task.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras says that `compile` is custom.
+        return keras.saving.load_model(tmp_path / "task.keras")
+
+
+def test_protect_says_so_at_once_and_the_first_step_refuses(loaded):
+    with pytest.warns(scaler.ScaleWarning, match=f"compiled with Adam and not with.*{SAYS}"):
+        scaler.protect(loaded)
+    with pytest.raises(scaler.InvalidArgument, match=f"has no scaler.LossScaleOptimizer.*{SAYS}"):
+        loaded.fit(*data(8), verbose=0)
+
+
+def test_the_logger_says_so_too(loaded):
+    with pytest.raises(scaler.InvalidArgument, match=SAYS):
+        loaded.fit(*data(8), verbose=0, callbacks=[scaler.LossScaleLogger()])
+
+
+@pytest.mark.parametrize("file", ["task.weights.h5", "task.keras"])
+def test_the_way_out_brings_everything_back(file, tmp_path):
+    task, path = trained(), tmp_path / file
+    (task.save if file.endswith(".keras") else task.save_weights)(path)
+    again = compiled(Task())
+    again.build((None, 4))
+    again.optimizer.build(again.trainable_variables)
+    again.load_weights(path)
+    assert raw([*again.weights, *again.optimizer.variables]) == raw([*task.weights, *task.optimizer.variables])
+    assert float(again.optimizer.loss_scale) == float(task.optimizer.loss_scale) > 2.0**9
+    for one in (task, again):
+        one.fit(*data(16, seed=1), batch_size=8, shuffle=False, verbose=0)
+    assert raw([*again.weights, *again.optimizer.variables]) == raw([*task.weights, *task.optimizer.variables])
+
+
+class TellsKeras(Task):
+    def compile_from_config(self, config):
+        compiled(self)
+
+
+@pytest.mark.parametrize("make", [lambda: TellsKeras(), lambda: keras.Sequential([keras.layers.Dense(1)])])
+def test_other_models_are_protected_in_silence_before_they_are_compiled(make):
+    model = make()
+    model.compile(keras.optimizers.SGD(), loss="mse")
+    scaler.protect(model)
+    with pytest.raises(scaler.InvalidArgument, match=r"has no scaler\.LossScaleOptimizer") as caught:
+        model.train_on_batch(np.ones((2, 4)), np.ones((2, 1)))
+    assert "overrides" not in str(caught.value)

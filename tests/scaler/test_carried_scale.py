@@ -1,0 +1,406 @@
+"""Guards that gradients are unscaled by the scale of their own loss, whatever was scaled, applied or updated between.
+
+The true gradients are 1, and a descent by them moves a weight by 1: by 1/2 or 2 if the scale was another one.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from mirrored import mirrored
+from scaler_cases import modes, plain_descent
+
+import scaler
+
+GROWS = scaler.Dynamic(2.0**10, growth_interval=1)
+
+
+class Two:
+    """A weight each for a first and a second loss, and one scaler whose scale doubles at every step."""
+
+    def __init__(self, strategy=GROWS):
+        self.loss_scaler = scaler.LossScaler(strategy)
+        self.weights = [tf.Variable([0.0], name=name) for name in ("first", "second")]
+
+    def gradients(self, which, weight=1.0):
+        """The gradient of a loss that is scaled now."""
+        with tf.GradientTape() as tape:
+            scaled = self.loss_scaler.scale(-tf.reduce_sum(self.weights[which]) * weight)
+        return tape.gradient(scaled, [self.weights[which]])
+
+    def apply(self, which, grads, **options):
+        return self.loss_scaler.apply(plain_descent, grads, [self.weights[which]], **options)
+
+    def moves(self, between):
+        """The scale moves: by an `update`, or by an `apply` of another loss."""
+        if between == "update":
+            self.loss_scaler.update(scaler.Event(tf.constant(True)))
+        else:
+            self.apply(1, self.gradients(1))
+
+    def moved(self):
+        return [float(weight[0]) for weight in self.weights]
+
+
+@pytest.mark.parametrize("between", ["update", "apply"])
+@modes("eager", "graph", "loop", "xla")
+def test_a_gradient_waits_while_the_scale_moves_and_another_loss_is_scaled(execute, between):
+    two = Two()
+
+    def step():
+        first = two.gradients(0)
+        two.moves(between)
+        second = two.gradients(1)
+        one, other = two.apply(0, first), two.apply(1, second)
+        return one.loss_scale, other.loss_scale
+
+    run = execute(step)
+    assert [float(scale) for scale in run()] == [2.0**10, 2.0**11]
+    run()
+    assert two.moved() == [2.0, 2.0 if between == "update" else 4.0]
+
+
+@modes("eager", "graph", "xla")
+def test_it_waits_for_unscale(execute):
+    two = Two()
+
+    def step():
+        first = two.gradients(0)
+        two.moves("update")
+        second = two.gradients(1)
+        return [grad for grads in (first, second) for grad in two.loss_scaler.unscale(grads)]
+
+    assert [float(grad[0]) for grad in execute(step)()] == [-1.0, -1.0]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_loss_is_differentiated_after_another_was_scaled(eager):
+    two = Two()
+
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = two.loss_scaler.scale(-tf.reduce_sum(two.weights[0]))
+        two.moves("update")
+        second = two.gradients(1)
+        two.apply(1, second)
+        return two.apply(0, tape.gradient(scaled, [two.weights[0]])).loss_scale
+
+    if eager:
+        with pytest.raises(scaler.InvalidArgument, match="1024 or 2048"):
+            step()
+        assert two.moved() == [0.0, 0.0]
+    else:
+        assert float(tf.function(step)()) == 2.0**10
+        assert two.moved() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("between", ["update", "apply"])
+def test_a_changed_gradient_is_refused_in_eager_mode(between):
+    two = Two()
+    first = two.gradients(0)
+    two.moves(between)
+    two.gradients(1)
+    with pytest.raises(scaler.InvalidArgument, match=r"may carry a scale of 1024 or 2048.*unscaled=True"):
+        two.apply(0, [first[0] * 1.0])
+    assert two.moved()[0] == 0.0
+
+
+@modes("eager", "graph", "xla")
+def test_gradients_of_two_scales_in_one_list_are_refused(execute):
+    two = Two()
+
+    def step():
+        first = two.gradients(0)
+        two.moves("update")
+        two.loss_scaler.apply(plain_descent, [*first, *two.gradients(1)], two.weights)
+
+    with pytest.raises(scaler.InvalidArgument, match=r"the loss scale moved between|may carry a scale of"):
+        execute(step)()
+    assert two.moved() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("between", ["update", "apply"])
+def test_a_gradient_that_a_variable_kept_for_a_step_is_refused(between):
+    two, kept = Two(), tf.Variable([0.0], name="kept")
+
+    @tf.function
+    def step():
+        two.moves(between)
+        first = two.gradients(0)
+        two.apply(0, [kept.read_value()])
+        kept.assign(first[0])
+
+    with pytest.raises(scaler.InvalidArgument, match=r"kept in the variable 'kept:0'.*unscaled=True"):
+        step()
+
+
+@modes("eager", "graph", "xla")
+def test_a_gradient_is_kept_unscaled(execute):
+    two, kept = Two(), tf.Variable([0.0])
+
+    def step():
+        (first,) = two.loss_scaler.unscale(two.gradients(0))
+        outcome = two.apply(0, [kept.read_value()], unscaled=True)
+        kept.assign(first)
+        return outcome.finite
+
+    run = execute(step)
+    for _ in range(4):
+        run()
+    assert two.moved()[0] == 3.0
+
+
+@modes("eager", "graph", "xla")
+def test_a_gradient_is_kept_with_its_scale(execute):
+    two, kept, scale = Two(), tf.Variable([0.0]), tf.Variable(1.0)
+
+    def step():
+        first = two.gradients(0)
+        now = two.loss_scaler.scale_of_gradients
+        outcome = two.apply(0, [kept.read_value()], loss_scale=scale.read_value())
+        kept.assign(first[0])
+        scale.assign(now)
+        return outcome.loss_scale
+
+    run = execute(step)
+    assert [float(run()) for _ in range(4)] == [1.0, 2.0**10, 2.0**11, 2.0**12]
+    assert two.moved()[0] == 3.0
+
+
+@pytest.mark.parametrize("scale", [[1.0, 2.0], "2", 3, tf.constant(2), np.ones(2, np.float32)])
+def test_a_scale_that_is_none_is_refused(scale):
+    two = Two()
+    with pytest.raises(scaler.InvalidArgument, match=r"apply: loss_scale=.*expected a scalar"):
+        two.apply(0, two.gradients(0), loss_scale=scale)
+
+
+@modes("eager", "graph", "xla")
+def test_a_variable_that_this_step_filled_carries_its_scale(execute):
+    two, kept = Two(), tf.Variable([0.0])
+
+    def step():
+        kept.assign(two.gradients(0)[0])
+        two.moves("update")
+        return two.apply(0, [kept.read_value()]).loss_scale
+
+    run = execute(step)
+    assert [float(run()) for _ in range(2)] == [2.0**10, 2.0**12]
+    assert two.moved()[0] == 2.0
+
+
+@modes("eager", "graph", "xla")
+def test_micro_batches_that_a_user_sums_in_a_variable(execute):
+    two, total, count = Two(), tf.Variable([0.0]), tf.Variable(0)
+
+    def step():
+        total.assign_add(two.gradients(0, weight=0.5)[0])
+        count.assign_add(1)
+        due = tf.equal(count % 2, 0)
+        outcome = two.apply(0, [total.read_value()], when=due)
+        total.assign(tf.where(due, tf.zeros_like(total), total))
+        return outcome.finite
+
+    run = execute(step)
+    assert [bool(run()) for _ in range(8)] == [False, True] * 4
+    assert two.moved()[0] == 4.0
+    assert float(two.loss_scaler.loss_scale) == 2.0**14
+
+
+def test_micro_batches_that_a_branch_applies():
+    two, total, count = Two(), tf.Variable([0.0]), tf.Variable(0)
+
+    @tf.function
+    def step():
+        total.assign_add(two.gradients(0, weight=0.5)[0])
+        count.assign_add(1)
+
+        def due():
+            two.apply(0, [total.read_value()])
+            total.assign([0.0])
+            return True
+
+        return tf.cond(tf.equal(count % 2, 0), due, lambda: False)
+
+    assert [bool(step()) for _ in range(8)] == [False, True] * 4
+    assert two.moved()[0] == 4.0
+
+
+def test_micro_batches_of_a_loop_in_the_graph():
+    two = Two()
+
+    @tf.function
+    def step():
+        total = tf.zeros([1])
+        for _ in tf.range(4):
+            total += two.gradients(0, weight=0.25)[0]
+        two.apply(0, [total])
+
+    step()
+    step()
+    assert two.moved()[0] == 2.0
+
+
+def test_a_loop_that_scales_at_several_scales_is_refused():
+    two = Two()
+
+    @tf.function
+    def step():
+        total = tf.zeros([1])
+        for _ in tf.range(2):
+            total += two.gradients(0)[0]
+            two.moves("update")
+        two.apply(0, [total])
+
+    with pytest.raises(scaler.InvalidArgument, match="inside of a function or a loop"):
+        step()
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_gradients_that_a_function_returns(is_refused):
+    two = Two()
+    of_first, of_second = (tf.function(lambda which=which: two.gradients(which)) for which in range(2))
+
+    @tf.function
+    def step():
+        first, second = of_first(), of_second()
+        if is_refused:
+            two.moves("update")
+            of_second()
+        two.apply(0, first)
+        two.apply(1, second)
+
+    if is_refused:
+        with pytest.raises(scaler.InvalidArgument, match="nothing here remembers which scale"):
+            step()
+    else:
+        step()
+        step()
+    assert two.moved() == ([0.0, 0.0] if is_refused else [2.0, 2.0])
+
+
+@modes("eager", "graph")
+def test_one_scaler_for_two_networks_in_turn(execute):
+    """As a GAN has them: the gradients of each are applied before the loss of the other is scaled."""
+    two = Two()
+
+    def step():
+        for which in range(2):
+            grads = two.gradients(which)
+            two.apply(which, [grad * 1.0 for grad in grads])
+
+    run = execute(step)
+    for _ in range(5):
+        run()
+    assert two.moved() == [5.0, 5.0]
+
+
+@modes("eager", "graph")
+def test_one_gradient_for_two_optimizers(execute):
+    two = Two()
+
+    def step():
+        grads = two.gradients(0)
+        two.apply(0, grads)
+        two.gradients(1)
+        return two.apply(1, grads).loss_scale
+
+    assert float(execute(step)()) == 2.0**10
+    assert two.moved() == [1.0, 1.0]
+
+
+def test_a_batch_that_is_given_up_is_forgotten():
+    """In eager mode an `update` that tells of a bad step ends its losses."""
+    two = Two()
+    two.gradients(0)
+    two.loss_scaler.update(scaler.Event(tf.constant(False)))
+    two.apply(0, [two.gradients(0)[0] * 1.0])
+    assert two.moved() == [1.0, 0.0]
+
+
+def test_steps_in_eager_mode_after_steps_in_a_graph():
+    two = Two()
+
+    def step():
+        two.apply(0, two.gradients(0))
+
+    step()
+    tf.function(step)()
+    of_graph = tf.function(lambda: two.gradients(0))()
+    two.apply(0, of_graph)
+    step()
+    assert two.moved()[0] == 4.0
+
+
+@pytest.mark.parametrize("strategy", [scaler.Static(2.0**7), scaler.NoScaling()])
+def test_a_scale_that_cannot_move_is_never_refused(execute, strategy):
+    two, kept = Two(strategy), tf.Variable([0.0])
+
+    def step():
+        first = two.gradients(0)
+        two.moves("update")
+        two.loss_scaler.apply(plain_descent, [*first, *two.gradients(1)], two.weights)
+        two.apply(0, [kept.read_value()])
+        kept.assign(first[0] * 1.0)
+        return first[0]
+
+    run = execute(step)
+    run()
+    run()
+    assert two.moved() == [3.0, 2.0]
+
+
+@modes("eager", "graph")
+def test_the_loss_of_another_gradient_is_not_to_blame(execute):
+    two = Two()
+
+    def step(weight):
+        first = two.gradients(0, weight)
+        two.moves("update")
+        two.loss_scaler.scale(tf.constant(np.inf))
+        return two.apply(0, first).cause
+
+    # The product with the scale is beyond float32, the loss is not.
+    two.weights[0].assign([1.0])
+    assert int(execute(step)(np.float32(1e36))) == scaler.Cause.OVERFLOW
+
+
+def test_on_two_replicas():
+    strategy = mirrored(2)
+    with strategy.scope():
+        two = Two()
+
+    @tf.function
+    def step():
+        def replica():
+            first = two.gradients(0, weight=0.5)
+            two.moves("update")
+            second = two.gradients(1, weight=0.5)
+            two.apply(0, first)
+            two.apply(1, second)
+
+        strategy.run(replica)
+
+    step()
+    step()
+    assert two.moved() == [2.0, 2.0]
+
+
+def test_a_window_of_the_keras_optimizer():
+    weights = [keras.Variable([0.0]), keras.Variable([0.0])]
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0, gradient_accumulation_steps=2), GROWS)
+    optimizer.build(weights)
+
+    @tf.function
+    def step():
+        grads = []
+        for weight in weights:
+            with tf.GradientTape() as tape:
+                scaled = optimizer.scale_loss(-tf.reduce_sum(weight))
+            grads.append(tape.gradient(scaled, [one.value for one in weights], unconnected_gradients="zero"))
+            if weight is weights[0]:
+                optimizer.loss_scaler.update(scaler.Event(tf.constant(True)))
+        for grad in grads:
+            optimizer.apply(grad, weights)
+
+    step()
+    assert [float(weight.value[0]) for weight in weights] == [0.5, 0.5]

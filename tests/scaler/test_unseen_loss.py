@@ -1,0 +1,105 @@
+"""`check` says once that the last step was applied though its loss was not finite: by hand, in `fit`, on replicas."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+
+
+def unseen(call):
+    """What is said about a loss that is not finite while something is called."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(one.message) for one in caught if "loss is not finite" in str(one.message)]
+
+
+class Step:
+    """One weight, whose loss is what is asked for, and whose gradient is 1, or NaN."""
+
+    def __init__(self):
+        self.weight = tf.Variable(1.0)
+        self.optimizer = keras.optimizers.SGD(0.1)
+        self.loss_scaler = scaler.LossScaler(scaler.Dynamic(4.0))
+
+    def take(self, constant, gradient=1.0):
+        with tf.GradientTape() as tape:
+            scaled = self.loss_scaler.scale(self.weight * gradient + constant)
+        grads = [tape.gradient(scaled, self.weight)]
+        return self.loss_scaler.apply(self.optimizer, grads, [self.weight])
+
+
+@pytest.fixture(params=["eager", "graph"])
+def step(request):
+    made = Step()
+    if request.param == "graph":
+        made.take = tf.function(made.take)
+    return made
+
+
+@pytest.mark.parametrize("loss", [np.inf, np.nan])
+def test_an_applied_step_with_such_a_loss_is_said_once(step, loss):
+    step.take(tf.constant(1.0))
+    assert unseen(step.loss_scaler.check) == []
+    step.take(tf.constant(loss))
+    (message,) = unseen(step.loss_scaler.check)
+    assert message.startswith("The last of 2 attempted steps was applied though its loss is not finite.")
+    step.take(tf.constant(loss))
+    assert unseen(step.loss_scaler.check) == []
+
+
+def test_a_skipped_step_is_none(step):
+    step.take(tf.constant(np.inf), tf.constant(np.inf))
+    assert unseen(step.loss_scaler.check) == []
+    step.take(tf.constant(1.0))
+    assert unseen(step.loss_scaler.check) == []
+
+
+def test_nothing_is_said_of_a_step_that_is_not_decided():
+    made = Step()
+    made.take(tf.constant(1.0))
+    made.loss_scaler.scale(tf.constant(np.inf))
+    assert unseen(made.loss_scaler.check) == []
+
+
+def test_a_step_in_the_long_form(step):
+    loss_scaler = step.loss_scaler
+    loss_scaler.scale(tf.constant(np.inf))
+    loss_scaler.update(scaler.Event(finite=tf.constant(True)))
+    assert len(unseen(loss_scaler.check)) == 1
+
+
+def test_the_loss_of_any_replica():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        made = Step()
+
+    @tf.function
+    def take(constants):
+        return strategy.run(lambda constant: made.take(constant[0]), [constants])
+
+    def constants(of_second):
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant([of_second if context.replica_id_in_sync_group else 1.0])
+        )
+
+    take(constants(1.0))
+    assert unseen(made.loss_scaler.check) == []
+    take(constants(np.inf))
+    assert len(unseen(made.loss_scaler.check)) == 1
+
+
+def test_fit_says_it_through_its_logger():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+    def loss(y, prediction):
+        return tf.reduce_mean(prediction) + y[0, 0]
+
+    model.compile(scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1), scaler.Static(4.0)), loss)
+    scaler.protect(model)
+    x, y = np.ones([4, 2], np.float32), np.full([4, 1], np.inf, np.float32)
+    assert len(unseen(lambda: model.fit(x, y, verbose=0, callbacks=[scaler.LossScaleLogger()]))) == 1
