@@ -17,6 +17,7 @@ from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of,
 from scaler.checks import as_flag, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.explain import Names, explain
+from scaler.gate.choose import selects_by_default
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
 from scaler.gate.optimizers import (
@@ -103,9 +104,15 @@ class LossScaler(tf.Module):
             Embedding makes such duplicates from repeated ids. The optimizer then moves as with the dense gradient.
             With False it receives the slices unchanged, as from Keras alone: Adam and others then square each slice by
             itself. The finite check and the norm use the sum either way.
+        select: How a graph keeps a skipped step from moving anything. With True every new value is
+            `where(finite, new, old)`, and nothing waits for the decision. With False the update stands in a branch, for
+            which a GPU waits at each step, and a skip is looked at more closely: docs/concepts/skips.md has the table.
+            Default: True on a GPU and where XLA compiles the whole step, for optimizers of Keras that are proven to
+            keep finite values finite, else False. Weights, slots and scales are the same either way.
 
     Raises:
-        InvalidArgument: If `strategy` is not a strategy, or its state has no scalar `loss_scale`.
+        InvalidArgument: If `strategy` is not a strategy, or its state has no scalar `loss_scale`. In `apply`, if
+            `select=True` does not fit the optimizer.
     """
 
     def __init__(
@@ -114,11 +121,14 @@ class LossScaler(tf.Module):
         *,
         stuck: StuckPolicy | None = None,
         sum_duplicates: bool = True,
+        select: bool | None = None,
         name: str = "loss_scaler",
     ):
         super().__init__(name=name)
         check_flag("sum_duplicates", sum_duplicates)
-        self.sum_duplicates = sum_duplicates
+        if select is not None:
+            check_flag("select", select)
+        self.sum_duplicates, self.select = sum_duplicates, select
         self.strategy: Strategy = Dynamic() if strategy is None else strategy
         require_strategy(self.strategy)
         with tf.init_scope():
@@ -424,7 +434,7 @@ class LossScaler(tf.Module):
         if waits_for_values(optimizer, targets):
             optimizer = move_nothing
         moved = Targets(optimizer, targets, positions, masters)
-        gate = Gate(moved, clipping, needs_of(self.strategy), self.sum_duplicates)
+        gate = Gate(moved, clipping, needs_of(self.strategy), self.sum_duplicates, self.select)
         if loss_scale is None:
             loss_scale, loss_finite = self.carried(
                 "apply", grads, targets, may_be_unscaled=unscaled is not False, found=found
@@ -435,8 +445,10 @@ class LossScaler(tf.Module):
             self._open_losses.ends(grads, targets)
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
 
-        def told_in_branch(skip: Skip) -> Skip:
-            return told_apart(skip, loss_scale, floor, diagnose) if alone and diagnose is not None else skip
+        def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
+            looks = alone and diagnose is not None and where is None
+            known = told_apart(skip, loss_scale, floor, diagnose) if looks else skip
+            return self._kept.keep(loss_scale, known, replica, names_from(), where)
 
         def names_from() -> int:
             # Known when the optimizer has created its slots.
@@ -449,14 +461,14 @@ class LossScaler(tf.Module):
             loss_finite,
             rollback,
             tf.convert_to_tensor(when),
-            lambda skip, replica: self._kept.keep(loss_scale, told_in_branch(skip), replica, names_from()),
-            self._update if update else (lambda event, done: None),
+            on_skip,
+            self._update if update else (lambda event, done, when: None),
         )
         self._open.end(decision.attempted)
         if not tf.executing_eagerly():
             moving_statistics.decided()
         skip = decision.skip
-        if diagnose is not None and not alone:
+        if diagnose is not None and not alone and not gate.selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
         return Outcome(
             finite=decision.finite,
@@ -498,15 +510,20 @@ class LossScaler(tf.Module):
             self._use.say_once(moving_statistics.sentence(missing))
         return Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved)) if moved else None
 
-    @staticmethod
-    def may_diagnose() -> bool:
+    def may_diagnose(self) -> bool:
         """Whether `apply(diagnose=...)` is worth its price in the function that is traced now.
 
         Returns:
             False inside of a function with `jit_compile=True`, where every activation would be kept for it at each
-            step; else True.
+            step, and where steps select their new values; else True.
         """
-        return not in_xla()
+        return not (in_xla() or self.selects())
+
+    def selects(self) -> bool:
+        """Whether steps that are traced now select their new values where the optimizer allows it, and do not branch."""
+        if tf.executing_eagerly():
+            return False
+        return selects_by_default() if self.select is None else self.select
 
     def check_precision(self, prediction: Any, loss: Any) -> None:
         """Warns once about probabilities or a loss in float16.
@@ -570,19 +587,24 @@ class LossScaler(tf.Module):
         else:
             replicas.merge(lambda strategy, event: self._update(_of_first(strategy, event)), event)
 
-    def _update(self, event: Event, done: tf.Tensor | None = None) -> None:
+    def _update(self, event: Event, done: tf.Tensor | None = None, when: tf.Tensor | None = None) -> None:
         before = self._state_now()
         state = as_called(self.strategy.update)(before, event)
         counts, applied = self._counts, tf.cast(event.finite, tf.int64)
         skips = (counts["consecutive_skips"] + 1) * (1 - applied)
+        always = when is None or tf.get_static_value(when)
+
+        def assign(variable: tf.Variable, value: tf.Tensor) -> None:
+            variable.assign(value if always else tf.where(when, value, variable))
+
         # Nothing below depends on `done` by itself, and a step that fails must not be counted.
         with tf.control_dependencies([] if done is None else [done]):
             for field, variable in self._state.items():
                 if getattr(state, field) is not getattr(before, field):
-                    variable.assign(getattr(state, field))
-            counts["attempted"].assign_add(1)
+                    assign(variable, getattr(state, field))
+            counts["attempted"].assign_add(1 if always else tf.cast(when, tf.int64))
             counts["applied"].assign_add(applied)
-            counts["consecutive_skips"].assign(skips)
+            assign(counts["consecutive_skips"], skips)
 
     @property
     def last_skip(self) -> Outcome:
