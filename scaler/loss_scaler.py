@@ -446,9 +446,9 @@ class LossScaler(tf.Module):
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
 
         def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
-            looks = alone and diagnose is not None and where is None
-            known = told_apart(skip, loss_scale, floor, diagnose) if looks else skip
-            return self._kept.keep(loss_scale, known, replica, names_from(), where)
+            if diagnose is not None and alone and where is None:
+                skip = told_apart(skip, loss_scale, floor, diagnose)
+            return self._kept.keep(loss_scale, skip, replica, names_from(), where)
 
         def names_from() -> int:
             # Known when the optimizer has created its slots.
@@ -520,7 +520,7 @@ class LossScaler(tf.Module):
         return not (in_xla() or self.selects())
 
     def selects(self) -> bool:
-        """Whether steps that are traced now select their new values where the optimizer allows it, and do not branch."""
+        """Whether steps that are traced now select their new values, where the optimizer allows it."""
         if tf.executing_eagerly():
             return False
         return selects_by_default() if self.select is None else self.select

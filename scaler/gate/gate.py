@@ -21,7 +21,7 @@ from scaler.gate.targets import Targets
 from scaler.gate.unscale_and_clip import finish_all
 from scaler.gradients.clipping import Clipping, Limiter
 from scaler.outcome import Skip, not_skipped, unless_limited
-from scaler.rollback import Snapshot, keep_finite
+from scaler.rollback import Snapshot, chosen_state
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
 
@@ -87,8 +87,8 @@ class Gate:
             loss_finite: Scalar bool, of this replica.
             rollback: Of this replica, or None.
             when: Scalar bool, the same on all replicas: whether to decide at all.
-            on_skip: Called once for all replicas with why the step is skipped, with `Decision.replica`, and with whether
-                it is skipped, or None in the branch of a skip; it returns why, which it may know better.
+            on_skip: Called once for all replicas with why the step is skipped, `Decision.replica`, and whether it is
+                skipped, or None in the branch of a skip. It returns why, which it may know better.
             after: Called once for all replicas with what was seen, a tensor that is there when the weights have moved
                 or not, and whether there was a step, scalar bool.
         """
@@ -167,7 +167,7 @@ class Gate:
         def apply() -> tuple[tf.Tensor, Skip, tf.Tensor | None]:
             attempt.complete(move)
             for variable, value in state:
-                replicas.assign_each(strategy, variable, keep_finite, value)
+                replicas.assign_each(strategy, variable, chosen_state, value)
             return clipped(), not_skipped(), _no_replica(strategy)
 
         def put_back(state: list[tuple]) -> None:

@@ -17,6 +17,7 @@ from scaler.backend.selected import assigned_where
 from scaler.gate.optimizers import variables_of
 from scaler.gate.targets import Targets
 from scaler.outcome import Cause, Skip, not_skipped, presumed_cause
+from scaler.rollback import chosen_state
 
 
 def move_where(finite: tf.Tensor, targets: Targets, move: Callable[[], None]) -> None:
@@ -27,9 +28,7 @@ def move_where(finite: tf.Tensor, targets: Targets, move: Callable[[], None]) ->
         move()
 
 
-def restore_where(
-    strategy: Any, state: Sequence[tuple], finite: tf.Tensor, when: tf.Tensor
-) -> None:
+def restore_where(strategy: Any, state: Sequence[tuple], finite: tf.Tensor, when: tf.Tensor) -> None:
     """Puts variables back to their values before a skipped step, and what became non-finite also in an applied one.
 
     Args:
@@ -40,9 +39,8 @@ def restore_where(
     """
 
     def restored(own: Any, before: tf.Tensor) -> tf.Tensor:
-        now = tf.convert_to_tensor(own)
-        kept = tf.logical_and(finite, tf.math.is_finite(now)) if now.dtype.is_floating else finite
-        return tf.where(tf.logical_or(kept, tf.logical_not(when)), now, before)
+        value = chosen_state(own, before, finite)
+        return value if tf.get_static_value(when) else tf.where(when, value, own)
 
     for variable, value in state:
         replicas.assign_each(strategy, variable, restored, value)
