@@ -15,7 +15,7 @@ import pathlib
 import subprocess
 import sys
 
-BENCHMARKS = ("gate", "step", "replicas", "first_call", "memory", "loop", "fit", "gpu")
+BENCHMARKS = ("gate", "step", "selecting", "replicas", "first_call", "memory", "loop", "fit", "gpu")
 _HERE = pathlib.Path(__file__).parent
 
 
