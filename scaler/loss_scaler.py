@@ -17,7 +17,7 @@ from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of,
 from scaler.checks import as_flag, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.explain import Names, explain
-from scaler.gate.choose import selects_by_default
+from scaler.gate import choose
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
 from scaler.gate.optimizers import (
@@ -523,7 +523,7 @@ class LossScaler(tf.Module):
         """Whether steps that are traced now select their new values, where the optimizer allows it."""
         if tf.executing_eagerly():
             return False
-        return selects_by_default() if self.select is None else self.select
+        return choose.selects_by_default() if self.select is None else self.select
 
     def check_precision(self, prediction: Any, loss: Any) -> None:
         """Warns once about probabilities or a loss in float16.

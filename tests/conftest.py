@@ -20,6 +20,8 @@ import tensorflow as tf
 from mirrored import let_strategies_follow_each_other
 from tensorflow.python.framework import config
 
+from scaler.gate import choose
+
 # Devices are fixed once TensorFlow starts; replicas of a MirroredStrategy need several.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
@@ -43,6 +45,15 @@ HERE = pathlib.Path(__file__).parent
 LISTED = {
     mark: frozenset((HERE / f"{mark}.txt").read_text(encoding="utf-8").splitlines()) for mark in ("exhaustive", "slow")
 }
+
+
+def pytest_addoption(parser):
+    parser.addoption("--select", action="store_true", help="steps select their new values, as on a GPU")
+
+
+def pytest_configure(config):
+    if config.getoption("--select"):
+        choose.selects_by_default = lambda: True
 
 
 def pytest_report_header():

@@ -58,21 +58,20 @@ def reason_by_norms(targets: Targets, squares: tf.Tensor, loss_finite: tf.Tensor
         loss_finite: Scalar bool.
         skipped: Scalar bool, whether the step is skipped. If not, the reason is NONE.
     """
-    bad = tf.logical_not(tf.math.is_finite(squares))
+    bad = tf.logical_and(tf.logical_not(tf.math.is_finite(squares)), skipped)
     some, positions = tf.reduce_any(bad), tf.constant(targets.positions)
     first = tf.gather(positions, _first(tf.where(some, tf.cast(bad, squares.dtype), squares)))
     last = tf.gather(positions, len(targets.positions) - 1 - _first(tf.reverse(tf.cast(bad, tf.float32), [0])))
-    sum_is_finite = tf.math.is_finite(tf.cast(tf.sqrt(tf.reduce_sum(squares)), tf.float32))
+    sound = tf.math.is_finite(tf.cast(tf.sqrt(tf.reduce_sum(squares)), tf.float32))
     # Sound gradients are held back by the learning rate alone.
-    cause = tf.where(sum_is_finite, int(Cause.UPDATE), presumed_cause(loss_finite, tf.logical_not(some)))
-    reason = not_skipped()._replace(
-        cause=cause,
-        has_nan=tf.reduce_any(tf.math.is_nan(squares)),
-        index=tf.where(sum_is_finite, -1, first),
+    cause = tf.where(sound, int(Cause.UPDATE), presumed_cause(loss_finite, tf.logical_not(some)))
+    return not_skipped()._replace(
+        cause=tf.where(skipped, cause, int(Cause.NONE)),
+        has_nan=tf.logical_and(tf.reduce_any(tf.math.is_nan(squares)), skipped),
+        index=tf.where(tf.logical_and(skipped, tf.logical_not(sound)), first, -1),
         count=tf.math.count_nonzero(bad, dtype=tf.int32),
         nearest=tf.where(some, last, -1),
     )
-    return Skip(*(tf.where(skipped, *pair) for pair in zip(reason, not_skipped(), strict=True)))
 
 
 def _first(values: tf.Tensor) -> tf.Tensor:
