@@ -443,6 +443,7 @@ class LossScaler(tf.Module):
             loss_scale, loss_finite = as_scale("apply: loss_scale", loss_scale), self._loss_was_finite()
         if tf.executing_eagerly():
             self._open_losses.ends(grads, targets)
+        selects = gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
 
         def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
@@ -453,7 +454,9 @@ class LossScaler(tf.Module):
         def names_from() -> int:
             # Known when the optimizer has created its slots.
             values = (*targets, *moved.own_values)
-            return self._names.begin([getattr(value, "path", value.name) for value in values], name_of(optimizer))
+            paths = [getattr(value, "path", value.name) for value in values]
+            model = masters.model_variables if masters else targets
+            return self._names.begin(paths, name_of(optimizer), list(map(replicas.native, model)) if selects else ())
 
         decision = gate.decide(
             gradients.matching([grads[i] for i in positions], moved.updated),
@@ -468,7 +471,7 @@ class LossScaler(tf.Module):
         if not tf.executing_eagerly():
             moving_statistics.decided()
         skip = decision.skip
-        if diagnose is not None and not alone and not gate.selects:
+        if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
         return Outcome(
             finite=decision.finite,
@@ -622,7 +625,11 @@ class LossScaler(tf.Module):
         known = self.last_skip if outcome is None else outcome
         if outcome is None and int(known.cause) == Cause.NONE:
             return self._explain_none()
-        names, optimizer = self._names.of(int(known.names_from))
+        beginning = int(known.names_from)
+        names, optimizer = self._names.of(beginning)
+        if int(known.weight) < 0 and int(known.cause) in (Cause.LOSS, Cause.OVERFLOW):
+            # A weight moves in no skipped step, so that it is now as it was.
+            known = known._replace(weight=tf.constant(self._names.spoiled(beginning)))
         return explain(known, names, self._pinned(float(known.loss_scale)), optimizer)
 
     def _explain_none(self) -> str:
