@@ -44,7 +44,7 @@ def look_at_end(
 ) -> None:
     """Looks, when the trace of the step ends, at what its gradients take over from earlier calls.
 
-    A step is the body of the innermost loop, or else the outermost function.
+    A step is the body of the innermost loop, or else the outermost function that is known to lead here.
 
     Args:
         method: Who asks, for the sentences.
@@ -73,9 +73,9 @@ def look_at_end(
         calls = _calls_of(graphs)
         starts = [Value(value.ref(), calls[value.graph]) for value in values if value.graph in calls]
         step = _Step(starts, owner)
-        plain = replica_is_one and all(call.type in CALLS for call, _ in calls.get(graphs[0], ()))
+        plain = replica_is_one and all(call.type in CALLS for call, _ in calls[graphs[0]])
         for kept in step.kept(targets):
-            name, wrong = _name(graphs[-1], kept), step.wrong(kept, always and plain)
+            name, wrong = _name(kept), step.wrong(kept, always and plain)
             if wrong and replica_is_one:
                 raise InvalidArgument(
                     f"{method}(grads): {name} keeps scaled gradients from call to call, {wrong}. The loss scale moves "
@@ -93,14 +93,17 @@ def look_at_end(
 
 
 def _calls_of(graphs: Sequence[Any]) -> dict[Any, tuple]:
-    """The calls by which the last of these graphs reaches each of them, as far as they are known."""
-    calls: dict[Any, tuple] = {graphs[-1]: ()}
-    for outer, inner in pairwise(graphs[::-1]):
+    """The calls by which the outermost of these graphs reaches each of them.
+
+    Graphs around one that none of them seems to call are left out.
+    """
+    links: list[tuple] = []
+    for inner, outer in pairwise(graphs):
         call = next((op for op in outer.get_operations() if any(one is inner for one in functions_called(op))), None)
         if call is None:
             break
-        calls[inner] = (*calls[outer], (call, inner))
-    return calls
+        links.append((call, inner))
+    return {graph: tuple(links[place:][::-1]) for place, graph in enumerate(graphs[: len(links) + 1])}
 
 
 class _Step:
@@ -189,6 +192,6 @@ class _Step:
                 waiting += users.get(value, ())
 
 
-def _name(graph: Any, kept: Held) -> str:
-    variable = variables_read(graph).get(kept.handle)
+def _name(kept: Held) -> str:
+    variable = variables_read(kept.handle.deref().graph).get(kept.handle)
     return "a variable" if variable is None else f"the variable {variable.name!r}"
