@@ -35,6 +35,7 @@ from scaler.last_skip import LastSkip
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss
 from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
+from scaler.mistakes.kept_sums import look_at_end
 from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, Marks, mark
 from scaler.mistakes.mixed_scales import refuse_mixed
 from scaler.mistakes.open_losses import OpenLosses
@@ -437,7 +438,7 @@ class LossScaler(tf.Module):
         gate = Gate(moved, clipping, needs_of(self.strategy), self.sum_duplicates, self.select)
         if loss_scale is None:
             loss_scale, loss_finite = self.carried(
-                "apply", grads, targets, may_be_unscaled=unscaled is not False, found=found
+                "apply", grads, targets, may_be_unscaled=unscaled is not False, found=found, always=when is True
             )
         else:
             loss_scale, loss_finite = as_scale("apply: loss_scale", loss_scale), self._loss_was_finite()
@@ -724,6 +725,7 @@ class LossScaler(tf.Module):
         *,
         may_be_unscaled: bool = False,
         found: Marks | None = None,
+        always: bool = True,
     ) -> Carried:
         """The scale that gradients carry, and whether their losses were finite.
 
@@ -733,6 +735,7 @@ class LossScaler(tf.Module):
             variables: What they are applied to, if it is known.
             may_be_unscaled: Whether they may be unscaled already, so that no scale has to be found.
             found: `marks_of(grads)`, if it is known.
+            always: Whether every call of the step that is traced takes them.
 
         Raises:
             InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
@@ -747,6 +750,7 @@ class LossScaler(tf.Module):
             known = self._open_losses.of(method, grads, variables, used)
         elif movable and not may_be_unscaled:
             known = carried_in_graph(method, grads, found, self, now, used)
+            look_at_end(method, grads, variables or (), self, always, self._use.say_once)
         if known is not None:
             return Carried(
                 known.loss_scale, self._loss_was_finite() if known.loss_finite is None else known.loss_finite
