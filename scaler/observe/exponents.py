@@ -53,8 +53,8 @@ def counts_of(rows: Sequence[Sequence[Gradient]]) -> tf.Tensor:
         Int64 [rows, 280].
     """
     values = [flat_values(row) for row in rows]
-    # XLA joins the operations on a value into one loop, so that the exact way costs little more there. On a GPU a second
-    # look would wait for the first.
+    # XLA joins the operations on a value into one loop, so that the exact way costs little more there. On a GPU the
+    # second look would wait for the first.
     at_once = graphs.in_xla() or has_gpu() or not any(values)
     return _exact(values) if at_once else _fast_where_possible(values)
 

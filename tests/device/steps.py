@@ -107,6 +107,19 @@ def embedded(**options):
     return tf.function(step).get_concrete_function((tf.zeros([32, 64], tf.int64), BATCH[1]))
 
 
+def measured():
+    """What looks at tensors, called by hand."""
+
+    @tf.function
+    def look(*tensors):
+        updates = tf.cast(tensors[0], tf.float32)
+        shares = [observe.swallowed_share(values, updates) for values in tensors]
+        statistics = scaler.gradients.amax(tensors), scaler.gradients.histogram(tensors, [1.0, 8.0])
+        return observe.exponents(tensors), observe.measured({"rows": tensors}), shares, statistics
+
+    return look.get_concrete_function(*(tf.TensorSpec([4096], name) for name in ("float16", "bfloat16", "float32")))
+
+
 def fitted(protect, **options):
     """Keras's train function, as `fit` makes it."""
     built = model("mixed_float16", keras.layers.Dropout(0.5))
@@ -161,6 +174,7 @@ TRACED = {
     "probes": functools.partial(traced, probes={}),
     "probes of all": functools.partial(traced, policy="float16", probes=ALL_KINDS),
     "probes of all, every 10th": functools.partial(traced, policy="float16", probes=ALL_KINDS | {"every": 10}),
+    "measured by hand": measured,
     "fit": functools.partial(fitted, False),
     "fit, protect": functools.partial(fitted, True),
     "fit, protect, accumulate": functools.partial(fitted, True, gradient_accumulation_steps=4),

@@ -3,8 +3,10 @@
 import contextlib
 import functools
 
+import keras
 import numpy as np
 import pytest
+import steps
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,3 +109,28 @@ def test_duplicate_indices_are_summed_to_the_same_bits():
     np.testing.assert_array_equal(host.indices, device.indices)
     dense = tf.math.unsorted_segment_sum(tf.cast(values, tf.float32), indices, 9) / 8.0
     np.testing.assert_allclose(tf.convert_to_tensor(device), dense, rtol=1e-6)
+
+
+def numbers_of_steps(strategy, held):
+    """All outputs and weights of three steps, the second of which overflows."""
+    keras.utils.set_random_seed(0)
+    rng = np.random.default_rng(0)
+    step = steps.made(strategy, policy="float16", masters=held, probes=steps.ALL_KINDS)
+    call, found = tf.function(step), []
+    for factor in (1.0, np.inf, 2.0):
+        x = rng.standard_normal((32, 64)).astype(np.float32) * factor
+        found.append(call((tf.constant(x), tf.constant(rng.integers(0, 10, 32)))))
+    return found, step.model.get_weights()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "held"), [("headroom", "kahan"), ("histogram", "stochastic"), ("log_normal", "masters")]
+)
+def test_a_step_is_the_same_to_the_bit(strategy, held):
+    arguments = steps.STRATEGIES[strategy], steps.WEIGHTS[held]
+    host = numbers_of_steps(*arguments)
+    with seeming_gpu():
+        device = numbers_of_steps(*arguments)
+    assert [bool(one["applied"]) for one in host[0]] == [True, False, True]
+    for one, other in zip(tf.nest.flatten(host), tf.nest.flatten(device), strict=True):
+        np.testing.assert_array_equal(one, other)
