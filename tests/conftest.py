@@ -39,6 +39,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+# The environment may turn it on for all tests, as `make gpu` does.
+DETERMINISTIC = config.is_op_determinism_enabled()
+# On a GPU products of float32 would be rounded to ten bits before they are added. Tests compare with references.
+tf.config.experimental.enable_tensor_float_32_execution(False)
+
 MODES = ("eager", "graph", "loop", "xla")
 HERE = pathlib.Path(__file__).parent
 LISTED = {
@@ -97,7 +102,8 @@ def _clean_state():
     keras.config.set_dtype_policy("float32")
     keras.config.set_floatx("float32")
     tf.config.run_functions_eagerly(False)
-    config.disable_op_determinism()
+    if not DETERMINISTIC:
+        config.disable_op_determinism()
 
 
 @pytest.fixture(scope="session", params=MODES)
