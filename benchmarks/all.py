@@ -1,4 +1,4 @@
-"""Runs all benchmarks of time and memory, each in a process of its own, and keeps what they found.
+"""Runs the benchmarks of time and memory that need no GPU, each in a process of its own, and keeps what they found.
 
     python benchmarks/all.py [--quick] [--only gate] [--out benchmarks/results]
 

@@ -69,7 +69,7 @@ def run(quick: bool) -> paired.Report:
     for other in sides[1:]:
         figures.append(paired.figure(f"to {other}", taken, "halfstep", other))
     alone = "There is one GPU: what several do together was skipped, and one replica runs on it."
-    about = {"replicas": ", ".join(names), **({"skipped": alone} if names == ["GPU:0"] else {})}
+    about = {"replicas": ", ".join(names), **({"skipped": alone} if len(names) == 1 else {})}
     return paired.Report(figures, {"devices": about, "a step on each": paired.case(taken, replicas.PLAIN)})
 
 
