@@ -69,8 +69,9 @@ def selects(asked: bool | None, targets: Targets, sum_duplicates: bool) -> bool:
     if tf.executing_eagerly() or asked is False:
         return False
     optimizer = targets.optimizer
-    fits = isinstance(optimizer, keras.optimizers.Optimizer) and _proven_up_to(targets, sum_duplicates) is not None
-    if asked and not (fits or optimizer is move_nothing):
+    known = optimizer is move_nothing or isinstance(optimizer, keras.optimizers.Optimizer)
+    fits = known and _proven_up_to(targets, sum_duplicates) is not None
+    if asked and not fits:
         raise InvalidArgument(
             f"apply: LossScaler(select=True) with {name_of(optimizer)}: its update has to be looked at before it "
             "counts, which takes a branch. Expected SGD, Adam, AdamW, Adamax, Nadam, Lion or RMSprop of Keras, without "
