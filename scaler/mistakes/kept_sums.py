@@ -15,7 +15,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend.assignments import at_end_of_trace, is_function, is_loop_body, is_one_of
 from scaler.backend.graphs import functions_called, graphs_around, is_eager, variables_read
-from scaler.backend.replicas import replica_count
+from scaler.backend.replicas import native, replica_count
 from scaler.errors import InvalidArgument
 from scaler.mistakes.carried import KEEP_UNSCALED
 from scaler.mistakes.contents import (
@@ -74,7 +74,7 @@ def look_at_end(
         starts = [Value(value.ref(), calls[value.graph]) for value in values if value.graph in calls]
         step = _Step(starts, owner)
         plain = replica_is_one and all(call.type in CALLS for call, _ in calls[graphs[0]])
-        for kept in step.kept(targets):
+        for kept in step.kept([native(target) for target in targets]):
             name, wrong = _name(kept), step.wrong(kept, always and plain)
             if wrong and replica_is_one:
                 raise InvalidArgument(

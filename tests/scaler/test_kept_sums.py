@@ -6,8 +6,6 @@ from scaler_cases import modes, plain_descent
 
 import scaler
 
-FIRST = [True, False, True, False]
-
 
 class Step:
     """One weight of the gradient -1, and what a step keeps from call to call."""
@@ -106,10 +104,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("step", "words"), REFUSED.items(), ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize("step", REFUSED)
 @pytest.mark.parametrize("compiles", [False, True], ids=["graph", "xla"])
-def test_what_no_window_begins_anew_is_refused(step, words, compiles):
-    own = Step()
+def test_what_no_window_begins_anew_is_refused(step, compiles):
+    own, words = Step(), REFUSED[step]
     with pytest.raises(scaler.InvalidArgument, match=rf"the variable 'kept:0' keeps.*{words}.*unscaled=True"):
         tf.function(lambda: step(own), jit_compile=compiles)()
     assert own.weight.numpy() == [0.0]
