@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: dist wheel-test study test test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench gpu effects mutants mutants-by-hand
+.PHONY: dist wheel-test study test test-select test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench gpu effects mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -18,6 +18,11 @@ test: .venv/ready
 # What tests/slow.txt names.
 test-slow: .venv/ready
 	$(BIN)/pytest $(SHARED) -m "slow and not exhaustive"
+
+# The promise once more, with steps that select their new values as on a GPU.
+test-select: .venv/ready
+	$(BIN)/pytest $(SHARED) --select tests/faults tests/properties/test_promise_machine.py tests/distributed/test_one_replica_overflows.py \
+	    tests/scaler/test_apply.py tests/scaler/test_rollback.py tests/scaler/test_masters.py tests/scaler/test_duplicates.py
 
 # And what tests/exhaustive.txt names: further parameters, which CI has no time for.
 test-all: .venv/ready
