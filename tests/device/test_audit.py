@@ -26,7 +26,7 @@ PREDICATES = {
     "fit, protect, accumulate": 7,
     "loop of 5, until the data ends": 4,
 }
-"""Branches that an applied step executes, each of which waits for the device."""
+"""Branches that an applied step executes. Each waits for the device, but for the two that ask whether data is left."""
 OTHERWISE = 2
 USUAL = ("strategy dynamic", "probes of all", "measured by hand", "fit, protect", "loop of 5, until the data ends")
 """What stands for all in a quick run."""
