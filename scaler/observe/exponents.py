@@ -103,14 +103,14 @@ def _sign_and_field(values: tf.Tensor) -> tf.Tensor:
     if values.dtype == tf.bfloat16:
         return tf.cast(tf.bitwise.right_shift(tf.bitcast(values, tf.uint16), tf.constant(7, tf.uint16)), tf.int32)
     pattern = tf.bitcast(tf.cast(values, tf.float32), tf.uint32)
-    return tf.bitcast(tf.bitwise.right_shift(pattern, bits.constant(23)), tf.int32)
+    return tf.bitcast(tf.bitwise.right_shift(pattern, tf.constant(23, tf.uint32)), tf.int32)
 
 
 def _any_subnormal(rows: list[list[tf.Tensor]]) -> tf.Tensor:
     """Whether there is a float32 or bfloat16 subnormal."""
     wide = [value for row in rows for value in row if value.dtype != tf.float16]
     # The sum takes 0 to the greatest integer and 1, 2, 3, ... to the least ones.
-    least = [tf.reduce_min(tf.bitcast(magnitude_bits(value), tf.int32) + bits.MAGNITUDE) for value in wide]
+    least = [tf.reduce_min(magnitude_bits(value) + bits.MAGNITUDE) for value in wide]
     return tf.reduce_min(tf.stack(least)) < _FIRST_NORMAL - 1 + tf.int32.min
 
 
@@ -123,16 +123,16 @@ def _sum(counts: list[tf.Tensor], size: int) -> tf.Tensor:
 
 
 def magnitude_bits(values: tf.Tensor) -> tf.Tensor:
-    """The bits of |x| in float32, uint32, which are ordered as the magnitudes are, with NaN above infinity."""
+    """The bits of |x| in float32, as `bits.magnitude_bits` gives them."""
     if values.dtype == tf.bfloat16:
-        pattern = tf.cast(tf.bitcast(values, tf.uint16), tf.uint32)
+        pattern = tf.cast(tf.bitcast(values, tf.uint16), bits.kind())
         return tf.bitwise.left_shift(tf.bitwise.bitwise_and(pattern, bits.constant(0x7FFF)), bits.constant(16))
     # Float16 has no number that is subnormal in float32, so this cast flushes nothing.
     return bits.magnitude_bits(tf.cast(values, tf.float32))
 
 
 def _count_bins(magnitude: tf.Tensor) -> tf.Tensor:
-    index = tf.bitcast(_bin(magnitude), tf.int32)
+    index = tf.cast(_bin(magnitude), tf.int32)
     if graphs.in_xla() or not has_gpu():
         return _count(index, BINS)
     # Of ones of its own TensorFlow would make a constant, which for int32 lies in the host's memory.
@@ -143,7 +143,7 @@ def _count_bins(magnitude: tf.Tensor) -> tf.Tensor:
 def _bin(magnitude: tf.Tensor) -> tf.Tensor:
     normal = _field(magnitude) + bits.constant(_SUBNORMAL_BINS)
     # A subnormal is its bits times 2^-149, and an integer below 2^24 keeps its logarithm as a float.
-    as_float = tf.bitcast(tf.cast(magnitude, tf.float32), tf.uint32)
+    as_float = tf.bitcast(tf.cast(magnitude, tf.float32), bits.kind())
     subnormal = tf.maximum(_field(as_float), bits.constant(126)) - bits.constant(126)
     finite = tf.where(magnitude < bits.constant(_FIRST_NORMAL), subnormal, normal)
     return tf.where(magnitude > bits.constant(_INFINITY), bits.constant(NAN), finite)

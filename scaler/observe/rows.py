@@ -44,7 +44,7 @@ def measured(rows: Mapping[str, Sequence[Gradient]], when: tf.Tensor | None = No
     if not rows:
         return Measured(tf.zeros([0, BINS], tf.int64), tf.zeros([0]))
     tensors = list(rows.values())
-    largest = bits.as_float(tf.stack([_largest(row) for row in tensors]))
+    largest = bits.as_float(tf.stack([bits.largest(list(map(magnitude_bits, flat_values(row)))) for row in tensors]))
     if when is None:
         return Measured(counts_of(tensors), largest)
     nothing = tf.zeros([len(tensors), BINS], tf.int64)
@@ -64,12 +64,6 @@ def swallowed_share(weights: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
     lost = tf.logical_and(wanted, tf.equal(_bits(after), _bits(weights)))
     count = tf.maximum(tf.math.count_nonzero(wanted), tf.constant(1, tf.int64))
     return tf.cast(tf.math.count_nonzero(lost), tf.float32) / tf.cast(count, tf.float32)
-
-
-def _largest(row: Sequence[Gradient]) -> tf.Tensor:
-    """The largest pattern of bits, scalar int64; 0 of no values."""
-    largest = [bits.largest(magnitude_bits(each)) for each in flat_values(row)]
-    return tf.reduce_max(tf.stack([tf.constant(0, tf.int64), *largest]))
 
 
 def _bits(values: tf.Tensor) -> tf.Tensor:

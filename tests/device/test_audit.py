@@ -1,8 +1,8 @@
 """No step copies a tensor between a GPU and its host, by TensorFlow's list of kernels: every strategy, all weights."""
 
 import pytest
-import steps
 import tensorflow as tf
+import traced_steps as steps
 from audit import audit
 
 import scaler

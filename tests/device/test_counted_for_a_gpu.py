@@ -6,8 +6,8 @@ import functools
 import keras
 import numpy as np
 import pytest
-import steps
 import tensorflow as tf
+import traced_steps as steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeming import seeming_gpu

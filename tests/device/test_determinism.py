@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-import steps
 import tensorflow as tf
+import traced_steps as steps
 from refusals import refused
 
 import scaler
