@@ -3,12 +3,9 @@
 from loops.actions.best import Best as Best
 from loops.actions.call import Call as Call
 from loops.actions.checkpoint import Checkpoint as Checkpoint
-from loops.actions.csv import Csv as Csv
 from loops.actions.early_stop import EarlyStop as EarlyStop
 from loops.actions.evaluate import Evaluate as Evaluate
 from loops.actions.every import Seconds as Seconds
-from loops.actions.jsonl import JsonLines as JsonLines
-from loops.actions.keep_batches import KeepBatches as KeepBatches
 from loops.actions.profile import Profile as Profile
 from loops.actions.progress import Progress as Progress
 from loops.actions.stop_when import StopWhen as StopWhen

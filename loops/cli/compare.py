@@ -8,7 +8,7 @@ import math
 from loops.cli.terminal import quiet, width
 from loops.columns import columns
 from loops.compared import Comparison, Row, compare
-from loops.runs.run import to_json
+from loops.run_files import to_json
 
 _NONE = "-"
 

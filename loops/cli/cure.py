@@ -10,7 +10,7 @@ from loops.autopsy.cure import Cure, find_cure
 from loops.cli.terminal import quiet, working
 from loops.plurals import amount
 from loops.rewind.opened import open_run
-from loops.runs.run import to_json
+from loops.run_files import to_json
 
 _NO_CURE = 1
 

@@ -17,7 +17,7 @@ from loops.doctor.text import text
 from loops.machine import examine
 from loops.namesakes import namesakes
 from loops.programs import called
-from loops.runs.run import to_json
+from loops.run_files import to_json
 
 
 def run(options: argparse.Namespace) -> None:

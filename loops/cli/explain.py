@@ -11,7 +11,7 @@ from loops.autopsy.explain import explain
 from loops.autopsy.explanation import Explanation
 from loops.cli.terminal import quiet, working
 from loops.rewind.opened import open_run
-from loops.runs.run import to_json
+from loops.run_files import to_json
 
 _ALIKE = 2.0
 """Losses within this factor are alike."""

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from loops.resume.describe import describe
-from loops.runs.run import CHECKPOINTS, to_json
+from loops.run_files import CHECKPOINTS, to_json
 
 
 def run(options: argparse.Namespace) -> None:

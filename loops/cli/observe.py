@@ -11,7 +11,7 @@ from typing import Any
 
 from loops.cli.statuses import EXIT_FOUND
 from loops.programs import called
-from loops.runs.run import to_json
+from loops.run_files import to_json
 from loops.verify import verify
 
 

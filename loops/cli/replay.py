@@ -17,7 +17,7 @@ from loops.replay.results import Replay
 from loops.replay.scales_file import write_scales
 from loops.replay.sources import named_strategies, tables_of
 from loops.replay.validate import Validated, validate
-from loops.runs.run import to_json
+from loops.run_files import to_json
 
 
 def run(options: argparse.Namespace) -> None:

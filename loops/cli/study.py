@@ -14,11 +14,12 @@ from loops.cli.arguments.study import STEPS
 from loops.cli.statuses import EXIT_ERROR, EXIT_SOME_FAILED
 from loops.cli.terminal import folded, progress, width
 from loops.columns import columns
-from loops.runs.run import to_json
+from loops.plurals import share
+from loops.run_files import to_json
 from loops.study.compare import run_study
 from loops.study.costs import COSTS, cost_cells, has_costs
 from loops.study.setups import SETUPS, choose_setups, strategy_setups
-from loops.study.summaries import failed, failure, share
+from loops.study.summaries import failed, failure
 
 _CAPTION = (
     "means over seeds; zero: share of non-zero gradients of weights (w) and activations (a) that float16 makes zero at "

@@ -8,7 +8,8 @@ import scaler
 from loops import tasks
 from loops.cli.launch import launch, leave_with_the_launcher
 from loops.cli.terminal import progress
-from loops.runs.run import RunOptions, to_json, train
+from loops.run_files import to_json
+from loops.runs.run import RunOptions, train
 from loops.workers.join import addresses, join_workers
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import scaler
 from loops.cli.terminal import finished, quiet, told, width
 from loops.replay.tune import tune
-from loops.runs.run import to_json
+from loops.run_files import to_json
 
 
 def run(options: argparse.Namespace) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from loops.autopsy.health import Health, health
-from loops.plurals import amount
+from loops.plurals import amount, share
 from loops.recorded.run import Recorded
-from loops.study.summaries import share
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _OF_SCALE = {"OVERFLOW", "unknown"}

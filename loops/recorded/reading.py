@@ -18,7 +18,7 @@ from loops.recorded.log import Log, read_columns
 from loops.recorded.run import DECISIONS, NUMBERS, Measured, Recorded
 from loops.recorded.said import facts_of, replayed_in
 from loops.recorded.traced import columns_of, measured_in
-from loops.runs.run import STEPS
+from loops.run_files import STEPS
 from loops.trace import TraceTables, read
 
 TRACE = "trace.arrow"

@@ -9,7 +9,7 @@ from typing import Any
 from loops.errors import CheckpointError
 from loops.json_values import read_json
 from loops.resume.describe import describe
-from loops.runs.run import CHECKPOINTS, SUMMARY
+from loops.run_files import CHECKPOINTS, SUMMARY
 
 REPLAY = "replay.json"
 """What `halfstep replay --json` printed of the run, where somebody kept it."""

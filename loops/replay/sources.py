@@ -9,7 +9,7 @@ from typing import Any
 
 import scaler
 from loops.errors import LoopError
-from loops.runs.run import TRACE
+from loops.run_files import TRACE
 from loops.runs.strategy_text import parse_strategy
 from loops.trace import TraceTables, read
 from loops.written.place import as_path

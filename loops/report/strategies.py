@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loops.plurals import share
 from loops.recorded.digest import Digest, number
 from loops.recorded.run import Recorded
 from loops.report.tables import NONE, cell, table
-from loops.study.summaries import share
 
 _HEADS = (
     "run",

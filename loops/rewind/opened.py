@@ -18,7 +18,8 @@ from loops.json_values import read_json
 from loops.loop import Loop
 from loops.programs import called
 from loops.resume import folder
-from loops.runs.run import CHECKPOINTS, STEPS, SUMMARY, TRACE, RunOptions, build, run_identity
+from loops.run_files import CHECKPOINTS, STEPS, SUMMARY, TRACE
+from loops.runs.run import RunOptions, build, run_identity
 
 _NEVER = 2**62
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable
@@ -14,23 +13,19 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.actions import Checkpoint, JsonLines
-from loops.json_values import without_nan
+from loops.actions.checkpoint import Checkpoint
+from loops.actions.jsonl import JsonLines
 from loops.loop import Loop
 from loops.names import POLICIES as POLICIES
 from loops.resume.variables import components
+from loops.run_files import CHECKPOINTS, STEPS, SUMMARY, TRACE, write_json
 from loops.runs.digest import weights_digest
 from loops.runs.strategy_text import parse_strategy
 from loops.step.train_step import TrainStep
 from loops.tasks import Task
 from loops.trace import Trace
 from loops.visit import Action, Visit
-from loops.written.place import writing
 
-CHECKPOINTS = "checkpoints"
-"""The folder of checkpoints in that of a run."""
-STEPS, SUMMARY, TRACE = "steps.jsonl", "summary.json", "trace.arrow"
-"""Its other files."""
 STEPS_PER_CALL = 50
 """Steps between visits, unless checkpoints are saved more often."""
 
@@ -209,27 +204,6 @@ def numerical_settings() -> dict:
         "keras": keras.__version__,
         "devices": [device.device_type for device in tf.config.list_logical_devices()],
     }
-
-
-def to_json(value: dict) -> str:
-    """The value as JSON, with null for NaN and infinities, which JSON does not have."""
-    return json.dumps(without_nan(value), indent=2, allow_nan=False)
-
-
-def write_json(path: pathlib.Path, value: dict) -> None:
-    """Writes JSON under a temporary name and renames it, so that a file is whole or absent.
-
-    Raises:
-        NotWritable: If it cannot be written.
-    """
-    temporary = path.with_suffix(".tmp")
-    try:
-        with writing("the result", path):
-            temporary.write_text(to_json(value) + "\n", encoding="utf-8")
-            temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 class _LastLosses:

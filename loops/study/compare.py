@@ -13,7 +13,8 @@ import numpy as np
 import scaler
 from loops.actions import Progress
 from loops.energy.meter import EnergyMeter
-from loops.runs.run import RunOptions, train, write_json
+from loops.run_files import write_json
+from loops.runs.run import RunOptions, train
 from loops.study.costs import Costs, costs_of
 from loops.study.gradients import GradientAction, GradientProbe
 from loops.study.setups import Setup

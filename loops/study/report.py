@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 
 from loops.errors import LoopError
 from loops.json_values import row_of
+from loops.plurals import share
 from loops.study import texts
 from loops.study.costs import COSTS, cost_cells, has_costs
 from loops.study.setups import SETUPS
-from loops.study.summaries import Steps, failed, failure, options_of, place, runs_of, share, split_rows
+from loops.study.summaries import Steps, failed, failure, options_of, place, runs_of, split_rows
 from loops.written.place import writing
 
 try:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from loops.actions.evaluate import Evaluate
 from loops.actions.every import Cadence, Seconds
 from loops.tensorboard.exponents import METADATA, headroom_curves, histograms
 from loops.trace.tensors import tensors_of
@@ -66,13 +65,13 @@ class TensorBoard:
         self._writer: Any = None
         self._optimizer: Any = None
         self._train_step: Any = None
-        self._evaluations: list[Evaluate] = []
+        self._evaluations: list[Any] = []
         self._shown: dict[int, int] = {}
         self._step = 0
         self._before: tuple[int, float] | None = None
 
     def begin(self, loop: Loop) -> None:
-        """Before the first step: learns of the loop's optimizer and evaluations.
+        """Before the first step: learns of the optimizer, and of the actions that measure, such as an `Evaluate`.
 
         Raises:
             NotWritable: If the folder cannot be written.
@@ -80,7 +79,8 @@ class TensorBoard:
         check_folder("TensorBoard", self._directory)
         self._train_step = loop.train_step
         self._optimizer = getattr(loop.train_step, "optimizer", None)
-        self._evaluations = [action for action in loop.actions if isinstance(action, Evaluate)]
+        needed = ("name", "step", "results")
+        self._evaluations = [action for action in loop.actions if all(hasattr(action, name) for name in needed)]
         if importlib.util.find_spec("tensorboard") is None:
             warnings.warn(
                 f"TensorBoard is not installed here; {self._directory} is written all the same. To look at it: "

@@ -15,7 +15,7 @@ from loops.json_values import read_json
 from loops.recorded.log import Log
 from loops.recorded.reading import files_of
 from loops.recorded.run import Recorded
-from loops.runs.run import SUMMARY
+from loops.run_files import SUMMARY
 from loops.watched.tail import LogTail, TraceTail
 
 HISTORY = 2000

@@ -16,7 +16,7 @@ import tensorflow as tf
 import loops
 import loops.tensorboard.action
 from loops.resume import folder
-from loops.runs.run import write_json
+from loops.run_files import write_json
 from loops.written.appended import Appended
 
 ACTIONS = {

@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 import scaler
+from loops.run_files import write_json
 from loops.runs.digest import weights_digest
-from loops.runs.run import RunOptions, train, write_json
+from loops.runs.run import RunOptions, train
 
 
 def test_a_run_leaves_a_line_for_every_step_and_a_summary(run):

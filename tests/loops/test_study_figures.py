@@ -6,12 +6,12 @@ import matplotlib.colors
 import pytest
 from test_report import BARE, DYNAMIC, FLOAT32, NONE, SMALL_DYNAMIC, figures_of, write_study
 
+from loops.plurals import share
 from loops.study.comparison_figure import comparison_figure
 from loops.study.curves import loss_figure, loss_scale_figure
 from loops.study.histograms import gradients_figure
 from loops.study.setups import SETUPS, Setup
 from loops.study.style import marks
-from loops.study.summaries import share
 
 STRATEGIES = [
     Setup(f"static-{n}", f"static:{n}$", "mixed_float16", f"static:{n}") for n in (1, 2, 4, 8, 16, 32, 64, 128)
