@@ -2,6 +2,6 @@
 
 import sys
 
-from loops.cli import main
+from halfstep import main
 
 sys.exit(main())

@@ -5,7 +5,7 @@ from loops.actions.call import Call as Call
 from loops.actions.checkpoint import Checkpoint as Checkpoint
 from loops.actions.early_stop import EarlyStop as EarlyStop
 from loops.actions.evaluate import Evaluate as Evaluate
-from loops.actions.every import Seconds as Seconds
 from loops.actions.profile import Profile as Profile
 from loops.actions.progress import Progress as Progress
 from loops.actions.stop_when import StopWhen as StopWhen
+from loops.loop.cadence import Seconds as Seconds

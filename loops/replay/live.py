@@ -12,14 +12,14 @@ import numpy as np
 
 import scaler
 from loops.actions.checkpoint import Checkpoint
-from loops.columns import columns
-from loops.errors import LoopError
-from loops.loop import Loop
+from loops.loop.loop import Loop
+from loops.loop.state import folder
+from loops.record.step_lines import read_log
 from loops.replay.trained import Course, change_strategy, course
-from loops.resume import folder
-from loops.rewind.log import read_log
-from loops.rewind.opened import open_run
-from loops.rewind.replay import log_of, rewind
+from loops.run.rewind.open import open_run
+from loops.run.rewind.rewind import log_of, rewind
+from loops.support.columns import columns
+from loops.support.errors import LoopError
 
 
 @dataclasses.dataclass(frozen=True)

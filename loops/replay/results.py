@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from loops.columns import columns
+from loops.support.columns import columns
 
 
 @dataclasses.dataclass(frozen=True)

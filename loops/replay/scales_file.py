@@ -6,7 +6,7 @@ import csv
 import os
 
 from loops.replay.results import Replay
-from loops.written.place import as_path, writing
+from loops.support.written.place import as_path, writing
 
 
 def write_scales(found: Replay, path: str | os.PathLike) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import scaler
-from loops.errors import LoopError
-from loops.run_files import TRACE
-from loops.runs.strategy_text import parse_strategy
-from loops.trace import TraceTables, read
-from loops.written.place import as_path
+from loops.record.files import TRACE
+from loops.record.trace import TraceTables, read
+from loops.run.strategy_text import parse_strategy
+from loops.support.errors import LoopError
+from loops.support.written.place import as_path
 
 Source = str | os.PathLike | TraceTables
 

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.errors import LoopError
 from loops.replay.recording import Recording
+from loops.support.errors import LoopError
 
 _LEAST, _MOST = -149, 129
 """The octaves of what is counted: zeros lie below the first, and what is not finite in the last."""

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 import scaler
-from loops.errors import LoopError, OutOfData
-from loops.interrupts import deferred_signals
-from loops.loop import Loop
-from loops.rewind.opened import open_run
+from loops.loop.loop import Loop
+from loops.run.rewind.open import open_run
 from loops.step.train_step import TrainStep
+from loops.support.errors import LoopError, OutOfData
+from loops.support.signals import deferred_signals
 
 
 class Course(NamedTuple):

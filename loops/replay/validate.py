@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.errors import LoopError
 from loops.replay.recording import Recording
 from loops.replay.replay import replay_recordings
 from loops.replay.results import Replayed
 from loops.replay.trained import Course, again, change_strategy, train_again
+from loops.support.errors import LoopError
 
 
 @dataclasses.dataclass(frozen=True)

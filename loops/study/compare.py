@@ -12,17 +12,17 @@ import numpy as np
 
 import scaler
 from loops.actions import Progress
-from loops.energy.meter import EnergyMeter
-from loops.run_files import write_json
-from loops.runs.run import RunOptions, train
+from loops.loop.visit import Action, Visit
+from loops.record.files import write_json
+from loops.run.train import RunOptions, train
 from loops.study.costs import Costs, costs_of
+from loops.study.energy.meter import EnergyMeter
 from loops.study.gradients import GradientAction, GradientProbe
 from loops.study.setups import Setup
 from loops.study.summaries import failed
+from loops.support.written.held import HeldPlaces
+from loops.support.written.place import Place
 from loops.tasks import ImageTask, Task
-from loops.visit import Action, Visit
-from loops.written.held import HeldPlaces
-from loops.written.place import Place
 
 
 def run_study(
@@ -61,7 +61,7 @@ def run_study(
     if not isinstance(task, ImageTask):
         raise scaler.InvalidArgument(
             f"run_study({type(task).__name__} {task.name!r}): a study measures the gradients of images: expected a "
-            "loops.tasks.ImageTask, such as digits. Train others by themselves with loops.runs.train."
+            "loops.tasks.ImageTask, such as digits. Train others by themselves with loops.run.train."
         )
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)

@@ -11,14 +11,14 @@ import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
 
-from loops.errors import LoopError
-from loops.json_values import row_of
-from loops.plurals import share
 from loops.study import texts
 from loops.study.costs import COSTS, cost_cells, has_costs
 from loops.study.setups import SETUPS
 from loops.study.summaries import Steps, failed, failure, options_of, place, runs_of, split_rows
-from loops.written.place import writing
+from loops.support.errors import LoopError
+from loops.support.json_values import row_of
+from loops.support.plurals import share
+from loops.support.written.place import writing
 
 try:
     from loops.study.comparison_figure import comparison_figure
@@ -26,7 +26,7 @@ try:
     from loops.study.curves import loss_figure, loss_scale_figure
     from loops.study.histograms import gradients_figure, small_loss_figure
     from loops.study.page import PAGE, STYLE, sample
-    from loops.study.style import marks
+    from loops.support.plot_style import marks
 except ModuleNotFoundError as error:
     raise LoopError('the figures need matplotlib: pip install "halfstep[study]"') from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import scaler
-from loops.names import IMAGE_TASKS as IMAGE_TASKS
+from loops.support.names import IMAGE_TASKS as IMAGE_TASKS
 from loops.tasks import digits, mnist, text
 from loops.tasks.images import ImageTask as ImageTask
 from loops.tasks.text import TextTask as TextTask

@@ -1,0 +1,1 @@
+"""The outer loop: steps, visits, what it counts, several workers, and what a checkpoint holds."""
