@@ -19,28 +19,29 @@ from scaler import gradients as gradients
 from scaler import strategies as strategies
 from scaler import tracing as tracing
 from scaler import weights as weights
+from scaler.backend.formats import FloatFormat as FloatFormat
+from scaler.backend.formats import float_format as float_format
 from scaler.errors import InvalidArgument as InvalidArgument
 from scaler.errors import ScalerError as ScalerError
 from scaler.errors import ScaleWarning as ScaleWarning
 from scaler.errors import StuckError as StuckError
 from scaler.errors import StuckWarning as StuckWarning
 from scaler.errors import UnsupportedVersion as UnsupportedVersion
-from scaler.formats import FloatFormat as FloatFormat
-from scaler.formats import float_format as float_format
+from scaler.gate.rollback import Snapshot as Snapshot
+from scaler.gate.rollback import snapshot as snapshot
+from scaler.gate.rollback import state_of as state_of
 from scaler.gradients import ClipByNorm as ClipByNorm
 from scaler.gradients import ClipByValue as ClipByValue
 from scaler.gradients import all_finite as all_finite
 from scaler.keras import LossScaleLogger as LossScaleLogger
 from scaler.keras import LossScaleOptimizer as LossScaleOptimizer
 from scaler.keras import protect as protect
+from scaler.layerwise.per_loss import PerLoss as PerLoss
 from scaler.loss_scaler import Counters as Counters
 from scaler.loss_scaler import LossScaler as LossScaler
-from scaler.outcome import Cause as Cause
-from scaler.outcome import Outcome as Outcome
-from scaler.per_loss import PerLoss as PerLoss
-from scaler.rollback import Snapshot as Snapshot
-from scaler.rollback import snapshot as snapshot
-from scaler.rollback import state_of as state_of
+from scaler.outcome.outcome import Cause as Cause
+from scaler.outcome.outcome import Outcome as Outcome
+from scaler.outcome.stuck import StuckPolicy as StuckPolicy
 from scaler.strategies import DelayedAmax as DelayedAmax
 from scaler.strategies import Dynamic as Dynamic
 from scaler.strategies import Event as Event
@@ -51,7 +52,6 @@ from scaler.strategies import NoScaling as NoScaling
 from scaler.strategies import Smooth as Smooth
 from scaler.strategies import Static as Static
 from scaler.strategies import Strategy as Strategy
-from scaler.stuck import StuckPolicy as StuckPolicy
 from scaler.weights import MasterWeights as MasterWeights
 
 __all__ = [

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from loop_cases import stateful_model
 
-from scaler.layers import layers_of
+from scaler.backend.layers import layers_of
 
 
 class _Nested(keras.Model):

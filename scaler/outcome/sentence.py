@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaler.last_skip import LAST_REPLICA, MOST_COUNTED, MOST_NAMES
-from scaler.outcome import Cause, Outcome
+from scaler.outcome.last_skip import LAST_REPLICA, MOST_COUNTED, MOST_NAMES
+from scaler.outcome.outcome import Cause, Outcome
 
 
 def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer: str = "the optimizer") -> str:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from scaler.backend.replicas import replica_count
 from scaler.backend.variables import shared_variable
-from scaler.outcome import Cause, Outcome, Skip
+from scaler.outcome.outcome import Cause, Outcome, Skip
 
 MOST_COUNTED = 2**11 - 1
 """The largest count that is kept. It stands for this many non-finite gradients or more."""

@@ -10,9 +10,9 @@ import keras
 import tensorflow as tf
 
 from scaler.backend.autograph import as_written
+from scaler.backend.layers import layers_of
 from scaler.checks import as_variables
 from scaler.errors import InvalidArgument
-from scaler.layers import layers_of
 from scaler.mistakes.moving_statistics import warn_if_late
 
 
