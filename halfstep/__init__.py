@@ -1,7 +1,6 @@
-"""The command `halfstep`, also `python -m loops`.
+"""The command `halfstep`, also `python -m halfstep`.
 
-What it takes is declared in `halfstep.arguments`, which imports no TensorFlow: help and mistakes are answered at once.
-What a command does is in the module of its name, imported when it runs.
+Each command is a file: what it takes, and `run`, which imports TensorFlow. Help and mistakes are answered without it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import types
 from collections.abc import Iterator, Sequence
 
 from halfstep import statuses, streams
-from halfstep.arguments import parser
+from halfstep.parsing import parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import TYPE_CHECKING, Any
 
-from halfstep.terminal import quiet, width
-from loops.record.files import to_json
-from loops.support.columns import columns
-from loops.views.compare import Comparison, Row, compare
+if TYPE_CHECKING:
+    from loops.views.compare import Comparison, Row
 
 _NONE = "-"
 
 
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser(
+        "compare",
+        help="where two runs part, tensor by tensor, by how much, and which is closer to float32",
+        description="Compares the largest magnitude of each tensor that the traces of both runs have, gradients "
+        "divided by the loss scale, and the losses. It tells something of the arithmetic where both began with the "
+        "same weights and took the same batches. The runs are aligned by applied updates, and it says how many batches "
+        "each lost to skipped steps; runs that do not record what was applied are aligned by steps.",
+    )
+    parser.add_argument("first", metavar="RUN", help="the --out of halfstep train, a program's folder, or one file")
+    parser.add_argument("second", metavar="RUN", help="the run to compare it with")
+    parser.add_argument("reference", metavar="FLOAT32", nargs="?", help="the same run in float32, if neither is")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
+    from halfstep.terminal import quiet, width
+    from loops.record.files import to_json
+    from loops.views.compare.compare import compare
+
     quiet()
     found = compare(options.first, options.second, options.reference)
     print(to_json(found.to_dict()) if options.json else text(found, width()))
@@ -22,6 +41,8 @@ def run(options: argparse.Namespace) -> None:
 
 def text(found: Comparison, width: int | None = None) -> str:
     """A comparison as lines for a person, its table no wider than `width` characters if it can be."""
+    from loops.support.columns import columns
+
     lines = [found.sentence]
     if found.rows:
         at = [f"differs at {found.by}", f"parts at {found.by}"]

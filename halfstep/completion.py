@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from halfstep import arguments
-from halfstep.arguments.asked import Parser
-from halfstep.arguments.completion import SHELLS
-from loops.support.names import EFFECTS, IMAGE_TASKS, POLICIES, PRESETS, SETUPS, STRATEGIES, TASKS, TUNED
+from halfstep.names import EFFECTS, IMAGE_TASKS, POLICIES, PRESETS, SETUPS, STRATEGIES, TASKS, TUNED
 
+if TYPE_CHECKING:
+    from halfstep.parsing import Parser
+
+SHELLS = ("bash", "zsh", "fish")
 _NAMES: Mapping[tuple[str, str], Sequence[str]] = {
     ("train", "task"): TASKS,
     ("train", "--policy"): POLICIES,
@@ -38,6 +40,17 @@ complete -o default -F _halfstep halfstep
 """
 
 
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser(
+        "completion",
+        help="print what has a shell complete commands, options and names",
+        description='Prints a script for a shell. bash and zsh: eval "$(halfstep completion bash)" in ~/.bashrc, '
+        "with zsh in ~/.zshrc. fish: halfstep completion fish > ~/.config/fish/completions/halfstep.fish",
+    )
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}")
+
+
 def run(options: argparse.Namespace) -> None:
     """Prints the script."""
     print({"bash": bash, "zsh": zsh, "fish": fish}[options.shell](), end="")
@@ -45,7 +58,9 @@ def run(options: argparse.Namespace) -> None:
 
 def bash() -> str:
     """The script for bash."""
-    parser = arguments.parser()
+    from halfstep.parsing import parser as all_commands
+
+    parser = all_commands()
     lines = []
     for command, one in parser.commands.items():
         for option in [option for action in _named(one) if action.nargs != 0 for option in action.option_strings]:
@@ -61,7 +76,9 @@ def zsh() -> str:
 
 def fish() -> str:
     """The script for fish."""
-    parser = arguments.parser()
+    from halfstep.parsing import parser as all_commands
+
+    parser = all_commands()
     first = "complete -c halfstep -n __fish_use_subcommand -f"
     lines = [f"{first} -a {name} -d {shlex.quote(said)}" for name, said in _said(parser)]
     lines += [f"{first} {_fish(action)}" for action in _named(parser)]

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from halfstep.terminal import quiet, working
-from loops.diagnose.explain.cure import Cure, find_cure
-from loops.record.files import to_json
-from loops.run.rewind.open import open_run
-from loops.support.plurals import amount
+from halfstep import arguments
+
+if TYPE_CHECKING:
+    from loops.diagnose.explain.cure import Cure
 
 _NO_CURE = 1
 
 
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser(
+        "cure",
+        help="the fewest layers that must compute in float32 for a past step to pass",
+        description="Exits with 1 where the step does not pass with every layer in float32 either, or where that could "
+        "not be tried.",
+    )
+    arguments.add_run(parser)
+    parser.add_argument("--step", type=arguments.count, required=True, metavar="N", help="the step")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
+    from halfstep.terminal import quiet, working
+    from loops.diagnose.explain.cure import find_cure
+    from loops.record.files import to_json
+    from loops.run.rewind.open import open_run
+
     quiet()
     loop = open_run(options.folder, options.build)
     with working("cure") as progress:
@@ -39,6 +56,8 @@ def as_dict(step: int, cure: Cure) -> dict[str, Any]:
 
 def text(step: int, cure: Cure) -> str:
     """The cure as the lines to write."""
+    from loops.support.plurals import amount
+
     if not cure.known:
         return f"Step {step}: nobody knows which layers need float32. {cure.why}"
     if cure.layers is None:

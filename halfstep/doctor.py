@@ -6,22 +6,32 @@ import argparse
 import json
 import pathlib
 import tempfile
+from typing import Any
 
-import scaler
-from halfstep.terminal import finished, quiet, told, width
-from loops.diagnose.doctor import diagnosis
-from loops.diagnose.doctor.gpu import about_gpus
-from loops.diagnose.doctor.machine import examine
-from loops.diagnose.doctor.namesakes import namesakes
-from loops.diagnose.doctor.picture import check_picture, write_picture
-from loops.diagnose.doctor.surroundings import surroundings
-from loops.diagnose.doctor.text import text
-from loops.record.files import to_json
-from loops.support.user_function import called
+
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser(
+        "doctor",
+        help="versions, devices, measured matmul rates, and whether float16 pays; with --model, where the time and the "
+        "memory of its training step go",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help="a function of your program, importable from the current folder, that takes nothing, or the folder of a "
+        "run (here an empty one), and returns a loops.Loop, or (model, optimizer, loss, sample)",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="with --model: draw its memory into FILE, such as memory.png or memory.html"
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
+    import scaler
+
     if options.model is not None:
         _examine_model(options)
     elif options.out is not None:
@@ -31,6 +41,11 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _examine_machine(options: argparse.Namespace) -> None:
+    from loops.diagnose.doctor.gpu import about_gpus
+    from loops.diagnose.doctor.machine import examine
+    from loops.diagnose.doctor.namesakes import namesakes
+    from loops.diagnose.doctor.surroundings import surroundings
+
     found = {**examine(), "gpus": about_gpus(surroundings()), "namesakes": namesakes()}
     if options.json:
         print(json.dumps(found, indent=2))
@@ -49,6 +64,13 @@ def _examine_machine(options: argparse.Namespace) -> None:
 
 
 def _examine_model(options: argparse.Namespace) -> None:
+    from halfstep.terminal import finished, quiet, told, width
+    from loops.diagnose.doctor import diagnosis
+    from loops.diagnose.doctor.picture import check_picture, write_picture
+    from loops.diagnose.doctor.text import text
+    from loops.record.files import to_json
+    from loops.support.user_function import called
+
     quiet()
     if options.out is not None:
         check_picture(options.out)

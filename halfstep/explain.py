@@ -5,20 +5,40 @@ from __future__ import annotations
 import argparse
 import math
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from halfstep.terminal import quiet, working
-from loops.diagnose.explain.explain import explain
-from loops.diagnose.explain.explanation import Explanation
-from loops.record.files import to_json
-from loops.run.rewind.open import open_run
+from halfstep import arguments
+
+if TYPE_CHECKING:
+    from loops.diagnose.explain.explanation import Explanation
 
 _ALIKE = 2.0
 """Losses within this factor are alike."""
 
 
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser(
+        "explain",
+        help="why a past step was skipped: take it again, find where it began, and try what helps",
+        description="Takes a past step of a run again, from its nearest checkpoint on, with every tensor measured, and "
+        "tries what may help. Nothing in RUN is written.",
+    )
+    arguments.add_run(parser)
+    parser.add_argument(
+        "--step", type=arguments.count, metavar="N", help="the step (default: the one that the log shows went wrong)"
+    )
+    parser.add_argument("--picture", metavar="FILE", help="draw the magnitudes along the model into FILE, a PNG or SVG")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
+    from halfstep.terminal import quiet, working
+    from loops.diagnose.explain.explain import explain
+    from loops.record.files import to_json
+    from loops.run.rewind.open import open_run
+
     quiet()
     loop = open_run(options.folder, options.build)
     with working("explain") as progress:

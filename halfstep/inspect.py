@@ -5,12 +5,21 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from loops.loop.state.describe import describe
-from loops.record.files import CHECKPOINTS, to_json
+
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser(
+        "inspect", help="show what a run's newest checkpoint holds, without building the model"
+    )
+    parser.add_argument("directory", metavar="DIR", help="a folder of checkpoints, or the --out of a run")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
+    from loops.loop.state.describe import describe
+    from loops.record.files import CHECKPOINTS, to_json
+
     found = describe(options.directory, CHECKPOINTS)
     print(to_json(found) if options.json else text(found))
 

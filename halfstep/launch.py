@@ -52,7 +52,7 @@ def launch(arguments: Sequence[str], count: int) -> None:
             own = {"TF_CONFIG": json.dumps(task), "CUDA_VISIBLE_DEVICES": "", _LAUNCHED: "1"}
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "loops", *arguments, "--workers", "1"],
+                    [sys.executable, "-m", "halfstep", *arguments, "--workers", "1"],
                     env={**os.environ, **own},
                     stdin=subprocess.PIPE,
                     start_new_session=True,  # Ctrl-C reaches them through this process, and once.

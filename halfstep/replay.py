@@ -5,23 +5,75 @@ from __future__ import annotations
 import argparse
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import scaler
-from halfstep.terminal import finished, quiet, told, width
-from loops.record.files import to_json
-from loops.replay.live import live
-from loops.replay.recording import Recording, recording_of
-from loops.replay.replay import replay_recordings
-from loops.replay.results import Replay
-from loops.replay.scales_file import write_scales
-from loops.replay.sources import named_strategies, tables_of
-from loops.replay.validate import Validated, validate
-from loops.support.errors import LoopError, NotWritable
-from loops.support.plurals import amount
+from halfstep import arguments
+from halfstep.names import FORMS
+
+if TYPE_CHECKING:
+    import scaler
+    from loops.replay.recording import Recording
+    from loops.replay.results import Replay
+    from loops.replay.validate import Validated
+
+
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser(
+        "replay",
+        help="what other strategies would have done on a recorded run",
+        description="Runs strategies over the recorded steps of a run: the scale each would have had, its skips, and "
+        "what would have become zero.",
+    )
+    parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or the folder of a run that holds one")
+    parser.add_argument(
+        "--strategy",
+        action="append",
+        required=True,
+        dest="strategies",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help=f"may be given several times: {FORMS}",
+    )
+    parser.add_argument("--scales", metavar="FILE", help="write a CSV of step and a column of scales for each strategy")
+    parser.add_argument("--out", metavar="FIGURE", help="draw the scales into FIGURE, a PNG or SVG")
+    parser.add_argument(
+        "--validate",
+        action="store_true",
+        help="train with each strategy from the start of the run, and print how far the replay is right, step by step; "
+        "TRACE is the run's folder",
+    )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="train again from the checkpoint nearest to a step of the run, with each strategy, and lay it beside what "
+        "the run did; TRACE is the run's folder",
+    )
+    parser.add_argument(
+        "--step",
+        type=arguments.count,
+        metavar="N",
+        help="with --live, the step: the nearest checkpoint may lie before or after it (default: the first checkpoint)",
+    )
+    parser.add_argument(
+        "--build",
+        metavar="MODULE:FUNCTION",
+        help="with --validate or --live, of a program of one's own, in the current folder: function(run) returns the "
+        "loops.Loop with its Checkpoint",
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
+    import scaler
+    from halfstep.terminal import finished, quiet, told, width
+    from loops.record.files import to_json
+    from loops.replay.recording import recording_of
+    from loops.replay.replay import replay_recordings
+    from loops.replay.scales_file import write_scales
+    from loops.replay.sources import named_strategies, tables_of
+    from loops.support.plurals import amount
+
     quiet()
     strategies = named_strategies(options.strategies)
     if len(options.traces) > 1 and (options.scales or options.out):
@@ -51,6 +103,11 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.Strategy]]) -> None:
+    import scaler
+    from halfstep.terminal import finished, told, width
+    from loops.record.files import to_json
+    from loops.replay.live import live
+
     if options.validate or options.scales or options.out:
         raise scaler.InvalidArgument("--live prints two runs: expected it without --validate, --scales and --out.")
     found = live(
@@ -67,6 +124,9 @@ def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.St
 def _validated(
     options: argparse.Namespace, recording: Recording, strategies: Sequence[tuple[str, scaler.Strategy]]
 ) -> list[Validated]:
+    from halfstep.terminal import finished, told
+    from loops.replay.validate import validate
+
     found = validate(
         recording,
         pathlib.Path(options.traces[0]),
@@ -83,6 +143,8 @@ def _told(validated: Sequence[Validated]) -> list[str]:
 
 
 def _draw(found: Replay, recording: Recording, path: pathlib.Path) -> None:
+    from loops.support.errors import LoopError, NotWritable
+
     try:
         from loops.replay.figure import replay_figure
     except ImportError as error:

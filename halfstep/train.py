@@ -3,18 +3,75 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-import scaler
-from halfstep.launch import launch, leave_with_the_launcher
-from halfstep.terminal import progress
-from loops import tasks
-from loops.loop.workers.join import addresses, join_workers
-from loops.record.files import to_json
-from loops.run.train import RunOptions, train
+from halfstep import arguments
+from halfstep.names import FORMS, POLICIES, TASKS
+
+
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser("train", help="train one task and write DIR/summary.json and DIR/steps.jsonl")
+    parser.add_argument("task", metavar="TASK", help=f"{', '.join(TASKS[:-1])} or {TASKS[-1]}")
+    parser.add_argument(
+        "--policy", default="mixed_float16", help=f"Keras dtype policy: {', '.join(POLICIES)} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--strategy",
+        default="dynamic",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help=f"{FORMS} (default: %(default)s)",
+    )
+    parser.add_argument("--steps", type=arguments.count, default=400, help="batches to take (default: %(default)s)")
+    parser.add_argument("--seed", type=arguments.seed, default=0, help="(default: %(default)s)")
+    parser.add_argument("--out", default="run", metavar="DIR", help="(default: %(default)s)")
+    parser.add_argument(
+        "--checkpoint-every",
+        type=arguments.count,
+        metavar="N",
+        help="save DIR/checkpoints every N steps (default: never)",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint; start from the beginning if there is none",
+    )
+    parser.add_argument(
+        "--trace",
+        type=arguments.count,
+        nargs="?",
+        const=100,
+        metavar="EVERY",
+        help="record DIR/trace.arrow, which halfstep replay reads, with the histograms of every EVERY-th step (100)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=arguments.count,
+        default=1,
+        metavar="N",
+        help="train in N processes on the CPUs of this machine, each with an equal share of every batch; on several "
+        "machines start the command on each, without this option and with TF_CONFIG set (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=arguments.count,
+        default=300,
+        metavar="SECONDS",
+        help="how long workers wait for each other at the start (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
+    import scaler
+    from halfstep.launch import launch, leave_with_the_launcher
+    from halfstep.terminal import progress
+    from loops import tasks
+    from loops.loop.workers.join import addresses, join_workers
+    from loops.record.files import to_json
+    from loops.run.train import RunOptions, train
+
     if options.resume and not options.checkpoint_every:
         raise scaler.InvalidArgument(
             "--resume goes on from checkpoints and saves more: give --checkpoint-every N, too."

@@ -1,4 +1,4 @@
-"""`python -m loops` is the command `halfstep`."""
+"""`python -m loops` is the command `halfstep`, whose help takes as long as importing TensorFlow does."""
 
 import sys
 

@@ -13,12 +13,14 @@ Most programs need only the names here. The namespaces hold what researchers and
 """
 
 import importlib.util
+import sys
 import typing
 
 from scaler import gradients as gradients
 from scaler import strategies as strategies
 from scaler import tracing as tracing
 from scaler import weights as weights
+from scaler.backend import old_paths
 from scaler.backend.formats import FloatFormat as FloatFormat
 from scaler.backend.formats import float_format as float_format
 from scaler.errors import InvalidArgument as InvalidArgument
@@ -36,7 +38,6 @@ from scaler.gradients import all_finite as all_finite
 from scaler.keras import LossScaleLogger as LossScaleLogger
 from scaler.keras import LossScaleOptimizer as LossScaleOptimizer
 from scaler.keras import protect as protect
-from scaler.layerwise.per_loss import PerLoss as PerLoss
 from scaler.loss_scaler import Counters as Counters
 from scaler.loss_scaler import LossScaler as LossScaler
 from scaler.outcome.outcome import Cause as Cause
@@ -98,14 +99,27 @@ __all__ = [
     "weights",
 ]
 
+_MOVED = {
+    "explain": "scaler.outcome.sentence",
+    "formats": "scaler.backend.formats",
+    "layers": "scaler.backend.layers",
+    "last_skip": "scaler.outcome.last_skip",
+    "per_loss": "scaler.layerwise.per_loss",
+    "rollback": "scaler.gate.rollback",
+    "stuck": "scaler.outcome.stuck",
+}
+"""Old paths of modules that hold public names, which `scaler.backend.old_paths` finds."""
+sys.meta_path.insert(0, old_paths.Finder())
+
 if typing.TYPE_CHECKING:
     from scaler import layerwise as layerwise
     from scaler import observe as observe
     from scaler import presets as presets
+    from scaler.layerwise import PerLoss as PerLoss
 else:
 
     def __getattr__(name: str) -> object:
-        """Imports a namespace that is asked for, such as `scaler.testing`.
+        """Imports what few programs use when it is asked for: a namespace such as `scaler.testing`, or `PerLoss`.
 
         Finds the flat names from before the namespaces, too: `scaler.Warmup` is `scaler.strategies.Warmup`.
         """

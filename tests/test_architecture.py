@@ -49,7 +49,7 @@ def test_every_room_is_drawn_and_imports_go_up(package):
     assert {(room, other) for room, other in arrows(package) if lines[other] >= lines[room]} == set()
 
 
-@pytest.mark.parametrize(("package", "entries", "floors"), [("scaler", 18, 10), ("loops", 17, 10)])
+@pytest.mark.parametrize(("package", "entries", "floors"), [("scaler", 18, 10), ("loops", 16, 10)])
 def test_a_house_stays_small(package, entries, floors):
     assert len([path for path in (ROOT / package).iterdir() if path.name != "__pycache__"]) <= entries
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import scaler
-from loops.support.names import FORMS
 
 _STRATEGIES: dict[str, Callable[..., scaler.Strategy]] = {
     "dynamic": scaler.Dynamic,
@@ -29,6 +28,13 @@ _AROUND: dict[str, Callable[..., scaler.Strategy]] = {
     "warmup": scaler.strategies.Warmup,
 }
 _THEN = "then"
+FORMS = (
+    "none, static:SCALE (static:1024), or a name, with options as in dynamic:growth_interval=200,initial_scale=2**16: "
+    f"{', '.join(_STRATEGIES)}, or one of scaler.presets: {', '.join(_PRESETS)}; around any of them "
+    "warmup:STEPS+, bounded:MIN,MAX+ or rising_floor:STEP=FLOOR,STEP=FLOOR+ (warmup:100+dynamic); one after the other "
+    "with +then:STEP+ (static:1024+then:500+dynamic)"
+)
+"""What `parse_strategy` takes, in words."""
 
 
 def parse_strategy(text: str) -> scaler.Strategy:

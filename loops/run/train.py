@@ -23,9 +23,10 @@ from loops.record.trace import Trace
 from loops.run.digest import weights_digest
 from loops.run.strategy_text import parse_strategy
 from loops.step.train_step import TrainStep
-from loops.support.names import POLICIES as POLICIES
 from loops.tasks import Task
 
+POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
+"""Keras dtype policies that a run may have."""
 STEPS_PER_CALL = 50
 """Steps between visits, unless checkpoints are saved more often."""
 

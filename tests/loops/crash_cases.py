@@ -32,7 +32,7 @@ NO_DISK = 77
 def server():
     """Where processes come from."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "keras", "loops.public", "halfstep.train"])
+    context.set_forkserver_preload(["tensorflow", "keras", "loops", "halfstep.train"])
     return context
 
 

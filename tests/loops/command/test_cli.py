@@ -1,33 +1,16 @@
 """Guards the command line: what it prints and writes, and one line with a status for everything that cannot be."""
 
+import importlib
 import json
 import subprocess
 import sys
 
 import keras
 import pytest
+from command_cases import run, strict
 
-import halfstep as cli
-from halfstep import study, train
 from loops.diagnose.doctor.machine import verdict
 from loops.run.train import POLICIES
-
-
-def run(capsys, *arguments):
-    """The status, standard output and standard error of a command."""
-    try:
-        status = cli.main([str(argument) for argument in arguments])
-    except SystemExit as exit:
-        status = exit.code
-    output = capsys.readouterr()
-    return status, output.out, output.err
-
-
-def strict(text):
-    def refuse(constant):
-        raise AssertionError(f"{constant} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 def test_train_writes_what_it_says(capsys, tmp_path):
@@ -53,7 +36,9 @@ def test_train_prints_json_alone(capsys, tmp_path):
 
 
 def test_train_prints_json_that_others_can_read_when_the_loss_is_nan(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "train", lambda *_, **__: {"final_loss": float("nan"), "accuracy": 0.1})
+    monkeypatch.setattr(
+        sys.modules["loops.run.train"], "train", lambda *_, **__: {"final_loss": float("nan"), "accuracy": 0.1}
+    )
     status, printed, _ = run(capsys, "train", "digits", "--out", tmp_path, "--json")
     assert status == 0
     assert strict(printed) == {"final_loss": None, "accuracy": 0.1}
@@ -90,7 +75,7 @@ def test_study_compares_strategies(capsys, tmp_path):
 
 
 def test_study_prints_json_alone_also_with_nan(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "run_study", lambda *_, **__: {"setups": [{"final_loss": float("nan")}]})
+    monkeypatch.setattr("loops.study.compare.run_study", lambda *_, **__: {"setups": [{"final_loss": float("nan")}]})
     monkeypatch.setattr("loops.study.report.write_report", lambda out: [])
     status, printed, _ = run(capsys, "study", "--out", tmp_path, "--json")
     assert status == 0
@@ -227,15 +212,17 @@ def test_an_interrupt_is_one_line_and_status_130(capsys, tmp_path, monkeypatch, 
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(getattr(cli, command), {"train": "train", "study": "run_study"}[command], stop)
+    module, function = {"train": ("loops.run.train", "train"), "study": ("loops.study.compare", "run_study")}[command]
+    monkeypatch.setattr(importlib.import_module(module), function, stop)
     status, printed, errors = run(capsys, command, "digits", "--out", tmp_path)
     assert (status, printed) == (130, "")
     assert errors == "halfstep: interrupted; what was written until here is kept.\n"
 
 
-def test_python_m_loops_is_the_same_command():
+@pytest.mark.parametrize("module", ["halfstep", "loops"])
+def test_python_m_is_the_same_command(module):
     result = subprocess.run(
-        [sys.executable, "-m", "loops", "--help"], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=120, check=False
     )
     assert result.returncode == 0
     assert result.stdout.startswith("usage: halfstep")

@@ -16,20 +16,19 @@ import pytest
 import tensorflow as tf
 
 import loops
-import loops.public
 import scaler
-from halfstep import arguments, statuses
-from halfstep.arguments.study import STEPS
-from halfstep.arguments.version import versions
+from halfstep import names, statuses
 from halfstep.completion import bash, fish, zsh
+from halfstep.parsing import parser, versions
+from halfstep.study import STEPS
 from loops import tasks
 from loops.loop.workers.join import SECONDS
 from loops.replay.tune import GRIDS
 from loops.run import strategy_text
-from loops.run.train import RunOptions
+from loops.run.train import POLICIES, RunOptions
 from loops.study import effects
 from loops.study.setups import SETUPS
-from loops.support import names
+from loops.support import signals
 
 HEAVY = ("tensorflow", "keras", "numpy", "scaler", "rich", "matplotlib", "pyarrow")
 COMMANDS = (
@@ -99,16 +98,17 @@ def test_help_names_what_there_is():
     presets = [name for name in scaler.presets.__all__ if not name.endswith("_stuck")]
     assert names.PRESETS == tuple(presets) == tuple(strategy_text._PRESETS)
     assert tuple(strategy_text._STRATEGIES) == names.STRATEGIES
+    assert strategy_text.FORMS == names.FORMS
     assert tuple(tasks._TASKS) == names.TASKS
+    assert tasks.IMAGE_TASKS == names.IMAGE_TASKS
     assert tuple(setup.name for setup in SETUPS) == names.SETUPS
     assert tuple(preset.name for preset in effects.PRESETS) == names.EFFECTS
     assert tuple(GRIDS) == names.TUNED
-    for policy in names.POLICIES:
-        RunOptions(policy, "none", 1, 0)
+    assert POLICIES == names.POLICIES
 
 
 def test_defaults_are_those_of_what_runs():
-    options = arguments.parser().parse_args(["train", "digits"])
+    options = parser().parse_args(["train", "digits"])
     assert options.wait == SECONDS
     RunOptions(options.policy, options.strategy, options.steps, options.seed)
     assert f"default: {STEPS};" in " ".join(answered()[0]["study", "--help"][1].split())
@@ -178,9 +178,7 @@ def test_public_names_are_there_for_all_who_ask():
     assert set(loops.__all__) <= set(dir(loops))
     found = {}
     exec("from loops import *", found)
-    assert {name: found[name] for name in loops.__all__} == {
-        name: getattr(loops.public, name) for name in loops.__all__
-    }
+    assert set(loops.__all__) <= set(found)
     assert pickle.loads(pickle.dumps(loops.Seconds(2.0))) == loops.Seconds(2.0)
     assert inspect.getsource(loops.Loop).startswith("class Loop")
 
@@ -202,9 +200,11 @@ def test_the_page_of_commands_has_each_in_a_line_that_is_understood():
     assert list(dict.fromkeys(line.split()[0] for line in said)) == [*COMMANDS, "--version"]
     for line in said[:-1]:
         words = line.replace("...", "").replace(" N", " 3").replace("SHELL", "bash").replace("[", "").replace("]", "")
-        assert arguments.parser().parse_args(words.split()).command == line.split()[0]
+        assert parser().parse_args(words.split()).command == line.split()[0]
 
 
 def test_the_page_of_commands_has_every_status():
     numbers = {value for name, value in vars(statuses).items() if name.startswith("EXIT_")}
     assert [int(row[0]) for row in table("## Exit statuses")] == sorted(numbers)
+    assert statuses.EXIT_INTERRUPTED == signals.EXIT_INTERRUPTED
+    assert statuses.EXIT_TERMINATED == signals.EXIT_TERMINATED

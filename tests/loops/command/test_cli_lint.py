@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_cli import run
+from command_cases import run
 
 PROGRAM = """
 import keras, numpy as np, tensorflow as tf, loops, scaler

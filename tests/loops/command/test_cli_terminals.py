@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import importlib
 import io
 import os
 import pty
@@ -16,7 +17,7 @@ import pytest
 import rich.console
 
 import halfstep as cli
-from halfstep import compare, effects, explain, lint, replay, statuses, study, terminal, train, tune, watch
+from halfstep import effects, statuses, terminal
 from loops.diagnose.explain.remedies import Remedy
 from loops.diagnose.lint.finding import Finding
 from loops.replay.live import Live, Side
@@ -71,13 +72,19 @@ def cells(text):
 
 COMMANDS = {
     "train": (
-        [(train, "train", {"accuracy": 0.987, "final_loss": 0.25, "applied": 3, "skipped": 1, "loss_scale": 8.0})],
+        [
+            (
+                "loops.run.train",
+                "train",
+                {"accuracy": 0.987, "final_loss": 0.25, "applied": 3, "skipped": 1, "loss_scale": 8.0},
+            )
+        ],
         ["train", "digits"],
         "98.7% 0.25 3 1 8",
     ),
     "study": (
         [
-            (study, "run_study", {"setups": [{"name": NAME, **ROW, **SHARES}], "runs": []}),
+            ("loops.study.compare", "run_study", {"setups": [{"name": NAME, **ROW, **SHARES}], "runs": []}),
             ("loops.study.report", "write_report", []),
         ],
         ["study"],
@@ -91,37 +98,43 @@ COMMANDS = {
     ),
     "report": ([("loops.views.report", "write_report", 1234)], ["report", "run"], "1,234"),
     "replay": (
-        [(replay, "tables_of", [("run", None)]), (replay, "recording_of", None)]
-        + [(replay, "replay_recordings", Replay(4321, (REPLAYED,), NONE))],
+        [("loops.replay.sources", "tables_of", [("run", None)]), ("loops.replay.recording", "recording_of", None)]
+        + [("loops.replay.replay", "replay_recordings", Replay(4321, (REPLAYED,), NONE))],
         ["replay", "run", "--strategy", "dynamic"],
         f"4,321 {NAME} 1,234 1.234% 2^14.98 65536 0.123% 25% 987",
     ),
     "replay --live": (
-        [(replay, "live", Live(40, 60, SIDE, (SIDE,), None))],
+        [("loops.replay.live", "live", Live(40, 60, SIDE, (SIDE,), None))],
         ["replay", "run", "--strategy", "dynamic", "--live"],
         f"{NAME} 1,234 2^14.98 65536 0.54321",
     ),
     "compare": (
-        [(compare, "compare", COMPARISON)],
+        [("loops.views.compare.compare", "compare", COMPARISON)],
         ["compare", "a", "b"],
         f"{LONG_ROW.name} float16 float32 17 41 1.75 9.25 2.5",
     ),
     "tune": (
-        [(tune, "tune", Tuned(NAME, "dynamic", 36, 0.01, 0.02, 0.03, 0.04, 0.02, (0.05, 0.06), (0.07, 0.08)))],
+        [
+            (
+                "loops.replay.tune",
+                "tune",
+                Tuned(NAME, "dynamic", 36, 0.01, 0.02, 0.03, 0.04, 0.02, (0.05, 0.06), (0.07, 0.08)),
+            )
+        ],
         ["tune", "run"],
         f"{NAME} 1.0000% 2.0000% 3.0000% 4.0000% 5.0000% 6.0000% 7.0000% 8.0000%",
     ),
     "doctor": ([], ["doctor"], "GFLOP/s"),
     "lint": (
-        [(lint, "called", None), (lint, "lint_built", [FINDING])],
+        [("loops.support.user_function", "called", None), ("loops.diagnose.lint.built", "lint_built", [FINDING])],
         ["lint", "--build", "program:make"],
         f"{FINDING.layer} {FINDING.finding} {FINDING.measured} {FINDING.instead}",
     ),
     "explain": (
         [
-            (explain, "open_run", None),
+            ("loops.run.rewind.open", "open_run", None),
             (
-                explain,
+                "loops.diagnose.explain.explain",
                 "explain",
                 types.SimpleNamespace(
                     sentence="Step 7 was skipped.",
@@ -133,7 +146,13 @@ COMMANDS = {
         f"7 {NAME} 64, 0.125, 99%",
     ),
     "watch": (
-        [(watch, "watch", lambda folder, console: console.print("step 7", "x" * 200, highlight=False))],
+        [
+            (
+                "loops.views.watch.watch",
+                "watch",
+                lambda folder, console: console.print("step 7", "x" * 200, highlight=False),
+            )
+        ],
         ["watch", "run"],
         "7",
     ),
@@ -155,13 +174,11 @@ def ready(monkeypatch):
     def prepared(name):
         replaced, arguments, words = COMMANDS[name]
         for module, function, found in replaced:
-            where = sys.modules[module] if isinstance(module, str) else module
+            where = importlib.import_module(module) if isinstance(module, str) else module
             kept = {"weights_digest": "0"} | found if function == "train" else found
             monkeypatch.setattr(where, function, kept if callable(kept) else lambda *_, kept=kept, **__: kept)
         return arguments, cells(words)
 
-    __import__("loops.views.report")
-    __import__("loops.study.report")
     return prepared
 
 
@@ -226,7 +243,7 @@ def test_progress_that_nobody_reads_ends_a_run_quietly(ready, monkeypatch, capsy
     def prints(*_, **__):
         terminal.progress("digits")._console.print("1/2")
 
-    monkeypatch.setattr(train, "train", prints)
+    monkeypatch.setattr(sys.modules["loops.run.train"], "train", prints)
     with open(writes, "w", encoding="utf-8") as pipe, contextlib.redirect_stderr(pipe):
         assert cli.main(["train", "digits"]) == statuses.EXIT_CLOSED_PIPE
         print("lost", file=sys.stderr)
@@ -239,7 +256,7 @@ def test_a_pipe_of_something_else_is_no_end_without_a_word(ready, monkeypatch, c
     def fails(*_, **__):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr(train, "train", fails)
+    monkeypatch.setattr(sys.modules["loops.run.train"], "train", fails)
     assert cli.main(["train", "digits"]) == statuses.EXIT_ERROR
     assert "Broken pipe" in capfd.readouterr().err
 
@@ -255,7 +272,7 @@ def test_a_full_disk_is_told_of_standard_output(ready, capsys):
 def test_a_process_whose_pipe_is_closed_says_nothing(asked):
     reads, writes = os.pipe()
     os.close(reads)
-    command = [sys.executable, "-m", "loops", *asked]
+    command = [sys.executable, "-m", "halfstep", *asked]
     # Without a buffer argparse itself drops the error of help that cannot be written, and the status is 0.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open(writes, "wb") as pipe:

@@ -44,7 +44,7 @@ def test_each_worker_is_the_same_command(launched, tmp_path):
     launched("true", "true")
     for index in (0, 1):
         said = (tmp_path / f"arguments.1.{index}").read_text()
-        assert said == "-m loops train digits --workers 2 --workers 1\n"
+        assert said == "-m halfstep train digits --workers 2 --workers 1\n"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_worker_whose_peer_does_not_come_has_status_75(capsys, monkeypatch, tm
 def test_a_killed_worker_and_the_same_command_again_is_the_undisturbed_run(tmp_path):
     def command(out, steps):
         arguments = ["--policy", "float16", "--workers", "2", "--checkpoint-every", "5", "--resume", "--out", str(out)]
-        return [sys.executable, "-m", "loops", "train", "digits", "--steps", str(steps), *arguments]
+        return [sys.executable, "-m", "halfstep", "train", "digits", "--steps", str(steps), *arguments]
 
     def digest(out):
         return json.loads((out / "summary.json").read_text())["weights_digest"]

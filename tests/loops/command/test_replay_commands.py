@@ -10,13 +10,12 @@ from replay_cases import tables
 
 import halfstep as cli
 import loops
-from halfstep import replay as replay_command
-from halfstep import tune as command
 from loops.replay import live as live_module
+from loops.replay import validate
 from loops.replay.figure import replay_figure
 from loops.replay.live import live
 from loops.replay.sources import named_strategies
-from loops.replay.tune import tune
+from loops.replay.tune import GRIDS, tune
 from loops.run.train import RunOptions, train
 
 STEPS = 14
@@ -81,7 +80,7 @@ def test_training_does_what_was_replayed(run, capsys):
 
 
 def test_where_training_parts_from_the_replay_is_said(run, capsys, monkeypatch):
-    real = replay_command.validate.__globals__["train_again"]
+    real = validate.train_again
 
     def another(*arguments):
         found = real(*arguments)
@@ -89,7 +88,7 @@ def test_where_training_parts_from_the_replay_is_said(run, capsys, monkeypatch):
         scales[5:] /= 2
         return found._replace(scales=scales)
 
-    monkeypatch.setitem(replay_command.validate.__globals__, "train_again", another)
+    monkeypatch.setattr(validate, "train_again", another)
     _, printed, _ = called(capsys, run, "--validate", "--strategy", "static:8")
     assert "the same scale at 5 of 14 steps (35.7%)" in printed
     assert "parts at step 6: 4 trained, 8 replayed; step 5 showed other gradients" in printed
@@ -186,7 +185,7 @@ def test_what_cannot_be_tuned(trace, strategy, said):
 
 
 def test_tune_as_a_command(run, capsys, monkeypatch):
-    monkeypatch.setitem(command.tune.__globals__["GRIDS"], "static", {"": ["2**4", "2**8"]})
+    monkeypatch.setitem(GRIDS, "static", {"": ["2**4", "2**8"]})
     assert cli.main(["tune", str(run), "--strategy", "static", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["default"], said["tried"]) == ("static:1024", 3)

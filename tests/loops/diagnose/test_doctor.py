@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_cli import run, strict
+from command_cases import run, strict
 
 import loops
 import scaler

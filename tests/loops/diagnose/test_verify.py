@@ -52,7 +52,7 @@ def test_a_model_that_nothing_changes_is_certified():
 def test_the_command_prints_it_and_says_so_with_its_status(capsys, monkeypatch):
     change = loops.observe.Change("graph", ("square",), 1, {"loss": (1.0, np.inf)})
     found = loops.observe.Verification(2, ("square",), (), {"graph": ("a", "b")}, "an operation", (change,))
-    monkeypatch.setattr("halfstep.observe.verify", lambda build, steps: build() and found)
+    monkeypatch.setattr("loops.diagnose.verify.verify", lambda build, steps: build() and found)
     arguments = ["observe", "--verify", "--build", "verify_cases:plain"]
     assert main(arguments) == 4
     lines = capsys.readouterr().out.splitlines()

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_writers import events
+from tensorboard_cases import events
 
 import loops
 import loops.record.tensorboard.action

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from crash_cases import start
+from tensorboard_cases import events
 
 import loops
 import loops.loop.cadence
@@ -97,18 +98,6 @@ def test_csv_refuses_a_step_and_the_columns_of_another_run(tmp_path):
     action.load_state(1)
     with pytest.raises(loops.LoopError, match="step,other"):
         looping(action).run(3)
-
-
-def events(folder):
-    """The points of each curve as (step, value), in the order they were written."""
-    curves = {}
-    for path in sorted(folder.glob("events.*"), key=lambda path: path.stat().st_mtime_ns):
-        for record in tf.data.TFRecordDataset(str(path)):
-            event = tf.compat.v1.Event.FromString(record.numpy())
-            for value in event.summary.value:
-                assert value.metadata.plugin_data.plugin_name == "scalars"
-                curves.setdefault(value.tag, []).append((event.step, float(tf.make_ndarray(value.tensor))))
-    return curves
 
 
 def real_run(folder, *actions, **arguments):

@@ -8,8 +8,8 @@ import types
 
 import numpy as np
 import pytest
-import test_report
-from test_report import DYNAMIC, FLOAT32, Page
+import test_study_report
+from test_study_report import DYNAMIC, FLOAT32, Page
 
 from halfstep.study import cost_rows
 from loops.loop.counters import Counters
@@ -159,14 +159,14 @@ def test_costs_of_a_set_up_are_medians_over_all_calls():
 
 @pytest.fixture
 def costly(tmp_path, monkeypatch):
-    made = test_report._run
+    made = test_study_report._run
 
     def with_costs(setup, seed, *rest):
         found = {"milliseconds": [2.0 + seed, 4.0], "joules": [0.5] * (setup is FLOAT32), "bytes": {"total": 3_000_000}}
         return made(setup, seed, *rest) | {"costs": found}
 
-    monkeypatch.setattr(test_report, "_run", with_costs)
-    return test_report.write_study(tmp_path, [FLOAT32, DYNAMIC], steps=2)
+    monkeypatch.setattr(test_study_report, "_run", with_costs)
+    return test_study_report.write_study(tmp_path, [FLOAT32, DYNAMIC], steps=2)
 
 
 def test_the_report_has_time_and_memory_where_they_are_known(costly):

@@ -5,9 +5,9 @@ import json
 import pathlib
 import sys
 
+import command_cases
 import pytest
-import test_cli
-from test_cli import strict
+from command_cases import strict
 
 from halfstep import effects as command
 from loops.study.effects import PRESETS, Preset, choose, measure, pages
@@ -55,7 +55,7 @@ def stub(monkeypatch):
 
 
 def run(capsys, *arguments):
-    return test_cli.run(capsys, "study", "--preset", *arguments)
+    return command_cases.run(capsys, "study", "--preset", *arguments)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -155,7 +155,7 @@ def test_what_cannot_be_measured_is_told_in_one_line(capsys, tmp_path, arguments
 
 
 def test_only_digits_are_measured(capsys, tmp_path):
-    status, _, errors = test_cli.run(capsys, "study", "mnist", "--preset", "lag", "--out", tmp_path)
+    status, _, errors = command_cases.run(capsys, "study", "mnist", "--preset", "lag", "--out", tmp_path)
     assert status == 2
     assert "measured on digits" in errors
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import tensorflow as tf
-from test_cli import run, strict
+from command_cases import run, strict
 
 import scaler
 from halfstep.study import exit_status

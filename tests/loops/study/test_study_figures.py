@@ -4,7 +4,7 @@ import itertools
 
 import matplotlib.colors
 import pytest
-from test_report import BARE, DYNAMIC, FLOAT32, NONE, SMALL_DYNAMIC, figures_of, write_study
+from test_study_report import BARE, DYNAMIC, FLOAT32, NONE, SMALL_DYNAMIC, figures_of, write_study
 
 from loops.study.comparison_figure import comparison_figure
 from loops.study.curves import loss_figure, loss_scale_figure

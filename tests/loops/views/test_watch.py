@@ -5,13 +5,13 @@ import io
 import json
 import pathlib
 import shutil
+import sys
 
 import pytest
 import rich.console
 from recorded_cases import write_run
 
 import halfstep as cli
-from halfstep import watch as command
 from loops.views.watch import watch
 from loops.views.watch.progress import Course
 from loops.views.watch.screen import line, panel, spark
@@ -153,7 +153,7 @@ def test_ctrl_c_is_a_clean_exit(whole, capsys, monkeypatch):
     def interrupted(folder, console):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "watch", interrupted)
+    monkeypatch.setattr(sys.modules["loops.views.watch.watch"], "watch", interrupted)
     assert cli.main(["watch", str(whole)]) == 0
     assert capsys.readouterr().err == ""
 

@@ -1,4 +1,7 @@
-"""Names of tasks, policies, strategies and presets, as the command line shows them before TensorFlow is imported."""
+"""Names of tasks, policies, strategies and presets, as help shows them before TensorFlow is imported.
+
+Each stands in `loops` or `scaler`, too; tests/loops/command/test_cli_help.py compares them.
+"""
 
 from __future__ import annotations
 
