@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,19 @@ def read_log(path: pathlib.Path | None) -> list[dict[str, Any]]:
     return [rows[step] for step in sorted(rows)]
 
 
-def difference(rows: Sequence[Mapping], replayed: Mapping[int, Mapping[str, np.ndarray]]) -> str | None:
+class Difference(NamedTuple):
+    """In what two runs differ.
+
+    Attributes:
+        sentence: Without a full stop.
+        known: False where there was nothing to compare with.
+    """
+
+    sentence: str
+    known: bool = True
+
+
+def difference(rows: Sequence[Mapping], replayed: Mapping[int, Mapping[str, np.ndarray]]) -> Difference | None:
     """In what steps that were taken again differ from the log: the first one, with both values; None if in nothing.
 
     Args:
@@ -46,12 +58,15 @@ def difference(rows: Sequence[Mapping], replayed: Mapping[int, Mapping[str, np.n
             then, now = logged[step][name], without_nan(replayed[step][name].tolist())
             compared += 1
             if then != now:
-                return f"{name} of step {step} was {_spelled(then)} in the run's log, and is {_spelled(now)} here"
+                return Difference(
+                    f"{name} of step {step} was {_spelled(then)} in the run's log, and is {_spelled(now)} here"
+                )
     if compared:
         return None
     if not rows:
-        return "there is no log of the run to compare with (a loops.JsonLines writes one)"
-    return f"the run's log has nothing of the steps {min(replayed)} to {max(replayed)} to compare with"
+        return Difference("there is no log of the run to compare with (a loops.JsonLines writes one)", known=False)
+    which = f"{min(replayed)} to {max(replayed)}"
+    return Difference(f"the run's log has nothing of the steps {which} to compare with", known=False)
 
 
 def _spelled(value: Any) -> str:

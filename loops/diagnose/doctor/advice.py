@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loops.diagnose.doctor.diagnosis import Diagnosis
 from loops.diagnose.doctor.pipeline import Pipeline
-from loops.diagnose.doctor.trials import Trial
+from loops.diagnose.doctor.trials import Kind, Trial
 from loops.diagnose.doctor.turns import Turns
 
 _SHARE = 0.05
@@ -16,7 +16,7 @@ def advice(found: Diagnosis) -> list[str]:
     faster = sorted((one for one in found.trials if _worth_it(one.turns)), key=_ratio)
     said = [f"{one.name}: {_gain(one)}. To have it: {one.advice}." for one in faster]
     if found.pipeline:
-        said += _of_pipeline(found.pipeline, prefetched=any(one.name == "prefetch" for one in faster))
+        said += _of_pipeline(found.pipeline, prefetched=any(one.kind is Kind.PREFETCH for one in faster))
     if (
         found.casts
         and found.policy.startswith("mixed_")
@@ -64,7 +64,7 @@ def _of_memory(found: Diagnosis) -> list[str]:
         )
     with_it = own.total_recomputed
     if with_it is not None and with_it < (1 - _SHARE) * own.all.total:
-        price = next((one for one in found.trials if one.name == "gradient checkpointing" and one.turns), None)
+        price = next((one for one in found.trials if one.kind is Kind.RECOMPUTE and one.turns), None)
         time = f", at {price.turns.ratio.median:.2f} times the time" if price and price.turns else ""
         said.append(f"memory: gradient checkpointing would hold {with_it / own.all.total:.0%} of it{time}.")
     return said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -22,17 +23,29 @@ _LONG = 500.0
 """Milliseconds. A step that takes longer gains nothing from fewer calls."""
 
 
+class Kind(str, enum.Enum):
+    """What a trial changes."""
+
+    PREFETCH = "prefetch"
+    STEPS_PER_CALL = "steps_per_call"
+    JIT_COMPILE = "jit_compile"
+    POLICY = "policy"
+    RECOMPUTE = "recompute"
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
     """One change, tried.
 
     Attributes:
-        name: Of the change.
+        kind: Of the change.
+        name: The same in a few words.
         advice: What to write to have it.
         turns: Times before and after; None where it could not be tried.
         problem: Why it could not.
     """
 
+    kind: Kind
     name: str
     advice: str
     turns: Turns | None
@@ -60,11 +73,12 @@ def try_all(program: Program, step: Running, seconds: float) -> Iterator[Trial]:
         plain = Batches(program.dataset, program.batch)
         ahead = Batches(program.dataset.prefetch(tf.data.AUTOTUNE), program.batch)
         turns = take_turns(lambda: step(plain.next()), lambda: step(ahead.next()), seconds)
-        yield Trial("prefetch", "end the dataset with .prefetch(tf.data.AUTOTUNE)", turns)
+        yield Trial(Kind.PREFETCH, "prefetch", "end the dataset with .prefetch(tf.data.AUTOTUNE)", turns)
     if program.settings.get("accumulate", 1) == 1 and program.steps_per_call == 1:
         yield _many_steps_a_call(program, step, seconds)
     if not (program.settings.get("jit_compile") or program.compiled):
         yield _tried(
+            Kind.JIT_COMPILE,
             "jit_compile=True",
             "loops.TrainStep(..., jit_compile=True); in fit compile(jit_compile=True)",
             lambda: take_turns(step, Running(program, program.step(jit_compile=True)), seconds),
@@ -73,12 +87,14 @@ def try_all(program: Program, step: Running, seconds: float) -> Iterator[Trial]:
     for policy in _TIMED:
         if policy != own:
             yield _tried(
+                Kind.POLICY,
                 policy,
                 f"keras.config.set_dtype_policy({policy!r}) before the model is made",
                 functools.partial(_in_policy, program, step, policy, seconds),
             )
     if blocks_of(program.model):
         yield _tried(
+            Kind.RECOMPUTE,
             "gradient checkpointing",
             "tf.recompute_grad around each block: for memory, at the price of time",
             lambda: take_turns(step, _changed(program, checkpointed(program.model)), seconds),
@@ -96,10 +112,9 @@ def _many_steps_a_call(program: Program, step: Running, seconds: float) -> Trial
     step()
     took = milliseconds(step)
     if took > _LONG:
-        return Trial(
-            name, advice, None, f"a step takes {took / 1000:.1f} s, and the time between two steps does not matter"
-        )
-    return _tried(name, advice, measure)
+        problem = f"a step takes {took / 1000:.1f} s, and the time between two steps does not matter"
+        return Trial(Kind.STEPS_PER_CALL, name, advice, None, problem)
+    return _tried(Kind.STEPS_PER_CALL, name, advice, measure)
 
 
 def _in_policy(program: Program, step: Running, policy: str, seconds: float) -> Turns:
@@ -116,11 +131,11 @@ def _each(step: Callable[[], object], count: int) -> None:
         step()
 
 
-def _tried(name: str, advice: str, measure: Callable[[], Turns]) -> Trial:
+def _tried(kind: Kind, name: str, advice: str, measure: Callable[[], Turns]) -> Trial:
     try:
-        return Trial(name, advice, measure())
+        return Trial(kind, name, advice, measure())
     except (scaler.ScalerError, tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
-        return Trial(name, advice, None, sentence(error))
+        return Trial(kind, name, advice, None, sentence(error))
 
 
 def sentence(error: Exception) -> str:

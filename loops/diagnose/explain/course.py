@@ -13,7 +13,7 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.explain.attempts import Attempts, traced_anew
 from loops.diagnose.explain.rates import risen_rate
-from loops.diagnose.explain.remedies import OWN, Remedy
+from loops.diagnose.explain.remedies import Kind, Remedy
 from loops.diagnose.graph.changes import scheduled, slower
 from loops.diagnose.graph.models import optimizer_of
 from loops.step.train_step import TrainStep
@@ -22,10 +22,6 @@ from loops.support.plurals import amount
 _SLOWER = (0.1, 0.01, 0.001)
 _NORM = 1.0
 _EPSILON = 1e-3
-SINCE = "for the last"
-"""In the name of each of these remedies."""
-DECAY, RATE = "no weight decay", "learning rate"
-"""In the name of these two."""
 
 
 def tried_from_checkpoint(attempts: Attempts) -> list[Remedy]:
@@ -34,43 +30,45 @@ def tried_from_checkpoint(attempts: Attempts) -> list[Remedy]:
     back = moment.step - 1 - moment.began_at
     if not back:
         return []
-    since = f"{SINCE} {amount(back, 'step')}"
+    since = f"for the last {amount(back, 'step')}"
     remedies = []
     optimizer = optimizer_of(moment.train_step)
     risen = risen_rate(moment)
     if optimizer is not None and risen is not None and math.isfinite(risen[0]):
-        name, advice = f"the {RATE} kept at {risen[0]:g} {since}", f"Keep the learning rate near {risen[0]:g}."
-        remedies.append(_tried(attempts, name, advice, _constant(optimizer, risen[0])))
+        name, advice = f"the learning rate kept at {risen[0]:g} {since}", f"Keep the learning rate near {risen[0]:g}."
+        remedies.append(_tried(attempts, Kind.LEARNING_RATE, name, advice, _constant(optimizer, risen[0])))
     for part in _SLOWER if optimizer is not None else ():
-        name, advice = f"{part:g} of the {RATE} {since}", f"Lower the learning rate, to {part:g} of what it is."
-        remedies.append(_tried(attempts, name, advice, _slower(optimizer, part)))
+        name, advice = f"{part:g} of the learning rate {since}", f"Lower the learning rate, to {part:g} of what it is."
+        remedies.append(_tried(attempts, Kind.LEARNING_RATE, name, advice, _slower(optimizer, part)))
         if remedies[-1].finite or not remedies[-1].tried:
             break
     decay = getattr(optimizer, "weight_decay", None)
     if decay:
-        remedies.append(_tried(attempts, f"{DECAY} {since}", _of_decay(float(decay)), _undecayed(optimizer)))
+        name, advice = f"no weight decay {since}", _of_decay(float(decay))
+        remedies.append(_tried(attempts, Kind.WEIGHT_DECAY, name, advice, _undecayed(optimizer)))
     if isinstance(getattr(optimizer, "epsilon", None), float):
         name = f"epsilon={_EPSILON:g} in the optimizer {since}"
         advice = f"Make the optimizer with epsilon={_EPSILON:g}; in 16 bits a smaller one may be 0. Or use masters."
-        remedies.append(_tried(attempts, name, advice, _steadier(optimizer)))
+        remedies.append(_tried(attempts, Kind.EPSILON, name, advice, _steadier(optimizer)))
     if isinstance(moment.train_step, TrainStep) and moment.train_step.clip_norm is None:
-        advice = f"Clip the gradients, as with clip_norm={_NORM:g}."
-        remedies.append(_tried(attempts, f"clip_norm={_NORM:g} {since}", advice, _clipped))
+        name, advice = f"clip_norm={_NORM:g} {since}", f"Clip the gradients, as with clip_norm={_NORM:g}."
+        remedies.append(_tried(attempts, Kind.CLIP_NORM, name, advice, _clipped))
     if attempts.own_variables:
         remedies.append(_cleared(attempts, since))
     return remedies
 
 
-def _tried(attempts: Attempts, name: str, advice: str, change: Callable) -> Remedy:
+def _tried(attempts: Attempts, kind: Kind, name: str, advice: str, change: Callable) -> Remedy:
     moment = attempts.moment
     try:
         with traced_anew(moment.train_step):
             last = moment.from_checkpoint(change)[-1]
     except (TypeError, ValueError, tf.errors.OpError, scaler.ScalerError):
-        return Remedy(name, False, False, math.nan, advice)
+        return Remedy(kind, name, False, False, math.nan, advice, since_checkpoint=True)
     loss = float(last.get("loss", math.nan))
     finite = math.isfinite(loss) or "loss" not in last
-    return Remedy(name, True, finite and bool(last.get("applied", "loss" in last)), loss, advice)
+    applied = finite and bool(last.get("applied", "loss" in last))
+    return Remedy(kind, name, True, applied, loss, advice, since_checkpoint=True)
 
 
 def _slower(optimizer: keras.optimizers.Optimizer, part: float) -> Callable:
@@ -141,7 +139,8 @@ def _cleared(attempts: Attempts, since: str) -> Remedy:
     try:
         return _tried(
             attempts,
-            f"{OWN} before each step {since}",
+            Kind.OWN_VARIABLES_CLEARED,
+            f"the step's own variables set to zero before each step {since}",
             f"Clear what the step sums before each update: {names}.",
             lambda loop: None,
         )

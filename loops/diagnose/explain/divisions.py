@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from loops.diagnose.explain.remedies import Proposal
+from loops.diagnose.explain.remedies import Kind, Proposal
 from loops.diagnose.graph.changes import APART
 from loops.diagnose.graph.frames import Frame
 
@@ -30,7 +30,8 @@ def of_division(frame: Frame, path: str | None) -> list[Proposal]:
         f"{place[0].upper()}{place[1:]} divides by 0, or by almost 0: add {APART:g} to the denominator, away from 0, "
         "or use tf.math.divide_no_nan."
     )
-    return [Proposal(f"denominator in {place} moved by {APART:g}", advice, lambda: guarded(frame.name))]
+    name = f"denominator in {place} moved by {APART:g}"
+    return [Proposal(Kind.DENOMINATOR, name, advice, lambda: guarded(frame.name), layer=path)]
 
 
 @contextlib.contextmanager

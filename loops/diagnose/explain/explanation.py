@@ -34,6 +34,8 @@ class Explanation:
         step: Its number, from 1 on; None for a run of no steps.
         reproduced: Whether the replayed steps gave what the run's log says.
         differs: Where they did not, or why nobody can tell; None where they did.
+        comparable: Whether there was something to compare with.
+        finite_again: Whether the run's log says that the step was skipped, and taken again it is finite.
         verdict: "overflow", "floor", "loss", "backward", "too_large", "update" or "healthy".
         where: "data", "weights", "forward", "backward", or None: nothing is known, or the trail ends at what cannot be
             measured, such as a string, where `tensor` is what came out of it.
@@ -78,6 +80,8 @@ class Explanation:
     reproduced: bool
     differs: str | None
     verdict: str
+    comparable: bool = True
+    finite_again: bool = False
     where: str | None = None
     layer: str | None = None
     inside: bool = True

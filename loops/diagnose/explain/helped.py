@@ -8,11 +8,13 @@ import numpy as np
 
 import scaler
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.course import DECAY, RATE, SINCE, tried_from_checkpoint
+from loops.diagnose.explain.course import tried_from_checkpoint
 from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.remedies import ANOTHER_BATCH, HIDES, OWN, Proposal, Remedy, tried
+from loops.diagnose.explain.remedies import IN_PLACE, Kind, Proposal, Remedy, tried
 from loops.diagnose.explain.worth import weighed
 
+_SURE = (Kind.OWN_VARIABLES_CLEARED, Kind.WEIGHT_DECAY)
+"""Where one of these helps, it is what was wrong."""
 _GROWN = 100.0
 """A loss that is so many times the least before it has left where it was."""
 
@@ -43,7 +45,8 @@ def in_order(known: Explanation, attempts: Attempts, proposed: list[Proposal]) -
 
     def place(remedy: Remedy) -> tuple:
         far = remedy.loss_ratio is not None and remedy.loss_ratio > _GROWN
-        return not remedy.helps, not remedy.finite, far, HIDES in remedy.name, not remedy.name.startswith((OWN, DECAY))
+        hides = remedy.kind is Kind.DERIVATIVES_ZEROED
+        return not remedy.helps, not remedy.finite, far, hides, remedy.kind not in _SURE
 
     return sorted(weigh(found), key=place)
 
@@ -55,7 +58,9 @@ def _lower_scale(known: Explanation, attempts: Attempts, scale: float) -> tuple[
     go = f"use scaler.Static({scale:g}), or scaler.Dynamic()" if constant else "let the strategy go there"
     why = "the gradients that are not finite at a higher scale are zero at this one" if known.flushed_at else None
     advice = f"The step passes at a loss scale of {scale:g}: {go}."
-    return Remedy(f"loss scale {scale:g}", True, True, attempt.loss, advice, why_not=why), attempt.nonzero
+    return Remedy(
+        Kind.LOSS_SCALE, f"loss scale {scale:g}", True, True, attempt.loss, advice, why_not=why
+    ), attempt.nonzero
 
 
 def _gone_bad(known: Explanation, moment: Any, found: list[Remedy]) -> bool:
@@ -65,10 +70,10 @@ def _gone_bad(known: Explanation, moment: Any, found: list[Remedy]) -> bool:
     grown = bool(losses) and (now is None or now > _GROWN * min(losses))
     useless = known.fits_at is not None and known.fits_at < 1.0
     bad_update = known.verdict in ("too_large", "update")
-    in_place = [one for one in found if one.helps and one.name.endswith(" in float32") and "'" in one.name]
+    in_place = [one for one in found if one.helps and one.kind in IN_PLACE]
     unknown = not losses and known.verdict == "loss" and not in_place
     bad = known.where == "weights"
-    return bad or useless or bad_update or ((grown or unknown) and not helped(found, ANOTHER_BATCH))
+    return bad or useless or bad_update or ((grown or unknown) and not helped(found, Kind.ANOTHER_BATCH))
 
 
 def _before(moment: Any) -> list[dict]:
@@ -80,9 +85,9 @@ def _losses_before(moment: Any) -> list[float]:
     return [row["loss"] for row in _before(moment)]
 
 
-def helped(remedies: list[Remedy], name: str) -> bool:
-    """Whether the remedy of this name was tried and did."""
-    return any(remedy.helps for remedy in remedies if remedy.name == name)
+def helped(remedies: list[Remedy], kind: Kind, layer: str | None = None) -> bool:
+    """Whether a remedy of this kind, of this layer where it is of one, was tried and did."""
+    return any(remedy.helps for remedy in remedies if (remedy.kind, remedy.layer) == (kind, layer))
 
 
 def grown_through(remedies: list[Remedy]) -> str | None:
@@ -90,18 +95,18 @@ def grown_through(remedies: list[Remedy]) -> str | None:
 
     A lower learning rate also lowers the weight decay, which is therefore asked first.
     """
-    helping = [one.name for one in remedies if one.helps and SINCE in one.name]
-    if any(name.startswith(DECAY) for name in helping):
+    helping = [one.kind for one in remedies if one.helps and one.since_checkpoint]
+    if Kind.WEIGHT_DECAY in helping:
         return "weight decay"
-    return "learning rate" if any(RATE in name for name in helping) else None
+    return "learning rate" if Kind.LEARNING_RATE in helping else None
 
 
 def blame_of(remedies: list[Remedy], where: str | None, fits_at: float | None) -> str | None:
     """The "batch", the "weights", or None where neither is known to be at fault."""
     if where == "data":
         return "batch"
-    precision = any(one.helps and "'" in one.name and one.name.endswith(" in float32") for one in remedies)
-    if helped(remedies, ANOTHER_BATCH) and fits_at is None and not precision:
+    precision = any(one.helps and one.kind in IN_PLACE for one in remedies)
+    if helped(remedies, Kind.ANOTHER_BATCH) and fits_at is None and not precision:
         return "batch"
-    course = any(remedy.helps for remedy in remedies if SINCE in remedy.name)
+    course = any(remedy.helps for remedy in remedies if remedy.since_checkpoint)
     return "weights" if where == "weights" or course else None

@@ -18,9 +18,9 @@ from loops.diagnose.explain.literals import literals_of
 from loops.diagnose.explain.measured import alike, magnitudes, measured, true_amax
 from loops.diagnose.explain.proposals import of_update, proposals
 from loops.diagnose.explain.rates import risen_rate
-from loops.diagnose.explain.remedies import ANOTHER_BATCH, OWN
+from loops.diagnose.explain.remedies import Kind
 from loops.diagnose.explain.scales import fitting_scale
-from loops.diagnose.explain.sentence import TAKEN_AGAIN, sentence
+from loops.diagnose.explain.sentence import sentence
 from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
 from loops.diagnose.explain.spoilt import example_of
 from loops.diagnose.graph.frames import Frame
@@ -60,6 +60,7 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         step=step,
         reproduced=moment.reproduced,
         differs=moment.differs,
+        comparable=moment.comparable,
         verdict=_VERDICTS[cause],
         loss_scale=attempts.loss_scale,
         applied=attempt.applied,
@@ -69,9 +70,9 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         replicas=replicas,
     )
     if attempt.applied and was_skipped(moment):
-        again = TAKEN_AGAIN if attempt.finite else "taken again it is applied"
+        again = "taken again it is finite" if attempt.finite else "taken again it is applied"
         said = f"Step {step} was skipped in the run's log, and {again}. {known.differs or ''}"
-        known = dataclasses.replace(known, reproduced=False, differs=said.rstrip())
+        known = dataclasses.replace(known, reproduced=False, differs=said.rstrip(), finite_again=attempt.finite)
     if cause is scaler.Cause.NONE:
         masked = tuple(name for name, frame in seen.frames.items() if not frame.finite and frame.kind != "Const")
         known = dataclasses.replace(known, masked=masked)
@@ -176,12 +177,13 @@ def _with_origin(
     if more:
         proposed = proposals(attempts, layers, own, nearest, singular=singular, order=seen.order, operation=operation)
     remedies = in_order(dataclasses.replace(known, where=where), attempts, proposed)
-    if any(remedy.helps and remedy.name == OWN for remedy in remedies):
+    if any(one.helps and one.kind is Kind.OWN_VARIABLES_CLEARED and not one.since_checkpoint for one in remedies):
         known = dataclasses.replace(known, verdict="overflow")
+    wider = helped(remedies, Kind.LAYER_IN_FLOAT32, nearest)
     known = dataclasses.replace(
         known,
         where=where,
-        layer=own or (nearest if where == "backward" or helped(remedies, f"{nearest!r} in float32") else None),
+        layer=own or (nearest if where == "backward" or wider else None),
         inside=own is not None,
         regularizer=began.penalty,
         custom_gradient=first.custom,
@@ -229,7 +231,7 @@ def _example(known: Explanation, attempts: Attempts) -> int | None:
     found = example_of(moment.batch) if known.where == "data" else None
     several, remedies = known.fits_at is None, list(known.remedies)
     # Where other batches fail, too, it is no example's doing that one of them is the worst.
-    sought = helped(remedies, ANOTHER_BATCH) or (several and known.learning_rates is None)
+    sought = helped(remedies, Kind.ANOTHER_BATCH) or (several and known.learning_rates is None)
     if found is None and known.where != "weights" and sought:
         found = example_to_blame(attempts, attempts.scanned_at or 1.0, several=several)
     return in_whole_batch(found, moment.batch, known.replicas, moment.replicas)

@@ -14,7 +14,7 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.divisions import of_division
-from loops.diagnose.explain.remedies import ANOTHER_BATCH, HIDES, IN_FLOAT32, OWN, Proposal
+from loops.diagnose.explain.remedies import Kind, Proposal
 from loops.diagnose.graph.changes import (
     APART,
     given,
@@ -72,16 +72,19 @@ def proposals(
     if len(following) > 1:
         found.append(
             Proposal(
+                Kind.FOLLOWING_IN_FLOAT32,
                 f"{origin or nearest!r} and all after it in float32",
                 f"Give the layer {origin or nearest!r} and those after it dtype='float32'. `halfstep cure` finds the "
                 "fewest that need it.",
                 lambda: in_policy(following, "float32"),
+                layer=origin or nearest,
             )
         )
     if narrow:
         found.append(
             Proposal(
-                IN_FLOAT32,
+                Kind.ALL_IN_FLOAT32,
+                "every layer in float32",
                 "Compute in float32: keras.mixed_precision.set_dtype_policy('float32'). `halfstep cure` finds the "
                 "fewest layers that need it.",
                 lambda: in_policy(narrow, "float32"),
@@ -90,6 +93,7 @@ def proposals(
     if any(layer.compute_dtype == "float16" for layer in narrow):
         found.append(
             Proposal(
+                Kind.BFLOAT16,
                 "bfloat16",
                 "Train in bfloat16, which has float32's range: the policy 'mixed_bfloat16', with scaler.NoScaling().",
                 lambda: in_policy(narrow, "mixed_bfloat16"),
@@ -99,7 +103,8 @@ def proposals(
     if attempts.moment.next_batch is not None:
         found.append(
             Proposal(
-                ANOTHER_BATCH,
+                Kind.ANOTHER_BATCH,
+                "another batch",
                 "Leave this batch out, and look at what is in it.",
                 batch=attempts.moment.next_batch,
             )
@@ -124,9 +129,11 @@ def _of_layer(path: str, layer: keras.layers.Layer) -> list[Proposal]:
     if any(one.compute_dtype in ("float16", "bfloat16") for one in inside):
         found.append(
             Proposal(
+                Kind.LAYER_IN_FLOAT32,
                 f"{path!r} in float32",
                 f"Give the layer {path!r} dtype='float32'.",
                 lambda: in_policy(inside, "float32"),
+                layer=path,
             )
         )
     for one in inside:
@@ -134,6 +141,7 @@ def _of_layer(path: str, layer: keras.layers.Layer) -> list[Proposal]:
             new = _fit(value)
             found.append(
                 Proposal(
+                    Kind.NUMBER_OF_A_LAYER,
                     f"{name}={new:g} in {one.name!r}",
                     f"{name}={value:g} of the layer {one.name!r} cannot be held by {one.compute_dtype}: use {new:g}.",
                     functools.partial(with_value, one, name, new),
@@ -150,6 +158,7 @@ def _of_exponential(frame: Frame, attempts: Attempts, layers: Mapping[str, keras
     if frame.layer in layers:
         return [
             Proposal(
+                Kind.EXPONENT_CLIPPED,
                 f"inputs of {frame.layer!r} clipped to {bounds}",
                 f"What {frame.layer!r} takes the exponential of has no bound: clip it to {bounds}, as with "
                 "keras.ops.clip.",
@@ -159,7 +168,9 @@ def _of_exponential(frame: Frame, attempts: Attempts, layers: Mapping[str, keras
     step = attempts.moment.train_step
     advice = f"What the loss takes the exponential of has no bound: clip it to {bounds}, as with keras.ops.clip."
     name = f"predictions clipped to {bounds}"
-    return [Proposal(name, advice, _of_predictions(step, _bounded))] if isinstance(step, TrainStep) else []
+    if not isinstance(step, TrainStep):
+        return []
+    return [Proposal(Kind.EXPONENT_CLIPPED, name, advice, _of_predictions(step, _bounded))]
 
 
 def _bounded(value: Any) -> Any:
@@ -181,13 +192,15 @@ def _of_predictions(step: TrainStep, change: Callable) -> Callable:
 def _at_a_singular_point(path: str, layer: keras.layers.Layer) -> list[Proposal]:
     return [
         Proposal(
+            Kind.INPUTS_MOVED,
             f"inputs of {path!r} moved by {APART:g}",
             f"What {path!r} computes has no value at this input: keep it away from there, as by adding {APART:g} "
             "under a square root, logarithm, division or norm.",
             lambda: given(layer, kept_away),
         ),
         Proposal(
-            f"derivatives of {path!r} {HIDES}",
+            Kind.DERIVATIVES_ZEROED,
+            f"derivatives of {path!r} that are not finite set to zero",
             f"The derivative of {path!r} has no value at this input, as a square root, norm or division has none "
             f"at 0: add {APART:g} there, or choose another value with tf.where before the operation and after it.",
             lambda: given(layer, with_finite_gradient),
@@ -222,6 +235,7 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
     if not isinstance(step, TrainStep):
         return []
     clipped = Proposal(
+        Kind.PREDICTIONS_CLIPPED,
         f"predictions clipped to [{APART:g}, {1 - APART:g}]",
         "The loss has no value at a probability of 0 or 1: compute it from logits, or clip further inside, by what the "
         "format can hold.",
@@ -231,6 +245,7 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
     )
     found = [
         Proposal(
+            Kind.LOSS_IN_FLOAT32,
             "the loss in float32",
             "Cast the predictions to float32 before the loss.",
             _of_predictions(step, lambda one: tf.cast(one, tf.float32) if one.dtype.is_floating else one),
@@ -239,6 +254,7 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
     if singular:
         found += [
             Proposal(
+                Kind.PREDICTIONS_MOVED,
                 f"predictions moved by {APART:g}",
                 f"The loss or its derivative has no value at this prediction: keep it away, as by adding {APART:g} "
                 "under a logarithm or square root.",
@@ -246,7 +262,8 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
             ),
             *([clipped] if _are_probabilities(attempts) else []),
             Proposal(
-                f"derivatives of the loss {HIDES}",
+                Kind.DERIVATIVES_ZEROED,
+                "derivatives of the loss that are not finite set to zero",
                 "The derivative of the loss has no value at this prediction: choose another value with tf.where before "
                 "the operation and after it.",
                 _of_predictions(step, with_finite_gradient),
@@ -269,11 +286,13 @@ def of_update(attempts: Attempts) -> list[Proposal]:
     found = []
     for part in (0.1, 0.001) if optimizer is not None else ():
         advice = f"Lower the learning rate, to {part:g} of what it is."
-        found.append(Proposal(f"{part:g} of the learning rate", advice, functools.partial(slower, optimizer, part)))
+        change = functools.partial(slower, optimizer, part)
+        found.append(Proposal(Kind.LEARNING_RATE, f"{part:g} of the learning rate", advice, change))
     epsilon = getattr(optimizer, "epsilon", None)
     if isinstance(epsilon, float):
         found.append(
             Proposal(
+                Kind.EPSILON,
                 f"epsilon={APART:g} in the optimizer",
                 f"Make the optimizer with epsilon={APART:g}: {epsilon:g} is too small for it, or for 16 bits.",
                 lambda: with_value(optimizer, "epsilon", APART),
@@ -281,7 +300,7 @@ def of_update(attempts: Attempts) -> list[Proposal]:
         )
     if isinstance(step, TrainStep) and step.clip_norm is None:
         advice = "Clip the gradients, as with clip_norm=1.0."
-        found.append(Proposal("clip_norm=1", advice, lambda: with_value(step, "clip_norm", 1.0)))
+        found.append(Proposal(Kind.CLIP_NORM, "clip_norm=1", advice, lambda: with_value(step, "clip_norm", 1.0)))
     return found
 
 
@@ -292,7 +311,8 @@ def _of_state(attempts: Attempts) -> list[Proposal]:
         return []
     return [
         Proposal(
-            OWN,
+            Kind.OWN_VARIABLES_CLEARED,
+            "the step's own variables set to zero",
             "Clear what the step sums after each update: " + ", ".join(one.name.split(":")[0] for one in own[:3]) + ".",
             lambda: zeroed(own),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,17 +14,34 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.explain.attempts import Attempts
 
-ANOTHER_BATCH = "another batch"
+
+class Kind(str, enum.Enum):
+    """What a remedy changes. Whatever is decided of remedies is decided by their kinds, and never by their names."""
+
+    LOSS_SCALE = "loss_scale"
+    LAYER_IN_FLOAT32 = "layer_in_float32"
+    FOLLOWING_IN_FLOAT32 = "following_in_float32"
+    ALL_IN_FLOAT32 = "all_in_float32"
+    LOSS_IN_FLOAT32 = "loss_in_float32"
+    BFLOAT16 = "bfloat16"
+    NUMBER_OF_A_LAYER = "number_of_a_layer"
+    DENOMINATOR = "denominator"
+    EXPONENT_CLIPPED = "exponent_clipped"
+    PREDICTIONS_CLIPPED = "predictions_clipped"
+    INPUTS_MOVED = "inputs_moved"
+    PREDICTIONS_MOVED = "predictions_moved"
+    DERIVATIVES_ZEROED = "derivatives_zeroed"
+    """Makes a step pass and leaves the trouble where it is."""
+    OWN_VARIABLES_CLEARED = "own_variables_cleared"
+    ANOTHER_BATCH = "another_batch"
+    LEARNING_RATE = "learning_rate"
+    WEIGHT_DECAY = "weight_decay"
+    EPSILON = "epsilon"
+    CLIP_NORM = "clip_norm"
 
 
-IN_FLOAT32 = "every layer in float32"
-
-
-HIDES = "that are not finite set to zero"
-"""In the name of what makes a step pass and leaves the trouble where it is."""
-
-
-OWN = "the step's own variables set to zero"
+IN_PLACE = (Kind.LAYER_IN_FLOAT32, Kind.FOLLOWING_IN_FLOAT32)
+"""More precision where the trouble began."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +49,8 @@ class Remedy:
     """What was tried, and what the step did.
 
     Attributes:
-        name: What was changed, as a short phrase.
+        kind: What was changed.
+        name: The same as a short phrase.
         tried: Whether it was.
         finite: Whether its loss and gradients were finite then.
         loss: The step's loss then, NaN where it is not known.
@@ -43,8 +62,11 @@ class Remedy:
             the least that a remedy gives where there is none. None where it is not known.
         helps: Whether it is finite, and the step trains.
         why_not: Why it does not help although it is finite, or None.
+        layer: The path of the layer that was changed, or None.
+        since_checkpoint: Whether all steps since the checkpoint were taken again with the change.
     """
 
+    kind: Kind
     name: str
     tried: bool
     finite: bool
@@ -55,6 +77,8 @@ class Remedy:
     loss_ratio: float | None = None
     helps: bool = False
     why_not: str | None = None
+    layer: str | None = None
+    since_checkpoint: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,16 +86,20 @@ class Proposal:
     """A change that may help.
 
     Attributes:
+        kind: As in `Remedy`.
         name: As in `Remedy`.
         advice: As in `Remedy`.
         change: Makes the context manager that makes it, or None where only the batch is another.
         batch: In the place of the step's own, or None.
+        layer: As in `Remedy`.
     """
 
+    kind: Kind
     name: str
     advice: str
     change: Callable[[], Any] | None = None
     batch: Any = None
+    layer: str | None = None
 
 
 def tried(attempts: Attempts, proposals: list[Proposal]) -> tuple[list[Remedy], dict[str, np.ndarray]]:
@@ -82,10 +110,12 @@ def tried(attempts: Attempts, proposals: list[Proposal]) -> tuple[list[Remedy], 
             attempt = attempts.take(proposal.change and proposal.change(), proposal.batch)
         except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion):
             # A layer may not work in another dtype, or a next batch may have another shape.
-            remedies.append(Remedy(proposal.name, False, False, math.nan, proposal.advice))
+            done = Remedy(proposal.kind, proposal.name, False, False, math.nan, proposal.advice)
         else:
-            done = Remedy(proposal.name, True, attempt.finite, attempt.loss, proposal.advice, attempt.at_scale)
-            remedies.append(done)
+            done = Remedy(
+                proposal.kind, proposal.name, True, attempt.finite, attempt.loss, proposal.advice, attempt.at_scale
+            )
             if attempt.nonzero is not None:
                 counts[proposal.name] = attempt.nonzero
+        remedies.append(dataclasses.replace(done, layer=proposal.layer))
     return remedies, counts

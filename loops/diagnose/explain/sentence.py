@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from loops.diagnose.explain.explanation import Explanation
 
-TAKEN_AGAIN = "taken again it is finite"
 _KINDS = {"inf": "an infinity", "nan": "a NaN"}
 
 
@@ -26,7 +25,7 @@ def sentence(found: Explanation) -> str:
 def _replayed(found: Explanation) -> str:
     if found.reproduced:
         return ""
-    if "to compare with" in (found.differs or ""):
+    if not found.comparable:
         return f"Nobody can tell whether the replay is the run: {found.differs}"
     return f"The replay is not the run: {found.differs} What follows is about the replay."
 
@@ -35,7 +34,7 @@ def _what(found: Explanation) -> str:
     at = f" at loss scale {found.loss_scale:g}" if found.loss_scale else ""
     if found.verdict == "healthy" and not found.attempted:
         return f"Step {found.step} is a micro-batch of a window, and its gradients are finite{at}.{_masked(found)}"
-    if found.verdict == "healthy" and TAKEN_AGAIN in (found.differs or ""):
+    if found.verdict == "healthy" and found.finite_again:
         return f"Taken again, step {found.step} was applied{at}: why the run skipped it cannot be told from this."
     if found.verdict == "healthy":
         return f"Step {found.step} was applied{at}: nothing is wrong with it.{_masked(found)}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from loops.diagnose.explain.remedies import ANOTHER_BATCH, IN_FLOAT32, Remedy
+from loops.diagnose.explain.remedies import Kind, Remedy
 
 _LEAST = 0.1
 """With a smaller share of its gradients a step trains next to nothing."""
@@ -30,17 +30,19 @@ def weighed(
         losses: Of the steps before that were applied.
     """
     passing = {one.name: counts[one.name] for one in remedies if one.finite and one.name in counts}
-    due = _due({name: one for name, one in passing.items() if name != ANOTHER_BATCH}, failing)
+    due = _due(
+        [one for one in remedies if one.name in passing and one.kind is not Kind.ANOTHER_BATCH], passing, failing
+    )
     usual, whose = _usual(remedies, losses)
     return [_weighed(one, passing.get(one.name), due, usual, whose) for one in remedies]
 
 
-def _due(passing: Counts, failing: Callable[[], np.ndarray | None]) -> np.ndarray | None:
+def _due(remedies: Sequence[Remedy], passing: Counts, failing: Callable[[], np.ndarray | None]) -> np.ndarray | None:
     """How many values of each gradient there should be: as many as any remedy leaves."""
-    if not passing:
+    if not remedies:
         return None
-    most = np.max(list(passing.values()), axis=0)
-    if most.all() or IN_FLOAT32 in passing:
+    most = np.max([passing[one.name] for one in remedies], axis=0)
+    if most.all() or any(one.kind is Kind.ALL_IN_FLOAT32 for one in remedies):
         return most
     # What is zero with each of them may have been flushed by each.
     lost = failing()
@@ -60,7 +62,7 @@ def _weighed(remedy: Remedy, counts: np.ndarray | None, due: np.ndarray | None, 
     if not remedy.finite:
         return remedy
     left = None
-    if counts is not None and due is not None and due.any() and remedy.name != ANOTHER_BATCH:
+    if counts is not None and due is not None and due.any() and remedy.kind is not Kind.ANOTHER_BATCH:
         left = float(np.minimum(counts, due).sum()) / float(due.sum())
     ratio = abs(remedy.loss) / usual if usual > 0 and math.isfinite(remedy.loss) else None
     why = remedy.why_not

@@ -8,7 +8,8 @@ import traceback
 import tensorflow as tf
 
 _SCAN = "loops/diagnose/graph/scan.py"
-_OURS = ("/loops/", "/scaler/", "/halfstep/", "<frozen", "/bin/")
+_PACKAGES = tuple(f"{pathlib.Path(__file__).parents[3] / name}/" for name in ("scaler", "loops", "halfstep"))
+_OURS = (*_PACKAGES, "<frozen", "/bin/")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _FRAMEWORKS = tuple(f"{folder}{name}/" for folder in _INSTALLED for name in ("tensorflow", "keras", "numpy", "optree"))
 """With what they call a user's or a package's function through."""

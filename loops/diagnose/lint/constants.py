@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loops.diagnose.graph.calls import Traced
 from loops.diagnose.graph.literals import lost_literals
-from loops.diagnose.lint.finding import Finding, note
+from loops.diagnose.lint.finding import Finding, Kind, note
 
 
 def lost_constants(traced: Traced, twin: Traced) -> list[Finding]:
@@ -14,5 +14,5 @@ def lost_constants(traced: Traced, twin: Traced) -> list[Finding]:
         layer = traced.place_of_node(one.node)
         make = note if one.chosen else Finding
         key = (layer, one.before, one.after, one.chosen)
-        findings.setdefault(key, make(layer, f"{one.said}.", one.measured, one.instead))
+        findings.setdefault(key, make(layer, f"{one.said}.", one.measured, one.instead, Kind.CONSTANT))
     return list(findings.values())

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from loops.diagnose.graph.calls import Traced
-from loops.diagnose.lint.finding import Finding
+from loops.diagnose.lint.finding import Finding, Kind
 
 _LAST_INTEGER = 2048
 _GATHERS = ("GatherV2", "ResourceGather")
@@ -31,6 +31,7 @@ def rounded_indices(traced: Traced) -> list[Finding]:
             "the indices are float16 on their way to this Embedding, so that many of them become their neighbours.",
             f"float16 has every integer up to {_LAST_INTEGER}, and this Embedding has {rows} rows.",
             "Give integers in the batch, and the model keras.Input(..., dtype='int32').",
+            Kind.INDICES,
         )
         for place, rows in large.items()
         if place in places

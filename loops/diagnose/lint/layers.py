@@ -7,7 +7,7 @@ import numpy as np
 
 import scaler
 from loops.diagnose.graph.calls import LayerCall
-from loops.diagnose.lint.finding import Finding, note
+from loops.diagnose.lint.finding import Finding, Kind, note
 from loops.diagnose.lint.seen import Inputs
 from loops.diagnose.lint.stress import CannotStress, Failure, float_inputs
 
@@ -59,6 +59,7 @@ def judge(call: LayerCall, failures: list[Failure], weighted_inside: int, seen: 
             finding.finding,
             f"{finding.measured} On your sample its inputs reach {seen.amax:.3g}.",
             f"Nothing, as long as its inputs stay like these. Else: {finding.instead[0].lower()}{finding.instead[1:]}",
+            finding.kind,
         )
     ]
 
@@ -70,6 +71,7 @@ def cannot_stress(layer: keras.layers.Layer, error: CannotStress) -> Finding:
         "this layer could not be stressed, so nothing is known of it.",
         f"Run alone it raised {error}",
         "Look at its limits in float16 yourself, or give it dtype='float32'.",
+        Kind.NOT_STRESSED,
     )
 
 
@@ -87,6 +89,7 @@ def unfit_weights(layer: keras.layers.Layer) -> list[Finding]:
                     "a weight is too large for float16, in which the layer computes.",
                     f"The largest magnitude of {variable.path} is {amax:g}; float16 ends at 65504.",
                     "Find out why it grew (learning rate, no weight decay), or give this layer dtype='float32'.",
+                    Kind.WEIGHTS,
                 )
             ]
     return []
@@ -106,6 +109,7 @@ def unfit_statistics(layer: keras.layers.Layer) -> list[Finding]:
             f"the {beyond[0]} that it normalises by is too large for float16.",
             f"{layer.name}.{beyond[0]} is infinite; float16 ends at 65504.",
             "Give this layer dtype='float32' and adapt it anew: keras.layers.Normalization(..., dtype='float32').",
+            Kind.STATISTICS,
         )
     ]
 
@@ -121,6 +125,7 @@ def _fault(layer: keras.layers.Layer, faults: list[Failure], where: str = "") ->
         f"Give this layer dtype='float32': keras.layers.{kind}(..., dtype='float32')."
         if type(layer).__module__.startswith("keras.")
         else f"Give this layer dtype='float32': {kind}(..., dtype='float32').",
+        Kind.FAILS_UNDER_STRESS,
     )
 
 
@@ -132,6 +137,7 @@ def _too_large(layer: keras.layers.Layer, failure: Failure) -> Finding:
         f"At inputs of {failure.magnitude:g} the output is {failure.reference:.3g} in float32; float16 ends at 65504. "
         "Layers with Glorot, He or orthogonal kernels stay below 7 times.",
         "Take a mean in the place of a sum, use smaller weights, or give this layer dtype='float32'.",
+        Kind.ENLARGES,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from loops.diagnose.graph.calls import Traced
-from loops.diagnose.lint.finding import Finding
+from loops.diagnose.lint.finding import Finding, Kind
 from loops.support.batches import parts
 
 _MOVES = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "StridedSlice", "Transpose", "Pack", "ConcatV2")
@@ -31,6 +31,7 @@ def half_outputs(traced: Traced, model_name: str) -> list[Finding]:
                     "logit above 65504 is infinite.",
                     f"For the sample this output has dtype float16 and shape {tuple(prediction.shape)}.",
                     "Give the last layer dtype='float32'; the products before it stay in float16.",
+                    Kind.OUTPUT,
                 )
             )
     return findings
@@ -52,6 +53,7 @@ def half_loss(traced: Traced, loss: Callable, sample: Any) -> list[Finding]:
             f"Of its operations {len(operations)} are in float16 ({kinds}). {tried}".strip(),
             "Pass the object in the place of the function, such as keras.losses.BinaryCrossentropy(), or cast the "
             "predictions to float32 first.",
+            Kind.LOSS,
         )
     ]
 

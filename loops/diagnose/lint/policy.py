@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import keras
 
-from loops.diagnose.lint.finding import Finding
+from loops.diagnose.lint.finding import Finding, Kind
 from loops.diagnose.lint.scaling import Scaling
 from loops.support.plurals import agreeing, amount
 
@@ -36,6 +36,7 @@ def scaling_findings(
                 f"{_layers(half)} in float16, such as {half[0]!r}; {scaling.said}. {lost_share()}".strip(),
                 "Use loops.TrainStep with loss_scaler=scaler.LossScaler(scaler.Dynamic()), or wrap the optimizer in "
                 "scaler.LossScaleOptimizer.",
+                Kind.NO_SCALING,
             )
         )
     if brain and not half and scaling.scales:
@@ -46,6 +47,7 @@ def scaling_findings(
                 "gains nothing, and every overflow that it provokes skips a step.",
                 f"{_layers(brain)} in bfloat16, such as {brain[0]!r}, and none in float16; {scaling.said}.",
                 "Use loss_scaler=scaler.LossScaler(scaler.NoScaling()), or the optimizer without a wrapper.",
+                Kind.NEEDLESS_SCALING,
             )
         )
     return findings + _masters(model, scaling)
@@ -69,5 +71,6 @@ def _masters(model: keras.Model, scaling: Scaling) -> list[Finding]:
             f"{agreeing(len(found), 'is', 'are')} of 16 bits, such as {found[0].path!r}; {scaling.said}.",
             "Use loops.TrainStep or scaler.LossScaleOptimizer, which make masters by themselves, or the policy "
             f"'mixed_{found[0].dtype}'.",
+            Kind.NO_MASTERS,
         )
     ]

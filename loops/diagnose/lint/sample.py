@@ -18,7 +18,7 @@ from loops.diagnose.graph.restore import kept
 from loops.diagnose.graph.scan import Scan, scan
 from loops.diagnose.graph.twin import in_float32
 from loops.diagnose.lint.arguments import fitting
-from loops.diagnose.lint.finding import Finding, note
+from loops.diagnose.lint.finding import Finding, Kind, note
 from loops.diagnose.lint.seen import Seen
 from loops.support.batches import parts
 
@@ -78,6 +78,7 @@ def _spoilt(sample: tuple) -> Finding | None:
                 f"{name} of the sample holds a value that is {_PROBLEMS[problem]}: so does what is computed from it.",
                 f"{name} was looked at as it was given, before any layer.",
                 "Remove or replace such values in the data, or give lint a sample without them.",
+                Kind.SAMPLE,
             )
     return None
 
@@ -88,6 +89,7 @@ def _not_run(error: tf.errors.OpError) -> Finding:
         "the model could not be run on the sample, so nothing is known of its outputs there.",
         f"It raised {type(error).__name__}: {error.message.strip().splitlines()[0][:200]}",
         "Try a train step on this sample.",
+        Kind.NOT_RUN,
     )
 
 
@@ -181,6 +183,7 @@ def _of_float16(failed: dict[str, str], beginning: _Beginning) -> Finding:
         if beginning.in_data
         else "Compute this in float32 (a layer's dtype='float32', or a cast before the operation), or keep its inputs "
         "smaller.",
+        Kind.FLOAT16_ON_THE_SAMPLE,
     )
 
 
@@ -193,6 +196,7 @@ def _of_the_model(failed: dict[str, str], beginning: _Beginning, has_halves: boo
             "Scale the data: float16 ends at 65504."
             if beginning.in_data
             else "Take out this cast to float16, or use values that it can hold: it ends at 65504.",
+            Kind.MODEL_ON_THE_SAMPLE,
         )
     where = "in float16, and not finite in float32 either" if has_halves else "although nothing computes in float16"
     return Finding(
@@ -201,6 +205,7 @@ def _of_the_model(failed: dict[str, str], beginning: _Beginning, has_halves: boo
         f"The whole sample was run. {beginning.said}".strip(),
         "Mend this first: no dtype and no loss scale helps. Look at the scale of the data and at logarithms, roots and "
         "divisions.",
+        Kind.MODEL_ON_THE_SAMPLE,
     )
 
 

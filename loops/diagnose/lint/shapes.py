@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from loops.diagnose.graph.calls import Traced
-from loops.diagnose.lint.finding import Finding, note
+from loops.diagnose.lint.finding import Finding, Kind, note
 
 _PRODUCTS = ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D")
 _MULTIPLE = 8
@@ -41,4 +41,5 @@ def _note(place: str | None, shape: tuple) -> Finding:
         f"It multiplies by a matrix of shape {shape}, and {' and '.join(map(str, odd))} "
         f"{'are' if len(odd) > 1 else 'is'} no multiple of 8.",
         f"Use {' and '.join(str(-(-size // _MULTIPLE) * _MULTIPLE) for size in odd)}, where the size is yours.",
+        Kind.SHAPES,
     )

@@ -48,6 +48,7 @@ class Moment:
         replicas: How many replicas share a batch.
         began_at: The step of the checkpoint that was restored, 0 for the beginning of the run.
         reproduced: Whether every step that was taken again, and step N, returned what the run's log says.
+        comparable: Whether the log has anything of these steps.
         differs: Where they are not `reproduced`, a sentence on why: the first difference, or what nobody can compare.
         logged: The log's row of step N, or None.
         rows: The whole log, a dict for each line, by step.
@@ -75,7 +76,8 @@ class Moment:
             self.next_batch = batches.next()
         self.rows = rows
         self.logged = next((row for row in rows if row["step"] == step), None)
-        self.reproduced, self.differs = True, None  # type: bool, str | None
+        self.reproduced, self.comparable = True, True
+        self.differs: str | None = None
         self._start, self._batches = start, batches
         self._here = snapshot()
 

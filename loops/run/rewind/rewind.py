@@ -121,8 +121,10 @@ def rewind(
             replayed[step] = moment.outputs()
         signals.act()
     of_data = caveats_of_data(loop, of_data, {one for one in batches.from_dataset if one <= step})
-    moment.differs = _why(rows, replayed, [*of_data, *caveats])
-    moment.reproduced = moment.differs is None
+    differs = difference(rows, replayed)
+    if differs is not None:
+        moment.reproduced, moment.comparable = False, differs.known
+        moment.differs = _why(differs.sentence, [*of_data, *caveats])
     changed = not moment.reproduced and not of_data
     if at_least and changed and began_at < (_newest_before(saves, loop, step) or 0):
         # Something beside the steps changed the run, which a later checkpoint may hold.
@@ -250,10 +252,7 @@ def _other_versions(saved: Mapping[str, str]) -> list[str]:
     return [f"the run was made with {'; '.join(changed)}, which may compute other bits"] if changed else []
 
 
-def _why(rows: list[dict], replayed: Mapping[int, Mapping[str, Any]], caveats: list[str]) -> str | None:
-    differs = difference(rows, replayed)
-    if differs is None:
-        return None
+def _why(differs: str, caveats: list[str]) -> str:
     usual = ["the same bits need the same program, machine, versions and number of threads"]
     reasons = dict.fromkeys(one.rstrip(".") for one in caveats or usual)
     return ". ".join([differs[0].upper() + differs[1:], *(one[0].upper() + one[1:] for one in reasons)]) + "."

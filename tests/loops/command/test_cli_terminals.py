@@ -18,7 +18,8 @@ import rich.console
 
 import halfstep as cli
 from halfstep import effects, statuses, terminal
-from loops.diagnose.explain.remedies import Remedy
+from loops.diagnose.explain.remedies import Kind, Remedy
+from loops.diagnose.lint import finding as lint
 from loops.diagnose.lint.finding import Finding
 from loops.replay.live import Live, Side
 from loops.replay.results import Replay, Replayed
@@ -40,7 +41,13 @@ EFFECT = types.SimpleNamespace(
     claims=[types.SimpleNamespace(holds=True, text="it is so " * 20)],
     seconds=1.0,
 )
-FINDING = Finding(f"model/{'block/' * 20}dense", "float16 ends here " * 9, "1234.5 at 2^10 " * 9, "Write it so. " * 9)
+FINDING = Finding(
+    f"model/{'block/' * 20}dense",
+    "float16 ends here " * 9,
+    "1234.5 at 2^10 " * 9,
+    "Write it so. " * 9,
+    lint.Kind.SHAPES,
+)
 LONG_ROW = Row(
     f"gradients/{'block_' * 9}dense/kernel", ("float16", "float32"), 99, 17, 41, 1.75, 9.25, (2.5, 3.5), (0.0, 0.0), 0
 )
@@ -138,7 +145,9 @@ COMMANDS = {
                 "explain",
                 types.SimpleNamespace(
                     sentence="Step 7 was skipped.",
-                    remedies=[Remedy(NAME, True, True, 0.125, "", 64.0, gradients_left=0.99, helps=True)],
+                    remedies=[
+                        Remedy(Kind.BFLOAT16, NAME, True, True, 0.125, "", 64.0, gradients_left=0.99, helps=True)
+                    ],
                 ),
             ),
         ],

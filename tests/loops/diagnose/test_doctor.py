@@ -23,7 +23,7 @@ from loops.diagnose.doctor.pipeline import Pipeline, pipeline_of
 from loops.diagnose.doctor.products import Padded, padded, products_of, shares
 from loops.diagnose.doctor.running import STEPS_A_CALL, Batches, Running
 from loops.diagnose.doctor.text import sized, text
-from loops.diagnose.doctor.trials import Trial, try_all
+from loops.diagnose.doctor.trials import Kind, Trial, try_all
 from loops.diagnose.doctor.turns import Spread, Turns, take_turns
 from loops.diagnose.graph.census import Census, Row
 from loops.diagnose.memory.activations import kept_by
@@ -296,11 +296,11 @@ def made(**changes):
         casts=Casts(9, 3_000_000, spread(1.0)),
         padded=Padded("head", "float16", (64, 30, 10), (64, 32, 16), turned(1.0, 0.5)),
         trials=[
-            Trial("jit_compile=True", "write it", turned(10.0, 4.0)),
-            Trial("float32", "set it", turned(10.0, 9.0)),
-            Trial("mixed_bfloat16", "set that", turned(10.0, 10.0)),
-            Trial("gradient checkpointing", "wrap it", turned(10.0, 13.0)),
-            Trial("20 steps a call", "pass it", None, "ValueError: it cannot be"),
+            Trial(Kind.JIT_COMPILE, "jit_compile=True", "write it", turned(10.0, 4.0)),
+            Trial(Kind.POLICY, "float32", "set it", turned(10.0, 9.0)),
+            Trial(Kind.POLICY, "mixed_bfloat16", "set that", turned(10.0, 10.0)),
+            Trial(Kind.RECOMPUTE, "gradient checkpointing", "wrap it", turned(10.0, 13.0)),
+            Trial(Kind.STEPS_PER_CALL, "20 steps a call", "pass it", None, "ValueError: it cannot be"),
         ],
         footprints=[Footprint("mixed_float16", layers, recomputed=2_000_000), half],
     )
@@ -320,7 +320,7 @@ def test_advice_names_each_gain_the_largest_first():
 
 
 def test_nothing_is_advised_that_is_within_the_noise():
-    same = Trial("jit_compile=True", "write it", turned(10.0, 10.0))
+    same = Trial(Kind.JIT_COMPILE, "jit_compile=True", "write it", turned(10.0, 10.0))
     plain = Footprint("float32", {"a": Bytes(weights=100)})
     found = made(
         pipeline=Pipeline(spread(1.0), turned(10.0, 10.1), 40, 1),

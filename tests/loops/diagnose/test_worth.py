@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 
-from loops.diagnose.explain.remedies import ANOTHER_BATCH, IN_FLOAT32, Remedy
+from loops.diagnose.explain.remedies import Kind, Remedy
 from loops.diagnose.explain.worth import weighed
+
+ANOTHER_BATCH, IN_FLOAT32 = "another batch", "every layer in float32"
+KINDS = {ANOTHER_BATCH: Kind.ANOTHER_BATCH, IN_FLOAT32: Kind.ALL_IN_FLOAT32}
 
 
 def passing(name, loss=1.0):
-    return Remedy(name, True, True, loss, "")
+    return Remedy(KINDS.get(name, Kind.EPSILON), name, True, True, loss, "")
 
 
 def weigh(remedies, counts, failing=None, losses=(1.0, 2.0, 3.0)):
@@ -59,6 +62,6 @@ def test_a_loss_is_compared_with_those_before_or_else_with_the_least(losses, los
 
 
 def test_what_is_not_known_is_null_and_what_fails_does_not_help():
-    found = weigh([passing("one", float("nan")), Remedy("failing", True, False, 1.0, "")], {})
+    found = weigh([passing("one", float("nan")), Remedy(Kind.EPSILON, "failing", True, False, 1.0, "")], {})
     assert (found["one"].loss_ratio, found["one"].gradients_left, found["one"].helps) == (None, None, True)
     assert not found["failing"].helps
