@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import scaler
 from loops.loop.visit import Visit
+from loops.record.columns import cause_name
 from loops.record.lines import StepLines
 from loops.step.train_step import TrainStep
 from loops.support.json_values import row_of, without_nan
@@ -44,7 +44,7 @@ class JsonLines(StepLines):
         columns = {name: values.tolist() for name, values in visit.outputs.items()}
         if isinstance(self._train_step, TrainStep):
             paths = [variable.path for variable in self._train_step.model.trainable_variables]
-            columns["cause"] = [scaler.Cause(value).name if value else None for value in columns["cause"]]
+            columns["cause"] = [cause_name(value) or None for value in columns["cause"]]
             columns["variable"] = [paths[value] if value >= 0 else None for value in columns["variable"]]
         lines = []
         for row in self._cadence.rows(visit):

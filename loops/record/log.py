@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import scaler
-from loops.record.run import DECISIONS, NUMBERS
+from loops.record.columns import DECISIONS, NUMBERS, cause_name
 from loops.support.json_values import is_row, read_json, row_of
 
 _CHUNK = 10_000
@@ -97,7 +96,7 @@ def _columns(rows: Sequence[dict]) -> Log:
     for name in (*NUMBERS, *DECISIONS):
         if any(name in row for row in rows):
             columns[name] = np.array([_float(row.get(name)) for row in rows], np.float64)
-    return Log(step, columns, np.array([_cause(row.get("cause")) for row in rows], np.str_), 0)
+    return Log(step, columns, np.array([cause_name(row.get("cause")) for row in rows], np.str_), 0)
 
 
 def _float(value: Any) -> float:
@@ -105,15 +104,6 @@ def _float(value: Any) -> float:
         return float(value) if isinstance(value, (int, float)) else np.nan
     except OverflowError:
         return np.inf
-
-
-def _cause(value: Any) -> str:
-    """By name; `Csv` and programs of one's own write its number."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return scaler.Cause(value).name if value and value in list(scaler.Cause) else ""
-    return value if isinstance(value, str) else ""
 
 
 def _joined(parts: Iterable[Log], lines: int) -> Log:

@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.record.files import STEPS
+from loops.record.columns import DECISIONS, NUMBERS
+from loops.record.files import STEPS, TRACE, check_run, log_of, trace_of
 from loops.record.log import Log, read_columns
-from loops.record.run import DECISIONS, NUMBERS, Measured, Recorded
-from loops.record.run_metadata import facts_of, replayed_in
+from loops.record.run import Measured, Recorded
+from loops.record.run_metadata import replayed_in, said_of
 from loops.record.trace import TraceTables, read
 from loops.record.traced import columns_of, measured_in
 from loops.support.errors import LoopError, TraceWarning
 
-TRACE = "trace.arrow"
-"""The name of a trace in a run's folder."""
 _PROBES = "give TrainStep probes=scaler.observe.watch(model)"
 _NO_TRACE = (
     "No trace was recorded: the critical scale, the headroom and the exponents are not known. To record them, run "
@@ -73,9 +72,7 @@ def read_run(run: str | os.PathLike) -> Recorded:
         scaler.InvalidArgument: If there is no such folder or file.
         LoopError: If nothing of a step can be read there.
     """
-    place = pathlib.Path(run)
-    if not place.exists():
-        raise scaler.InvalidArgument(f"{run}: no such folder: expected a run's --out, or that of a program's actions.")
+    place = check_run(run, or_file=True)
     folder = place if place.is_dir() else place.parent
     trace, log = files_of(place)
     notes: list[str] = []
@@ -85,7 +82,7 @@ def read_run(run: str | os.PathLike) -> Recorded:
     tables = _tables(trace, found is None or not len(found.step), notes) if trace else None
     if trace is None:
         notes.append(_NO_TRACE)
-    facts, versions = facts_of(folder)
+    facts, versions = said_of(folder)
     replayed = replayed_in(folder, notes)
     recorded = _made(place.resolve().name, str(run), found, tables, facts, versions, notes)
     if not len(recorded):
@@ -104,17 +101,7 @@ def files_of(place: pathlib.Path) -> tuple[pathlib.Path | None, pathlib.Path | N
     """
     if not place.is_dir():
         return (None, place) if place.suffix in (".jsonl", ".csv") else (place, None)
-    return _one(place, TRACE, "*.arrow"), _one(place, STEPS, "*.jsonl") or _one(place, "steps.csv", "*.csv")
-
-
-def _one(folder: pathlib.Path, usual: str, pattern: str) -> pathlib.Path | None:
-    if (folder / usual).is_file():
-        return folder / usual
-    found = sorted(path for path in folder.glob(pattern) if path.is_file())
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise LoopError(f"{folder}: which file is the run's: {names}? Name one of them instead of the folder.")
-    return found[0] if found else None
+    return trace_of(place), log_of(place)
 
 
 def _tables(path: pathlib.Path, alone: bool, notes: list[str]) -> TraceTables | None:

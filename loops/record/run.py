@@ -9,11 +9,6 @@ from typing import Any
 
 import numpy as np
 
-NUMBERS = ("loss", "loss_scale", "grad_norm", "clipped_norm", "critical_low", "critical_high", "headroom")
-"""The columns of a step that hold a number."""
-DECISIONS = ("attempted", "applied")
-"""Those that hold true or false."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Measured:

@@ -1,36 +1,55 @@
-"""What else lies in a run's folder: what the run says of itself, and what was replayed of it."""
+"""What a run says of itself, and what was replayed of it."""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from loops.loop.state.describe import describe
-from loops.record.files import CHECKPOINTS, SUMMARY
-from loops.support.errors import CheckpointError
+from loops.loop.state import folder as checkpoints
+from loops.record.files import CHECKPOINTS, REPLAY, read_summary
 from loops.support.json_values import read_json
 
-REPLAY = "replay.json"
-"""What `halfstep replay --json` printed of the run, where somebody kept it."""
+
+class Said(NamedTuple):
+    """What a run says of itself.
+
+    Attributes:
+        facts: Its task, its options and so on; empty if nothing says it.
+        versions: Of what it ran with, by name; empty if nothing says it.
+    """
+
+    facts: dict[str, Any]
+    versions: dict[str, Any]
 
 
-def facts_of(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a run's summary or else its checkpoints say of it, and the versions that it ran with; empty if nothing."""
-    try:
-        said = read_json((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        said = {}
-    said = said if isinstance(said, dict) else {}
-    settings = said.get("digest_depends_on")
-    if isinstance(settings, dict):
-        return said, settings
-    try:
-        saved = describe(folder, CHECKPOINTS)
-    except (CheckpointError, OSError):
-        return said, {}
-    run = saved["identity"].get("run")
-    return {**(run if isinstance(run, dict) else {}), **said}, dict(saved["versions"])
+def said_of(folder: pathlib.Path) -> Said:
+    """What a run's summary says of it, and of what is missing there what its newest readable checkpoint says.
+
+    A run that begins removes the summary of the one before, and may leave its checkpoints.
+    """
+    summary = read_summary(folder) or {}
+    versions = summary.get("digest_depends_on")
+    if isinstance(versions, dict):
+        return Said(summary, versions)
+    saved = _newest_facts(folder)
+    if saved is None:
+        return Said(summary, {})
+    identity = saved["identity"]
+    run = identity.get("run")
+    counts = {name: identity[name] for name in ("replicas", "workers") if name in identity}
+    return Said({**(run if isinstance(run, dict) else {}), **counts, **summary}, dict(saved["versions"]))
+
+
+def _newest_facts(folder: pathlib.Path) -> dict[str, Any] | None:
+    """Of a checkpoint that is there: its values are not read, which takes as long as they are large."""
+    place = folder if checkpoints.numbers(folder) else folder / CHECKPOINTS
+    for number in checkpoints.numbers(place):
+        try:
+            return checkpoints.read_facts(checkpoints.prefix(place, number), whole=False)
+        except checkpoints.Damaged:
+            continue
+    return None
 
 
 def replayed_in(folder: pathlib.Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:

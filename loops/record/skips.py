@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-import scaler
 from loops.loop.unseen import of_applied
+from loops.record.columns import cause_name
 from loops.support.plurals import agreeing
 
-_MEANT = (None, "OVERFLOW")
+_MEANT = ("", "OVERFLOW")
 _STREAK = 5
 """Skips on end, after the first applied step, that a healthy run's gradients do not ask for: 32 times as large."""
 _AT_END = 3
@@ -96,7 +96,7 @@ def _of_applied(rows: Sequence[Mapping]) -> tuple[int, list[int]]:
 def _is_bad(streak: Sequence[Mapping], attempts: Sequence[Mapping]) -> bool:
     at_start, at_end = streak[0] is attempts[0], streak[-1] is attempts[-1]
     return (
-        any(_cause(row) not in _MEANT for row in streak)
+        any(cause_name(row.get("cause")) not in _MEANT for row in streak)
         or (at_end and len(streak) >= _AT_END)
         or (not at_start and len(streak) >= _STREAK)
         or any((row.get("loss_scale") or _LOWEST) < _LOWEST for row in streak)
@@ -121,14 +121,6 @@ def _often(attempts: Sequence[Mapping], grown: set[int]) -> tuple[int, int] | No
     return (skips, len(attempts)) if skips >= _LEAST and skips > SHARE * len(attempts) else None
 
 
-def _cause(row: Mapping) -> str | None:
-    """The cause by name; `Csv` and programs of one's own write its number."""
-    cause = row.get("cause")
-    if isinstance(cause, int):
-        return scaler.Cause(cause).name if cause in list(scaler.Cause) else None
-    return cause
-
-
 def _streaks(attempts: Sequence[Mapping]) -> list[list[Mapping]]:
     """Skips on end."""
     streaks: list[list[Mapping]] = []
@@ -144,7 +136,7 @@ def _streaks(attempts: Sequence[Mapping]) -> list[list[Mapping]]:
 
 def _telling(streak: Sequence[Mapping]) -> Mapping:
     """The first skip that a scale too high does not explain, or else the first: there the trouble is youngest."""
-    return next((row for row in streak if _cause(row) not in _MEANT), streak[0])
+    return next((row for row in streak if cause_name(row.get("cause")) not in _MEANT), streak[0])
 
 
 def in_words(found: Health) -> str:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from loops.record.columns import DECISIONS, NUMBERS
 from loops.record.log import Log
-from loops.record.run import DECISIONS, NUMBERS, Measured
+from loops.record.run import Measured
 from loops.record.trace import TraceTables
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import scaler
 from loops.actions import Progress
 from loops.loop.visit import Action, Visit
-from loops.record.files import write_json
+from loops.record.files import STEPS, SUMMARY, write_json
 from loops.run.train import RunOptions, train
 from loops.study.costs import Costs, costs_of
 from loops.study.energy.meter import EnergyMeter
@@ -68,7 +68,7 @@ def run_study(
     probe, known = GradientProbe(task), dict[tuple, dict | None]()
     runs = []
     with HeldPlaces([("study", Place(out, "folder"))]), EnergyMeter() as meter:
-        (out / "summary.json").unlink(missing_ok=True)
+        (out / SUMMARY).unlink(missing_ok=True)
         for setup in setups:
             for seed in range(seeds):
                 costs = Costs(meter)
@@ -81,7 +81,7 @@ def run_study(
             "setups": summarise(setups, runs),
             "runs": runs,
         }
-        write_json(out / "summary.json", summary)
+        write_json(out / SUMMARY, summary)
     return summary
 
 
@@ -151,7 +151,7 @@ def _run(
         return [costs, last, *counting, *shown, costs.leave]
 
     # A run that fails before it writes must not leave those of an older study.
-    for name in ("steps.jsonl", "summary.json"):
+    for name in (STEPS, SUMMARY):
         (out / folder / name).unlink(missing_ok=True)
     try:
         summary = train(task, options, out / folder, actions)

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from loops.record.columns import DECISIONS, NUMBERS
 from loops.record.trace.file import Contents, contents
 from loops.record.trace.messages import arrow
-from loops.record.trace.stream import BOOLS, HISTOGRAMS, NUMBERS, STEP, read_lacks, read_tensors
+from loops.record.trace.stream import HISTOGRAMS, STEP, read_lacks, read_tensors
 from loops.record.trace.tensors import Tensor
 from loops.support.errors import LoopError, TraceWarning
 from loops.support.written.place import as_path
@@ -110,7 +111,7 @@ def _steps(pa: Any, table: Any, names: list[str]) -> Any:
     values = np.zeros([len(amax), len(names)], np.float32)
     if names:
         values[~missing] = amax.flatten().to_numpy().reshape(-1, len(names))
-    columns = {name: table[name] for name in ("step", *NUMBERS, *BOOLS, "cause")}
+    columns = {name: table[name] for name in ("step", *NUMBERS, *DECISIONS, "cause")}
     columns.update({f"amax/{name}": pa.array(values[:, place], mask=missing) for place, name in enumerate(names)})
     return pa.table(columns)
 

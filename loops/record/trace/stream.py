@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from loops.record.columns import DECISIONS, NUMBERS
 from loops.record.trace.frames import Frame
 from loops.record.trace.messages import BLANK, KEY, arrow, sealed
 from loops.record.trace.tensors import Tensor
@@ -19,9 +20,6 @@ STEP, HISTOGRAMS = "step", "histograms"
 """The kinds of rows."""
 _COMPRESSED_FROM = 8
 """Rows from which compressing a batch gains more than what it takes."""
-BOOLS = ("attempted", "applied")
-NUMBERS = ("loss", "loss_scale", "grad_norm", "clipped_norm", "critical_low", "critical_high", "headroom")
-"""The columns of a step that hold one number each; null where the step has none."""
 
 
 def schema_of(tensors: Sequence[Tensor], lacks: Sequence[str] = ()) -> Any:
@@ -37,7 +35,7 @@ def schema_of(tensors: Sequence[Tensor], lacks: Sequence[str] = ()) -> Any:
         pa.field("kind", pa.string(), nullable=False),
         pa.field("step", pa.int64(), nullable=False),
         *(pa.field(name, pa.float64()) for name in NUMBERS),
-        *(pa.field(name, pa.bool_()) for name in BOOLS),
+        *(pa.field(name, pa.bool_()) for name in DECISIONS),
         pa.field("cause", pa.string()),
         pa.field("amax", pa.list_(pa.float32())),
         pa.field("tensor", pa.list_(pa.int32())),
@@ -99,7 +97,7 @@ def batch_of(
         pa.array(kinds),
         pa.array([*range(first, first + steps), *(frame.step for frame in frames)], pa.int64()),
         *(padded(_as(np.float64, columns.get(name)), pa.float64()) for name in NUMBERS),
-        *(padded(_as(np.bool_, columns.get(name)), pa.bool_()) for name in BOOLS),
+        *(padded(_as(np.bool_, columns.get(name)), pa.bool_()) for name in DECISIONS),
         padded(list(causes), pa.string()),
         _lists(pa.float32(), np.float32, [*(nothing if amax is None else amax), *[None] * len(frames)]),
         _lists(pa.int32(), np.int32, [*nothing, *(frame.tensor for frame in frames)]),

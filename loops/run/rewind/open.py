@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 import scaler
 from loops import tasks
 from loops.actions.checkpoint import Checkpoint
 from loops.loop.loop import Loop
-from loops.loop.state import folder
-from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE
+from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, check_run
 from loops.record.jsonl import JsonLines
+from loops.record.run_metadata import said_of
 from loops.run.train import RunOptions, build, run_identity
 from loops.support.errors import LoopError
-from loops.support.json_values import read_json
 from loops.support.user_function import called
 
 _NEVER = 2**62
@@ -37,9 +33,7 @@ def open_run(run: str | os.PathLike, build_with: str | None = None) -> Loop:
         scaler.InvalidArgument: If there is no such folder, module or function, or the function returns something else.
         LoopError: If the folder is not that of a run of `halfstep train`, or its data cannot be had.
     """
-    run = pathlib.Path(run)
-    if not run.is_dir():
-        raise scaler.InvalidArgument(f"{run}: no such folder: expected a run's --out, or that of a program's actions.")
+    run = check_run(run)
     return _of_train(run) if build_with is None else _of_program(run, build_with)
 
 
@@ -56,8 +50,8 @@ def _of_program(run: pathlib.Path, text: str) -> Loop:
 
 
 def _of_train(run: pathlib.Path) -> Loop:
-    said = _said_by_checkpoints(run) or _said_by_summary(run)
-    if said is None:
+    said = said_of(run).facts
+    if not said:
         raise LoopError(
             f"{run}: neither a checkpoint that can be read in {CHECKPOINTS} nor a {SUMMARY}: nothing says what the run "
             "was. Name the program that made it: --build module:function."
@@ -87,19 +81,3 @@ def _of_train(run: pathlib.Path) -> Loop:
         # Probes may change the bits of a step, so they are there if they were.
         probes=(run / TRACE).is_file(),
     )
-
-
-def _said_by_checkpoints(run: pathlib.Path) -> Mapping[str, Any] | None:
-    for number in folder.numbers(run / CHECKPOINTS):
-        with contextlib.suppress(folder.Damaged):
-            identity = folder.read_facts(folder.prefix(run / CHECKPOINTS, number), whole=False)["identity"]
-            return {**identity["run"], "replicas": identity["replicas"], "workers": identity.get("workers", 1)}
-    return None
-
-
-def _said_by_summary(run: pathlib.Path) -> Mapping[str, Any] | None:
-    try:
-        found = read_json((run / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from loops.record.files import SUMMARY
+from loops.record.files import read_summary
 from loops.record.log import Log
 from loops.record.reading import files_of
 from loops.record.run import Recorded
-from loops.support.json_values import read_json
 from loops.views.watch.tail import LogTail, TraceTail
 
 HISTORY = 2000
@@ -82,7 +81,8 @@ class Course:
             self.rate = (last - first) / (end - start) if end > start else math.nan
             self._moved = now
         self.quiet = now - self._moved
-        self.summary = self._said()
+        # `halfstep train` writes it when a run has ended, and takes it away when one begins.
+        self.summary = read_summary(self._place)
         return self.step != before
 
     def _open(self) -> None:
@@ -125,11 +125,3 @@ class Course:
             self.last_skip = int(run.step[run.skipped][-1])
         self.loss.extend(found.columns.get("loss", np.zeros(0)).tolist())
         self.scale.extend(found.columns.get("loss_scale", np.zeros(0)).tolist())
-
-    def _said(self) -> dict | None:
-        """What `halfstep train` writes when a run has ended, and takes away when one begins."""
-        try:
-            found = read_json((self._place / SUMMARY).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None

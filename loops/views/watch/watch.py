@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import time
 from collections.abc import Callable
 
 import rich.console
 import rich.live
 
-import scaler
+from loops.record.files import check_run
 from loops.views.watch.progress import Course
 from loops.views.watch.screen import line, panel
 
@@ -37,11 +36,7 @@ def watch(
         scaler.InvalidArgument: If there is no such folder.
         LoopError: If it holds several logs or traces, and none has the usual name.
     """
-    place = pathlib.Path(run)
-    if not place.is_dir():
-        raise scaler.InvalidArgument(
-            f"{run}: no such folder: expected a run's --out, or that of a program's actions, once the run was started."
-        )
+    place = check_run(run, hint=", once the run was started")
     console = console or rich.console.Console()
     course = Course(place)
     if console.is_terminal and not console.is_dumb_terminal:

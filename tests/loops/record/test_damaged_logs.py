@@ -10,7 +10,7 @@ import tensorflow as tf
 import loops
 from halfstep import main
 from loops.record import read_run
-from loops.record.run_metadata import facts_of, replayed_in
+from loops.record.run_metadata import replayed_in, said_of
 from loops.record.skips import health
 from loops.record.step_lines import read_log
 from loops.views.watch.progress import Course
@@ -75,7 +75,7 @@ def test_lines_that_the_file_has_lost_are_named_when_a_run_goes_on(writer, name,
 def test_other_files_of_a_run_may_be_nested_too_deep(tmp_path):
     for name in ("summary.json", "replay.json"):
         (tmp_path / name).write_text(DEEP)
-    assert facts_of(tmp_path) == ({}, {})
+    assert said_of(tmp_path) == ({}, {})
     notes = []
     assert replayed_in(tmp_path, notes) == ()
     assert "not what halfstep replay --json prints" in notes[0]
