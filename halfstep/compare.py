@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
 
 def text(found: Comparison, width: int | None = None) -> str:
     """A comparison as lines for a person, its table no wider than `width` characters if it can be."""
-    from loops.support.columns import columns
+    from loops.support.text import columns
 
     lines = [found.sentence]
     if found.rows:

@@ -56,7 +56,7 @@ def as_dict(step: int, cure: Cure) -> dict[str, Any]:
 
 def text(step: int, cure: Cure) -> str:
     """The cure as the lines to write."""
-    from loops.support.plurals import amount
+    from loops.support.text import amount
 
     if not cure.known:
         return f"Step {step}: nobody knows which layers need float32. {cure.why}"

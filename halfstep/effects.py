@@ -9,8 +9,8 @@ import pathlib
 import scaler
 from halfstep.terminal import folded, width
 from loops.study.effects import PRESETS, Effect, choose, measure, pages
-from loops.support.columns import columns
 from loops.support.json_values import without_nan
+from loops.support.text import columns
 
 _ALL, _LIST = "all", "list"
 _INDEX = "README.md"

@@ -70,9 +70,9 @@ def run(options: argparse.Namespace) -> None:
     from loops.record.files import to_json
     from loops.replay.recording import recording_of
     from loops.replay.replay import replay_recordings
-    from loops.replay.scales_file import write_scales
+    from loops.replay.results import write_scales
     from loops.replay.sources import named_strategies, tables_of
-    from loops.support.plurals import amount
+    from loops.support.text import amount
 
     quiet()
     strategies = named_strategies(options.strategies)

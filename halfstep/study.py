@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     from loops.study.report import write_report
     from loops.study.setups import choose_setups, strategy_setups
     from loops.study.summaries import failed, failure
-    from loops.support.columns import columns
+    from loops.support.text import columns
 
     if options.preset is not None:
         return effects.run(options)
@@ -159,6 +159,6 @@ def _results(row: Mapping) -> tuple[str, str, str, str]:
 
 
 def _share(value: float | None) -> str:
-    from loops.support.plurals import share
+    from loops.support.text import share
 
     return "–" if value is None else share(value)

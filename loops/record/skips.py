@@ -15,7 +15,7 @@ import numpy as np
 
 from loops.loop.unseen import of_applied
 from loops.record.columns import cause_name
-from loops.support.plurals import agreeing
+from loops.support.text import agreeing
 
 _MEANT = ("", "OVERFLOW")
 _STREAK = 5

@@ -11,7 +11,7 @@ import numpy as np
 
 from loops.record.run import Recorded
 from loops.record.skips import Health, health
-from loops.support.plurals import amount, share
+from loops.support.text import amount, share
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _OF_SCALE = {"OVERFLOW", "unknown"}

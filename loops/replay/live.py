@@ -14,12 +14,12 @@ import scaler
 from loops.actions.checkpoint import Checkpoint
 from loops.loop.loop import Loop
 from loops.loop.state import folder
-from loops.record.step_lines import read_log
+from loops.record.log import read_log
 from loops.replay.trained import Course, change_strategy, course
 from loops.run.rewind.open import open_run
 from loops.run.rewind.rewind import log_of, rewind
-from loops.support.columns import columns
 from loops.support.errors import LoopError
+from loops.support.text import columns
 
 
 @dataclasses.dataclass(frozen=True)

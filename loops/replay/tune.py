@@ -14,8 +14,8 @@ from loops.replay.replay import replay_recordings
 from loops.replay.results import Replayed
 from loops.replay.sources import Source, tables_of
 from loops.run.strategy_text import parse_strategy
-from loops.support.columns import columns
 from loops.support.errors import LoopError
+from loops.support.text import columns
 
 GRIDS: dict[str, Mapping[str, Sequence[Any]]] = {
     "static": {"": [f"2**{exponent}" for exponent in range(0, 31, 2)]},

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from loops.study.curves import logarithmic_scales
 from loops.study.summaries import Steps, failed, options_of, place, runs_of
 from loops.support.plot_style import LIGHT, MUTED, STYLE, WIDTH, Mark, few, marks, shortened
-from loops.support.plurals import share
+from loops.support.text import share
 
 _LEAST = 1e-5
 """The left end of the axis of shares: smaller ones, and none, stand there."""

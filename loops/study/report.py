@@ -13,13 +13,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from loops.record.files import STEPS, SUMMARY
-from loops.record.step_lines import read_log
+from loops.record.log import read_log
 from loops.study import texts
 from loops.study.costs import COSTS, cost_cells, has_costs
 from loops.study.setups import SETUPS
 from loops.study.summaries import Steps, failed, failure, options_of, place, runs_of, split_rows
 from loops.support.errors import LoopError
-from loops.support.plurals import share
+from loops.support.text import share
 from loops.support.written.place import writing
 
 try:

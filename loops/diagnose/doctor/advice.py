@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from loops.diagnose.doctor.diagnosis import Diagnosis
 from loops.diagnose.doctor.pipeline import Pipeline
+from loops.diagnose.doctor.timing import Turns
 from loops.diagnose.doctor.trials import Kind, Trial
-from loops.diagnose.doctor.turns import Turns
 
 _SHARE = 0.05
 """Of a step's time or number, what is worth a sentence."""

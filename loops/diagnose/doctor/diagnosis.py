@@ -9,14 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.doctor.built import program_of
-from loops.diagnose.doctor.casts import Casts, casts_of
 from loops.diagnose.doctor.pipeline import Pipeline, pipeline_of
-from loops.diagnose.doctor.products import Padded, padded, products_of, shares
-from loops.diagnose.doctor.program import Program
-from loops.diagnose.doctor.running import Running
+from loops.diagnose.doctor.products import Casts, Padded, casts_of, padded, products_of, shares
+from loops.diagnose.doctor.program import Program, program_of
+from loops.diagnose.doctor.timing import Running, Spread, take_turns
 from loops.diagnose.doctor.trials import Trial, sentence, try_all
-from loops.diagnose.doctor.turns import Spread, take_turns
 from loops.diagnose.graph.census import Row, census
 from loops.diagnose.graph.policies import in_float32, own_policy
 from loops.diagnose.graph.restore import kept

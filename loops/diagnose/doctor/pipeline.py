@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from loops.diagnose.doctor.program import Program
-from loops.diagnose.doctor.running import Batches, Running
-from loops.diagnose.doctor.turns import Spread, Turns, take_turns
+from loops.diagnose.doctor.timing import Batches, Running, Spread, Turns, take_turns
 
 
 @dataclasses.dataclass(frozen=True)

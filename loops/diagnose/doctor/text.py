@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from loops.diagnose.doctor.advice import advice
 from loops.diagnose.doctor.diagnosis import Diagnosis
-from loops.diagnose.doctor.turns import Spread
+from loops.diagnose.doctor.timing import Spread
 from loops.diagnose.memory.footprint import Bytes
-from loops.support.columns import columns
+from loops.support.text import columns
 
 _WIDTH = 80
 _LAYERS = 12

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.doctor.program import Program
-from loops.diagnose.doctor.running import STEPS_A_CALL, Batches, Running
-from loops.diagnose.doctor.turns import Turns, milliseconds, take_turns
+from loops.diagnose.doctor.timing import STEPS_A_CALL, Batches, Running, Turns, milliseconds, take_turns
 from loops.diagnose.graph.policies import own_policy, under
 from loops.diagnose.memory.recompute import blocks_of, checkpointed
 

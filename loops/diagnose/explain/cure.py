@@ -14,14 +14,13 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.explain.explain import Progress, counted, of_steps
 from loops.diagnose.explain.look import failing, was_skipped
+from loops.diagnose.explain.lower_scales import passes_at_none
 from loops.diagnose.explain.minimal import minimal
-from loops.diagnose.explain.progress import Progress, counted, of_steps
-from loops.diagnose.explain.scales import passes_at_none
 from loops.diagnose.explain.shares import at_share_to_blame
 from loops.diagnose.graph.changes import in_policy
-from loops.diagnose.graph.models import models_of
-from loops.diagnose.graph.paths import units
+from loops.diagnose.graph.models import models_of, units
 from loops.loop.loop import Loop
 from loops.run.rewind.rewind import rewind
 from loops.support.errors import LoopError

@@ -5,16 +5,36 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from collections.abc import Callable
 
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.look import look
-from loops.diagnose.explain.progress import Progress, counted, of_steps
 from loops.loop.loop import Loop
+from loops.record.log import read_log
 from loops.record.skips import SHARE, Health, health, in_words, what_is_wrong
-from loops.record.step_lines import read_log
 from loops.run.rewind.rewind import log_of, rewind
 from loops.support.errors import LoopError
+
+Progress = Callable[[str], object]
+
+
+def of_steps(progress: Progress) -> Callable[[int, int], object]:
+    """Tells of the steps that are replayed."""
+    return lambda done, total: progress(f"replayed {done} of {total} steps")
+
+
+def counted(progress: Progress) -> Callable[[], None]:
+    """Tells how often the step was taken."""
+    taken = 0
+
+    def told() -> None:
+        nonlocal taken
+        taken += 1
+        progress(f"took the step {taken} times")
+
+    return told
+
 
 _COURSE = 10
 """Steps before the one explained in which a lower learning rate may keep the weights from going bad."""

@@ -10,23 +10,20 @@ import keras
 
 import scaler
 from loops.diagnose.explain.attempts import Attempt, Attempts
-from loops.diagnose.explain.examples import example_to_blame
+from loops.diagnose.explain.course import risen_rate
+from loops.diagnose.explain.examples import example_of, example_to_blame
 from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.flushed import flushes
 from loops.diagnose.explain.helped import blame_of, grown_through, helped, in_order
 from loops.diagnose.explain.literals import literals_of
+from loops.diagnose.explain.lower_scales import fitting_scale, flushes
 from loops.diagnose.explain.measured import alike, magnitudes, measured, true_amax
 from loops.diagnose.explain.proposals import of_update, proposals
-from loops.diagnose.explain.rates import risen_rate
 from loops.diagnose.explain.remedies import Kind
-from loops.diagnose.explain.scales import fitting_scale
 from loops.diagnose.explain.sentence import sentence
 from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
-from loops.diagnose.explain.spoilt import example_of
 from loops.diagnose.graph.frames import Frame
-from loops.diagnose.graph.models import models_of
+from loops.diagnose.graph.models import models_of, paths_of
 from loops.diagnose.graph.origin import differentiated, nearest_layer, origins, pass_of
-from loops.diagnose.graph.paths import paths_of
 from loops.diagnose.graph.scan import Scan
 from loops.diagnose.graph.wider import octaves_over
 

@@ -11,8 +11,7 @@ import keras
 import scaler
 from loops.diagnose.explain.attempts import Attempt, Attempts
 from loops.diagnose.explain.explanation import Magnitude
-from loops.diagnose.graph.frames import Frame, Part
-from loops.diagnose.graph.magnitude import magnitude
+from loops.diagnose.graph.frames import Frame, Part, magnitude
 from loops.diagnose.graph.scan import Scan, scan
 from loops.diagnose.graph.wider import in_float32
 from loops.step.train_step import TrainStep

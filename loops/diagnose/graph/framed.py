@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from loops.diagnose.graph.carried import carried_to, computed_from, is_measured
-from loops.diagnose.graph.frames import Frame, Part
+from loops.diagnose.graph.frames import Frame, Part, magnitude
 from loops.diagnose.graph.listening import Heard
-from loops.diagnose.graph.magnitude import magnitude
 from loops.diagnose.graph.whereabouts import Whereabouts, backward_layers
 from loops.loop.state.variables import components
 

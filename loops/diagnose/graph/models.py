@@ -1,8 +1,9 @@
-"""What a train step is made of: its model, and the objects that own its variables."""
+"""What a train step is made of: its models, the objects that own its variables, and the layers by path."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -50,3 +51,35 @@ def owned_by_parts(train_step: Any) -> set[int]:
     variables = [variable for part in parts if isinstance(part, kinds) for variable in part.variables]
     variables += [one for part in parts if isinstance(part, scaler.MasterWeights) for one in part.weights]
     return {id(part) for variable in variables for part in (variable, getattr(variable, "value", variable))}
+
+
+def paths_of(models: Sequence[keras.layers.Layer]) -> dict[str, keras.layers.Layer]:
+    """Every layer that computes something itself, by path: a model is one unless its class is Keras's own.
+
+    Where there are several models the paths begin with their names.
+    """
+    found: dict[str, keras.layers.Layer] = {}
+    for model in models:
+        prefix = f"{model.name}/" if len(models) > 1 else ""
+        for path, layer in scaler.observe.layers_by_path(model).items():
+            # What a model of Keras's own classes computes beside its layers is a cast of its inputs.
+            if layer is not model or not _is_of_keras(model):
+                found[path if layer is model else prefix + path] = layer
+    return found
+
+
+def units(models: Sequence[keras.layers.Layer]) -> dict[str, keras.layers.Layer]:
+    """The layers that are given a dtype one by one: Keras's own whole, and of others each layer in them.
+
+    The parts of a layer such as `MultiHeadAttention` hand each other what they compute, and go together.
+    """
+    chosen: dict[str, keras.layers.Layer] = {}
+    for path, layer in paths_of(models).items():
+        inside = any(path.startswith(f"{other}/") and _is_of_keras(one) for other, one in chosen.items())
+        if not inside and not isinstance(layer, keras.Model):
+            chosen[path] = layer
+    return chosen
+
+
+def _is_of_keras(layer: keras.layers.Layer) -> bool:
+    return type(layer).__module__.startswith("keras.")

@@ -15,17 +15,13 @@ from loops.diagnose.graph.calls import LayerCall, Traced, trace
 from loops.diagnose.graph.restore import kept
 from loops.diagnose.graph.twin import in_float32
 from loops.diagnose.lint.arguments import batch_of, built, check_parts, fitting, in_one_sentence, whole
-from loops.diagnose.lint.constants import lost_constants
 from loops.diagnose.lint.finding import Finding
-from loops.diagnose.lint.gradients import lost_share
-from loops.diagnose.lint.indices import rounded_indices
+from loops.diagnose.lint.graph_rules import lost_constants, odd_shapes, rounded_indices
 from loops.diagnose.lint.layers import cannot_stress, judge, limit_of, unfit_statistics, unfit_weights
-from loops.diagnose.lint.losses import half_loss, half_outputs
-from loops.diagnose.lint.policy import scaling_findings
+from loops.diagnose.lint.losses import half_loss, half_outputs, lost_share
 from loops.diagnose.lint.sample import sample_findings
-from loops.diagnose.lint.scaling import scaling_of
+from loops.diagnose.lint.scaling import scaling_findings, scaling_of
 from loops.diagnose.lint.seen import Seen
-from loops.diagnose.lint.shapes import odd_shapes
 from loops.diagnose.lint.stress import CannotStress, Failure, float_inputs, stress
 
 _NOT_STRESSED = (keras.layers.Bidirectional, keras.layers.TimeDistributed, keras.layers.Embedding)

@@ -9,8 +9,8 @@ import numpy as np
 from loops.loop.loop import Loop
 from loops.run.rewind.batches import Batches
 from loops.support.errors import OutOfData
-from loops.support.plurals import amount
 from loops.support.signals import Deferred
+from loops.support.text import amount
 
 Replayed = dict[int, dict[str, np.ndarray]]
 """What each step returned, as scalars, by its number."""

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import tensorflow as tf
 
 import scaler
 from loops.loop.loop import Loop
+from loops.loop.state.held import Held
+from loops.loop.state.randomness import generators, set_generators
 from loops.run.rewind.advance import advance
 from loops.run.rewind.batches import Batches
-from loops.run.rewind.snapshot import Snapshot
 from loops.support.signals import deferred_signals
+
+
+class Snapshot:
+    """Copies of variables in the host's memory, bit for bit, and the state of the process's random generators.
+
+    Args:
+        variables: Each on one device, as `loops.loop.state.variables.components` gives them.
+        held: The step's tables and iterators.
+        kernels: As for `loops.loop.state.randomness.set_generators`: needed if a step has random operations without a
+            generator, to have it draw the same numbers each time.
+    """
+
+    def __init__(self, variables: Iterable[tf.Variable], held: Held, *, kernels: bool = False):
+        # NumPy may be given the memory of the variable itself.
+        self._saved = [(variable, np.array(variable.numpy())) for variable in variables]
+        self._restore_held = held.snapshot()
+        self._generators, self._kernels = generators(), kernels
+
+    def restore(self) -> None:
+        """Puts all of them back."""
+        for variable, value in self._saved:
+            variable.assign(tf.constant(value, variable.dtype))
+        self._restore_held()
+        set_generators(self._generators, kernels=self._kernels)
+
 
 START = "start"
 """The mark in the batches of where the replay began."""

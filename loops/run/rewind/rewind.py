@@ -22,16 +22,15 @@ from loops.loop.state.kernels import unsaved_random_operations
 from loops.loop.state.state import RunState
 from loops.loop.state.variables import layout
 from loops.record.jsonl import JsonLines
-from loops.record.step_lines import difference, read_log
+from loops.record.log import difference, read_log
 from loops.run.rewind.advance import advance
 from loops.run.rewind.batches import Batches, writing_positions
-from loops.run.rewind.moment import START, Moment
-from loops.run.rewind.snapshot import Snapshot
+from loops.run.rewind.moment import START, Moment, Snapshot
 from loops.run.rewind.stored_batches import caveats_of_data, stored_by
 from loops.support.checks import check_count
 from loops.support.errors import LoopError, ResumeWarning
-from loops.support.plurals import amount
 from loops.support.signals import deferred_signals
+from loops.support.text import amount
 
 _FEW = 100
 """Steps that are soon taken again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from loops.support.plurals import amount
+from loops.support.text import amount
 from loops.views.compare.aligned import STEP
 from loops.views.compare.result import Comparison, Row
 

@@ -11,7 +11,7 @@ import numpy as np
 from loops.record.run import Recorded
 from loops.record.summary import number
 from loops.record.thin import moving_mean
-from loops.support.plurals import agreeing, amount
+from loops.support.text import agreeing, amount
 from loops.views.report.axes import Axis, linear_axis, loss_axis, octave_axis, steps_axis
 from loops.views.report.chart import Lane, Line, chart
 from loops.views.report.tables import behind, of_skips, of_steps

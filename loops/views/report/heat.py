@@ -13,7 +13,7 @@ import numpy as np
 import scaler
 from loops.record.run import Measured, Recorded
 from loops.record.summary import number
-from loops.support.plurals import amount
+from loops.support.text import amount
 from loops.views.report.cells import FIRST, LOWEST, OCTAVES, as_text, cells_of, histograms_of
 from loops.views.report.figures import figure
 from loops.views.report.tables import cell, table

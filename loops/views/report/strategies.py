@@ -9,7 +9,7 @@ from typing import Any
 
 from loops.record.run import Recorded
 from loops.record.summary import Digest, number
-from loops.support.plurals import share
+from loops.support.text import share
 from loops.views.report.tables import NONE, cell, table
 
 _HEADS = (

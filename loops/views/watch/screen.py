@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import rich.text
 
-from loops.support.plurals import amount
+from loops.support.text import amount
 from loops.views.watch.progress import Course
 
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=*#"

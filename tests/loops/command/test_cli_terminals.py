@@ -24,7 +24,7 @@ from loops.diagnose.lint.finding import Finding
 from loops.replay.live import Live, Side
 from loops.replay.results import Replay, Replayed
 from loops.replay.tune import Tuned
-from loops.support.columns import columns
+from loops.support.text import columns
 from loops.views.compare import Comparison, Row
 
 NAME = "warmup:100+static:1024+then:500+dynamic:growth_interval=200"

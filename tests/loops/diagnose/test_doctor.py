@@ -14,17 +14,16 @@ from command_cases import run, strict
 
 import loops
 import scaler
-from loops.diagnose.doctor import diagnosis, trials, turns
+from loops.diagnose.doctor import diagnosis, trials
+from loops.diagnose.doctor import timing as turns
 from loops.diagnose.doctor.advice import advice
-from loops.diagnose.doctor.built import program_of
-from loops.diagnose.doctor.casts import Casts, casts_of
 from loops.diagnose.doctor.diagnosis import Diagnosis
 from loops.diagnose.doctor.pipeline import Pipeline, pipeline_of
-from loops.diagnose.doctor.products import Padded, padded, products_of, shares
-from loops.diagnose.doctor.running import STEPS_A_CALL, Batches, Running
+from loops.diagnose.doctor.products import Casts, Padded, casts_of, padded, products_of, shares
+from loops.diagnose.doctor.program import program_of
 from loops.diagnose.doctor.text import sized, text
+from loops.diagnose.doctor.timing import STEPS_A_CALL, Batches, Running, Spread, Turns, take_turns
 from loops.diagnose.doctor.trials import Kind, Trial, try_all
-from loops.diagnose.doctor.turns import Spread, Turns, take_turns
 from loops.diagnose.graph.census import Census, Row
 from loops.diagnose.memory.activations import kept_by
 from loops.diagnose.memory.footprint import Bytes, Footprint

@@ -11,9 +11,8 @@ import pytest
 import tensorflow as tf
 
 from loops.diagnose.doctor.picture import check_picture, write_picture
-from loops.diagnose.memory.count import footprints
+from loops.diagnose.memory.count import footprints, slot_values
 from loops.diagnose.memory.footprint import Bytes, total
-from loops.diagnose.memory.slots import slot_values
 from loops.support.errors import NotWritable
 
 BATCH, INPUTS, HIDDEN, OUTPUTS = 64, 16, 32, 8

@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 import scaler
+from loops.diagnose.explain.examples import example_of
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.sentence import sentence
-from loops.diagnose.explain.spoilt import example_of
-from loops.diagnose.graph.magnitude import magnitude
+from loops.diagnose.graph.frames import magnitude
 from loops.diagnose.graph.origin import origins, pass_of
 from loops.diagnose.graph.scan import scan
 

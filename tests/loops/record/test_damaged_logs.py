@@ -10,9 +10,9 @@ import tensorflow as tf
 import loops
 from halfstep import main
 from loops.record import read_run
+from loops.record.log import read_log
 from loops.record.run_metadata import replayed_in, said_of
 from loops.record.skips import health
-from loops.record.step_lines import read_log
 from loops.views.watch.progress import Course
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000

@@ -18,7 +18,7 @@ from loops.loop.state import folder
 from loops.loop.state.held import Held
 from loops.run.rewind import batches as kept
 from loops.run.rewind import read_log, rewind
-from loops.run.rewind.snapshot import Snapshot
+from loops.run.rewind.moment import Snapshot
 
 STEPS = 13
 

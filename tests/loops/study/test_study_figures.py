@@ -11,7 +11,7 @@ from loops.study.curves import loss_figure, loss_scale_figure
 from loops.study.histograms import gradients_figure
 from loops.study.setups import SETUPS, Setup
 from loops.support.plot_style import marks
-from loops.support.plurals import share
+from loops.support.text import share
 
 STRATEGIES = [
     Setup(f"static-{n}", f"static:{n}$", "mixed_float16", f"static:{n}") for n in (1, 2, 4, 8, 16, 32, 64, 128)
