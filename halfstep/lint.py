@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
-    from loops.diagnose.lint.built import lint_built
+    from loops.diagnose.lint.user_program import lint_built
     from loops.support.user_function import called
 
     with tempfile.TemporaryDirectory(prefix="halfstep-lint-") as folder:

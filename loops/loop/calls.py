@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.loop.compiled import can_be_compiled, may_compile
+from loops.loop.compilation import can_be_compiled, may_compile
 from loops.loop.counters import CounterVariables
 from loops.loop.stacked import Arrays, Stacked
 from loops.step.frozen_weights import models_of, read_only

@@ -15,7 +15,7 @@ from loops.backend.generators import caveats as hidden_generators
 from loops.loop import batch_files as kept
 from loops.loop.arguments import check_parts, check_strategy
 from loops.loop.calls import Outputs, StepCalls, TrainStepFunction, scalars_and_vectors
-from loops.loop.compiled import check_jit_compile
+from loops.loop.compilation import check_jit_compile
 from loops.loop.counters import Counters, CounterVariables
 from loops.loop.replicate import check_batches, replicate
 from loops.loop.signature import taking_batches

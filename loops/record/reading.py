@@ -19,7 +19,7 @@ from loops.record.log import Log, read_columns
 from loops.record.run import Measured, Recorded
 from loops.record.run_metadata import replayed_in, said_of
 from loops.record.trace import TraceTables, read
-from loops.record.traced import columns_of, measured_in
+from loops.record.trace_columns import columns_of, measured_in
 from loops.support.errors import LoopError, TraceWarning
 
 _PROBES = "give TrainStep probes=scaler.observe.watch(model)"

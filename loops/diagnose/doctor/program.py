@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.policies import in_float32
+from loops.diagnose.graph.policies import loss_in_float32
 from loops.diagnose.memory.count import copy_of
 from loops.loop.loop import Loop
 from loops.step.train_step import TrainStep
@@ -63,7 +63,7 @@ class Program:
         chosen = as_it_is and self.strategy is not None
         return TrainStep(
             self.model,
-            in_float32(self.loss),
+            loss_in_float32(self.loss),
             copy_of(self.optimizer) if keras_one else self.optimizer,
             loss_scaler=scaler.LossScaler(self.strategy) if chosen else None,
             **settings,

@@ -10,10 +10,10 @@ import keras
 
 import scaler
 from loops.diagnose.explain.attempts import Attempt, Attempts
+from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
 from loops.diagnose.explain.course import risen_rate
 from loops.diagnose.explain.examples import example_of, example_to_blame
 from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.helped import blame_of, grown_through, helped, in_order
 from loops.diagnose.explain.literals import literals_of
 from loops.diagnose.explain.lower_scales import fitting_scale, flushes
 from loops.diagnose.explain.measured import alike, magnitudes, measured, true_amax

@@ -13,7 +13,7 @@ from loops.diagnose.explain.attempts import Attempt, Attempts
 from loops.diagnose.explain.explanation import Magnitude
 from loops.diagnose.graph.frames import Frame, Part, magnitude
 from loops.diagnose.graph.scan import Scan, scan
-from loops.diagnose.graph.wider import in_float32
+from loops.diagnose.graph.wider import operation_in_float32
 from loops.step.train_step import TrainStep
 
 
@@ -36,7 +36,7 @@ def true_amax(seen: Scan, first: Frame) -> float:
     if first.source is not None:
         return math.nan
     operation = seen.operations[first.name]
-    wide = in_float32(operation, int(first.name.rpartition(":")[2]), seen.values)
+    wide = operation_in_float32(operation, int(first.name.rpartition(":")[2]), seen.values)
     return math.nan if wide is None else magnitude(wide)[0]
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.steps import schedule as made_with
-from loops.backend.variables import in_float32
+from loops.backend.variables import variables_in_float32
 from loops.diagnose.graph.listening import replaced
 
 APART = 1e-3
@@ -28,7 +28,7 @@ def in_policy(layers: Iterable[keras.layers.Layer], policy: str) -> Iterator[Non
         for layer, _ in before:
             layer.dtype_policy = policy
         wide = [layer for layer, _ in before if layer.variable_dtype == "float32"]
-        with in_float32({id(one): one for layer in wide for one in _narrow_variables(layer)}.values()):
+        with variables_in_float32({id(one): one for layer in wide for one in _narrow_variables(layer)}.values()):
             yield
     finally:
         for layer, own in before:

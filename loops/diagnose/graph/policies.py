@@ -1,11 +1,11 @@
-"""A model under another dtype policy, for as long as something is traced."""
+"""A model, its layers or its loss in another dtype for as long as a function is traced."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -54,7 +54,7 @@ def under(model: keras.Model, policy: str) -> Iterator[None]:
         yield
 
 
-def in_float32(loss: Callable[..., Any]) -> Callable[..., Any]:
+def loss_in_float32(loss: Callable[..., Any]) -> Callable[..., Any]:
     """A loss that is given predictions of 16 bits in float32, as a model in 16 bits would have its last layer."""
     if isinstance(loss, keras.losses.Loss):
         return loss  # It casts by itself, and a `TrainStep` treats it in its own way.
@@ -68,3 +68,31 @@ def in_float32(loss: Callable[..., Any]) -> Callable[..., Any]:
 def _wide(tensor: Any) -> Any:
     narrow = tf.is_tensor(tensor) and tensor.dtype in (tf.float16, tf.bfloat16)
     return tf.cast(tensor, tf.float32) if narrow else tensor
+
+
+class _InFloat32(keras.DTypePolicy):
+    """Computes in float32, on variables of the dtype they have."""
+
+    def __init__(self, variable_dtype: str):
+        super().__init__("float32")
+        self._kept = variable_dtype
+
+    @property
+    def variable_dtype(self) -> str:
+        """That of the layer's own policy. Where it is not float32, Keras casts what the layer reads."""
+        return self._kept
+
+
+@contextlib.contextmanager
+def layers_in_float32(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Has these layers compute in float32 while a function is traced."""
+    before = []
+    try:
+        for layer in layers:
+            if layer.compute_dtype == "float16":
+                before.append((layer, layer.dtype_policy))
+                layer.dtype_policy = _InFloat32(layer.variable_dtype)
+        yield
+    finally:
+        for layer, policy in reversed(before):
+            layer.dtype_policy = policy

@@ -15,7 +15,7 @@ _RENAMED = {"reduction_indices": "axis"}
 _NARROW = ("float16", "bfloat16")
 
 
-def in_float32(operation: tf.Operation, output: int, values: Mapping[str, tf.Tensor]) -> tf.Tensor | None:
+def operation_in_float32(operation: tf.Operation, output: int, values: Mapping[str, tf.Tensor]) -> tf.Tensor | None:
     """What an operation gives with its 16-bit inputs in float32; None where it cannot be computed so.
 
     Args:

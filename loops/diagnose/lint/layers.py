@@ -8,7 +8,7 @@ import numpy as np
 import scaler
 from loops.diagnose.graph.calls import LayerCall
 from loops.diagnose.lint.finding import Finding, Kind, note
-from loops.diagnose.lint.seen import Inputs
+from loops.diagnose.lint.input_range import Inputs
 from loops.diagnose.lint.stress import CannotStress, Failure, float_inputs
 
 _ALONE, _SEVERAL, _MANY = 5e3, 1e3, 10.0

@@ -12,16 +12,16 @@ import numpy as np
 
 import scaler
 from loops.diagnose.graph.calls import LayerCall, Traced, trace
+from loops.diagnose.graph.policies import layers_in_float32
 from loops.diagnose.graph.restore import kept
-from loops.diagnose.graph.twin import in_float32
 from loops.diagnose.lint.arguments import batch_of, built, check_parts, fitting, in_one_sentence, whole
 from loops.diagnose.lint.finding import Finding
 from loops.diagnose.lint.graph_rules import lost_constants, odd_shapes, rounded_indices
+from loops.diagnose.lint.input_range import Seen
 from loops.diagnose.lint.layers import cannot_stress, judge, limit_of, unfit_statistics, unfit_weights
 from loops.diagnose.lint.losses import half_loss, half_outputs, lost_share
 from loops.diagnose.lint.sample import sample_findings
 from loops.diagnose.lint.scaling import scaling_findings, scaling_of
-from loops.diagnose.lint.seen import Seen
 from loops.diagnose.lint.stress import CannotStress, Failure, float_inputs, stress
 
 _NOT_STRESSED = (keras.layers.Bidirectional, keras.layers.TimeDistributed, keras.layers.Embedding)
@@ -87,7 +87,7 @@ def _at(traced: Traced, layer: keras.layers.Layer, finding: Finding) -> Finding:
 
 def _constants(model: keras.Model, loss: Callable, sample: tuple, traced: Traced) -> list[Finding]:
     try:
-        with in_float32(scaler.observe.layers_of(model)):
+        with layers_in_float32(scaler.observe.layers_of(model)):
             twin = trace(model, loss, sample)
     except (ValueError, TypeError):
         return []  # It casts to float16 by itself; its layers are stressed all the same.

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.calls import Traced, rounding_is_no_warning
-from loops.diagnose.graph.twin import in_float32
+from loops.diagnose.graph.policies import layers_in_float32
 from loops.diagnose.lint.finding import Finding, Kind
 from loops.support.batches import parts
 
@@ -129,7 +129,7 @@ def lost_share(model: keras.Model, loss: Callable, sample: Any) -> str:
         return scaler.observe.exponents([one for one in gradients if one is not None])
 
     try:
-        with in_float32(scaler.observe.layers_of(model)), rounding_is_no_warning():
+        with layers_in_float32(scaler.observe.layers_of(model)), rounding_is_no_warning():
             counts = tf.function(count)().numpy()
     except (ValueError, TypeError, tf.errors.OpError):
         return ""

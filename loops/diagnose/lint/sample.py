@@ -14,12 +14,12 @@ import scaler
 from loops.diagnose.graph.calls import Traced, functional_operations, rounding_is_no_warning
 from loops.diagnose.graph.frames import Frame
 from loops.diagnose.graph.origin import origins, pass_of
+from loops.diagnose.graph.policies import layers_in_float32
 from loops.diagnose.graph.restore import kept
 from loops.diagnose.graph.scan import Scan, scan
-from loops.diagnose.graph.twin import in_float32
 from loops.diagnose.lint.arguments import fitting
 from loops.diagnose.lint.finding import Finding, Kind, note
-from loops.diagnose.lint.seen import Seen
+from loops.diagnose.lint.input_range import Seen
 from loops.support.batches import parts
 
 _RAISED = (ValueError, TypeError, tf.errors.OpError)
@@ -51,7 +51,7 @@ def sample_findings(traced: Traced, model: keras.Model, loss: Callable, sample: 
         return [spoilt]
     halves = [layer for layer in scaler.observe.layers_of(model) if layer.compute_dtype == "float16"]
     try:
-        with in_float32(halves):
+        with layers_in_float32(halves):
             also = _failed(model, loss, sample)
     except _RAISED:
         also = {}  # It casts to float16 by itself.
@@ -62,7 +62,7 @@ def sample_findings(traced: Traced, model: keras.Model, loss: Callable, sample: 
         beginning = _beginning(traced, model, loss, sample, set(alone))
         findings.append(_of_float16(alone, beginning))
     if everywhere:
-        with in_float32(halves):
+        with layers_in_float32(halves):
             beginning = _beginning(traced, model, loss, sample, set(everywhere))
         findings.append(_of_the_model(everywhere, beginning, bool(halves)))
     return findings

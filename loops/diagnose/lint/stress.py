@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.calls import LayerCall, rounding_is_no_warning
+from loops.diagnose.graph.policies import layers_in_float32
 from loops.diagnose.graph.restore import kept
-from loops.diagnose.graph.twin import in_float32
 
 MAGNITUDES = (0.0, 1e-4, 1e-2, 1.0, 10.0, 30.0, 100.0, 300.0, 1e3, 5e3)
 """The largest magnitude of the input. What fails above the last is not told: see docs/lint.md."""
@@ -134,7 +134,7 @@ def _failures(magnitude: float, one_signed: bool, flags: np.ndarray) -> list[Fai
 def _both(call: LayerCall, inputs: tuple) -> tf.Tensor:
     """Shape [2, 6]: forward and backward by what `_compared` tells."""
     outputs, gradients = _run(call, inputs)
-    with in_float32(scaler.observe.layers_of(call.layer)):
+    with layers_in_float32(scaler.observe.layers_of(call.layer)):
         expected, expected_gradients = _run(call, inputs)
     return tf.stack([_compared(outputs, expected), _compared(gradients, expected_gradients)])
 

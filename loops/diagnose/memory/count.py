@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.policies import POLICIES, following, in_float32, own_policy, under
+from loops.diagnose.graph.policies import POLICIES, following, loss_in_float32, own_policy, under
 from loops.diagnose.memory.activations import Kept, kept_by
 from loops.diagnose.memory.footprint import Bytes, Footprint, total
 from loops.diagnose.memory.recompute import blocks_of, checkpointed
@@ -99,7 +99,7 @@ def _footprint(
     casts = policy != own_policy(model) and policy in _HALF
     traced_as = f"mixed_{policy}" if casts else policy
     with under(model, traced_as):
-        kept = kept_by(model, in_float32(loss), batch)
+        kept = kept_by(model, loss_in_float32(loss), batch)
         recomputed = _recomputed(model, loss, batch, kept, not casts) if checkpointing and blocks_of(model) else None
     layers: dict[str | None, Bytes] = collections.defaultdict(Bytes)
     held = _held_by_layer(model, policy, slots, masters, kept)
@@ -116,7 +116,7 @@ def _footprint(
 def _recomputed(model: keras.Model, loss: Callable[..., Any], batch: Any, plain: Kept, copies: bool) -> int:
     """Bytes of what is kept with checkpointing, and of the largest block while it is recomputed."""
     with checkpointed(model):
-        kept = kept_by(model, in_float32(loss), batch)
+        kept = kept_by(model, loss_in_float32(loss), batch)
     sizes = []
     for block in blocks_of(model):
         inside = {id(one) for layer in block for one in scaler.observe.layers_of(layer)}

@@ -16,7 +16,7 @@ MOMENTUM = 0.9
 RATE = 0.05
 
 
-class Course(NamedTuple):
+class TrainingCurves(NamedTuple):
     """What was seen of each step. Arrays are [steps, setups, seeds].
 
     Attributes:
@@ -54,7 +54,7 @@ def train(
     rounding: networks.Rounding = networks.half,
     twin: bool = False,
     shared: bool = False,
-) -> Course:
+) -> TrainingCurves:
     """Trains a network for each strategy and seed by SGD with momentum on float32 weights.
 
     Args:
@@ -114,7 +114,7 @@ def train(
     )
     test_loss, accuracy = networks.evaluate(weights, problem.test_images, problem.test_labels)
     ends = [value.numpy().reshape(setups, seeds) for value in (test_loss, accuracy)]
-    return Course(loss, scale, skipped > 0, amax, largest, flushed, divisor, *ends)
+    return TrainingCurves(loss, scale, skipped > 0, amax, largest, flushed, divisor, *ends)
 
 
 def descend(

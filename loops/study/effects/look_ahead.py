@@ -163,7 +163,7 @@ def interval(skipped: np.ndarray, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _both(trace: course.Course, live: course.Course) -> tuple[tuple[str, course.Course], ...]:
+def _both(trace: course.TrainingCurves, live: course.TrainingCurves) -> tuple[tuple[str, course.TrainingCurves], ...]:
     return ("trace", trace), ("live", live)
 
 

@@ -14,10 +14,10 @@ from loops.record import Recorded, as_recorded
 from loops.record.summary import Digest, digest, sentence
 from loops.support.errors import LoopError
 from loops.support.written.place import as_path, writing
-from loops.views.report.autopsies import autopsy_of, section
+from loops.views.report.explanations import autopsy_of, section
 from loops.views.report.figures import beside_figures, headroom_figure, loss_figure, scale_figure
 from loops.views.report.heat import heat_map
-from loops.views.report.made import made
+from loops.views.report.provenance import made
 from loops.views.report.strategies import replayed_table, strategies_table
 
 MOST = 1_000_000

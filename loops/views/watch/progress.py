@@ -24,7 +24,7 @@ _LOOKS = 20
 """Looks that the rate is measured over."""
 
 
-class Course:
+class LiveRun:
     """What a run has recorded so far. It reads the run's files, and writes nothing.
 
     Args:

@@ -9,14 +9,14 @@ import numpy as np
 import rich.text
 
 from loops.support.text import amount
-from loops.views.watch.progress import Course
+from loops.views.watch.progress import LiveRun
 
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=*#"
 _SLOW = 30.0
 """Seconds without a new step that are worth a word."""
 
 
-def line(course: Course) -> str:
+def line(course: LiveRun) -> str:
     """The state in one line."""
     if not course.step:
         return "waiting for the first step"
@@ -34,7 +34,7 @@ def line(course: Course) -> str:
     return "  ".join(parts)
 
 
-def panel(course: Course, name: str, width: int, *, blocks: bool) -> rich.text.Text:
+def panel(course: LiveRun, name: str, width: int, *, blocks: bool) -> rich.text.Text:
     """The state in a few lines, with small curves.
 
     Args:
@@ -89,7 +89,7 @@ def ended(summary: dict) -> str:
     return "ended"
 
 
-def _state(course: Course) -> str:
+def _state(course: LiveRun) -> str:
     if course.summary is not None:
         return ended(course.summary)
     if not course.step:
@@ -99,17 +99,17 @@ def _state(course: Course) -> str:
     return "" if math.isnan(course.rate) else f"{course.rate:.3g} steps/s"
 
 
-def _skipped(course: Course) -> str:
+def _skipped(course: LiveRun) -> str:
     causes = ", ".join(f"{count} {cause}" for cause, count in course.skips.most_common() if cause != "unknown")
     return str(course.skips.total()) + (f" ({causes})" if causes else "")
 
 
-def _octaves(course: Course) -> str:
+def _octaves(course: LiveRun) -> str:
     last = course.margin[-1]
     return amount(last, "octave", "g") if math.isfinite(last) else "none: no scale helps"
 
 
-def _loss(course: Course) -> str:
+def _loss(course: LiveRun) -> str:
     return f"{course.loss[-1]:.4g}" if math.isfinite(course.loss[-1]) else "not finite"
 
 

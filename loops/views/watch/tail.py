@@ -9,7 +9,7 @@ from loops.record.log import Log, columns_in
 from loops.record.trace.file import contents
 from loops.record.trace.messages import arrow, whole_messages
 from loops.record.trace.stream import STEP, read_tensors
-from loops.record.traced import columns_of
+from loops.record.trace_columns import columns_of
 
 
 class Tail:

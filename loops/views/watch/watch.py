@@ -10,7 +10,7 @@ import rich.console
 import rich.live
 
 from loops.record.files import check_run
-from loops.views.watch.progress import Course
+from loops.views.watch.progress import LiveRun
 from loops.views.watch.screen import line, panel
 
 _POLL = 0.5
@@ -38,14 +38,14 @@ def watch(
     """
     place = check_run(run, hint=", once the run was started")
     console = console or rich.console.Console()
-    course = Course(place)
+    course = LiveRun(place)
     if console.is_terminal and not console.is_dumb_terminal:
         _redraw(course, place.resolve().name, console, sleep)
     else:
         _print(course, console, sleep)
 
 
-def _redraw(course: Course, name: str, console: rich.console.Console, sleep: Callable[[float], object]) -> None:
+def _redraw(course: LiveRun, name: str, console: rich.console.Console, sleep: Callable[[float], object]) -> None:
     blocks = "utf" in (console.encoding or "").lower()
     with rich.live.Live(console=console, auto_refresh=False) as live:
         while True:
@@ -56,7 +56,7 @@ def _redraw(course: Course, name: str, console: rich.console.Console, sleep: Cal
             sleep(_POLL)
 
 
-def _print(course: Course, console: rich.console.Console, sleep: Callable[[float], object]) -> None:
+def _print(course: LiveRun, console: rich.console.Console, sleep: Callable[[float], object]) -> None:
     said, waited = "", _LINE
     while True:
         course.look()

@@ -16,7 +16,7 @@ from private_names import attributes, modules, sources, texts
 import loops
 import scaler
 from loops.backend import datasets, generators, steps
-from loops.backend.variables import in_float32
+from loops.backend.variables import variables_in_float32
 from loops.loop.state.pipeline import look
 from loops.loop.state.position import Position
 from loops.loop.state.randomness import generators as saved_generators
@@ -346,7 +346,7 @@ def test_a_scaler_of_keras_with_other_names_is_not_taken_for_none(monkeypatch, n
 def test_a_variable_is_float32_for_a_while():
     variable = keras.Variable([1.0, 2.0], dtype="float16")
     own = variable.value
-    with in_float32([variable]):
+    with variables_in_float32([variable]):
         with tf.GradientTape() as tape:
             total = tf.reduce_sum(variable.value * 3e5)
         assert (variable.dtype, tape.gradient(total, variable).numpy().tolist()) == ("float32", [3e5, 3e5])
@@ -359,6 +359,7 @@ def test_a_variable_is_float32_for_a_while():
 def test_a_variable_that_keeps_its_value_elsewhere_is_left_alone(name):
     variable = keras.Variable([1.0, 2.0], dtype="float16")
     kept = vars(variable).pop(name)
-    with pytest.raises(scaler.UnsupportedVersion, match="keeps its value in another place"), in_float32([variable]):
+    refused = pytest.raises(scaler.UnsupportedVersion, match="keeps its value in another place")
+    with refused, variables_in_float32([variable]):
         pass
     vars(variable)[name] = kept

@@ -133,7 +133,10 @@ COMMANDS = {
     ),
     "doctor": ([], ["doctor"], "GFLOP/s"),
     "lint": (
-        [("loops.support.user_function", "called", None), ("loops.diagnose.lint.built", "lint_built", [FINDING])],
+        [
+            ("loops.support.user_function", "called", None),
+            ("loops.diagnose.lint.user_program", "lint_built", [FINDING]),
+        ],
         ["lint", "--build", "program:make"],
         f"{FINDING.layer} {FINDING.finding} {FINDING.measured} {FINDING.instead}",
     ),

@@ -9,8 +9,8 @@ import pytest
 from loops.diagnose.doctor.advice import advice
 from loops.diagnose.doctor.trials import Kind as Change
 from loops.diagnose.doctor.trials import Trial
+from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
 from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.helped import blame_of, grown_through, helped, in_order
 from loops.diagnose.explain.remedies import Kind, Proposal, Remedy
 from loops.diagnose.explain.sentence import sentence
 from loops.diagnose.explain.worth import weighed

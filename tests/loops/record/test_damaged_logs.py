@@ -13,7 +13,7 @@ from loops.record import read_run
 from loops.record.log import read_log
 from loops.record.run_metadata import replayed_in, said_of
 from loops.record.skips import health
-from loops.views.watch.progress import Course
+from loops.views.watch.progress import LiveRun
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 LINES = {
@@ -42,7 +42,7 @@ def test_every_reader_passes_a_damaged_line_over(line, tmp_path):
     assert "torn or foreign line" in found.notes[0]
     assert [row["step"] for row in read_log(path)] == list(range(1, 11))
     health(read_log(path))
-    course = Course(tmp_path)
+    course = LiveRun(tmp_path)
     course.look()
     assert course.step == 10
     before = path.read_bytes()

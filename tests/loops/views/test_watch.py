@@ -13,7 +13,7 @@ from recorded_cases import write_run
 
 import halfstep as cli
 from loops.views.watch import watch
-from loops.views.watch.progress import Course
+from loops.views.watch.progress import LiveRun
 from loops.views.watch.screen import line, panel, spark
 
 
@@ -47,7 +47,7 @@ def lines_of(whole):
 
 def test_steps_are_read_as_they_come_and_a_torn_line_waits(tmp_path, whole):
     lines = lines_of(whole)
-    course = Course(tmp_path)
+    course = LiveRun(tmp_path)
     assert not course.look()
     assert line(course) == "waiting for the first step"
     with (tmp_path / "steps.jsonl").open("ab", buffering=0) as file:
@@ -64,7 +64,7 @@ def test_steps_are_read_as_they_come_and_a_torn_line_waits(tmp_path, whole):
 def test_a_run_that_resumes_and_cuts_its_log_is_counted_once(tmp_path, whole):
     lines = lines_of(whole)
     (tmp_path / "steps.jsonl").write_bytes(b"".join(lines[:30]))
-    course = Course(tmp_path)
+    course = LiveRun(tmp_path)
     course.look()
     with (tmp_path / "steps.jsonl").open("r+b") as file:
         file.truncate(sum(map(len, lines[:10])))
@@ -79,7 +79,7 @@ def test_a_run_that_resumes_and_cuts_its_log_is_counted_once(tmp_path, whole):
 def test_a_log_that_was_cut_and_has_grown_between_two_looks_is_counted_once(tmp_path, whole):
     lines = lines_of(whole)
     (tmp_path / "steps.jsonl").write_bytes(b"".join(lines[:20]))
-    course = Course(tmp_path)
+    course = LiveRun(tmp_path)
     course.look()
     with (tmp_path / "steps.jsonl").open("r+b") as file:
         # Beyond where it ended, with steps that were seen.
@@ -91,7 +91,7 @@ def test_a_log_that_was_cut_and_has_grown_between_two_looks_is_counted_once(tmp_
 
 def test_a_trace_is_followed_with_its_headroom(tmp_path, whole):
     data = (whole / "trace.arrow").read_bytes()
-    course = Course(tmp_path)
+    course = LiveRun(tmp_path)
     for end in (10, len(data) // 2, len(data)):
         (tmp_path / "trace.arrow").open("ab").close()
         with (tmp_path / "trace.arrow").open("r+b") as file:
@@ -106,7 +106,7 @@ def test_a_trace_is_followed_with_its_headroom(tmp_path, whole):
 
 
 def test_a_csv_is_followed(tmp_path):
-    course = Course(tmp_path)
+    course = LiveRun(tmp_path)
     with (tmp_path / "steps.csv").open("w") as file:
         for text in ("step,loss\n1,0.5\n", "2,0.2", "5\n3,0.1\n"):
             file.write(text)
@@ -174,7 +174,7 @@ def test_small_curves():
 def test_a_quiet_run_says_so(tmp_path, whole):
     seconds = iter([0.0, 1.0, 50.0, 100.0])
     (tmp_path / "steps.jsonl").write_bytes(pathlib.Path(whole / "steps.jsonl").read_bytes())
-    course = Course(tmp_path, clock=lambda: next(seconds))
+    course = LiveRun(tmp_path, clock=lambda: next(seconds))
     course.look()
     course.look()
     assert "no new step for 49 seconds" in panel(course, "run", 80, blocks=True).plain

@@ -16,7 +16,7 @@ from loops.support.errors import LoopError, OutOfData
 from loops.support.signals import deferred_signals
 
 
-class Course(NamedTuple):
+class History(NamedTuple):
     """What a run did at each step that it attempted.
 
     Attributes:
@@ -66,7 +66,7 @@ def change_strategy(loop: Loop, strategy: scaler.Strategy) -> None:
     step.loss_scaler = scaler.LossScaler(strategy)
 
 
-def train_again(loop: Loop, steps: int, progress: Callable[[int], object] | None = None) -> Course:
+def train_again(loop: Loop, steps: int, progress: Callable[[int], object] | None = None) -> History:
     """Takes steps, with no action to hear of them.
 
     Args:
@@ -93,10 +93,10 @@ def train_again(loop: Loop, steps: int, progress: Callable[[int], object] | None
 _NAMES = ("attempted", "applied", "loss_scale", "loss")
 
 
-def course(outputs: Mapping[str, np.ndarray], first: int) -> Course:
+def course(outputs: Mapping[str, np.ndarray], first: int) -> History:
     """What a step returned, by name, of the steps from `first` on, as a course."""
     attempted = np.asarray(outputs["attempted"]).astype(bool)
-    return Course(
+    return History(
         np.flatnonzero(attempted) + first,
         np.asarray(outputs["loss_scale"], np.float32)[attempted],
         ~np.asarray(outputs["applied"]).astype(bool)[attempted],

@@ -9,7 +9,7 @@ from mirrored import mirrored
 import loops
 import scaler
 from loops.backend import xla
-from loops.loop import compiled
+from loops.loop import compilation as compiled
 
 DATA = (
     tf.data.Dataset.from_tensor_slices((np.ones([32, 4], np.float32), np.ones([32, 1], np.float32))).batch(8).repeat()
