@@ -111,8 +111,8 @@ OLD := --no-deps --only-binary :all: --implementation cp --platform manylinux1_x
 
 # Runs killed fifty times at random moments, and told to stop in every way there is.
 crash: .venv/ready
-	$(BIN)/pytest -m "" tests/loops/test_crash.py tests/loops/test_signals.py \
-	    tests/loops/test_cli_resume.py tests/loops/test_cli_workers.py tests/distributed/test_workers_resume.py
+	$(BIN)/pytest -m "" tests/loops/loop/test_crash.py tests/loops/loop/test_signals.py \
+	    tests/loops/command/test_cli_resume.py tests/loops/command/test_cli_workers.py tests/distributed/test_workers_resume.py
 
 # What scaling costs, as ratios within one run: benchmarks/README.md.
 bench: .venv/ready

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import pages
 import paired
 
-from loops.doctor.gpu import Surroundings, about_gpus, unusable
-from loops.doctor.surroundings import surroundings
+from loops.diagnose.doctor.gpu import Surroundings, about_gpus, unusable
+from loops.diagnose.doctor.surroundings import surroundings
 
 NO_GPU = 3
 ROOT = pathlib.Path(__file__).parents[1]

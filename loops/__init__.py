@@ -6,8 +6,43 @@ The inner loop takes steps on the device; the outer loop visits the host and let
              -> one visit: outputs [steps] are read, counted, and given to every action
 """
 
+import importlib
 import importlib.util
-import typing
+import types
+
+from loops import observe as observe
+from loops.actions import Best as Best
+from loops.actions import Call as Call
+from loops.actions import Checkpoint as Checkpoint
+from loops.actions import EarlyStop as EarlyStop
+from loops.actions import Evaluate as Evaluate
+from loops.actions import Profile as Profile
+from loops.actions import Progress as Progress
+from loops.actions import Seconds as Seconds
+from loops.actions import StopWhen as StopWhen
+from loops.actions.averaged import Averaged as Averaged
+from loops.loop.counters import Counters as Counters
+from loops.loop.loop import Loop as Loop
+from loops.loop.visit import Visit as Visit
+from loops.loop.workers.join import join_workers as join_workers
+from loops.record.csv import Csv as Csv
+from loops.record.forecast import Forecast as Forecast
+from loops.record.jsonl import JsonLines as JsonLines
+from loops.record.keep_batches import KeepBatches as KeepBatches
+from loops.record.tensorboard import TensorBoard as TensorBoard
+from loops.record.trace import Trace as Trace
+from loops.step.schedule import ByAttempts as ByAttempts
+from loops.step.train_step import TrainStep as TrainStep
+from loops.support.errors import BadBatch as BadBatch
+from loops.support.errors import BadOutputs as BadOutputs
+from loops.support.errors import CheckpointError as CheckpointError
+from loops.support.errors import DivergenceWarning as DivergenceWarning
+from loops.support.errors import LoopError as LoopError
+from loops.support.errors import NotWritable as NotWritable
+from loops.support.errors import OutOfData as OutOfData
+from loops.support.errors import ResumeWarning as ResumeWarning
+from loops.support.errors import TraceWarning as TraceWarning
+from loops.support.errors import WorkerLost as WorkerLost
 
 __all__ = [
     "Averaged",
@@ -45,23 +80,41 @@ __all__ = [
     "observe",
 ]
 
-if typing.TYPE_CHECKING:
-    from loops.public import *
-else:
+_MOVED = {
+    "actions.csv": "loops.record.csv",
+    "actions.every": "loops.loop.cadence",
+    "actions.jsonl": "loops.record.jsonl",
+    "actions.keep_batches": "loops.record.keep_batches",
+    "autopsy": "loops.diagnose.explain",
+    "averaged": "loops.actions.averaged",
+    "census": "loops.diagnose.graph.census",
+    "cli": "halfstep",
+    "compared": "loops.views.compare",
+    "counters": "loops.loop.counters",
+    "effects": "loops.study.effects",
+    "errors": "loops.support.errors",
+    "find_scale": "loops.diagnose.find_scale",
+    "forecast": "loops.record.forecast",
+    "lint": "loops.diagnose.lint",
+    "plots": "loops.views.plots",
+    "recorded": "loops.record",
+    "report": "loops.views.report",
+    "resume": "loops.loop.state",
+    "rewind": "loops.run.rewind",
+    "runs": "loops.run",
+    "step.by_attempts": "loops.step.schedule",
+    "tensorboard": "loops.record.tensorboard",
+    "trace": "loops.record.trace",
+    "verify": "loops.diagnose.verify",
+    "visit": "loops.loop.visit",
+    "watched": "loops.views.watch",
+    "workers": "loops.loop.workers",
+}
+"""Old paths of modules that hold public names, which `scaler` finds for both packages, with a warning."""
 
-    def __getattr__(name: str) -> object:
-        """Imports what is asked for, and TensorFlow with it, a namespace such as `loops.tasks` too.
 
-        `halfstep --help` asks for nothing.
-        """
-        if name not in __all__:
-            if name.isidentifier() and name[0] != "_" and importlib.util.find_spec(f"loops.{name}"):
-                return importlib.import_module(f"loops.{name}")
-            raise AttributeError(f"module 'loops' has no attribute {name!r}")
-        public = importlib.import_module("loops.public")
-        globals().update({each: getattr(public, each) for each in __all__})
-        return globals()[name]
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+def __getattr__(name: str) -> types.ModuleType:
+    """Imports a room that nothing has imported yet, such as `loops.study`."""
+    if name.isidentifier() and name[0] != "_" and importlib.util.find_spec(f"loops.{name}"):
+        return importlib.import_module(f"loops.{name}")
+    raise AttributeError(f"module 'loops' has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""`python -m loops` is the command `halfstep`."""
+"""`python -m loops` is the command `halfstep`, whose help takes as long as importing TensorFlow does."""
 
 import sys
 
-from loops.cli import main
+from halfstep import main
 
 sys.exit(main())

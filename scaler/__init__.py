@@ -13,20 +13,25 @@ Most programs need only the names here. The namespaces hold what researchers and
 """
 
 import importlib.util
+import sys
 import typing
 
 from scaler import gradients as gradients
 from scaler import strategies as strategies
 from scaler import tracing as tracing
 from scaler import weights as weights
+from scaler.backend import old_paths
+from scaler.backend.formats import FloatFormat as FloatFormat
+from scaler.backend.formats import float_format as float_format
 from scaler.errors import InvalidArgument as InvalidArgument
 from scaler.errors import ScalerError as ScalerError
 from scaler.errors import ScaleWarning as ScaleWarning
 from scaler.errors import StuckError as StuckError
 from scaler.errors import StuckWarning as StuckWarning
 from scaler.errors import UnsupportedVersion as UnsupportedVersion
-from scaler.formats import FloatFormat as FloatFormat
-from scaler.formats import float_format as float_format
+from scaler.gate.rollback import Snapshot as Snapshot
+from scaler.gate.rollback import snapshot as snapshot
+from scaler.gate.rollback import state_of as state_of
 from scaler.gradients import ClipByNorm as ClipByNorm
 from scaler.gradients import ClipByValue as ClipByValue
 from scaler.gradients import all_finite as all_finite
@@ -35,12 +40,9 @@ from scaler.keras import LossScaleOptimizer as LossScaleOptimizer
 from scaler.keras import protect as protect
 from scaler.loss_scaler import Counters as Counters
 from scaler.loss_scaler import LossScaler as LossScaler
-from scaler.outcome import Cause as Cause
-from scaler.outcome import Outcome as Outcome
-from scaler.per_loss import PerLoss as PerLoss
-from scaler.rollback import Snapshot as Snapshot
-from scaler.rollback import snapshot as snapshot
-from scaler.rollback import state_of as state_of
+from scaler.outcome.outcome import Cause as Cause
+from scaler.outcome.outcome import Outcome as Outcome
+from scaler.outcome.stuck import StuckPolicy as StuckPolicy
 from scaler.strategies import DelayedAmax as DelayedAmax
 from scaler.strategies import Dynamic as Dynamic
 from scaler.strategies import Event as Event
@@ -51,7 +53,6 @@ from scaler.strategies import NoScaling as NoScaling
 from scaler.strategies import Smooth as Smooth
 from scaler.strategies import Static as Static
 from scaler.strategies import Strategy as Strategy
-from scaler.stuck import StuckPolicy as StuckPolicy
 from scaler.weights import MasterWeights as MasterWeights
 
 __all__ = [
@@ -98,14 +99,27 @@ __all__ = [
     "weights",
 ]
 
+_MOVED = {
+    "explain": "scaler.outcome.sentence",
+    "formats": "scaler.backend.formats",
+    "layers": "scaler.backend.layers",
+    "last_skip": "scaler.outcome.last_skip",
+    "per_loss": "scaler.layerwise.per_loss",
+    "rollback": "scaler.gate.rollback",
+    "stuck": "scaler.outcome.stuck",
+}
+"""Old paths of modules that hold public names, which `scaler.backend.old_paths` finds."""
+sys.meta_path.insert(0, old_paths.Finder())
+
 if typing.TYPE_CHECKING:
     from scaler import layerwise as layerwise
     from scaler import observe as observe
     from scaler import presets as presets
+    from scaler.layerwise import PerLoss as PerLoss
 else:
 
     def __getattr__(name: str) -> object:
-        """Imports a namespace that is asked for, such as `scaler.testing`.
+        """Imports what few programs use when it is asked for: a namespace such as `scaler.testing`, or `PerLoss`.
 
         Finds the flat names from before the namespaces, too: `scaler.Warmup` is `scaler.strategies.Warmup`.
         """

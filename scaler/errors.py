@@ -5,7 +5,7 @@ Exception
     ├── InvalidArgument (also a ValueError)         an argument that cannot work, refused before anything ran
     ├── StuckError (also a RuntimeError)            the scaler makes no progress
     ├── UnsupportedVersion (also a RuntimeError)    a Keras or TensorFlow that works otherwise than the tested ones
-    └── LoopError                                   what `loops` raises: see loops/errors.py
+    └── LoopError                                   what `loops` raises: see loops/support/errors.py
 
 UserWarning
 ├── StuckWarning                                    the scaler makes no progress, and the policy is to warn
@@ -43,7 +43,7 @@ def sentence(text: str) -> str:
 _IN_USER_CODE = "in user code:"
 _CLASS = re.compile(r"^[ ]+[A-Za-z_][\w.]*: ", re.MULTILINE)
 _PLACE = re.compile(r'^\s*File "([^"]+)", line (\d+), in .*\*\s*$', re.MULTILINE)
-_OWN_FILES = str(pathlib.Path(__file__).parents[1] / "scaler"), str(pathlib.Path(__file__).parents[1] / "loops")
+_OWN_FILES = tuple(str(pathlib.Path(__file__).parents[1] / name) for name in ("scaler", "loops", "halfstep"))
 
 
 class InvalidArgument(ScalerError, ValueError):

@@ -16,7 +16,6 @@ from scaler.backend.tapes import tape_records
 from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
 from scaler.checks import as_flag, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument, ScaleWarning
-from scaler.explain import Names, explain
 from scaler.gate import choose
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
@@ -28,10 +27,10 @@ from scaler.gate.optimizers import (
     name_of,
     waits_for_values,
 )
+from scaler.gate.rollback import Snapshot
 from scaler.gate.targets import Targets
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.gradients.pairs import as_list, check_pairs
-from scaler.last_skip import LastSkip
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss
 from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
@@ -39,13 +38,15 @@ from scaler.mistakes.kept_sums import look_at_end
 from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, Marks, mark
 from scaler.mistakes.mixed_scales import refuse_mixed
 from scaler.mistakes.open_losses import OpenLosses
+from scaler.mistakes.open_step import OpenStep
 from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
 from scaler.mistakes.scaled_twice import marked_unscaled, marks_of, owned, refuse_gradients, refuse_scaled, scale_read
 from scaler.mistakes.unconnected import without_gradient
 from scaler.mistakes.unseen_loss import unseen_loss
-from scaler.open_step import OpenStep
-from scaler.outcome import Cause, Outcome, Skip
-from scaler.rollback import Snapshot
+from scaler.outcome.last_skip import LastSkip
+from scaler.outcome.outcome import Cause, Outcome, Skip
+from scaler.outcome.sentence import Names, explain
+from scaler.outcome.stuck import Reading, StuckPolicy, Watch
 from scaler.strategies import Dynamic, Event, NoScaling, Static, Strategy
 from scaler.strategies.base import (
     check_event,
@@ -60,7 +61,6 @@ from scaler.strategies.base import (
     usable_state,
 )
 from scaler.strategies.described import described
-from scaler.stuck import Reading, StuckPolicy, Watch
 from scaler.weights.masters import MasterWeights
 from scaler.weights.trainable import TrainableSet
 

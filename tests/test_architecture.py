@@ -1,6 +1,7 @@
 """Guards the drawing of the rooms: each stands in it once, and imports only from lines above its own."""
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -13,8 +14,9 @@ TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 def drawn(package):
     """The line of each room."""
     block = re.search(rf"^    {package}/\n((?:      .+\n)+)", TEXT, re.MULTILINE).group(1)
-    lines = [re.split(r"\s{2,}", line.strip())[0].split(", ") for line in block.splitlines()]
-    return {room: number for number, rooms in enumerate(lines) for room in rooms}
+    rooms = re.findall(r"^      (\w+)  ", block, re.MULTILINE)
+    assert len(set(rooms)) == len(rooms)
+    return {room: number for number, room in enumerate(rooms)}
 
 
 def files(package):
@@ -35,22 +37,39 @@ def imported(path, package):
             yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith(f"{package}."))
 
 
+def arrows(package):
+    return {(room, other) for room, path in files(package) for other in imported(path, package) if other != room}
+
+
 @pytest.mark.parametrize("package", ["scaler", "loops"])
 def test_every_room_is_drawn_and_imports_go_up(package):
     lines = drawn(package)
     assert {room for room, _ in files(package)} == set(lines)
-    arrows = {(room, other) for room, path in files(package) for other in imported(path, package) if other != room}
-    assert len(arrows) > 20
-    assert {(room, other) for room, other in arrows if lines[other] >= lines[room]} == set()
+    assert len(arrows(package)) > 20
+    assert {(room, other) for room, other in arrows(package) if lines[other] >= lines[room]} == set()
 
 
-def test_the_scaler_knows_nothing_of_loops():
-    assert [path for _, path in files("scaler") if any(imported(path, "loops"))] == []
+@pytest.mark.parametrize(("package", "entries", "floors"), [("scaler", 18, 10), ("loops", 16, 10)])
+def test_a_house_stays_small(package, entries, floors):
+    assert len([path for path in (ROOT / package).iterdir() if path.name != "__pycache__"]) <= entries
+
+    @functools.cache
+    def floor(room):
+        return 1 + max((floor(other) for one, other in arrows(package) if one == room), default=0)
+
+    assert max(floor(room) for room, _ in files(package)) <= floors
+
+
+@pytest.mark.parametrize(("package", "others"), [("scaler", ["loops", "halfstep"]), ("loops", ["halfstep"])])
+def test_a_package_knows_nothing_of_those_above_it(package, others):
+    assert [path for _, path in files(package) for other in others if any(imported(path, other))] == []
 
 
 def test_files_that_are_named_are_there():
     there = [
-        f"/{path.relative_to(ROOT)}" for folder in ("scaler", "loops", "tests") for path in (ROOT / folder).rglob("*")
+        f"/{path.relative_to(ROOT)}"
+        for folder in ("scaler", "loops", "halfstep", "tests")
+        for path in (ROOT / folder).rglob("*")
     ]
     names = re.findall(r"`([\w/]+(?:/|\.py))", TEXT)
     assert len(names) > 20

@@ -9,9 +9,9 @@ import sys
 import pytest
 from markdown_blocks import python_blocks, run_blocks
 
+import halfstep as cli
 import loops
 import scaler
-from loops import cli
 
 TESTS = pathlib.Path(__file__).parent
 DOCS = TESTS.parent / "docs"
@@ -46,7 +46,7 @@ def test_a_page_runs_and_prints_what_it_shows(tmp_path, monkeypatch, capsys, pag
     run_blocks(text, tmp_path)
     printed = capsys.readouterr().out
     shown = re.findall(r"^```text\n(.*?)```", text, flags=re.MULTILINE | re.DOTALL)
-    if page == "diagnosis.md":  # The last block is what the commands print: tests/autopsy/test_documented.py.
+    if page == "diagnosis.md":  # The last block is what the commands print: tests/loops/diagnose/test_documented.py.
         shown = shown[:-1]
     assert printed == "".join(shown)
 
@@ -183,7 +183,7 @@ def test_the_replay_runs_as_shown(tmp_path, monkeypatch, capsys):
 DOCTOR = """
 import sys
 from loops import cli
-from loops.doctor import diagnosis
+from loops.diagnose.doctor import diagnosis
 diagnosis.SECONDS = 0.02
 sys.exit(cli.main(sys.argv[1:]))
 """

@@ -7,12 +7,12 @@ import re
 import types
 
 import loops
-import loops.errors
+import loops.support.errors
 import scaler.errors
 
 REFERENCE = pathlib.Path(__file__).parent.parent / "docs" / "reference"
 ERRORS = (REFERENCE / "errors.md").read_text(encoding="utf-8")
-MODULES = ("scaler", "loops", "loops.observe", "loops.plots", "scaler.testing")
+MODULES = ("scaler", "loops", "loops.observe", "loops.views.plots", "scaler.testing")
 NAMESPACES = ("strategies", "weights", "gradients", "layerwise", "observe", "presets", "tracing")
 
 
@@ -45,7 +45,7 @@ def test_every_public_name_is_in_the_reference_once():
 def test_every_error_and_warning_has_a_row_with_its_bases():
     rows = {row[0]: row[1] for row in re.findall(r"^\| `([\w.]+)` \|(.*)\|$", ERRORS, re.MULTILINE)}
     found = {}
-    for module in (scaler.errors, loops.errors):
+    for module in (scaler.errors, loops.support.errors):
         for name, thing in inspect.getmembers(module, inspect.isclass):
             if issubclass(thing, BaseException) and thing.__module__ == module.__name__:
                 found[f"{module.__name__.split('.')[0]}.{name}"] = thing
@@ -56,7 +56,9 @@ def test_every_error_and_warning_has_a_row_with_its_bases():
 
 
 def test_every_exit_status_has_a_row():
-    sources = [path.read_text(encoding="utf-8") for path in pathlib.Path(loops.__file__).parent.rglob("*.py")]
+    root = pathlib.Path(loops.__file__).parents[1]
+    files = [path for package in ("loops", "halfstep") for path in (root / package).rglob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in files]
     statuses = {number for source in sources for number in re.findall(r"EXIT_\w+ = (\d+)", source)}
     assert len(statuses) >= 7
     assert statuses <= set(re.findall(r"^\| (\d+) \|", ERRORS.split("## Exit statuses")[1], re.MULTILINE))

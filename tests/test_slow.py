@@ -42,7 +42,7 @@ def promised():
     files = re.findall(r"`[\w/]*?(\w+\.py)`", table)
     return [
         *lines_of("matrix/core.txt"),
-        *(str(path.relative_to(ROOT)) for name in files for path in ROOT.glob(f"tests/*/*{name}")),
+        *(str(path.relative_to(ROOT)) for name in files for path in ROOT.glob(f"tests/**/*{name}")),
     ]
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 import loops.tasks
 import scaler
-from loops.study.style import MUTED, STYLE, TEXT
+from loops.support.plot_style import MUTED, STYLE, TEXT
 
 HERE = pathlib.Path(__file__).parent
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"

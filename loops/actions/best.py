@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import scaler
 from loops.actions.evaluate import Evaluate
-from loops.errors import LoopError
+from loops.support.errors import LoopError
 
 if TYPE_CHECKING:
-    from loops.loop import Loop
+    from loops.loop.loop import Loop
 
 
 class Best:

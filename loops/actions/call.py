@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import scaler
-from loops.actions.every import Cadence, Seconds
-from loops.visit import Visit
+from loops.loop.cadence import Cadence, Seconds
+from loops.loop.visit import Visit
 
 
 class Call:

@@ -11,19 +11,19 @@ import tensorflow as tf
 
 import scaler
 from loops.actions.best import Best
-from loops.actions.every import Cadence, Seconds
-from loops.checks import check_count
-from loops.errors import CheckpointError, ResumeWarning
-from loops.resume import folder
-from loops.resume.common import Found, newest_common, place
-from loops.resume.identity import check_identity, check_layout
-from loops.resume.variables import layout
-from loops.workers.workers import Workers
-from loops.written.place import Place, as_path, reason
+from loops.loop.cadence import Cadence, Seconds
+from loops.loop.state import folder
+from loops.loop.state.common import Found, newest_common, place
+from loops.loop.state.identity import check_identity, check_layout
+from loops.loop.state.variables import layout
+from loops.loop.workers.workers import Workers
+from loops.support.checks import check_count
+from loops.support.errors import CheckpointError, ResumeWarning
+from loops.support.written.place import Place, as_path, reason
 
 if TYPE_CHECKING:
-    from loops.loop import Loop
-    from loops.visit import Visit
+    from loops.loop.loop import Loop
+    from loops.loop.visit import Visit
 
 
 BEST = "best"

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import scaler
 from loops.actions.best import Best
-from loops.checks import check_count
-from loops.visit import Visit
+from loops.loop.visit import Visit
+from loops.support.checks import check_count
 
 if TYPE_CHECKING:
-    from loops.loop import Loop
+    from loops.loop.loop import Loop
 
 
 class EarlyStop:

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.actions.every import Cadence, Seconds
-from loops.batches import explaining, parts
-from loops.errors import LoopError
-from loops.visit import Visit
+from loops.loop.cadence import Cadence, Seconds
+from loops.loop.visit import Visit
+from loops.support.batches import explaining, parts
+from loops.support.errors import LoopError
 
 
 class Evaluate:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from loops.checks import check_count
-from loops.errors import LoopError
-from loops.visit import Visit
-from loops.written.place import Place, as_path, check_folder
+from loops.loop.visit import Visit
+from loops.support.checks import check_count
+from loops.support.errors import LoopError
+from loops.support.written.place import Place, as_path, check_folder
 
 if TYPE_CHECKING:
-    from loops.loop import Loop
+    from loops.loop.loop import Loop
 
 
 class Profile:

@@ -12,12 +12,12 @@ import rich.table
 
 import scaler
 from loops.actions.evaluate import Evaluate
-from loops.actions.every import Cadence, Seconds
-from loops.visit import Visit
-from loops.written.place import Place
+from loops.loop.cadence import Cadence, Seconds
+from loops.loop.visit import Visit
+from loops.support.written.place import Place
 
 if TYPE_CHECKING:
-    from loops.loop import Loop
+    from loops.loop.loop import Loop
 
 _BAR = 20
 """Columns of the bar, which leave room for the numbers beside it."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import scaler
-from loops.actions.every import Cadence, Seconds
-from loops.visit import Visit
+from loops.loop.cadence import Cadence, Seconds
+from loops.loop.visit import Visit
 
 if TYPE_CHECKING:
-    from loops.loop import Loop
+    from loops.loop.loop import Loop
 
 
 class StopWhen:

@@ -23,7 +23,7 @@ def native(variable: Any) -> tf.Variable:
 
 
 @contextlib.contextmanager
-def in_float32(variables: Iterable[Any]) -> Iterator[None]:
+def variables_in_float32(variables: Iterable[Any]) -> Iterator[None]:
     """Has variables be float32 copies of themselves: in regularizers and in their gradients, too.
 
     What is assigned to them meanwhile is lost.

@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from loops.study.style import STYLE, WIDTH
+from loops.support.plot_style import STYLE, WIDTH
 
 _POINTS = 2000
 """The most that are drawn of a line, each the extremes of the steps around it."""

@@ -12,14 +12,14 @@ import numpy as np
 
 import scaler
 from loops.actions.checkpoint import Checkpoint
-from loops.columns import columns
-from loops.errors import LoopError
-from loops.loop import Loop
-from loops.replay.trained import Course, change_strategy, course
-from loops.resume import folder
-from loops.rewind.log import read_log
-from loops.rewind.opened import open_run
-from loops.rewind.replay import log_of, rewind
+from loops.loop.loop import Loop
+from loops.loop.state import folder
+from loops.record.log import read_log
+from loops.replay.retraining import History, change_strategy, course
+from loops.run.rewind.open import open_run
+from loops.run.rewind.rewind import log_of, rewind
+from loops.support.errors import LoopError
+from loops.support.text import columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Side:
     mean_log2_scale: float
     final_scale: float
     loss: float
-    course: Course = dataclasses.field(repr=False, compare=False)
+    course: History = dataclasses.field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """All but the steps, for JSON."""
@@ -164,11 +164,11 @@ def _changed(loop: Loop, strategy: scaler.Strategy) -> Callable[[], object]:
     return lambda: setattr(step, "loss_scaler", before)
 
 
-def _stacked(outputs: Sequence[dict[str, np.ndarray]], first: int) -> Course:
+def _stacked(outputs: Sequence[dict[str, np.ndarray]], first: int) -> History:
     return course({name: np.array([one[name] for one in outputs]) for name in outputs[0]}, first)
 
 
-def _recorded(rows: Sequence[dict], began_at: int, last: int) -> Course:
+def _recorded(rows: Sequence[dict], began_at: int, last: int) -> History:
     kept = [row for row in rows if began_at < row["step"] <= last]
     missing = [name for name in ("loss_scale", "applied") if any(row.get(name) is None for row in kept)]
     if missing or len(kept) != last - began_at:
@@ -185,7 +185,7 @@ def _recorded(rows: Sequence[dict], began_at: int, last: int) -> Course:
     return course(outputs, began_at + 1)
 
 
-def _side(name: str, taken: Course) -> Side:
+def _side(name: str, taken: History) -> Side:
     skips, steps = int(taken.skipped.sum()), len(taken.step)
     return Side(
         name,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.errors import LoopError
+from loops.record.trace import TraceTables
 from loops.replay.limits import Limits, Seen, limits_of
-from loops.trace import TraceTables
+from loops.support.errors import LoopError
 
 RECORD = "loops.Trace and TrainStep(..., probes=scaler.observe.watch(model)), as halfstep train --trace does it"
 """How to record what a replay needs."""

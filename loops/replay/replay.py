@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 import scaler
-from loops.errors import LoopError
-from loops.replay.flushed import Counted, Lost, counted_in, lost
 from loops.replay.recording import Recording, largest_gradient, recording_of
 from loops.replay.results import Replay, Replayed
 from loops.replay.sources import Source, named_strategies, tables_of
 from loops.replay.stepping import Facts, step_through
-from loops.replay.tallies import Tallies, tallies_of
+from loops.replay.tallies import Counted, Lost, Tallies, counted_in, lost, tallies_of
+from loops.support.errors import LoopError
 
 Progress = Callable[[int, int], object]
 _THREADS = 2

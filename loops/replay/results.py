@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import os
 from typing import Any
 
 import numpy as np
 
-from loops.columns import columns
+from loops.support.text import columns
+from loops.support.written.place import as_path, writing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,3 +93,21 @@ class Replay:
 
 def _share(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}%}"
+
+
+def write_scales(found: Replay, path: str | os.PathLike) -> None:
+    """Writes a CSV of the column `step` and a column of scales for each strategy, named as it is.
+
+    Args:
+        found: Of one trace: in several the same step has several scales.
+        path: The file; it is replaced.
+
+    Raises:
+        NotWritable: If it cannot be written.
+    """
+    place = as_path("write_scales", "path", path)
+    columns = [one.scales.tolist() for one in found.strategies]
+    with writing("--scales", place), place.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["step", *(one.strategy for one in found.strategies)])
+        writer.writerows(zip(found.numbers.tolist(), *columns, strict=True))

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import scaler
-from loops.errors import LoopError
-from loops.runs.run import TRACE
-from loops.runs.strategy_text import parse_strategy
-from loops.trace import TraceTables, read
-from loops.written.place import as_path
+from loops.record.files import trace_of
+from loops.record.trace import TraceTables, read
+from loops.run.strategy_text import parse_strategy
+from loops.support.errors import LoopError
+from loops.support.written.place import as_path
 
 Source = str | os.PathLike | TraceTables
 
@@ -45,15 +45,13 @@ def trace_in(place: pathlib.Path) -> pathlib.Path:
     """
     if not place.is_dir():
         return place
-    if (place / TRACE).is_file():
-        return place / TRACE
-    others = sorted(place.glob("*.arrow"))
-    if len(others) != 1:
-        held = f"holds {', '.join(one.name for one in others)}" if others else "holds no trace"
+    found = trace_of(place)
+    if found is None:
         raise LoopError(
-            f"{place}: it {held}. Name the file, or record one: halfstep train --trace, or loops.Trace in a program."
+            f"{place}: it holds no trace. Name the file, or record one: halfstep train --trace, or loops.Trace in a "
+            "program."
         )
-    return others[0]
+    return found
 
 
 def named_strategies(strategies: Any) -> list[tuple[str, scaler.Strategy]]:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import scaler
-from loops.columns import columns
-from loops.errors import LoopError
+from loops.record.trace import TraceTables
 from loops.replay.recording import Recording, recording_of
 from loops.replay.replay import replay_recordings
 from loops.replay.results import Replayed
 from loops.replay.sources import Source, tables_of
-from loops.runs.strategy_text import parse_strategy
-from loops.trace import TraceTables
+from loops.run.strategy_text import parse_strategy
+from loops.support.errors import LoopError
+from loops.support.text import columns
 
 GRIDS: dict[str, Mapping[str, Sequence[Any]]] = {
     "static": {"": [f"2**{exponent}" for exponent in range(0, 31, 2)]},

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 import scaler
-from loops.errors import LoopError
 from loops.replay.recording import Recording
 from loops.replay.replay import replay_recordings
 from loops.replay.results import Replayed
-from loops.replay.trained import Course, again, change_strategy, train_again
+from loops.replay.retraining import History, again, change_strategy, train_again
+from loops.support.errors import LoopError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Validated:
     """
 
     replayed: Replayed
-    trained: Course
+    trained: History
     agreement: float
     same_skips: bool
     parts_at: int | None
@@ -93,7 +93,7 @@ def validate(
     return compared
 
 
-def _compared(replayed: Replayed, trained: Course, recording: Recording) -> Validated:
+def _compared(replayed: Replayed, trained: History, recording: Recording) -> Validated:
     # The trace may end within a window, which then is not of the recording.
     if not np.array_equal(trained.step, recording.step):
         raise LoopError(
@@ -112,7 +112,7 @@ def _compared(replayed: Replayed, trained: Course, recording: Recording) -> Vali
     )
 
 
-def _why(replayed: Replayed, trained: Course, recording: Recording, at: int) -> str:
+def _why(replayed: Replayed, trained: History, recording: Recording, at: int) -> str:
     there = f"{trained.scales[at]:g} trained, {replayed.scales[at]:g} replayed"
     before = at - 1
     if before < 0:

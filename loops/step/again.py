@@ -13,7 +13,7 @@ import tensorflow as tf
 import scaler
 from loops.backend.steps import has_effects, kinds_of_operations
 from loops.backend.variables import native
-from loops.decisions import captured
+from loops.step.scalers_in_graph import captured
 
 Differentiate = Callable[[tf.Tensor], list]
 _PYTHON = "EagerPyFunc"

@@ -8,8 +8,8 @@ import keras
 
 import scaler
 from loops.backend.steps import schedule
-from loops.checks import check_count
-from loops.step.by_attempts import ByAttempts
+from loops.step.schedule import ByAttempts
+from loops.support.checks import check_count
 
 
 def computes_in_float16(model: keras.Model) -> bool:

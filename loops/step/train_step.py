@@ -10,8 +10,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.batches import explaining, parts
-from loops.errors import BadOutputs
+from loops.step.accumulation import MicroBatches
 from loops.step.again import taken_again
 from loops.step.arguments import (
     check_late_layers,
@@ -25,7 +24,8 @@ from loops.step.arguments import (
 from loops.step.named_losses import as_loss_function
 from loops.step.probing import OUTPUTS as PROBED
 from loops.step.probing import Probing, check_probes
-from loops.step.window import MicroBatches
+from loops.support.batches import explaining, parts
+from loops.support.errors import BadOutputs
 
 OUTPUTS = (
     "loss",

@@ -12,16 +12,17 @@ import numpy as np
 
 import scaler
 from loops.actions import Progress
-from loops.energy.meter import EnergyMeter
-from loops.runs.run import RunOptions, train, write_json
+from loops.loop.visit import Action, Visit
+from loops.record.files import STEPS, SUMMARY, write_json
+from loops.run.train import RunOptions, train
 from loops.study.costs import Costs, costs_of
+from loops.study.energy.meter import EnergyMeter
 from loops.study.gradients import GradientAction, GradientProbe
 from loops.study.setups import Setup
 from loops.study.summaries import failed
+from loops.support.written.held import HeldPlaces
+from loops.support.written.place import Place
 from loops.tasks import ImageTask, Task
-from loops.visit import Action, Visit
-from loops.written.held import HeldPlaces
-from loops.written.place import Place
 
 
 def run_study(
@@ -60,14 +61,14 @@ def run_study(
     if not isinstance(task, ImageTask):
         raise scaler.InvalidArgument(
             f"run_study({type(task).__name__} {task.name!r}): a study measures the gradients of images: expected a "
-            "loops.tasks.ImageTask, such as digits. Train others by themselves with loops.runs.train."
+            "loops.tasks.ImageTask, such as digits. Train others by themselves with loops.run.train."
         )
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     probe, known = GradientProbe(task), dict[tuple, dict | None]()
     runs = []
     with HeldPlaces([("study", Place(out, "folder"))]), EnergyMeter() as meter:
-        (out / "summary.json").unlink(missing_ok=True)
+        (out / SUMMARY).unlink(missing_ok=True)
         for setup in setups:
             for seed in range(seeds):
                 costs = Costs(meter)
@@ -80,7 +81,7 @@ def run_study(
             "setups": summarise(setups, runs),
             "runs": runs,
         }
-        write_json(out / "summary.json", summary)
+        write_json(out / SUMMARY, summary)
     return summary
 
 
@@ -150,7 +151,7 @@ def _run(
         return [costs, last, *counting, *shown, costs.leave]
 
     # A run that fails before it writes must not leave those of an older study.
-    for name in ("steps.jsonl", "summary.json"):
+    for name in (STEPS, SUMMARY):
         (out / folder / name).unlink(missing_ok=True)
     try:
         summary = train(task, options, out / folder, actions)

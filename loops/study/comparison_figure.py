@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from loops.study.curves import logarithmic_scales
-from loops.study.style import LIGHT, MUTED, STYLE, WIDTH, Mark, few, marks, shortened
-from loops.study.summaries import Steps, failed, options_of, place, runs_of, share
+from loops.study.summaries import Steps, failed, options_of, place, runs_of
+from loops.support.plot_style import LIGHT, MUTED, STYLE, WIDTH, Mark, few, marks, shortened
+from loops.support.text import share
 
 _LEAST = 1e-5
 """The left end of the axis of shares: smaller ones, and none, stand there."""

@@ -11,12 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.energy.meter import EnergyMeter
-from loops.loop import Loop
-from loops.memory.count import footprints
+from loops.diagnose.memory.count import footprints
+from loops.loop.loop import Loop
+from loops.loop.visit import Visit
 from loops.step.train_step import TrainStep
+from loops.study.energy.meter import EnergyMeter
 from loops.tasks import ImageTask
-from loops.visit import Visit
 
 COSTS = ("ms/step", "MB", "J/step")
 """Headings of `cost_cells`."""

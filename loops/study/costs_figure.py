@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from loops.study.costs import cost_cells
-from loops.study.style import STYLE, WIDTH, Mark, marks, shortened
+from loops.support.plot_style import STYLE, WIDTH, Mark, marks, shortened
 
 _PANELS = (("milliseconds", "ms a step"), ("bytes", "MB that a step holds"), ("joules", "J a step"))
 

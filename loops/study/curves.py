@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from loops.study.style import LIGHT, MUTED, STYLE, TEXT, WIDTH, Mark, few, head, marks
 from loops.study.summaries import (
     Steps,
     comparable,
@@ -26,6 +25,7 @@ from loops.study.summaries import (
     skipped,
     split_rows,
 )
+from loops.support.plot_style import LIGHT, MUTED, STYLE, TEXT, WIDTH, Mark, few, head, marks
 
 _IN_A_COLUMN = 4
 

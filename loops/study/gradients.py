@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.loop.visit import Visit
 from loops.tasks import ImageTask
-from loops.visit import Visit
 
 LOWEST, HIGHEST = -60, 20
 """The exponents that are counted one by one: floor(log2|g|), with everything below or above in the end bins."""

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from loops.study.curves import loss_panels
-from loops.study.style import MUTED, STYLE, WIDTH, head, marks
-from loops.study.summaries import Steps, options_of, runs_of, share, split_rows
+from loops.study.summaries import Steps, options_of, runs_of, split_rows
+from loops.support.plot_style import MUTED, STYLE, WIDTH, head, marks
+from loops.support.text import share
 
 # float16's number line in powers of two: values of 2^-25 and less become zero, those of 65520 and more infinite.
 _REGIONS = (

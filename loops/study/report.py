@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import html
 import json
 import math
@@ -11,13 +12,15 @@ import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
 
-from loops.errors import LoopError
-from loops.json_values import row_of
+from loops.record.files import STEPS, SUMMARY
+from loops.record.log import read_log
 from loops.study import texts
 from loops.study.costs import COSTS, cost_cells, has_costs
 from loops.study.setups import SETUPS
-from loops.study.summaries import Steps, failed, failure, options_of, place, runs_of, share, split_rows
-from loops.written.place import writing
+from loops.study.summaries import Steps, failed, failure, options_of, place, runs_of, split_rows
+from loops.support.errors import LoopError
+from loops.support.text import share
+from loops.support.written.place import writing
 
 try:
     from loops.study.comparison_figure import comparison_figure
@@ -25,7 +28,7 @@ try:
     from loops.study.curves import loss_figure, loss_scale_figure
     from loops.study.histograms import gradients_figure, small_loss_figure
     from loops.study.page import PAGE, STYLE, sample
-    from loops.study.style import marks
+    from loops.support.plot_style import marks
 except ModuleNotFoundError as error:
     raise LoopError('the figures need matplotlib: pip install "halfstep[study]"') from error
 
@@ -50,7 +53,7 @@ def write_report(folder: str | os.PathLike) -> list[pathlib.Path]:
         OSError: If a file of the study is missing, or one of the report cannot be written.
     """
     folder = pathlib.Path(folder)
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     steps = read_steps(folder, summary)
     figures = {
         "comparison": comparison_figure(summary, steps),
@@ -81,9 +84,10 @@ def read_steps(folder: pathlib.Path, summary: Mapping) -> Steps:
     """The lines of each run, by its `folder`; none for a run that failed before its first step."""
     steps: dict[str, list[dict]] = {}
     for run in summary["runs"]:
-        path = folder / run["folder"] / "steps.jsonl"
-        lines = [] if "error" in run and not path.exists() else path.read_text(encoding="utf-8").splitlines()
-        steps[run["folder"]] = [row for line in lines if (row := row_of(line))]
+        path = folder / run["folder"] / STEPS
+        if "error" not in run and not path.exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        steps[run["folder"]] = read_log(path)
     return steps
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 import scaler
-from loops.runs.strategy_text import parse_strategy
+from loops.run.strategy_text import parse_strategy
 
 SMALL = 2.0**-20
 """The constant of the small-loss set-ups: what a loss term with a weight of one in a million looks like."""
@@ -21,7 +21,7 @@ class Setup:
         name: As on the command line and in folder names.
         title: For people.
         policy: Keras dtype policy.
-        strategy: As `loops.runs.strategy_text.parse_strategy` takes it.
+        strategy: As `loops.run.strategy_text.parse_strategy` takes it.
         masters: Whether 16-bit variables have float32 masters.
         loss_factor: A constant the loss is multiplied by.
     """

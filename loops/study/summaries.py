@@ -65,15 +65,3 @@ def losses(summary: Mapping, steps: Steps, row: Mapping) -> np.ndarray:
 def skipped(record: Mapping) -> bool:
     """Whether a line is of a step that was skipped."""
     return record["attempted"] and not record["applied"]
-
-
-def share(value: float) -> str:
-    """A share as a percentage with two significant digits: "8.5%", "0.021%", "<0.001%", "0%", ">99.9%".
-
-    Where two digits would round up to all, one place more is shown: "99.7%".
-    """
-    if value in (0, 1):
-        return f"{value:.0%}"
-    if value < 1e-5 or value > 0.999:
-        return "<0.001%" if value < 1e-5 else ">99.9%"
-    return f"{value:.1%}" if value >= 0.995 else f"{100 * value:.2g}%"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import scaler
-from loops.names import IMAGE_TASKS as IMAGE_TASKS
 from loops.tasks import digits, mnist, text
 from loops.tasks.images import ImageTask as ImageTask
 from loops.tasks.text import TextTask as TextTask
 
 Task = ImageTask | TextTask
+IMAGE_TASKS = ("digits", "mnist")
+"""The tasks that are an `ImageTask`, which a study needs."""
 _TASKS: dict[str, Callable[[], Task]] = {"digits": digits.load, "mnist": mnist.load, "text": text.load}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from loops.errors import LoopError
+from loops.support.errors import LoopError
 from loops.tasks.images import ImageTask
 
 _TEST_SHARE = 0.2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from loops.errors import LoopError
+from loops.support.errors import LoopError
 from loops.tasks.images import ImageTask
 
 

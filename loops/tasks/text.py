@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from loops.errors import LoopError
+from loops.support.errors import LoopError
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 """Every other character, such as those beyond ASCII, is left out, and a tab is four spaces."""

@@ -12,7 +12,7 @@ from scaler.backend import replicas
 from scaler.backend.autograph import as_called
 from scaler.backend.graphs import apart, traced_once
 from scaler.checks import SMALLEST_SCALE
-from scaler.outcome import Cause, Skip
+from scaler.outcome.outcome import Cause, Skip
 
 _LOW_SCALE = 2.0**-14
 """Where float16's backward pass can hardly overflow any more."""

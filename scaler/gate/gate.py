@@ -15,13 +15,13 @@ from scaler.backend.graphs import apart
 from scaler.gate.choose import Attempt, choose_attempt, choose_update, selects
 from scaler.gate.events import event_of
 from scaler.gate.optimizers import build_optimizer
+from scaler.gate.rollback import Snapshot, chosen_state
 from scaler.gate.selecting import move_where, reason_by_norms, restore_where
 from scaler.gate.skip_reasons import reason_of
 from scaler.gate.targets import Targets
 from scaler.gate.unscale_and_clip import finish_all
 from scaler.gradients.clipping import Clipping, Limiter
-from scaler.outcome import Skip, not_skipped, unless_limited
-from scaler.rollback import Snapshot, chosen_state
+from scaler.outcome.outcome import Skip, not_skipped, unless_limited
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
 

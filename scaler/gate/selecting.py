@@ -15,9 +15,9 @@ import tensorflow as tf
 from scaler.backend import replicas
 from scaler.backend.selected import assigned_where
 from scaler.gate.optimizers import variables_of
+from scaler.gate.rollback import chosen_state
 from scaler.gate.targets import Targets
-from scaler.outcome import Cause, Skip, not_skipped, presumed_cause
-from scaler.rollback import chosen_state
+from scaler.outcome.outcome import Cause, Skip, not_skipped, presumed_cause
 
 
 def move_where(finite: tf.Tensor, targets: Targets, move: Callable[[], None]) -> None:

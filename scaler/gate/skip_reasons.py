@@ -9,7 +9,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend.graphs import apart
 from scaler.gate.targets import Targets
-from scaler.outcome import Skip, presumed_cause
+from scaler.outcome.outcome import Skip, presumed_cause
 
 
 def reason_of(targets: Targets, grads: Sequence, squares: tf.Tensor, loss_finite: tf.Tensor) -> Skip:

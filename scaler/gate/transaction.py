@@ -11,7 +11,7 @@ from scaler.backend import replicas
 from scaler.backend.graphs import apart, in_xla
 from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import Optimizer, name_of, variables_of
-from scaler.outcome import Cause, Skip, not_skipped
+from scaler.outcome.outcome import Cause, Skip, not_skipped
 
 
 class Proven:

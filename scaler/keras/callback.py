@@ -9,7 +9,7 @@ import keras
 from scaler.errors import InvalidArgument
 from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored
 from scaler.loss_scaler import LossScaler
-from scaler.stuck import StuckPolicy
+from scaler.outcome.stuck import StuckPolicy
 from scaler.weights.trainable import TrainableSet
 
 _TRACED_FOR = "scaler_traced_for"

@@ -23,7 +23,7 @@ from scaler.keras.other_names import OtherNames
 from scaler.keras.variable_order import Order
 from scaler.loss_scaler import LossScaler
 from scaler.mistakes.marks import SCALED, mark
-from scaler.outcome import Outcome
+from scaler.outcome.outcome import Outcome
 from scaler.strategies import Strategy
 from scaler.weights.masters import MasterWeights
 

@@ -15,10 +15,10 @@ from scaler.backend import replicas
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning
+from scaler.gate.rollback import chosen_state, state_of
 from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.keras.shown_metrics import Shown
-from scaler.rollback import chosen_state, state_of
 from scaler.weights.trainable import TrainableSet
 
 _MARK = "_scaler_protected"

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from scaler.backend.formats import float_format
 from scaler.checks import as_float, check_bounds, check_count, check_number
 from scaler.errors import InvalidArgument
-from scaler.formats import float_format
 from scaler.strategies import exact
 from scaler.strategies.base import amax_of, bounded
 

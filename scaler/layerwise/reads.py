@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.autograph import as_called, as_written
+from scaler.backend.layers import layers_of
 from scaler.errors import InvalidArgument
-from scaler.layers import layers_of
 from scaler.layerwise.rescaling import Rescale
 
 _READER = re.compile(r"halfstep_reader_(\d+)_")

@@ -13,8 +13,8 @@ from scaler import gradients
 from scaler.backend.replicas import replica_count
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.mistakes.forgotten import nobody_scaled
+from scaler.mistakes.open_step import OpenStep
 from scaler.mistakes.still_scaled import still_scaled
-from scaler.open_step import OpenStep
 
 _READ = "loss_scale was read outside of a tape, and nothing was scaled since the last step"
 _INSTEAD = (

@@ -1,7 +1,7 @@
 """What the values of a tensor are, counted by exponent, and what a number format would make of them."""
 
-from scaler.layers import layers_by_path as layers_by_path
-from scaler.layers import layers_of as layers_of
+from scaler.backend.layers import layers_by_path as layers_by_path
+from scaler.backend.layers import layers_of as layers_of
 from scaler.observe.best_scale import best_scale as best_scale
 from scaler.observe.bins import BINS as BINS
 from scaler.observe.bins import HIGHEST as HIGHEST

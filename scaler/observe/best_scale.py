@@ -6,9 +6,9 @@ import math
 
 from numpy.typing import ArrayLike
 
+from scaler.backend.formats import FloatFormat
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE
 from scaler.errors import InvalidArgument
-from scaler.formats import FloatFormat
 from scaler.observe.classes import checked, classes_of, only, present_bins, scaled
 from scaler.observe.rounding_error import Interval
 from scaler.observe.source import Source, magnitudes

@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaler.formats import FloatFormat
+from scaler.backend.formats import FloatFormat
 from scaler.observe.bins import INFINITY, NAN, ZERO
 from scaler.observe.classes import Classes, checked, classes_of, only, present_bins, scaled
 from scaler.observe.rounding_error import Interval, signal_to_noise

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scaler.backend.formats import FloatFormat
 from scaler.errors import InvalidArgument
-from scaler.formats import FloatFormat
 from scaler.observe.bins import NAN
 from scaler.observe.source import Magnitudes, Source, check_counts, check_format
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scaler.formats import FloatFormat
+from scaler.backend.formats import FloatFormat
 from scaler.observe.bins import INFINITY, NAN, ZERO
 from scaler.observe.source import Magnitudes
 

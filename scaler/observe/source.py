@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scaler.backend.formats import FloatFormat, float_format
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_constant, check_flag
 from scaler.errors import InvalidArgument
-from scaler.formats import FloatFormat, float_format
 from scaler.observe.bins import BINS, HIGHEST, INFINITY, LOWEST, NAN, ZERO, bin_of
 
 _COUNTED = ("float16", "bfloat16", "float32")

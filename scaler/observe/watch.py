@@ -13,8 +13,8 @@ from typing import Any, TypeGuard
 import keras
 import tensorflow as tf
 
+from scaler.backend.layers import layers_by_path
 from scaler.errors import InvalidArgument
-from scaler.layers import layers_by_path
 from scaler.observe.probes import ACTIVATIONS, GRADIENTS, Collection, current, is_probed
 
 KINDS = (ACTIVATIONS, GRADIENTS, "weight_gradients", "weights", "updates", "slots")

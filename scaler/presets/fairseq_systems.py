@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from scaler.outcome.stuck import StuckPolicy
 from scaler.presets.rules.moving_window import MovingWindow
 from scaler.presets.rules.skipped_at_floor import SkippedAtFloor
 from scaler.presets.rules.tolerance import Tolerance
-from scaler.stuck import StuckPolicy
 
 
 def fairseq(

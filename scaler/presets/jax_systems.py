@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from scaler.checks import SMALLEST_SCALE, check_count, check_scale
+from scaler.outcome.stuck import StuckPolicy
 from scaler.presets.rules.precision import single
 from scaler.presets.rules.streak import Streak
 from scaler.presets.torch_systems import check_factors, checked_bound
 from scaler.strategies.no_scaling import NoScaling
-from scaler.stuck import StuckPolicy
 
 
 def flax(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_number, is_symbolic
+from scaler.outcome.stuck import StuckPolicy
 from scaler.presets.rules.first_overflow import FirstOverflow
 from scaler.presets.rules.lag import OneStepLate
 from scaler.presets.rules.precision import as_double, single
 from scaler.presets.rules.streak import Streak
 from scaler.presets.torch_systems import check_factors
 from scaler.strategies.dynamic import Dynamic
-from scaler.stuck import StuckPolicy
 
 
 def mxnet(initial_scale: float = 2.0**16, *, growth_interval: int = 2000, max_scale: float = 2.0**24) -> OneStepLate:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE, check_count, check_number, check_scale
+from scaler.outcome.stuck import StuckPolicy
 from scaler.presets.rules.log2 import Log2
 from scaler.presets.rules.precision import smaller
 from scaler.presets.rules.skipped_at_floor import SkippedAtFloor
 from scaler.presets.rules.spaced import Spaced
 from scaler.presets.rules.streak import Streak
 from scaler.strategies.dynamic import Dynamic
-from scaler.stuck import StuckPolicy
 
 
 def pytorch(

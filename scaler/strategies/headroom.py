@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple
 import tensorflow as tf
 
 from scaler.backend.autograph import as_written
+from scaler.backend.formats import float_format
 from scaler.checks import as_float, check_bounds, check_count
-from scaler.formats import float_format
 from scaler.strategies import exact
 from scaler.strategies.base import Event, Needs, amax_of, bounded
 

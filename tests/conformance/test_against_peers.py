@@ -16,7 +16,7 @@ import tensorflow as tf
 import words
 
 from scaler import presets
-from scaler.stuck import Reading
+from scaler.outcome.stuck import Reading
 
 STEPS = 10_000
 # Words of 200 steps: long enough for a dozen growths, short enough for many sets of arguments. Some leave the range, or

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scaler import Event, LossScaler, StuckPolicy, presets
-from scaler.stuck import Reading
+from scaler.outcome.stuck import Reading
 
 SMALL = {
     "chainer": {"interval": 3},

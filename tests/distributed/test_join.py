@@ -11,7 +11,7 @@ from worker_cases import as_worker, configuration, free_ports, joins_nobody, ser
 
 import loops
 import scaler
-from loops.workers.join import addresses, join_workers
+from loops.loop.workers.join import addresses, join_workers
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import loops
-from loops.resume import folder
-from loops.resume.common import newest_common, place
-from loops.workers.workers import Workers
+from loops.loop.state import folder
+from loops.loop.state.common import newest_common, place
+from loops.loop.workers.workers import Workers
 
 
 class Threads:

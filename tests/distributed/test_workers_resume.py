@@ -9,7 +9,7 @@ import json
 import pytest
 from worker_cases import END, ends, killed, run_to_end, start_workers, statuses, told
 
-from loops.resume import folder
+from loops.loop.state import folder
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ END, EVERY = 10, 3
 def server():
     """Where processes come from."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "keras", "loops.public", "loops.cli.train"])
+    context.set_forkserver_preload(["tensorflow", "keras", "loops", "halfstep.train"])
     return context
 
 

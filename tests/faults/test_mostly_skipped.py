@@ -12,7 +12,7 @@ from mirrored import mirrored
 import loops
 import scaler
 from scaler import Dynamic, Event, LossScaler, StuckError, StuckPolicy, presets
-from scaler.stuck import Reading, Watch
+from scaler.outcome.stuck import Reading, Watch
 
 BOUNDS = (2.0**-126, 2.0**126)
 

@@ -5,7 +5,7 @@ import pytest
 from crash_cases import end, run_to_end, start
 
 from loops import tasks
-from loops.runs.run import RunOptions, train
+from loops.run.train import RunOptions, train
 
 
 @pytest.fixture(scope="session")

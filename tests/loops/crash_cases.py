@@ -32,7 +32,7 @@ NO_DISK = 77
 def server():
     """Where processes come from."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "keras", "loops.public", "loops.cli.train"])
+    context.set_forkserver_preload(["tensorflow", "keras", "loops", "halfstep.train"])
     return context
 
 
@@ -194,7 +194,7 @@ def end(folder):
 
 def command(folder, *arguments):
     """The command line, in a process of its own."""
-    from loops import cli
+    import halfstep as cli
 
     with (
         (pathlib.Path(folder) / "errors.txt").open("w") as sys.stderr,

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from loops.resume.position import Position
+from loops.loop.state.position import Position
 
 CUTS = (1, 5, 12, 13)
 """Every pipeline of `test_operations` of which TensorFlow forgets something goes on differently at one of them."""

@@ -8,7 +8,6 @@ import types
 import pytest
 
 import loops
-import loops.public
 import scaler
 
 _NAMES = """
@@ -16,7 +15,7 @@ import sys
 extras = ("matplotlib", "sklearn", "tensorboard", "pyarrow")
 for name in extras:
     sys.modules[name] = None   # As if it were not installed: Keras looks for matplotlib by itself.
-import loops.public, loops.cli, loops.runs, loops.machine, loops.tasks, loops.study.compare
+import loops, halfstep.train, loops.run, loops.diagnose.doctor.machine, loops.tasks, loops.study.compare
 found = [n for n, m in sys.modules.items() if m and n.partition(".")[0] in extras]
 print("found", found)
 """
@@ -25,7 +24,7 @@ print("found", found)
 def test_all_lists_the_public_names_in_order():
     public = [
         name
-        for name, value in vars(loops.public).items()
+        for name, value in vars(loops).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     ]
     assert loops.__all__ == sorted([*public, "observe"])  # The namespace of what is told of a run.

@@ -3,14 +3,14 @@
 Read it as a list of the guards: take one out, and this is who notices. Patches are in `patches/`, by name.
 """
 
-ATTEMPTS = "tests/loops/test_schedules.py"
-AVERAGED = "tests/loops/test_averaged.py"
+ATTEMPTS = "tests/loops/step/test_schedules.py"
+AVERAGED = "tests/loops/actions/test_averaged.py"
 APPLY = "tests/scaler/test_apply.py"
 CAUSES = "tests/faults/test_causes.py"
 CLIPPING = "tests/scaler/test_clipping.py"
 CLUSTERS = "tests/scaler/test_clusters.py"
 CUT_WEIGHTS = "tests/scaler/test_cut_weights.py"
-DEFAULT_SCALING = "tests/loops/test_step_default_scaling.py"
+DEFAULT_SCALING = "tests/loops/step/test_step_default_scaling.py"
 DUPLICATES = "tests/scaler/test_duplicates.py"
 DYNAMIC = "tests/scaler/strategies/test_dynamic.py"
 JOINED = "tests/scaler/test_joined.py"
@@ -42,11 +42,11 @@ TRAINABLE = "tests/scaler/test_trainable.py"
 UNSEEN = "tests/scaler/test_unseen_loss.py"
 UPDATES = "tests/scaler/test_transaction.py"
 WHERE = "tests/faults/test_where_it_began.py"
-WINDOW = "tests/loops/test_accumulate.py"
+WINDOW = "tests/loops/step/test_accumulate.py"
 CARRIED = "tests/scaler/test_carried_scale.py"
-WINDOW_SCALE = "tests/loops/test_scale_moves_in_a_window.py"
-WINDOW_SUMS = "tests/loops/test_accumulate_gradients.py"
-WRITTEN = "tests/loops/test_written_steps.py"
+WINDOW_SCALE = "tests/loops/step/test_scale_moves_in_a_window.py"
+WINDOW_SUMS = "tests/loops/step/test_accumulate_gradients.py"
+WRITTEN = "tests/loops/step/test_scalers_in_graph.py"
 
 BREAKAGES = {
     # Corrupts
@@ -199,14 +199,14 @@ BREAKAGES = {
     ),
     "a_restored_scaler_is_blamed_for_the_past": f"{MOSTLY_SKIPPED}::test_a_restored_scaler_is_judged_from_there_on",
     "a_stateful_rnn_keeps_a_skipped_batch": (
-        "tests/loops/test_state_of_step.py::test_a_step_by_hand_puts_it_back[LSTM]"
+        "tests/loops/step/test_state_of_step.py::test_a_step_by_hand_puts_it_back[LSTM]"
     ),
     "an_undone_update_keeps_the_forward_pass": (
-        "tests/loops/test_state_of_step.py"
+        "tests/loops/step/test_state_of_step.py"
         "::test_an_update_that_is_taken_back_leaves_the_weight_as_before_the_forward_pass"
     ),
     "what_nobody_can_put_back_is_repeated": (
-        "tests/loops/test_taken_again.py::test_what_nobody_can_put_back_is_done_once[iterator]"
+        "tests/loops/step/test_again.py::test_what_nobody_can_put_back_is_done_once[iterator]"
     ),
     "a_second_look_is_not_rewritten": (
         "tests/faults/test_causes.py::test_a_look_again_with_python_branches_is_rewritten_as_the_step_is"
@@ -221,10 +221,12 @@ BREAKAGES = {
         "tests/distributed/test_causes_on_replicas.py::test_one_cause_for_all[0.0-2-0]"
     ),
     "a_second_run_is_let_in": (
-        "tests/loops/test_held_places.py::test_a_second_loop_of_the_process_is_refused_while_the_first_one_runs"
+        "tests/loops/support/test_held_places.py::test_a_second_loop_of_the_process_is_refused_while_the_first_one_runs"
     ),
-    "outputs_of_one_dtype_are_the_first": "tests/loops/test_stacked.py::test_a_value_keeps_its_bits",
-    "what_may_end_counts_as_endless": "tests/loops/test_loop_data.py::test_what_is_sure_never_to_end[generator-False]",
+    "outputs_of_one_dtype_are_the_first": "tests/loops/loop/test_stacked.py::test_a_value_keeps_its_bits",
+    "what_may_end_counts_as_endless": (
+        "tests/loops/loop/test_loop_data.py::test_what_is_sure_never_to_end[generator-False]"
+    ),
     "columns_are_not_all_summed": (f"{MEASUREMENT}::test_large_tensors_are_summed_with_all_their_values[shape0-xla]"),
     "the_count_of_steps_is_one_ahead": ("tests/backend/test_iterations.py::test_replicas_read_it_once_each[2]"),
     # In Keras
@@ -265,14 +267,16 @@ BREAKAGES = {
         "tests/distributed/test_fit_on_replicas.py::test_what_keras_cannot_do_there_is_refused[steps]"
     ),
     "the_tables_of_a_step_stay_behind": (
-        "tests/loops/test_held.py::test_what_can_be_saved_goes_on_bit_for_bit_without_a_warning[MutableHashTable]"
+        "tests/loops/loop/test_held.py::test_what_can_be_saved_goes_on_bit_for_bit_without_a_warning[MutableHashTable]"
     ),
-    "an_operation_nobody_knows_keeps_nothing": "tests/loops/test_held.py::test_what_cannot_be_saved_is_named[queue]",
+    "an_operation_nobody_knows_keeps_nothing": (
+        "tests/loops/loop/test_held.py::test_what_cannot_be_saved_is_named[queue]"
+    ),
     "parts_of_two_scalers_are_added": "tests/scaler/test_mixed_scales.py::test_parts_of_other_scales_are_refused",
     "python_is_differentiated_twice": (
-        "tests/loops/test_taken_again.py::test_a_loss_that_calls_python_is_differentiated_once"
+        "tests/loops/step/test_again.py::test_a_loss_that_calls_python_is_differentiated_once"
     ),
     "lost_lines_are_not_told": (
-        "tests/loops/test_damaged_logs.py::test_lines_that_the_file_has_lost_are_named_when_a_run_goes_on"
+        "tests/loops/record/test_damaged_logs.py::test_lines_that_the_file_has_lost_are_named_when_a_run_goes_on"
     ),
 }

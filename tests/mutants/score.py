@@ -84,20 +84,20 @@ NARROW = {
     "presets/rules/streak": _about(_PRESETS, "deepspeed paddle nnabla mindspore tf_contrib apex refused"),
     "presets/rules/tolerance": _about(_PRESETS, "fairseq refused"),
     "checks": ["tests/scaler/test_bad_input.py"],
-    "formats": ["tests/scaler/test_formats.py", "tests/scaler/test_bad_input.py", "-k", "not random_bit"],
-    "clipping": [
+    "backend/formats": ["tests/scaler/test_formats.py", "tests/scaler/test_bad_input.py", "-k", "not random_bit"],
+    "gradients/clipping": [
         *("tests/scaler/test_clipping.py", "tests/scaler/test_bad_input.py"),
         *("-k", "not xla and not loop and not clusters and not packed and not power"),
     ],
-    "gradients": [
+    "gradients/lists": [
         *("tests/scaler/test_gradients.py", "tests/scaler/test_clipping.py"),
         *("-k", "not xla and not clusters and not packed and not power"),
     ],
-    "measurement": ["tests/scaler/test_measurement.py"],
+    "gradients/measurement": ["tests/scaler/test_measurement.py"],
     "rounding": ["tests/scaler/test_rounding.py", "-k", "not eager and not graph and not xla"],
-    "statistics": ["tests/scaler/test_statistics.py", "-k", "not eager and not graph and not xla"],
-    "outcome": ["tests/scaler/test_outcome_sentences.py"],
-    "stuck": ["tests/scaler/test_stuck_policy.py"],
+    "gradients/statistics": ["tests/scaler/test_statistics.py", "-k", "not eager and not graph and not xla"],
+    "outcome/outcome": ["tests/scaler/test_outcome_sentences.py"],
+    "outcome/stuck": ["tests/scaler/test_stuck_policy.py"],
 }
 # `X | None` in annotations is never evaluated.
 CONFIGURATION = """

@@ -8,9 +8,9 @@ from scaler_cases import by_hand
 
 import scaler
 from scaler import Cause, Outcome
-from scaler.explain import explain
-from scaler.last_skip import MOST_COUNTED, LastSkip, packed, unpacked
-from scaler.outcome import Skip, not_skipped, presumed_cause
+from scaler.outcome.last_skip import MOST_COUNTED, LastSkip, packed, unpacked
+from scaler.outcome.outcome import Skip, not_skipped, presumed_cause
+from scaler.outcome.sentence import explain
 
 NAMES = ["kernel", "bias"]
 

@@ -8,7 +8,7 @@ from scaler_cases import by_hand
 
 import scaler
 from scaler import Event, LossScaler, StuckError, StuckPolicy, StuckWarning
-from scaler.stuck import History, Reading
+from scaler.outcome.stuck import History, Reading
 
 LOW, HIGH = 0.25, 64.0
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from scaler.checks import check_count
-from scaler.stuck import Reading, StuckPolicy
+from scaler.outcome.stuck import Reading, StuckPolicy
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,7 @@
+"""`python -m halfstep` is the command."""
+
+import sys
+
+from halfstep import main
+
+sys.exit(main())

@@ -1,0 +1,83 @@
+"""`halfstep doctor`: what this machine does with float16, and where a model's time and memory go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import tempfile
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser(
+        "doctor",
+        help="versions, devices, measured matmul rates, and whether float16 pays; with --model, where the time and the "
+        "memory of its training step go",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help="a function of your program, importable from the current folder, that takes nothing, or the folder of a "
+        "run (here an empty one), and returns a loops.Loop, or (model, optimizer, loss, sample)",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="with --model: draw its memory into FILE, such as memory.png or memory.html"
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
+    import scaler
+
+    if options.model is not None:
+        _examine_model(options)
+    elif options.out is not None:
+        raise scaler.InvalidArgument(f"--out {options.out}: what is drawn is a model's memory: name it with --model.")
+    else:
+        _examine_machine(options)
+
+
+def _examine_machine(options: argparse.Namespace) -> None:
+    from loops.diagnose.doctor.gpu import about_gpus
+    from loops.diagnose.doctor.machine import examine
+    from loops.diagnose.doctor.namesakes import namesakes
+    from loops.diagnose.doctor.surroundings import surroundings
+
+    found = {**examine(), "gpus": about_gpus(surroundings()), "namesakes": namesakes()}
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    print("  ".join(f"{name} {version}" for name, version in found["versions"].items()))
+    for device in found["devices"]:
+        capability = device["compute_capability"]
+        print(device["name"] + (f"  compute capability {capability}" if capability else ""))
+    for name, rate in found["matmul_gflops"].items():
+        print(f"matmul {found['matmul_size']}x{found['matmul_size']} {name:9} {rate:10.1f} GFLOP/s")
+    print(found["verdict"])
+    for sentence in found["gpus"]:
+        print(sentence)
+    for other in found["namesakes"]:
+        print(other["advice"])
+
+
+def _examine_model(options: argparse.Namespace) -> None:
+    from halfstep.terminal import finished, quiet, told, width
+    from loops.diagnose.doctor import diagnosis
+    from loops.diagnose.doctor.picture import check_picture, write_picture
+    from loops.diagnose.doctor.text import text
+    from loops.record.files import to_json
+    from loops.support.user_function import called
+
+    quiet()
+    if options.out is not None:
+        check_picture(options.out)
+    with tempfile.TemporaryDirectory(prefix="halfstep-doctor-") as folder:
+        built = called(options.model, pathlib.Path(folder), option="--model")
+        found = diagnosis.examine(built, f"--model {options.model}", seconds=diagnosis.SECONDS, progress=told)
+    finished()
+    print(to_json(found.as_dict()) if options.json else text(found, width()))
+    if options.out is not None:
+        write_picture(found.footprints, options.out)

@@ -1,0 +1,58 @@
+"""`halfstep lint`: what is known to hurt, before training."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from halfstep.statuses import EXIT_FOUND
+
+if TYPE_CHECKING:
+    from loops.diagnose.lint.finding import Finding
+
+
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser(
+        "lint",
+        help="run each layer of a model at rising magnitudes, and say what float16 will not bear",
+        epilog=f"Exit status: 0 if nothing was found that hurts, {EXIT_FOUND} if something was. Notes do not count.",
+    )
+    parser.add_argument(
+        "--build",
+        required=True,
+        metavar="MODULE:FUNCTION",
+        help="a function of your program, importable from the current folder, that takes nothing, or the folder of a "
+        "run (here an empty one), and returns a loops.Loop, or (model, optimizer, loss, sample)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command."""
+    from loops.diagnose.lint.user_program import lint_built
+    from loops.support.user_function import called
+
+    with tempfile.TemporaryDirectory(prefix="halfstep-lint-") as folder:
+        findings = lint_built(called(options.build, pathlib.Path(folder)), options.build)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    elif findings:
+        _print(findings)
+    else:
+        print("Nothing was found that float16 is known not to bear.")
+    return EXIT_FOUND if any(not finding.is_note for finding in findings) else 0
+
+
+def _print(findings: list[Finding]) -> None:
+    from halfstep.terminal import folded
+
+    for finding in findings:
+        print(finding.layer or "all layers")
+        for text in (finding.finding, f"measured: {finding.measured}", f"instead: {finding.instead}"):
+            print(folded(text, indent="  "))
+        print()

@@ -1,0 +1,47 @@
+"""`halfstep observe`: whether observing a run changes it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import pathlib
+import tempfile
+from typing import Any
+
+from halfstep import arguments
+from halfstep.statuses import EXIT_FOUND
+
+
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser("observe", help="run the same steps with and without probes, and say what they change")
+    parser.add_argument("--verify", action="store_true", required=True, help="compare the weights by their digests")
+    parser.add_argument(
+        "--build",
+        required=True,
+        metavar="MODULE:FUNCTION",
+        help="of a program of one's own, in the current folder: function(), or function(run) that is given an "
+        "empty folder, returns the loops.Loop",
+    )
+    parser.add_argument("--steps", type=arguments.count, default=10, help="how many to run each time (default: 10)")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command."""
+    from loops.diagnose.verify import verify
+    from loops.record.files import to_json
+    from loops.support.user_function import called
+
+    numbers = itertools.count()
+    with tempfile.TemporaryDirectory(prefix="halfstep-observe-") as place:
+
+        def build() -> Any:
+            run = pathlib.Path(place) / str(next(numbers))
+            run.mkdir()
+            return called(options.build, run)
+
+        found = verify(build, options.steps)
+    print(to_json({"neutral": found.neutral, **dataclasses.asdict(found)}) if options.json else found)
+    return 0 if found.neutral else EXIT_FOUND

@@ -1,0 +1,158 @@
+"""`halfstep replay`: what other strategies would have done on a recorded run."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from halfstep import arguments
+from halfstep.names import FORMS
+
+if TYPE_CHECKING:
+    import scaler
+    from loops.replay.recording import Recording
+    from loops.replay.results import Replay
+    from loops.replay.validate import Validated
+
+
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser(
+        "replay",
+        help="what other strategies would have done on a recorded run",
+        description="Runs strategies over the recorded steps of a run: the scale each would have had, its skips, and "
+        "what would have become zero.",
+    )
+    parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or the folder of a run that holds one")
+    parser.add_argument(
+        "--strategy",
+        action="append",
+        required=True,
+        dest="strategies",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help=f"may be given several times: {FORMS}",
+    )
+    parser.add_argument("--scales", metavar="FILE", help="write a CSV of step and a column of scales for each strategy")
+    parser.add_argument("--out", metavar="FIGURE", help="draw the scales into FIGURE, a PNG or SVG")
+    parser.add_argument(
+        "--validate",
+        action="store_true",
+        help="train with each strategy from the start of the run, and print how far the replay is right, step by step; "
+        "TRACE is the run's folder",
+    )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="train again from the checkpoint nearest to a step of the run, with each strategy, and lay it beside what "
+        "the run did; TRACE is the run's folder",
+    )
+    parser.add_argument(
+        "--step",
+        type=arguments.count,
+        metavar="N",
+        help="with --live, the step: the nearest checkpoint may lie before or after it (default: the first checkpoint)",
+    )
+    parser.add_argument(
+        "--build",
+        metavar="MODULE:FUNCTION",
+        help="with --validate or --live, of a program of one's own, in the current folder: function(run) returns the "
+        "loops.Loop with its Checkpoint",
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
+    import scaler
+    from halfstep.terminal import finished, quiet, told, width
+    from loops.record.files import to_json
+    from loops.replay.recording import recording_of
+    from loops.replay.replay import replay_recordings
+    from loops.replay.results import write_scales
+    from loops.replay.sources import named_strategies, tables_of
+    from loops.support.text import amount
+
+    quiet()
+    strategies = named_strategies(options.strategies)
+    if len(options.traces) > 1 and (options.scales or options.out):
+        raise scaler.InvalidArgument("--scales and --out are of one trace: expected one TRACE, not several.")
+    if (options.validate or options.live) and len(options.traces) > 1:
+        raise scaler.InvalidArgument("--validate and --live are of one run: expected one TRACE, its folder.")
+    if options.build and not (options.validate or options.live):
+        raise scaler.InvalidArgument("--build says how to train again: expected --validate or --live with it.")
+    if options.step and not options.live:
+        raise scaler.InvalidArgument("--step says where to begin: expected --live with it.")
+    if options.live:
+        _live(options, strategies)
+        return
+    recordings = [recording_of(tables, name) for name, tables in tables_of(options.traces)]
+    found = replay_recordings(recordings, strategies, lambda done, of: told(f"replayed {done} of {of} strategies"))
+    finished()
+    validated = _validated(options, recordings[0], strategies) if options.validate else []
+    if options.scales:
+        write_scales(found, options.scales)
+    if options.out:
+        _draw(found, recordings[0], pathlib.Path(options.out))
+    said = found.to_dict()
+    if validated:
+        said["strategies"] = [one.to_dict() for one in validated]
+    table = f"{amount(found.steps, 'step')}\n\n{found.text(width())}"
+    print(to_json(said) if options.json else "\n".join([table, *_told(validated)]))
+
+
+def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.Strategy]]) -> None:
+    import scaler
+    from halfstep.terminal import finished, told, width
+    from loops.record.files import to_json
+    from loops.replay.live import live
+
+    if options.validate or options.scales or options.out:
+        raise scaler.InvalidArgument("--live prints two runs: expected it without --validate, --scales and --out.")
+    found = live(
+        pathlib.Path(options.traces[0]),
+        strategies,
+        options.step,
+        options.build,
+        lambda name, done, of: told(f"{name}: {done:,} of {of:,}"),
+    )
+    finished()
+    print(to_json(found.to_dict()) if options.json else found.text(width()))
+
+
+def _validated(
+    options: argparse.Namespace, recording: Recording, strategies: Sequence[tuple[str, scaler.Strategy]]
+) -> list[Validated]:
+    from halfstep.terminal import finished, told
+    from loops.replay.validate import validate
+
+    found = validate(
+        recording,
+        pathlib.Path(options.traces[0]),
+        strategies,
+        options.build,
+        lambda name, done, of: told(f"trained {done:,} of {of:,} steps with {name}"),
+    )
+    finished()
+    return found
+
+
+def _told(validated: Sequence[Validated]) -> list[str]:
+    return ["", "trained again:", *map(str, validated)] if validated else []
+
+
+def _draw(found: Replay, recording: Recording, path: pathlib.Path) -> None:
+    from loops.support.errors import LoopError, NotWritable
+
+    try:
+        from loops.replay.figure import replay_figure
+    except ImportError as error:
+        raise LoopError('a figure needs matplotlib: pip install "halfstep[study]"') from error
+    scales = {one.strategy: one.scales for one in found.strategies}
+    try:
+        replay_figure(found.numbers, recording.limits.decided, scales).savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise NotWritable(
+            f"--out {path}: the figure cannot be written ({error}). Name a .png, .svg or .pdf."
+        ) from error

@@ -1,0 +1,51 @@
+"""`halfstep report`: runs as one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser(
+        "report",
+        help="write one HTML file about runs: curves, skips, headroom, exponents",
+        description="Writes one HTML file of at most 1 MB that needs no network: the loss, the loss scale with every "
+        "skip and its cause, the headroom, the exponents of each tensor, and how it was made.",
+    )
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="the --out of halfstep train, a program's folder with its trace, its log or both, or one such file",
+    )
+    parser.add_argument("--out", default="report.html", metavar="FILE", help="(default: %(default)s)")
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="take the skip in which what went wrong last began again, as halfstep explain does; it takes from seconds "
+        "to minutes for each run",
+    )
+    parser.add_argument("--build", metavar="MODULE:FUNCTION", help="for --explain, as for halfstep explain")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
+    import scaler
+    from halfstep.terminal import finished, quiet, told
+    from loops.views.report import write_report
+
+    if options.build and not options.explain:
+        raise scaler.InvalidArgument("--build is for --explain, which takes a skip again: give both.")
+    quiet()
+    size = write_report(
+        options.runs,
+        options.out,
+        explain=options.explain,
+        build=options.build,
+        arguments=options.arguments,
+        progress=told,
+    )
+    finished()
+    print(f"wrote {options.out}, {size:,} bytes")

@@ -1,0 +1,41 @@
+"""`halfstep tune`: a strategy's parameters, searched on recorded runs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from halfstep.names import TUNED
+
+
+def add_parser(commands: Any) -> None:
+    """Declares the subcommand."""
+    parser = commands.add_parser(
+        "tune",
+        help="search a strategy's parameters on recorded runs",
+        description="Searches for the parameters that lose the least share of the gradients: all of a skipped step's, "
+        "and of the others what the scale makes zero. The last third decides, of the traces or of the steps of one.",
+    )
+    parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or the folder of a run that holds one")
+    parser.add_argument("--strategy", action="append", metavar="NAME", help=f"{', '.join(TUNED)} (default: dynamic)")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
+    import scaler
+    from halfstep.terminal import finished, quiet, told, width
+    from loops.record.files import to_json
+    from loops.replay.tune import tune
+
+    quiet()
+    chosen = options.strategy or ["dynamic"]
+    if len(chosen) > 1:
+        raise scaler.InvalidArgument(
+            f"--strategy {' --strategy '.join(chosen)}: tune searches the parameters of one strategy. Run it once for "
+            "each."
+        )
+    found = tune(options.traces, chosen[0], progress=lambda done, of: told(f"tried {done} of {of}"))
+    finished()
+    print(to_json(dataclasses.asdict(found)) if options.json else found.text(width()))

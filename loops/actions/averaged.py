@@ -1,0 +1,122 @@
+"""A model with the moving average of its weights in their place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.backend.steps import averages
+from loops.support.errors import LoopError
+
+
+class Averaged:
+    """The model as its weights' exponential moving average has it. The model itself goes on with its own weights.
+
+        optimizer = keras.optimizers.Adam(1e-3, use_ema=True, ema_momentum=0.999)
+        evaluate = loops.Evaluate(loops.Averaged(model, optimizer), test_data, [accuracy], every=500)
+
+    The average is Keras's: its optimizer moves it with every step that is applied, in float32, of the master weights
+    where there are any, and it is saved with the optimizer. Before the first applied step it is the weights. State that
+    is not trained, such as BatchNorm's statistics, is the model's.
+
+    Calling this object leaves every variable as it is, so that nothing can interrupt it with the average left in the
+    model. `swapped` puts it there for a while, to save or export it.
+
+    Args:
+        model: A Keras model.
+        optimizer: The Keras optimizer that trains it, made with `use_ema=True`.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer):
+        if not isinstance(model, keras.Model):
+            raise scaler.InvalidArgument(f"Averaged(model={model!r}): expected a keras.Model.")
+        if not getattr(optimizer, "use_ema", False):
+            raise scaler.InvalidArgument(
+                f"Averaged(optimizer={optimizer!r}): expected a Keras optimizer that averages weights, such as "
+                "keras.optimizers.Adam(use_ema=True, ema_momentum=0.999)."
+            )
+        self._model, self._optimizer = model, optimizer
+
+    def __call__(self, x: Any, training: bool = False) -> Any:
+        """The model's prediction with averaged weights, for inference.
+
+        Args:
+            x: As the model takes it.
+            training: False; the model's own state would move otherwise.
+
+        Raises:
+            scaler.InvalidArgument: For `training=True`.
+            LoopError: Before the first attempted step, or if the optimizer trains another model.
+        """
+        if training:
+            raise scaler.InvalidArgument(
+                "Averaged(...)(x, training=True): averaged weights are not trained. Use the model."
+            )
+        state = [tf.convert_to_tensor(variable) for variable in self._model.non_trainable_variables]
+        with tf.name_scope("averaged"):  # At the root of a graph a layer's name must not begin with an underscore.
+            return self._model.stateless_call(self.weights(), state, x, training=False)[0]
+
+    def weights(self) -> list[tf.Tensor]:
+        """The averages in the dtypes of `model.trainable_variables`, one for each.
+
+        Raises:
+            LoopError: Before the first attempted step, or if the optimizer trains another model.
+            scaler.UnsupportedVersion: If the installed Keras keeps its averages in a place that is not known.
+        """
+        variables = self._model.trainable_variables
+        found = averages(self._optimizer)
+        if found is None:
+            raise LoopError(
+                "Averaged: there is no average before the first step, at which the optimizer makes its variables. "
+                "Train first, or evaluate the model itself."
+            )
+        averaged, targets = found
+        if [tuple(one.shape) for one in averaged] != [tuple(one.shape) for one in variables]:
+            raise LoopError(
+                f"Averaged: the optimizer {self._optimizer.name!r} averages {len(averaged)} variables of other shapes "
+                f"than the {len(variables)} of model {self._model.name!r}. Give the optimizer that trains this model."
+            )
+        for trained, variable in zip(targets, variables, strict=True):
+            # A variable of 16 bits is trained through another, its master.
+            if variable.dtype == "float32" and trained is not variable:
+                raise LoopError(
+                    f"Averaged: the optimizer {self._optimizer.name!r} trains another {variable.path!r} than that of "
+                    f"model {self._model.name!r}. Give the optimizer that trains this model."
+                )
+        started = tf.convert_to_tensor(self._optimizer.iterations) > 0
+        return [
+            tf.where(started, tf.saturate_cast(tf.convert_to_tensor(average), variable.dtype), variable)
+            for average, variable in zip(averaged, variables, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[keras.Model]:
+        """Has the model hold the average inside of a `with` statement, to save it or export it, and its weights after.
+
+        Yields:
+            The model.
+
+        Raises:
+            LoopError: Before the first attempted step, or if the optimizer trains another model.
+        """
+        variables = self._model.trainable_variables
+        own = [tf.identity(variable) for variable in variables]
+        averaged = self.weights()
+        try:
+            _assign(variables, averaged)
+            yield self._model
+        finally:
+            _assign(variables, own)
+
+
+def _assign(variables: list, values: list) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

@@ -1,0 +1,184 @@
+"""The products and casts of a step: in which dtype it multiplies, sides that are no multiples of 8, what casts cost."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import tensorflow as tf
+
+from loops.diagnose.doctor.timing import Spread, Turns, take_turns
+from loops.diagnose.graph.calls import Traced
+from loops.diagnose.graph.census import Census
+from loops.diagnose.memory.buffers import needed
+
+
+@dataclasses.dataclass(frozen=True)
+class Casts:
+    """The casts of a step.
+
+    Attributes:
+        count: How many there are.
+        bytes: What they write.
+        milliseconds: How long casts of so many bytes take on this machine, alone, one after the other; less what as
+            many calls take that cast a single value.
+    """
+
+    count: int
+    bytes: int
+    milliseconds: Spread
+
+
+def casts_of(census: Census, seconds: float) -> Casts | None:
+    """The casts between formats; None for a step without any.
+
+    In the step they may take less: the graph optimizer joins some, and others run beside something else.
+    """
+    rows = [row for row in census.rows if row.cast_bytes]
+    if not rows:
+        return None
+    sizes: dict[str, int] = {}
+    for row in rows:
+        sizes[row.dtype] = sizes.get(row.dtype, 0) + (row.cast_bytes or 0)
+    turns = take_turns(_casting(dict.fromkeys(sizes, 1)), _casting(sizes), seconds)
+    calls, whole = turns.before.median, turns.after
+    spread = Spread(*(max(0.0, value - calls) for value in (whole.median, whole.low, whole.high)))
+    return Casts(sum(row.count for row in rows), sum(sizes.values()), spread)
+
+
+def _casting(sizes: dict[str, int]) -> Callable[[], None]:
+    """Casts of so many bytes of output for each pair of dtypes, such as "float32 to float16"."""
+    given = []
+    for pair, size in sizes.items():
+        source, target = (tf.as_dtype(name) for name in pair.split(" to "))
+        given.append((tf.zeros([max(1, size // target.size)], source), target))
+
+    def cast() -> None:
+        for values, target in given:
+            tf.cast(values, target)
+        tf.test.experimental.sync_devices()
+
+    return cast
+
+
+_MULTIPLE = 8
+_MATRICES = ("MatMul", "BatchMatMulV2", "BatchMatMulV3")
+_CONVOLUTIONS = ("Conv2D", "Conv3D", "Conv2DBackpropInput", "Conv3DBackpropInputV2")
+_OF_FILTERS = ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """One operation that multiplies.
+
+    Attributes:
+        layer: The layer whose it is.
+        op: Such as "MatMul".
+        dtype: In which it multiplies.
+        multiplications: How many.
+        sides: Of a `MatMul`, the rows of the left, what is summed over, and the columns of the right; else ().
+    """
+
+    layer: str | None
+    op: str
+    dtype: str
+    multiplications: int
+    sides: tuple[int, ...]
+
+    @property
+    def odd(self) -> list[int]:
+        """The sides of the matrix that are no multiples of 8."""
+        return [side for side in self.sides[1:] if side % _MULTIPLE]
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded:
+    """The largest product with an odd side, alone, and with its sides rounded up.
+
+    Attributes:
+        layer: Whose it is.
+        dtype: In which it multiplies.
+        sides: As they are.
+        rounded: As they would be.
+        turns: Times of both.
+    """
+
+    layer: str | None
+    dtype: str
+    sides: tuple[int, ...]
+    rounded: tuple[int, ...]
+    turns: Turns
+
+
+def products_of(traced: Traced) -> list[Product]:
+    """The products of a step, of its backward pass too. Those inside of loops and called functions are not seen."""
+    found = []
+    used = needed({one.op for one in traced.graph.outputs})
+    for operation in (one for one in traced.graph.get_operations() if one in used):
+        multiplications = _multiplications(operation)
+        if multiplications:
+            place = traced.place_of_node(operation.name.removeprefix("gradient_tape/"))
+            dtype, sides = operation.outputs[0].dtype.name, _sides(operation)
+            found.append(Product(place, operation.type, dtype, multiplications, sides))
+    return found
+
+
+def shares(products: list[Product]) -> Mapping[str, float]:
+    """By dtype, the share of the multiplications."""
+    counted: collections.Counter[str] = collections.Counter()
+    for product in products:
+        counted[product.dtype] += product.multiplications
+    return {dtype: count / counted.total() for dtype, count in counted.most_common()}
+
+
+def padded(products: list[Product], seconds: float) -> Padded | None:
+    """Times the largest product with a side that is no multiple of 8; None where there is none."""
+    odd = [product for product in products if product.odd]
+    if not odd:
+        return None
+    largest = max(odd, key=lambda product: product.multiplications)
+    rows, *sides = largest.sides
+    rounded = (rows, *(-(-side // _MULTIPLE) * _MULTIPLE for side in sides))
+    turns = take_turns(_product(largest.sides, largest.dtype), _product(rounded, largest.dtype), seconds)
+    return Padded(largest.layer, largest.dtype, largest.sides, rounded, turns)
+
+
+def _product(sides: tuple[int, ...], dtype: str) -> Callable[[], None]:
+    rows, inner, columns = sides
+    left = tf.cast(tf.random.stateless_normal((rows, inner), (0, 1)), dtype)
+    right = tf.cast(tf.random.stateless_normal((inner, columns), (0, 2)), dtype)
+
+    def multiply() -> None:
+        tf.matmul(left, right)
+        tf.test.experimental.sync_devices()
+
+    return multiply
+
+
+def _multiplications(operation: tf.Operation) -> int:
+    if operation.type in _MATRICES:
+        left, out = operation.inputs[0].shape, operation.outputs[0].shape
+        turned = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
+        return _size(out) * ((left[-2] if turned else left[-1]) or 0) if left.rank else 0
+    if operation.type in _CONVOLUTIONS:
+        # Each value of the convolution's output is a sum over the filter, but for its last side.
+        result = operation.outputs[0] if "Backprop" not in operation.type else operation.inputs[2]
+        filters = operation.inputs[1].shape
+        return _size(result.shape) * _size(filters[:-1])
+    if operation.type in _OF_FILTERS:
+        return _size(operation.inputs[2].shape) * _size(operation.outputs[0].shape[:-1])
+    return 0
+
+
+def _sides(operation: tf.Operation) -> tuple[int, ...]:
+    if operation.type != "MatMul" or not _size(operation.outputs[0].shape):
+        return ()
+    left, (rows, columns) = operation.inputs[0].shape, operation.outputs[0].shape
+    inner = left[-2] if operation.get_attr("transpose_a") else left[-1]
+    return (rows, inner, columns) if inner else ()
+
+
+def _size(shape: tf.TensorShape) -> int:
+    return math.prod(shape) if shape.is_fully_defined() else 0

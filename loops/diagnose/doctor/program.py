@@ -1,0 +1,173 @@
+"""The user's model with what it is trained by, taken apart from what a function returns, and steps made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.diagnose.graph.policies import loss_in_float32
+from loops.diagnose.memory.count import copy_of
+from loops.loop.loop import Loop
+from loops.step.train_step import TrainStep
+from loops.support.batches import explaining, parts
+from loops.support.errors import LoopError, OutOfData
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is examined.
+
+    Attributes:
+        name: As it was named, for errors.
+        model: Built.
+        loss: As `TrainStep` takes it.
+        optimizer: A Keras optimizer without a loss scaler around it, or a function.
+        strategy: The loss scaler's, or None where none was chosen.
+        settings: Further arguments of its `TrainStep`.
+        batch: The first one, of tensors.
+        dataset: Where batches come from; None where a batch was given.
+        compiled: Whether XLA compiles the whole step, as `Loop(jit_compile=True)` has it.
+        steps_per_call: As its `Loop` has it.
+    """
+
+    name: str
+    model: keras.Model
+    loss: Callable[..., Any]
+    optimizer: Any
+    strategy: Any
+    settings: Mapping[str, Any]
+    batch: Any
+    dataset: tf.data.Dataset | None
+    compiled: bool = False
+    steps_per_call: int = 1
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether 16-bit weights are trained through masters."""
+        return not self.settings.get("allow_16bit_updates", False)
+
+    def step(self, *, as_it_is: bool = True, jit_compile: bool | None = None) -> TrainStep:
+        """A step of its own, with a new optimizer and loss scaler.
+
+        Args:
+            as_it_is: False where the dtype policy is another one: the loss scaler is then the usual one for it.
+            jit_compile: As for `TrainStep`; the program's own if None.
+        """
+        settings = {**self.settings, **({} if jit_compile is None else {"jit_compile": jit_compile})}
+        keras_one = isinstance(self.optimizer, keras.optimizers.Optimizer)
+        chosen = as_it_is and self.strategy is not None
+        return TrainStep(
+            self.model,
+            loss_in_float32(self.loss),
+            copy_of(self.optimizer) if keras_one else self.optimizer,
+            loss_scaler=scaler.LossScaler(self.strategy) if chosen else None,
+            **settings,
+        )
+
+
+_PARTS = ("model", "optimizer", "loss", "sample")
+_SETTINGS = ("accumulate", "clip_norm", "clip", "jit_compile", "allow_16bit_updates")
+
+
+def program_of(built: Any, name: str) -> Program:
+    """Takes apart what a function returned.
+
+    Args:
+        built: A `loops.Loop` of a `loops.TrainStep`; or a tuple, or a dict by these names, of model, optimizer, loss
+            and sample, which is a batch or a dataset.
+        name: The function's, for errors.
+
+    Raises:
+        scaler.InvalidArgument: For anything else, and for a model that has nothing to train.
+        OutOfData: If the dataset is empty.
+        BadBatch: If a batch does not fit the model.
+    """
+    model, optimizer, loss, sample, step = _taken_apart(built, name)
+    if not isinstance(model, keras.Model):
+        raise scaler.InvalidArgument(f"{name}: its model is {model!r}: expected a keras.Model.")
+    if not callable(loss):
+        raise scaler.InvalidArgument(f"{name}: its loss is {loss!r}: expected a function of (y, prediction).")
+    dataset = sample if isinstance(sample, tf.data.Dataset) else None
+    batch = _first(sample, name)
+    _build(model, batch, name)
+    if not model.trainable_variables:
+        raise scaler.InvalidArgument(
+            f"{name}: model {model.name!r} has no trainable variables: there is no training step to look at."
+        )
+    optimizer, strategy = (optimizer, step.loss_scaler.strategy) if step else _unwrapped(optimizer, name)
+    called = (built.calls.jit_compile, built.steps_per_call) if isinstance(built, Loop) else ()
+    settings = {setting: getattr(step, setting) for setting in _SETTINGS} if step else {}
+    if step is not None and step.masters is not None and type(step.masters) is not scaler.MasterWeights:
+        settings["masters"] = type(step.masters)
+    return Program(name, model, loss, optimizer, strategy, settings, batch, dataset, *called)
+
+
+def _taken_apart(built: Any, name: str) -> tuple:
+    if isinstance(built, Loop):
+        step = built.train_step
+        if not isinstance(step, TrainStep):
+            raise scaler.InvalidArgument(
+                f"{name}: it returned a Loop whose train step is {step!r}, in which model and loss cannot be told "
+                "apart: expected a loops.TrainStep, or return (model, optimizer, loss, sample)."
+            )
+        if step.layerwise is not None or built.replicas > 1:
+            raise scaler.InvalidArgument(
+                f"{name}: it returned a Loop on {built.replicas} replicas, or with layerwise=, whose step cannot be "
+                "made anew under another policy: return one for a single device, without layerwise=."
+            )
+        return step.model, step.optimizer, step.loss_fn, built.position.dataset, step
+    if isinstance(built, Mapping) and set(built) == set(_PARTS):
+        return (*(built[part] for part in _PARTS), None)
+    if isinstance(built, tuple) and len(built) == len(_PARTS):
+        return (*built, None)
+    raise scaler.InvalidArgument(
+        f"{name}: it returned {type(built).__name__}: expected a loops.Loop, or a tuple or dict of {', '.join(_PARTS)}."
+    )
+
+
+def _first(sample: Any, name: str) -> Any:
+    if isinstance(sample, tf.data.Dataset):
+        batch = next(iter(sample), None)
+        if batch is None:
+            raise OutOfData(f"{name}: the dataset is empty: it gave no batch to look at.")
+    else:
+        batch = sample
+    _, y, _ = parts(batch, name)
+    given = tuple(one for one in parts(batch, name) if one is not None)
+    if y is None or not all(hasattr(one, "shape") for one in tf.nest.flatten(given)):
+        raise scaler.InvalidArgument(
+            f"{name}: its sample is {type(sample).__name__}: expected a batch (x, y) or (x, y, sample_weight) of "
+            "arrays or tensors, or a dataset of such batches."
+        )
+    return tf.nest.map_structure(lambda one: one if tf.is_tensor(one) else tf.convert_to_tensor(one), given)
+
+
+def _build(model: keras.Model, batch: Any, name: str) -> None:
+    if model.built:
+        return
+    try:
+        with explaining(name, model, batch[0], batch[1]):
+            model(batch[0], training=False)
+    except scaler.ScalerError:
+        raise
+    except Exception as error:
+        raise LoopError(f"{name}: the model cannot be built: {type(error).__name__}: {error}") from error
+
+
+def _unwrapped(optimizer: Any, name: str) -> tuple[Any, Any]:
+    """An optimizer without the loss scaler around it, and that scaler's strategy."""
+    if isinstance(optimizer, scaler.LossScaleOptimizer):
+        return optimizer.inner_optimizer, optimizer.loss_scaler.strategy
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer.inner_optimizer, scaler.Dynamic(float(optimizer.initial_scale))
+    if isinstance(optimizer, keras.optimizers.Optimizer) or callable(optimizer):
+        return optimizer, None
+    raise scaler.InvalidArgument(
+        f"{name}: its optimizer is {optimizer!r}: expected a Keras optimizer, a scaler.LossScaleOptimizer, or a "
+        "function of (grads, variables)."
+    )

@@ -1,0 +1,146 @@
+"""What was tried: the step as it is, and the step with one thing changed, by turns."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+import scaler
+from loops.diagnose.doctor.program import Program
+from loops.diagnose.doctor.timing import STEPS_A_CALL, Batches, Running, Turns, milliseconds, take_turns
+from loops.diagnose.graph.policies import own_policy, under
+from loops.diagnose.memory.recompute import blocks_of, checkpointed
+
+_TIMED = ("float32", "mixed_float16", "mixed_bfloat16")
+_LONG = 500.0
+"""Milliseconds. A step that takes longer gains nothing from fewer calls."""
+
+
+class Kind(str, enum.Enum):
+    """What a trial changes."""
+
+    PREFETCH = "prefetch"
+    STEPS_PER_CALL = "steps_per_call"
+    JIT_COMPILE = "jit_compile"
+    POLICY = "policy"
+    RECOMPUTE = "recompute"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One change, tried.
+
+    Attributes:
+        kind: Of the change.
+        name: The same in a few words.
+        advice: What to write to have it.
+        turns: Times before and after; None where it could not be tried.
+        problem: Why it could not.
+    """
+
+    kind: Kind
+    name: str
+    advice: str
+    turns: Turns | None
+    problem: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """One of "faster", "slower", "the same" and "not tried"."""
+        return self.turns.verdict if self.turns else "not tried"
+
+    def as_dict(self) -> dict:
+        """For JSON."""
+        return {**dataclasses.asdict(self), "verdict": self.verdict}
+
+
+def try_all(program: Program, step: Running, seconds: float) -> Iterator[Trial]:
+    """Tries what may make the step faster, one thing after the other.
+
+    Args:
+        program: Whose step it is.
+        step: As it is.
+        seconds: For how long to measure each, without the time that tracing it takes.
+    """
+    if program.dataset is not None:
+        plain = Batches(program.dataset, program.batch)
+        ahead = Batches(program.dataset.prefetch(tf.data.AUTOTUNE), program.batch)
+        turns = take_turns(lambda: step(plain.next()), lambda: step(ahead.next()), seconds)
+        yield Trial(Kind.PREFETCH, "prefetch", "end the dataset with .prefetch(tf.data.AUTOTUNE)", turns)
+    if program.settings.get("accumulate", 1) == 1 and program.steps_per_call == 1:
+        yield _many_steps_a_call(program, step, seconds)
+    if not (program.settings.get("jit_compile") or program.compiled):
+        yield _tried(
+            Kind.JIT_COMPILE,
+            "jit_compile=True",
+            "loops.TrainStep(..., jit_compile=True); in fit compile(jit_compile=True)",
+            lambda: take_turns(step, Running(program, program.step(jit_compile=True)), seconds),
+        )
+    own = own_policy(program.model)
+    for policy in _TIMED:
+        if policy != own:
+            yield _tried(
+                Kind.POLICY,
+                policy,
+                f"keras.config.set_dtype_policy({policy!r}) before the model is made",
+                functools.partial(_in_policy, program, step, policy, seconds),
+            )
+    if blocks_of(program.model):
+        yield _tried(
+            Kind.RECOMPUTE,
+            "gradient checkpointing",
+            "tf.recompute_grad around each block: for memory, at the price of time",
+            lambda: take_turns(step, _changed(program, checkpointed(program.model)), seconds),
+        )
+
+
+def _many_steps_a_call(program: Program, step: Running, seconds: float) -> Trial:
+    name = f"{STEPS_A_CALL} steps a call"
+    advice = f"loops.Loop(..., steps_per_call={STEPS_A_CALL}); in fit compile(steps_per_execution={STEPS_A_CALL})"
+
+    def measure() -> Turns:
+        many = Running(program, program.step(), many=True)
+        return take_turns(lambda: _each(step, STEPS_A_CALL), many, seconds).of_one(STEPS_A_CALL)
+
+    step()
+    took = milliseconds(step)
+    if took > _LONG:
+        problem = f"a step takes {took / 1000:.1f} s, and the time between two steps does not matter"
+        return Trial(Kind.STEPS_PER_CALL, name, advice, None, problem)
+    return _tried(Kind.STEPS_PER_CALL, name, advice, measure)
+
+
+def _in_policy(program: Program, step: Running, policy: str, seconds: float) -> Turns:
+    return take_turns(step, _changed(program, under(program.model, policy), as_it_is=False), seconds)
+
+
+def _changed(program: Program, change: contextlib.AbstractContextManager, as_it_is: bool = True) -> Running:
+    with change:
+        return Running(program, program.step(as_it_is=as_it_is))
+
+
+def _each(step: Callable[[], object], count: int) -> None:
+    for _ in itertools.repeat(None, count):
+        step()
+
+
+def _tried(kind: Kind, name: str, advice: str, measure: Callable[[], Turns]) -> Trial:
+    try:
+        return Trial(kind, name, advice, measure())
+    except (scaler.ScalerError, tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
+        return Trial(kind, name, advice, None, sentence(error))
+
+
+def sentence(error: Exception) -> str:
+    """An error in one line, without the frames that TensorFlow puts around it."""
+    kind = type(error).__name__
+    lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if line.startswith(f"{kind}: ")]
+    said = named[-1] if named else lines[-1] if str(error).startswith("in user code") else next(iter(lines), "")
+    return f"{kind}: {said.removeprefix(f'{kind}: ')}"[:300]

@@ -1,0 +1,112 @@
+"""What helped, in order, and whether the batch or the weights are to blame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import scaler
+from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.explain.course import tried_from_checkpoint
+from loops.diagnose.explain.explanation import Explanation
+from loops.diagnose.explain.remedies import IN_PLACE, Kind, Proposal, Remedy, tried
+from loops.diagnose.explain.worth import weighed
+
+_SURE = (Kind.OWN_VARIABLES_CLEARED, Kind.WEIGHT_DECAY)
+"""Where one of these helps, it is what was wrong."""
+_GROWN = 100.0
+"""A loss that is so many times the least before it has left where it was."""
+
+
+def in_order(known: Explanation, attempts: Attempts, proposed: list[Proposal]) -> list[Remedy]:
+    """What was tried, with what helps first, and of that what changes least.
+
+    Args:
+        known: What is known of the step.
+        attempts: Of the step.
+        proposed: Without any, only the loss scale that fits is looked at.
+    """
+    moment = attempts.moment
+    found, counts = tried(attempts, proposed)
+    for scale in (known.fits_at, known.flushed_at):
+        if scale is not None:
+            lower, left = _lower_scale(known, attempts, scale)
+            counts |= {} if left is None else {lower.name: left}
+            # Below 1 the scale makes gradients smaller than they are: that is no cure.
+            found = [lower, *found] if scale >= 1.0 else [*found, lower]
+    applied = [row["loss"] for row in _before(moment) if row.get("applied")]
+
+    def weigh(remedies: list[Remedy]) -> list[Remedy]:
+        return weighed(remedies, counts, lambda: attempts.take_at(attempts.scanned_at or 1.0).nonzero, applied)
+
+    if proposed and _gone_bad(known, moment, weigh(found)):
+        found = [*tried_from_checkpoint(attempts), *found]
+
+    def place(remedy: Remedy) -> tuple:
+        far = remedy.loss_ratio is not None and remedy.loss_ratio > _GROWN
+        hides = remedy.kind is Kind.DERIVATIVES_ZEROED
+        return not remedy.helps, not remedy.finite, far, hides, remedy.kind not in _SURE
+
+    return sorted(weigh(found), key=place)
+
+
+def _lower_scale(known: Explanation, attempts: Attempts, scale: float) -> tuple[Remedy, np.ndarray | None]:
+    """A lower loss scale as a remedy, and how many values of each gradient it leaves."""
+    attempt = attempts.take_at(scale / (known.loss_scale or 1.0))
+    constant = any(isinstance(one.strategy, scaler.Static) for one in attempts.scalers)
+    go = f"use scaler.Static({scale:g}), or scaler.Dynamic()" if constant else "let the strategy go there"
+    why = "the gradients that are not finite at a higher scale are zero at this one" if known.flushed_at else None
+    advice = f"The step passes at a loss scale of {scale:g}: {go}."
+    return Remedy(
+        Kind.LOSS_SCALE, f"loss scale {scale:g}", True, True, attempt.loss, advice, why_not=why
+    ), attempt.nonzero
+
+
+def _gone_bad(known: Explanation, moment: Any, found: list[Remedy]) -> bool:
+    """Whether the weights may have: no scale of use fits, or the loss has grown, or other batches fail, too."""
+    losses = _losses_before(moment)
+    now = (moment.logged or {}).get("loss")
+    grown = bool(losses) and (now is None or now > _GROWN * min(losses))
+    useless = known.fits_at is not None and known.fits_at < 1.0
+    bad_update = known.verdict in ("too_large", "update")
+    in_place = [one for one in found if one.helps and one.kind in IN_PLACE]
+    unknown = not losses and known.verdict == "loss" and not in_place
+    bad = known.where == "weights"
+    return bad or useless or bad_update or ((grown or unknown) and not helped(found, Kind.ANOTHER_BATCH))
+
+
+def _before(moment: Any) -> list[dict]:
+    """The rows of the steps before, of those with a loss."""
+    return [row for row in moment.rows if row["step"] < moment.step and row.get("loss") is not None]
+
+
+def _losses_before(moment: Any) -> list[float]:
+    return [row["loss"] for row in _before(moment)]
+
+
+def helped(remedies: list[Remedy], kind: Kind, layer: str | None = None) -> bool:
+    """Whether a remedy of this kind, of this layer where it is of one, was tried and did."""
+    return any(remedy.helps for remedy in remedies if (remedy.kind, remedy.layer) == (kind, layer))
+
+
+def grown_through(remedies: list[Remedy]) -> str | None:
+    """What made the weights go bad, as the steps since the checkpoint show that were taken again without it.
+
+    A lower learning rate also lowers the weight decay, which is therefore asked first.
+    """
+    helping = [one.kind for one in remedies if one.helps and one.since_checkpoint]
+    if Kind.WEIGHT_DECAY in helping:
+        return "weight decay"
+    return "learning rate" if Kind.LEARNING_RATE in helping else None
+
+
+def blame_of(remedies: list[Remedy], where: str | None, fits_at: float | None) -> str | None:
+    """The "batch", the "weights", or None where neither is known to be at fault."""
+    if where == "data":
+        return "batch"
+    precision = any(one.helps and one.kind in IN_PLACE for one in remedies)
+    if helped(remedies, Kind.ANOTHER_BATCH) and fits_at is None and not precision:
+        return "batch"
+    course = any(remedy.helps for remedy in remedies if remedy.since_checkpoint)
+    return "weights" if where == "weights" or course else None

@@ -1,0 +1,173 @@
+"""What would have kept the weights from going bad: the steps since the checkpoint once more, with a change."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.backend.steps import schedule as made_with
+from loops.diagnose.explain.attempts import Attempts, traced_anew
+from loops.diagnose.explain.remedies import Kind, Remedy
+from loops.diagnose.graph.changes import scheduled, slower
+from loops.diagnose.graph.models import optimizer_of
+from loops.step.train_step import TrainStep
+from loops.support.text import amount
+
+_RISEN = 10.0
+
+
+def risen_rate(moment: Any) -> tuple[float, float] | None:
+    """The learning rate before the steps that were taken again, and that of the step.
+
+    Args:
+        moment: A `Moment`, at its step.
+
+    Returns:
+        None where both are finite and the second is less than ten times the first, or nothing is known.
+    """
+    optimizer = optimizer_of(moment.train_step)
+    schedule = None if optimizer is None else made_with(optimizer)
+    if optimizer is None or schedule is None:
+        return None
+    now = before = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        count = int(keras.ops.convert_to_numpy(optimizer.iterations))
+        earlier = max(count - (moment.step - 1 - moment.began_at), 0)
+        before = float(schedule(tf.constant(earlier, tf.int64)))
+    risen = not math.isfinite(now) or now >= _RISEN * before > 0.0
+    return (before, now) if risen else None
+
+
+_SLOWER = (0.1, 0.01, 0.001)
+_NORM = 1.0
+_EPSILON = 1e-3
+
+
+def tried_from_checkpoint(attempts: Attempts) -> list[Remedy]:
+    """Each remedy with what step N did at the end of the course that it changed; none where no step was replayed."""
+    moment = attempts.moment
+    back = moment.step - 1 - moment.began_at
+    if not back:
+        return []
+    since = f"for the last {amount(back, 'step')}"
+    remedies = []
+    optimizer = optimizer_of(moment.train_step)
+    risen = risen_rate(moment)
+    if optimizer is not None and risen is not None and math.isfinite(risen[0]):
+        name, advice = f"the learning rate kept at {risen[0]:g} {since}", f"Keep the learning rate near {risen[0]:g}."
+        remedies.append(_tried(attempts, Kind.LEARNING_RATE, name, advice, _constant(optimizer, risen[0])))
+    for part in _SLOWER if optimizer is not None else ():
+        name, advice = f"{part:g} of the learning rate {since}", f"Lower the learning rate, to {part:g} of what it is."
+        remedies.append(_tried(attempts, Kind.LEARNING_RATE, name, advice, _slower(optimizer, part)))
+        if remedies[-1].finite or not remedies[-1].tried:
+            break
+    decay = getattr(optimizer, "weight_decay", None)
+    if decay:
+        name, advice = f"no weight decay {since}", _of_decay(float(decay))
+        remedies.append(_tried(attempts, Kind.WEIGHT_DECAY, name, advice, _undecayed(optimizer)))
+    if isinstance(getattr(optimizer, "epsilon", None), float):
+        name = f"epsilon={_EPSILON:g} in the optimizer {since}"
+        advice = f"Make the optimizer with epsilon={_EPSILON:g}; in 16 bits a smaller one may be 0. Or use masters."
+        remedies.append(_tried(attempts, Kind.EPSILON, name, advice, _steadier(optimizer)))
+    if isinstance(moment.train_step, TrainStep) and moment.train_step.clip_norm is None:
+        name, advice = f"clip_norm={_NORM:g} {since}", f"Clip the gradients, as with clip_norm={_NORM:g}."
+        remedies.append(_tried(attempts, Kind.CLIP_NORM, name, advice, _clipped))
+    if attempts.own_variables:
+        remedies.append(_cleared(attempts, since))
+    return remedies
+
+
+def _tried(attempts: Attempts, kind: Kind, name: str, advice: str, change: Callable) -> Remedy:
+    moment = attempts.moment
+    try:
+        with traced_anew(moment.train_step):
+            last = moment.from_checkpoint(change)[-1]
+    except (TypeError, ValueError, tf.errors.OpError, scaler.ScalerError):
+        return Remedy(kind, name, False, False, math.nan, advice, since_checkpoint=True)
+    loss = float(last.get("loss", math.nan))
+    finite = math.isfinite(loss) or "loss" not in last
+    applied = finite and bool(last.get("applied", "loss" in last))
+    return Remedy(kind, name, True, applied, loss, advice, since_checkpoint=True)
+
+
+def _slower(optimizer: keras.optimizers.Optimizer, part: float) -> Callable:
+    return _while_in(lambda: slower(optimizer, part))
+
+
+def _constant(optimizer: keras.optimizers.Optimizer, rate: float) -> Callable:
+    schedule = keras.optimizers.schedules.ExponentialDecay(rate, 1, 1.0)
+    return _while_in(lambda: scheduled(optimizer, schedule))
+
+
+def _while_in(make: Callable[[], contextlib.AbstractContextManager]) -> Callable:
+    """A change that lasts until the function is called that it returns."""
+
+    def change(loop: Any) -> Callable:
+        del loop
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(make())
+            return stack.pop_all().close
+
+    return change
+
+
+def _of_decay(decay: float) -> str:
+    if decay < 0:
+        return f"Change the sign of weight_decay={decay:g}: a negative one makes the weights grow."
+    return f"Lower weight_decay={decay:g}: times the learning rate it has to be well below 1."
+
+
+def _undecayed(optimizer: Any) -> Callable:
+    def change(loop: Any) -> Callable:
+        del loop
+        before, optimizer.weight_decay = optimizer.weight_decay, None
+        return lambda: setattr(optimizer, "weight_decay", before)
+
+    return change
+
+
+def _steadier(optimizer: Any) -> Callable:
+    def change(loop: Any) -> Callable:
+        del loop
+        before, optimizer.epsilon = optimizer.epsilon, _EPSILON
+        return lambda: setattr(optimizer, "epsilon", before)
+
+    return change
+
+
+def _clipped(loop: Any) -> Callable:
+    step = loop.train_step
+    step.clip_norm = _NORM
+
+    def undo() -> None:
+        step.clip_norm = None
+
+    return undo
+
+
+def _cleared(attempts: Attempts, since: str) -> Remedy:
+    moment, take, own = attempts.moment, attempts.moment.take, attempts.own_variables
+    names = ", ".join(one.name.split(":")[0] for one in own[:3])
+
+    def cleared(batch: Any) -> Any:
+        for one in own:
+            one.assign(tf.zeros_like(one))
+        return take(batch)
+
+    moment.take = cleared
+    try:
+        return _tried(
+            attempts,
+            Kind.OWN_VARIABLES_CLEARED,
+            f"the step's own variables set to zero before each step {since}",
+            f"Clear what the step sums before each update: {names}.",
+            lambda loop: None,
+        )
+    finally:
+        moment.take = take

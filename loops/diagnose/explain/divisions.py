@@ -1,0 +1,67 @@
+"""A division by 0, or by almost 0, with a guarded denominator."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from loops.diagnose.explain.remedies import Kind, Proposal
+from loops.diagnose.graph.changes import APART
+from loops.diagnose.graph.frames import Frame
+
+_DIVISION = "RealDiv"
+_OPERATORS = ("__truediv__", "__rtruediv__")
+
+
+def of_division(frame: Frame, path: str | None) -> list[Proposal]:
+    """What may help where a division began it; nothing where none did.
+
+    Args:
+        frame: Where it began, or the tensor whose gradient began it.
+        path: The layer's, or None for the loss and the step itself.
+    """
+    if frame.kind != _DIVISION:
+        return []
+    place = "the loss or the step" if path is None else repr(path)
+    advice = (
+        f"{place[0].upper()}{place[1:]} divides by 0, or by almost 0: add {APART:g} to the denominator, away from 0, "
+        "or use tf.math.divide_no_nan."
+    )
+    name = f"denominator in {place} moved by {APART:g}"
+    return [Proposal(Kind.DENOMINATOR, name, advice, lambda: guarded(frame.name), layer=path)]
+
+
+@contextlib.contextmanager
+def guarded(name: str) -> Iterator[None]:
+    """Has one division of a graph that is being traced divide by what is `APART` further from 0.
+
+    Args:
+        name: Of the tensor that it gives.
+    """
+    own = {operator: getattr(tf.Tensor, operator) for operator in _OPERATORS}
+    try:
+        for operator, divide in own.items():
+            setattr(tf.Tensor, operator, _guarded(divide, name, reflected=operator == "__rtruediv__"))
+        yield
+    finally:
+        for operator, divide in own.items():
+            setattr(tf.Tensor, operator, divide)
+
+
+def _guarded(divide: Callable, name: str, *, reflected: bool) -> Callable:
+    def guarded(one: Any, other: Any) -> Any:
+        quotient = divide(one, other)
+        if not tf.is_symbolic_tensor(quotient) or quotient.name != name:
+            return quotient
+        return divide(_moved(one, quotient.dtype), other) if reflected else divide(one, _moved(other, quotient.dtype))
+
+    return guarded
+
+
+def _moved(denominator: Any, dtype: tf.DType) -> tf.Tensor:
+    denominator = tf.convert_to_tensor(denominator, dtype)
+    apart = tf.cast(APART, dtype)
+    return denominator + tf.where(denominator < 0, -apart, apart)

@@ -1,0 +1,98 @@
+"""Which example of a batch holds what is not finite, or makes a step go wrong.
+
+An example is taken by itself by filling the batch with it: the shapes are then what they were, and so is the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.graph.carried import is_measured
+
+
+def example_of(batch: Any) -> int | None:
+    """The first example of a batch that holds what is not finite."""
+    for part in tf.nest.flatten(batch):
+        values, examples = _by_example(part)
+        if values is None or not is_measured(values.dtype):
+            continue
+        wide = values.numpy().astype(np.complex128 if values.dtype.is_complex else np.float64)
+        bad = examples[~np.isfinite(wide.reshape(len(examples), -1)).all(axis=1)]
+        if len(bad):
+            return int(bad.min())
+    return None
+
+
+def _by_example(part: Any) -> tuple[tf.Tensor | None, np.ndarray]:
+    """The values of a part of a batch, and the position of the example of each row of them."""
+    if isinstance(part, tf.SparseTensor):
+        return part.values, part.indices.numpy()[:, 0]
+    if isinstance(part, tf.RaggedTensor):
+        outer, *inner = (rows.numpy() for rows in part.nested_value_rowids())
+        for rows in inner:
+            outer = outer[rows]
+        return part.flat_values, outer
+    if isinstance(part, tf.Tensor) and part.shape.rank:
+        return part, np.arange(len(part))
+    return None, np.empty(0)
+
+
+def example_to_blame(attempts: Attempts, factor: float, *, several: bool) -> int | None:
+    """The first example that makes the step fail by itself, where not every example does.
+
+    It is sought by halves. One that fails only together with others is not found.
+
+    Args:
+        attempts: Of a step that is not finite. On several replicas each takes the same share of the batch.
+        factor: Of the loss scale, as for `Attempts.take_at`.
+        several: Whether other examples may fail, too. If not, the step has to pass without this one.
+
+    Returns:
+        Its position in the batch, on several replicas in the share; None where there is none.
+    """
+    batch, replicas = attempts.moment.batch, attempts.moment.replicas
+    count = _length(batch) // replicas
+    passed = False
+
+    def fails(examples: Sequence[int]) -> bool:
+        nonlocal passed
+        failed = not attempts.take_at(factor, _filled(batch, np.resize(examples, count), replicas)).finite
+        passed = passed or not failed
+        return failed
+
+    found = _alone(range(count), fails)
+    if found is None or (several and passed):
+        return found
+    others = [one for one in range(count) if one != found]
+    return found if others and not fails(others) else None
+
+
+def _alone(examples: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> int | None:
+    while len(examples) > 1:
+        middle = len(examples) // 2
+        halves = (examples[:middle], examples[middle:])
+        failing = next((half for half in halves if fails(half)), None)
+        if failing is None:
+            return None
+        examples = failing
+    return examples[0] if examples else None
+
+
+def _length(batch: Any) -> int:
+    """How many examples a batch holds; 0 where its parts do not have as many each."""
+    parts = tf.nest.flatten(batch)
+    if not parts or not all(isinstance(one, tf.Tensor) and one.shape.rank for one in parts):
+        return 0
+    lengths = {len(one) for one in parts}
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def _filled(batch: Any, examples: np.ndarray, replicas: int) -> Any:
+    """A batch of these examples, once for each replica."""
+    rows = np.tile(examples, replicas)
+    return tf.nest.map_structure(lambda one: tf.gather(one, rows), batch)

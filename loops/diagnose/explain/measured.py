@@ -1,0 +1,70 @@
+"""What a scan of a step shows beside where its trouble began."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+
+import keras
+
+import scaler
+from loops.diagnose.explain.attempts import Attempt, Attempts
+from loops.diagnose.explain.explanation import Magnitude
+from loops.diagnose.graph.frames import Frame, Part, magnitude
+from loops.diagnose.graph.scan import Scan, scan
+from loops.diagnose.graph.wider import operation_in_float32
+from loops.step.train_step import TrainStep
+
+
+def measured(attempts: Attempts, layers: Mapping) -> Scan:
+    """The scan of the step, without XLA; everything is put back."""
+    step = attempts.moment.train_step
+    plain = step.retraced(jit_compile=False) if isinstance(step, TrainStep) else contextlib.nullcontext()
+    with attempts.as_it_was(), plain:
+        return scan(
+            attempts.take_inlined,
+            attempts.moment.batch,
+            layers,
+            attempts.scalers,
+            factor=attempts.scanned_at,
+        )
+
+
+def true_amax(seen: Scan, first: Frame) -> float:
+    """The largest magnitude that a tensor would have in float32, from the same inputs; NaN where it has none."""
+    if first.source is not None:
+        return math.nan
+    operation = seen.operations[first.name]
+    wide = operation_in_float32(operation, int(first.name.rpartition(":")[2]), seen.values)
+    return math.nan if wide is None else magnitude(wide)[0]
+
+
+def magnitudes(seen: Scan, layers: Mapping[str, keras.layers.Layer]) -> tuple[Magnitude, ...]:
+    """How large values were in each layer, in the order of the forward pass."""
+    forward: dict[str, float] = {}
+    backward: dict[str, float] = {}
+    for frame in seen.frames.values():
+        if frame.layer is None or frame.source is not None or frame.kind == "Const" or frame.penalty:
+            continue
+        if frame.part is Part.FORWARD:
+            # What the layer gave last is its output.
+            forward[frame.layer] = math.nan if frame.has_nan else frame.amax
+        elif frame.part is Part.BACKWARD:
+            largest = math.nan if frame.has_nan else max(frame.amax, backward.get(frame.layer, 0.0))
+            backward[frame.layer] = largest
+    return tuple(
+        Magnitude(path, forward.get(path), backward.get(path), layers[path].compute_dtype)
+        for path in seen.order
+        if path in layers and (path in forward or path in backward)
+    )
+
+
+def alike(attempt: Attempt, seen: Scan) -> bool:
+    """Whether the step was as finite under observation as without."""
+    given = [*seen.losses, *(name for names in seen.gradients for name in names if name is not None)]
+    observed = all(seen.frames[name].finite for name in given if name in seen.frames)
+    loss = all(seen.frames[name].finite for name in seen.losses if name in seen.frames)
+    if "loss" in attempt.outputs and seen.losses and loss != math.isfinite(attempt.loss):
+        return False
+    return observed == attempt.finite or attempt.cause in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)

@@ -1,0 +1,319 @@
+"""Which changes fit a step."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.explain.divisions import of_division
+from loops.diagnose.explain.remedies import Kind, Proposal
+from loops.diagnose.graph.changes import (
+    APART,
+    given,
+    in_policy,
+    kept_away,
+    slower,
+    with_finite_gradient,
+    with_value,
+    zeroed,
+)
+from loops.diagnose.graph.frames import Frame
+from loops.diagnose.graph.models import optimizer_of
+from loops.step.train_step import TrainStep
+from loops.support.batches import parts
+
+_LARGE = 3e4
+_EXPONENTIALS = ("Exp", "Expm1", "Sinh", "Cosh")
+_BOUND = 5.0
+"""Its exponential is 148, of which float16 holds sums and squares."""
+
+
+def proposals(
+    attempts: Attempts,
+    layers: Mapping[str, keras.layers.Layer],
+    origin: str | None,
+    nearest: str | None,
+    *,
+    singular: bool,
+    order: Sequence[str] = (),
+    operation: Frame | None = None,
+) -> list[Proposal]:
+    """What fits the step.
+
+    Args:
+        attempts: Of the step.
+        layers: The model's, by path.
+        origin: The path of the layer where it began, or None.
+        nearest: The path of the layer that it came out of, where it began in none.
+        singular: Whether it is not finite in float32 either.
+        order: The paths of the layers in the order of the forward pass.
+        operation: What began it, or the tensor whose gradient did; None where it cannot be to blame.
+    """
+    found = []
+    paths = list(dict.fromkeys(path for path in (origin, nearest) if path))
+    for path in paths:
+        found += _of_layer(path, layers[path])
+    if operation is not None:
+        found += of_division(operation, operation.layer)
+        found += _of_exponential(operation, attempts, layers)
+    for path in paths if singular else ():
+        found += _at_a_singular_point(path, layers[path])
+    narrow = [layer for layer in layers.values() if layer.compute_dtype in ("float16", "bfloat16")]
+    found += _of_loss(attempts, singular=singular)
+    following = _from(origin or nearest, layers, order)
+    if len(following) > 1:
+        found.append(
+            Proposal(
+                Kind.FOLLOWING_IN_FLOAT32,
+                f"{origin or nearest!r} and all after it in float32",
+                f"Give the layer {origin or nearest!r} and those after it dtype='float32'. `halfstep cure` finds the "
+                "fewest that need it.",
+                lambda: in_policy(following, "float32"),
+                layer=origin or nearest,
+            )
+        )
+    if narrow:
+        found.append(
+            Proposal(
+                Kind.ALL_IN_FLOAT32,
+                "every layer in float32",
+                "Compute in float32: keras.mixed_precision.set_dtype_policy('float32'). `halfstep cure` finds the "
+                "fewest layers that need it.",
+                lambda: in_policy(narrow, "float32"),
+            )
+        )
+    if any(layer.compute_dtype == "float16" for layer in narrow):
+        found.append(
+            Proposal(
+                Kind.BFLOAT16,
+                "bfloat16",
+                "Train in bfloat16, which has float32's range: the policy 'mixed_bfloat16', with scaler.NoScaling().",
+                lambda: in_policy(narrow, "mixed_bfloat16"),
+            )
+        )
+    found += _of_state(attempts)
+    if attempts.moment.next_batch is not None:
+        found.append(
+            Proposal(
+                Kind.ANOTHER_BATCH,
+                "another batch",
+                "Leave this batch out, and look at what is in it.",
+                batch=attempts.moment.next_batch,
+            )
+        )
+    return found
+
+
+def _from(path: str | None, layers: Mapping[str, keras.layers.Layer], order: Sequence[str]) -> list[keras.layers.Layer]:
+    """The 16-bit layers from one on, in the order of the forward pass, with what is in the first."""
+    if path is None or path not in order:
+        return []
+    after = [
+        *scaler.observe.layers_of(layers[path]),
+        *(layers[one] for one in order[order.index(path) :] if one in layers),
+    ]
+    return [one for one in dict.fromkeys(after) if one.compute_dtype in ("float16", "bfloat16")]
+
+
+def _of_layer(path: str, layer: keras.layers.Layer) -> list[Proposal]:
+    found = []
+    inside = scaler.observe.layers_of(layer)
+    if any(one.compute_dtype in ("float16", "bfloat16") for one in inside):
+        found.append(
+            Proposal(
+                Kind.LAYER_IN_FLOAT32,
+                f"{path!r} in float32",
+                f"Give the layer {path!r} dtype='float32'.",
+                lambda: in_policy(inside, "float32"),
+                layer=path,
+            )
+        )
+    for one in inside:
+        for name, value in unfit_values(one):
+            new = _fit(value)
+            found.append(
+                Proposal(
+                    Kind.NUMBER_OF_A_LAYER,
+                    f"{name}={new:g} in {one.name!r}",
+                    f"{name}={value:g} of the layer {one.name!r} cannot be held by {one.compute_dtype}: use {new:g}.",
+                    functools.partial(with_value, one, name, new),
+                )
+            )
+    return found
+
+
+def _of_exponential(frame: Frame, attempts: Attempts, layers: Mapping[str, keras.layers.Layer]) -> list[Proposal]:
+    """What an exponential is taken of, bounded."""
+    if frame.kind not in _EXPONENTIALS:
+        return []
+    bounds = f"[{-_BOUND:g}, {_BOUND:g}]"
+    if frame.layer in layers:
+        return [
+            Proposal(
+                Kind.EXPONENT_CLIPPED,
+                f"inputs of {frame.layer!r} clipped to {bounds}",
+                f"What {frame.layer!r} takes the exponential of has no bound: clip it to {bounds}, as with "
+                "keras.ops.clip.",
+                lambda: given(layers[str(frame.layer)], _bounded),
+            )
+        ]
+    step = attempts.moment.train_step
+    advice = f"What the loss takes the exponential of has no bound: clip it to {bounds}, as with keras.ops.clip."
+    name = f"predictions clipped to {bounds}"
+    if not isinstance(step, TrainStep):
+        return []
+    return [Proposal(Kind.EXPONENT_CLIPPED, name, advice, _of_predictions(step, _bounded))]
+
+
+def _bounded(value: Any) -> Any:
+    if not (tf.is_tensor(value) and value.dtype.is_floating):
+        return value
+    return tf.clip_by_value(value, tf.cast(-_BOUND, value.dtype), tf.cast(_BOUND, value.dtype))
+
+
+def _of_predictions(step: TrainStep, change: Callable) -> Callable:
+    """Has the loss see the predictions changed."""
+    loss_fn = step.loss_fn
+
+    def loss(labels: Any, prediction: Any, *rest: Any) -> Any:
+        return loss_fn(labels, tf.nest.map_structure(change, prediction), *rest)
+
+    return lambda: with_value(step, "loss_fn", loss)
+
+
+def _at_a_singular_point(path: str, layer: keras.layers.Layer) -> list[Proposal]:
+    return [
+        Proposal(
+            Kind.INPUTS_MOVED,
+            f"inputs of {path!r} moved by {APART:g}",
+            f"What {path!r} computes has no value at this input: keep it away from there, as by adding {APART:g} "
+            "under a square root, logarithm, division or norm.",
+            lambda: given(layer, kept_away),
+        ),
+        Proposal(
+            Kind.DERIVATIVES_ZEROED,
+            f"derivatives of {path!r} that are not finite set to zero",
+            f"The derivative of {path!r} has no value at this input, as a square root, norm or division has none "
+            f"at 0: add {APART:g} there, or choose another value with tf.where before the operation and after it.",
+            lambda: given(layer, with_finite_gradient),
+        ),
+    ]
+
+
+def unfit_values(layer: keras.layers.Layer) -> list[tuple[str, float]]:
+    """The layer's numbers, such as its epsilon, that become 0, 1 or infinity in its 16-bit compute dtype."""
+    dtype = layer.compute_dtype
+    if dtype not in ("float16", "bfloat16"):
+        return []
+    found = []
+    for name, value in vars(layer).items():
+        if name.startswith("_") or not isinstance(value, float) or not math.isfinite(value) or value in (0.0, 1.0):
+            continue
+        held = float(tf.cast(tf.constant(value, tf.float64), dtype))
+        # A large negative number is a mask; another one may be what the layer computes with.
+        if held in (0.0, 1.0) or (not math.isfinite(held) and value < 0):
+            found.append((name, value))
+    return found
+
+
+def _fit(value: float) -> float:
+    if abs(value) > _LARGE:
+        return math.copysign(_LARGE, value)
+    return 1.0 - APART if value > 0.5 else math.copysign(APART, value)
+
+
+def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
+    step = attempts.moment.train_step
+    if not isinstance(step, TrainStep):
+        return []
+    clipped = Proposal(
+        Kind.PREDICTIONS_CLIPPED,
+        f"predictions clipped to [{APART:g}, {1 - APART:g}]",
+        "The loss has no value at a probability of 0 or 1: compute it from logits, or clip further inside, by what the "
+        "format can hold.",
+        _of_predictions(
+            step, lambda one: tf.clip_by_value(one, tf.cast(APART, one.dtype), tf.cast(1 - APART, one.dtype))
+        ),
+    )
+    found = [
+        Proposal(
+            Kind.LOSS_IN_FLOAT32,
+            "the loss in float32",
+            "Cast the predictions to float32 before the loss.",
+            _of_predictions(step, lambda one: tf.cast(one, tf.float32) if one.dtype.is_floating else one),
+        )
+    ]
+    if singular:
+        found += [
+            Proposal(
+                Kind.PREDICTIONS_MOVED,
+                f"predictions moved by {APART:g}",
+                f"The loss or its derivative has no value at this prediction: keep it away, as by adding {APART:g} "
+                "under a logarithm or square root.",
+                _of_predictions(step, kept_away),
+            ),
+            *([clipped] if _are_probabilities(attempts) else []),
+            Proposal(
+                Kind.DERIVATIVES_ZEROED,
+                "derivatives of the loss that are not finite set to zero",
+                "The derivative of the loss has no value at this prediction: choose another value with tf.where before "
+                "the operation and after it.",
+                _of_predictions(step, with_finite_gradient),
+            ),
+        ]
+    return found
+
+
+def _are_probabilities(attempts: Attempts) -> bool:
+    """Whether the model gives numbers from 0 to 1 for the batch."""
+    x, _, _ = parts(attempts.moment.batch)
+    given = [np.asarray(tf.cast(one, tf.float32)) for one in tf.nest.flatten(attempts.moment.train_step.model(x))]
+    return all(((one >= 0.0) & (one <= 1.0)).all() for one in given)
+
+
+def of_update(attempts: Attempts) -> list[Proposal]:
+    """What may help an optimizer that turns finite gradients into values that are not."""
+    step = attempts.moment.train_step
+    optimizer = optimizer_of(step)
+    found = []
+    for part in (0.1, 0.001) if optimizer is not None else ():
+        advice = f"Lower the learning rate, to {part:g} of what it is."
+        change = functools.partial(slower, optimizer, part)
+        found.append(Proposal(Kind.LEARNING_RATE, f"{part:g} of the learning rate", advice, change))
+    epsilon = getattr(optimizer, "epsilon", None)
+    if isinstance(epsilon, float):
+        found.append(
+            Proposal(
+                Kind.EPSILON,
+                f"epsilon={APART:g} in the optimizer",
+                f"Make the optimizer with epsilon={APART:g}: {epsilon:g} is too small for it, or for 16 bits.",
+                lambda: with_value(optimizer, "epsilon", APART),
+            )
+        )
+    if isinstance(step, TrainStep) and step.clip_norm is None:
+        advice = "Clip the gradients, as with clip_norm=1.0."
+        found.append(Proposal(Kind.CLIP_NORM, "clip_norm=1", advice, lambda: with_value(step, "clip_norm", 1.0)))
+    return found
+
+
+def _of_state(attempts: Attempts) -> list[Proposal]:
+    """Sums of the step's own that nobody cleared."""
+    own = attempts.own_variables
+    if not own:
+        return []
+    return [
+        Proposal(
+            Kind.OWN_VARIABLES_CLEARED,
+            "the step's own variables set to zero",
+            "Clear what the step sums after each update: " + ", ".join(one.name.split(":")[0] for one in own[:3]) + ".",
+            lambda: zeroed(own),
+        )
+    ]

@@ -1,0 +1,290 @@
+"""Which operations run in which dtype, counted in the traced graph of a step: what a policy promised, and what came."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import inspect
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.loop.loop import Loop
+from loops.loop.signature import taking_batches
+
+_MOVES = frozenset(
+    [
+        *("Assert", "Assign", "AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "BroadcastTo", "Case"),
+        *("ConcatV2", "Const", "EnsureShape", "ExpandDims", "Fill", "Gather", "GatherNd", "GatherV2", "Identity"),
+        *("IdentityN", "If", "NoOp", "OnesLike", "Pack", "PartitionedCall", "Placeholder", "PreventGradient"),
+        *("ReadVariableOp", "Reshape", "ResourceGather", "Reverse", "ReverseV2", "Shape", "Slice", "Split", "SplitV"),
+        *("Squeeze", "StatefulPartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile", "StopGradient"),
+        *("StridedSlice", "StridedSliceGrad", "TensorListFromTensor", "TensorListGetItem", "TensorListPopBack"),
+        *("TensorListPushBack", "TensorListReserve", "TensorListSetItem", "TensorListStack", "Tile", "Transpose"),
+        *("Unpack", "VarHandleOp", "While", "ZerosLike"),
+    ]
+)
+"""Operations that store, move or call, and round nothing."""
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_TYPES = ("T", "dtype", "Tparams", "U")
+_SUFFIX = re.compile(r"_\d+$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One kind of operation in one layer.
+
+    Attributes:
+        layer: The layer's path, or None outside of all layers: the loss, the scaler, the optimizer.
+        op: Such as "MatMul"; of a cast "Cast".
+        dtype: In which it computes; of a cast, such as "float32 to float16".
+        count: How many every step runs; those of a loop's body count once.
+        in_branches: How many more there are in branches, of which a step runs one or none: the skip of a step, say.
+        promised: The compute dtype of the layer's policy, or None.
+        differs: Whether it computes in another dtype than was promised; a cast never does.
+        backward: How many of `count` compute gradients.
+        cast_bytes: What these casts write, as far as their shapes are known; None for other operations.
+    """
+
+    layer: str | None
+    op: str
+    dtype: str
+    count: int
+    in_branches: int
+    promised: str | None
+    differs: bool
+    backward: int
+    cast_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Census:
+    """What runs in which dtype. `pandas.DataFrame(census.rows)` makes a table of it.
+
+    Attributes:
+        rows: One for each layer, operation and dtype, layers in the order of the graph.
+    """
+
+    rows: list[Row]
+
+    @property
+    def different(self) -> list[Row]:
+        """The rows whose dtype is not the one that was promised."""
+        return [row for row in self.rows if row.differs]
+
+    @property
+    def cast_bytes(self) -> int:
+        """How many bytes a step's casts write, of those whose shapes are known."""
+        return sum(row.cast_bytes or 0 for row in self.rows)
+
+    def __str__(self) -> str:
+        header = ("layer", "operation", "dtype", "count", "in branches", "promised", "")
+        cells = [header, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+        return "\n".join([line.rstrip() for line in lines] + [f"casts write {self.cast_bytes:,} bytes a step"])
+
+
+def census(step_or_function: Any, *args: Any) -> Census:
+    """Counts the operations of a step by layer, kind and dtype. Nothing is run.
+
+    It reads the graph as TensorFlow traced it, with the functions it calls. What the graph optimizer makes of it later
+    is not in there. Layers are told by the name scopes of Keras.
+
+    Args:
+        step_or_function: A `loops.TrainStep`, a `tf.function` or another callable; or a `loops.Loop`, whose dataset
+            says what a batch is.
+        *args: What it is called with: tensors, arrays or `tf.TensorSpec`. None for a `Loop`.
+
+    Raises:
+        scaler.InvalidArgument: For anything else, and for arguments beside a `Loop`.
+    """
+    concrete = _concrete(step_or_function, args)
+    layers = [layer for model in _models(step_or_function) for layer in scaler.observe.layers_of(model)]
+    names: dict[str, list[keras.layers.Layer]] = collections.defaultdict(list)
+    for layer in layers:
+        names[layer.name].append(layer)
+    counted: dict[tuple, _Count] = collections.defaultdict(_Count)
+    for found in _operations(concrete.graph, frozenset(names)):
+        dtype = _dtype(found.node)
+        if dtype is not None:
+            counted[found.place, found.node.op, dtype].add(found)
+    order = list(dict.fromkeys(place for place, _, _ in counted))
+    by_place = sorted(counted.items(), key=lambda item: order.index(item[0][0]))
+    return Census([_row(place, op, dtype, count, names) for (place, op, dtype), count in by_place])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operation:
+    """One operation of a graph.
+
+    Attributes:
+        place: The names of the layers around it, the outermost first.
+        backward: Whether it computes gradients.
+        sometimes: Whether it stands in a branch.
+        node: Its definition, with shapes.
+    """
+
+    place: tuple[str, ...]
+    backward: bool
+    sometimes: bool
+    node: Any
+
+
+@dataclasses.dataclass
+class _Count:
+    """How many operations of one kind there are."""
+
+    always: int = 0
+    sometimes: int = 0
+    backward: int = 0
+    cast_bytes: int = 0
+
+    def add(self, operation: _Operation) -> None:
+        """Counts one more."""
+        if operation.sometimes:
+            self.sometimes += 1
+            return
+        self.always += 1
+        self.backward += operation.backward
+        self.cast_bytes += _bytes(operation.node) if operation.node.op == "Cast" else 0
+
+
+def _row(place: tuple, op: str, dtype: str, count: _Count, names: dict[str, list[keras.layers.Layer]]) -> Row:
+    promised = _nearest(place, names[place[-1]]).compute_dtype if place else None
+    cast = op == "Cast"
+    return Row(
+        layer="/".join(place) or None,
+        op=op,
+        dtype=dtype,
+        count=count.always,
+        in_branches=count.sometimes,
+        promised=promised,
+        differs=promised is not None and not cast and dtype != promised,
+        backward=count.backward,
+        cast_bytes=count.cast_bytes if cast else None,
+    )
+
+
+def _nearest(place: tuple[str, ...], layers: list[keras.layers.Layer]) -> keras.layers.Layer:
+    """Of several layers of one name, the one whose path ends most like the place."""
+
+    def shared(layer: keras.layers.Layer) -> int:
+        pairs = zip(reversed(place), reversed((layer.path or layer.name).split("/")), strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    return max(layers, key=shared)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    size = f"{row.cast_bytes:,} bytes" if row.cast_bytes is not None else "differs" if row.differs else ""
+    return row.layer or "-", row.op, row.dtype, str(row.count), str(row.in_branches), row.promised or "-", size
+
+
+def _concrete(step: Any, args: tuple) -> tf.types.experimental.ConcreteFunction:
+    if isinstance(step, Loop):
+        if args:
+            raise scaler.InvalidArgument(
+                f"census(loop, ...): {len(args)} arguments beside a Loop: expected none, its dataset says what comes."
+            )
+        function, args = tf.function(taking_batches(step.train_step, step.element_spec)), (step.element_spec,)
+    elif hasattr(step, "get_concrete_function"):
+        function = step
+    elif callable(step):
+        function = tf.function(step)
+    else:
+        raise scaler.InvalidArgument(
+            f"census({step!r}): expected a loops.TrainStep, a loops.Loop, a tf.function or another callable, and what "
+            "it is called with."
+        )
+    try:
+        return function.get_concrete_function(*tf.nest.map_structure(_spec, args))
+    except TypeError as error:
+        if args or "missing" not in str(error):
+            raise
+        raise scaler.InvalidArgument(
+            f"census({getattr(step, '__name__', step)!s}): it takes arguments, and none were given: pass what it is "
+            "called with too, as arrays, tensors or tf.TensorSpec."
+        ) from None
+
+
+def _spec(value: Any) -> Any:
+    return tf.TensorSpec(value.shape, value.dtype) if hasattr(value, "shape") and hasattr(value, "dtype") else value
+
+
+def _models(step: Any) -> Iterator[keras.layers.Layer]:
+    """The models that a step holds: in its attributes, or among the names that its function uses."""
+    step = step.train_step if isinstance(step, Loop) else step
+    if isinstance(step, keras.layers.Layer):
+        yield step
+    function = inspect.unwrap(getattr(step, "python_function", step))
+    owner = getattr(function, "__self__", None)
+    held: list[Any] = [*getattr(step, "__dict__", {}).values(), owner, *getattr(owner, "__dict__", {}).values()]
+    if inspect.isfunction(function) or inspect.ismethod(function):
+        names = inspect.getclosurevars(function)
+        held += [*names.nonlocals.values(), *names.globals.values()]
+    yield from (one for one in held if isinstance(one, keras.layers.Layer))
+
+
+def _operations(graph: tf.Graph, layers: frozenset[str]) -> Iterator[_Operation]:
+    """Every operation that computes or casts, those of the functions that are called too."""
+    definition = graph.as_graph_def(add_shapes=True)
+    library = {function.signature.name: function.node_def for function in definition.library.function}
+
+    def walk(nodes: Iterable, outer: _Operation | None, inside: tuple[str, ...]) -> Iterator[_Operation]:
+        for node in nodes:
+            found = _Operation(
+                place=_layers_in(node.name, layers) or (outer.place if outer else ()),
+                backward=node.name.startswith("gradient_tape/") or (outer is not None and outer.backward),
+                sometimes=outer is not None and (outer.sometimes or outer.node.op in _BRANCHES),
+                node=node,
+            )
+            if node.op not in _MOVES:
+                yield found
+            for name in _called(node):
+                if name in library and name not in inside:
+                    yield from walk(library[name], found, (*inside, name))
+
+    yield from walk(definition.node, None, ())
+
+
+def _called(node: Any) -> Iterator[str]:
+    for value in node.attr.values():
+        yield from [value.func.name] if value.func.name else [one.name for one in value.list.func]
+
+
+def _layers_in(node: str, layers: frozenset[str]) -> tuple[str, ...]:
+    """The layers in whose name scopes a node stands. A call's scope is its layer's name with a number."""
+    found: list[str] = []
+    for part in node.split("/")[:-1]:
+        name = next((name for name in (_SUFFIX.sub("", part), part) if name in layers), None)
+        if name in found:  # A gradient's name begins with that of a forward operation, and may hold it twice.
+            del found[found.index(name) :]
+        found += [] if name is None else [name]
+    return tuple(found)
+
+
+def _dtype(node: Any) -> str | None:
+    """In which floating-point dtype a node computes, None where in none."""
+    if node.op == "Cast":
+        source, target = (tf.as_dtype(node.attr[name].type) for name in ("SrcT", "DstT"))
+        return f"{source.name} to {target.name}" if source.is_floating and target.is_floating else None
+    for name in _TYPES:
+        kind = node.attr[name].type if name in node.attr else 0
+        if kind:
+            dtype = tf.as_dtype(kind)
+            return dtype.name if dtype.is_floating else None
+    return None
+
+
+def _bytes(node: Any) -> int:
+    """What a cast writes; 0 where its shape is not known."""
+    shapes = node.attr["_output_shapes"].list.shape
+    shape = tf.TensorShape(shapes[0]) if shapes else tf.TensorShape(None)
+    return math.prod(shape) * tf.as_dtype(node.attr["DstT"].type).size if shape.is_fully_defined() else 0

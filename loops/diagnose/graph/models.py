@@ -1,0 +1,85 @@
+"""What a train step is made of: its models, the objects that own its variables, and the layers by path."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+import scaler
+
+
+def parts_of(train_step: Any) -> list[Any]:
+    """The step's attributes, and what the code of a function names: models, optimizers, scalers, variables."""
+    function = getattr(train_step, "python_function", train_step)
+    owner = getattr(function, "__self__", None)
+    if owner is None and not inspect.isfunction(function):
+        owner, function = function, type(function).__call__
+    named = list(getattr(owner, "__dict__", {}).values())
+    try:
+        variables = inspect.getclosurevars(inspect.unwrap(function))
+    except TypeError:
+        return named
+    return [*named, *variables.nonlocals.values(), *variables.globals.values()]
+
+
+def models_of(train_step: Any) -> list[keras.layers.Layer]:
+    """The step's attribute `model` and the Keras models among its parts; layers, where there is no model."""
+    parts = [getattr(train_step, "model", None), *parts_of(train_step)]
+    parts += [one for part in parts if isinstance(part, (list, tuple)) for one in part]
+    found = _outermost([one for one in parts if isinstance(one, keras.Model)])
+    return found or _outermost([one for one in parts if isinstance(one, keras.layers.Layer)])
+
+
+def _outermost(models: list) -> list:
+    inside = {id(one) for model in models for one in scaler.observe.layers_of(model)[1:]}
+    return list({id(one): one for one in models if id(one) not in inside}.values())
+
+
+def optimizer_of(train_step: Any) -> keras.optimizers.Optimizer | None:
+    """The step's Keras optimizer, or None."""
+    parts = [getattr(train_step, "optimizer", None), *parts_of(train_step)]
+    return next((one for one in parts if isinstance(one, keras.optimizers.Optimizer)), None)
+
+
+def owned_by_parts(train_step: Any) -> set[int]:
+    """The ids of the variables that belong to a model, an optimizer, a scaler or a metric of the step."""
+    kinds = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, scaler.LossScaler)
+    parts = [*models_of(train_step), optimizer_of(train_step), *parts_of(train_step)]
+    variables = [variable for part in parts if isinstance(part, kinds) for variable in part.variables]
+    variables += [one for part in parts if isinstance(part, scaler.MasterWeights) for one in part.weights]
+    return {id(part) for variable in variables for part in (variable, getattr(variable, "value", variable))}
+
+
+def paths_of(models: Sequence[keras.layers.Layer]) -> dict[str, keras.layers.Layer]:
+    """Every layer that computes something itself, by path: a model is one unless its class is Keras's own.
+
+    Where there are several models the paths begin with their names.
+    """
+    found: dict[str, keras.layers.Layer] = {}
+    for model in models:
+        prefix = f"{model.name}/" if len(models) > 1 else ""
+        for path, layer in scaler.observe.layers_by_path(model).items():
+            # What a model of Keras's own classes computes beside its layers is a cast of its inputs.
+            if layer is not model or not _is_of_keras(model):
+                found[path if layer is model else prefix + path] = layer
+    return found
+
+
+def units(models: Sequence[keras.layers.Layer]) -> dict[str, keras.layers.Layer]:
+    """The layers that are given a dtype one by one: Keras's own whole, and of others each layer in them.
+
+    The parts of a layer such as `MultiHeadAttention` hand each other what they compute, and go together.
+    """
+    chosen: dict[str, keras.layers.Layer] = {}
+    for path, layer in paths_of(models).items():
+        inside = any(path.startswith(f"{other}/") and _is_of_keras(one) for other, one in chosen.items())
+        if not inside and not isinstance(layer, keras.Model):
+            chosen[path] = layer
+    return chosen
+
+
+def _is_of_keras(layer: keras.layers.Layer) -> bool:
+    return type(layer).__module__.startswith("keras.")

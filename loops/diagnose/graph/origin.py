@@ -1,0 +1,84 @@
+"""Where a value that is not finite came from: pure, on the frames of one step.
+
+"First" has no meaning in the order in which a graph runs. The walk goes back from what failed, along the tensors that
+are not finite, to those whose inputs all are. Integers and strings are never infinite or NaN: the walk goes through
+them to what they were computed from. An infinity that nothing inherits, such as that of a mask, is not met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from loops.diagnose.graph.frames import Frame, Part
+
+
+def origins(frames: Mapping[str, Frame], failed: Iterable[str]) -> list[Frame]:
+    """The frames in which what failed began, the likeliest first.
+
+    Args:
+        frames: By name, in the order in which the operations were made.
+        failed: Names of frames that are not finite.
+    """
+    found: dict[str, Frame] = {}
+    seen: set[str] = set()
+    stack = [name for name in failed if name in frames]
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        inherited = _not_finite(frames[name].inputs, frames) or _not_finite(frames[name].through, frames)
+        if not inherited:
+            found[name] = frames[name]
+        stack += inherited
+    order = {name: place for place, name in enumerate(frames)}
+    return sorted(found.values(), key=lambda frame: (_rank(frame), order[frame.name]))
+
+
+def _not_finite(names: Iterable[str], frames: Mapping[str, Frame]) -> list[str]:
+    return [name for name in names if name in frames and not frames[name].finite]
+
+
+def _rank(frame: Frame) -> int:
+    """What comes from outside first, then what was computed; a constant last, since a mask's infinity is meant."""
+    if frame.source == "batch":
+        return 0
+    if frame.source == "variable":
+        return 1
+    return 3 if frame.kind == "Const" else 2
+
+
+def pass_of(frame: Frame, frames: Mapping[str, Frame]) -> str:
+    """One of "data", "weights", "forward" and "backward". What a cast to 16 bits spoils counts to where it was read."""
+    source = frame.source
+    if source is None and frame.kind == "Cast":
+        sources = [frames[name].source for name in frame.inputs or frame.through if name in frames]
+        source = sources[0] if sources else None
+    if source == "batch":
+        return "data"
+    if source == "variable" and frame.part is Part.FORWARD:
+        return "weights"
+    # A variable that is read after the backward pass holds a sum of gradients.
+    return "forward" if frame.part is Part.FORWARD else "backward"
+
+
+def nearest_layer(frame: Frame, frames: Mapping[str, Frame]) -> str | None:
+    """The layer that a tensor of no layer was computed from, by the shortest way; of a gradient, its tensor's."""
+    level = [differentiated(frame, frames)]
+    seen = {one.name for one in level}
+    while level:
+        below: list[Frame] = []
+        for one in level:
+            if one.layer is not None:
+                return one.layer
+            fresh = [frames[name] for name in one.inputs if name in frames and name not in seen]
+            seen.update(other.name for other in fresh)
+            below += fresh
+        level = below
+    return None
+
+
+def differentiated(frame: Frame, frames: Mapping[str, Frame]) -> Frame:
+    """The tensor whose gradient a frame is, whose name TensorFlow gives the gradient's scope; else the frame."""
+    scope = frame.name.removeprefix("gradient_tape/").rpartition("/")[0]
+    return frames.get(f"{scope}:0", frame) if frame.name.startswith("gradient_tape/") else frame

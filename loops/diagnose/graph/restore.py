@@ -1,0 +1,25 @@
+"""Everything that a forward pass may move is put back afterwards, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import keras
+
+import scaler
+from loops.loop.state.randomness import generators, set_generators
+
+
+@contextlib.contextmanager
+def kept(layer: keras.layers.Layer) -> Iterator[None]:
+    """Puts back a layer's variables, those of the layers in it, and the random generators of the process."""
+    variables = {id(variable): variable for one in scaler.observe.layers_of(layer) for variable in one.variables}
+    values = [(variable, variable.numpy()) for variable in variables.values()]
+    random = generators()
+    try:
+        yield
+    finally:
+        for variable, value in values:
+            variable.assign(value)
+        set_generators(random)

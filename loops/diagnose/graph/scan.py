@@ -1,0 +1,121 @@
+"""One step under full observation: every floating-point and complex tensor of its graph is measured.
+
+Reading a tensor can keep TensorFlow from joining operations, and so change what it computes. Whoever compares the scan
+with the step as it runs learns whether it did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.diagnose.graph.framed import framed, handles_of
+from loops.diagnose.graph.frames import Frame, Part
+from loops.diagnose.graph.lines import line_in_custom_gradient, line_of
+from loops.diagnose.graph.listening import listening
+from loops.diagnose.graph.whereabouts import noting
+
+_UNSEEN = (tf.string, tf.resource, tf.variant)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """What one step gave.
+
+    Attributes:
+        outputs: Of the step, as numbers.
+        frames: By name of tensor, in the order in which the operations were made.
+        losses: The names of the tensors that were given to `scale`.
+        gradients: For each `apply`, the names of its gradients' tensors; None where there is none.
+        order: The layers' paths in the order of the forward pass, parts before the whole.
+        operations: By name of tensor.
+        values: Every number of the step, by name of tensor.
+    """
+
+    outputs: dict[str, Any]
+    frames: dict[str, Frame]
+    losses: list[str]
+    gradients: list[list[str | None]]
+    order: list[str]
+    operations: dict[str, tf.Operation]
+    values: dict[str, tf.Tensor]
+
+    @property
+    def failed(self) -> list[str]:
+        """What the scaler was given that is not finite: a loss, or else gradients."""
+        losses = [name for name in self.losses if name in self.frames and not self.frames[name].finite]
+        grads = [name for given in self.gradients for name in given if name is not None]
+        return losses or [name for name in grads if name in self.frames and not self.frames[name].finite]
+
+    def line(self, name: str) -> str | None:
+        """The line of Python that made a tensor, or of the backward pass the tensor whose gradient it computes."""
+        frame = self.frames[name]
+        if frame.custom and (line := line_in_custom_gradient(self.operations[name])):
+            return line
+        if frame.part is Part.BACKWARD:
+            read = [one for one in frame.inputs if one in self.frames]
+            forward = [one for one in read if self.frames[one].part is Part.FORWARD]
+            return next((line for one in forward if (line := line_of(self.operations[one]))), None)
+        return line_of(self.operations[name])
+
+
+def scan(
+    take: Callable,
+    batch: Any,
+    layers: Mapping[str, keras.layers.Layer],
+    scalers: Sequence[scaler.LossScaler],
+    factor: float | None = None,
+) -> Scan:
+    """Takes a step and measures it. It moves weights and all: put them back.
+
+    Args:
+        take: The step, a function of a batch, not compiled by XLA.
+        batch: Tensors.
+        layers: The model's, by path.
+        scalers: The step's.
+        factor: Multiplies each loss on its way into `scale`, as for `listening`.
+    """
+    kept: dict[str, Any] = {}
+    at = None if factor is None else tf.constant(factor)
+
+    def observed(batch: Any) -> tuple[Any, list[tf.Tensor]]:
+        with listening(scalers, at, moves=False) as heard, noting(layers) as places:
+            outputs = take(batch)
+        # What measures a tensor in the graph is larger than what computes it, so they are given back.
+        seen = _numbers(tf.compat.v1.get_default_graph())
+        kept.update(heard=heard, places=places, batch=tf.nest.flatten(batch, expand_composites=True), seen=seen)
+        return outputs, seen
+
+    concrete = tf.function(observed).get_concrete_function(batch)
+    handles = handles_of(concrete)
+    outputs, numbers = concrete(batch)
+    heard, places = kept["heard"], kept["places"]
+    values = {tensor.name: value for tensor, value in zip(kept["seen"], numbers, strict=True)}
+    operations = concrete.graph.get_operations()
+    given = {tensor.name for tensor in kept["batch"] if isinstance(tensor, tf.Tensor)}
+    return Scan(
+        outputs={name: value.numpy() for name, value in outputs.items()},
+        frames=framed(operations, values, heard, places, given, handles),
+        losses=[loss.name for loss in heard.losses],
+        gradients=[[_name(grad) for grad in grads] for grads in heard.gradients],
+        order=places.order,
+        operations={tensor.name: operation for operation in operations for tensor in operation.outputs},
+        values=values,
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def _numbers(graph: tf.Graph) -> list[tf.Tensor]:
+    tensors = [tensor for operation in graph.get_operations() for tensor in operation.outputs]
+    return [tensor for tensor in tensors if tensor.dtype not in _UNSEEN]
+
+
+def _name(grad: Any) -> str | None:
+    if grad is None:
+        return None
+    return (grad.values if isinstance(grad, tf.IndexedSlices) else grad).name

@@ -1,0 +1,165 @@
+"""Which layer each operation of a step belongs to, noted while the step is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from loops.backend import custom_gradients
+from loops.diagnose.graph.changes import with_value
+from loops.diagnose.graph.listening import count_of_operations, on_first_replica, replaced
+
+_BACKWARD = "gradient_tape/"
+
+
+class Whereabouts:
+    """The layers of operations, by their number in the graph.
+
+    Attributes:
+        calls: The layer's path, and the numbers of the first operation of a call and of the first one after it.
+        regularizers: The same of calls of its regularizers.
+        customs: Of functions with a custom gradient: the name, the number of the call's last operation, and those
+            of the backward pass's first operation and of the first one after it.
+        order: The layers' paths in the order in which their calls ended.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int, int]] = []
+        self.regularizers: list[tuple[str, int, int]] = []
+        self.customs: list[tuple[str, int, int, int]] = []
+
+    @property
+    def order(self) -> list[str]:
+        """The layers in the order in which their calls ended, each once: parts before the whole."""
+        return list(dict.fromkeys(path for path, _, _ in self.calls))
+
+    def by_number(self, count: int) -> list[str | None]:
+        """For each operation of the forward pass, or of a custom gradient, the innermost layer."""
+        layers: list[str | None] = [None] * count
+        # Outer calls end after inner ones, and must not hide them.
+        for path, first, end in [*reversed(self.calls), *self.regularizers]:
+            layers[first:end] = [path] * (end - first)
+        for _, last, first, end in self.customs:
+            layers[first:end] = [layer or layers[last] for layer in layers[first:end]]
+        return layers
+
+    def in_customs(self) -> dict[int, str]:
+        """The functions in whose custom gradients operations were made, by their numbers."""
+        # Inner ones end before outer ones.
+        return {number: name for name, _, first, end in reversed(self.customs) for number in range(first, end)}
+
+    def in_regularizers(self) -> set[int]:
+        """The numbers of the operations that regularizers made."""
+        return {number for _, first, end in self.regularizers for number in range(first, end)}
+
+
+@contextlib.contextmanager
+def noting(layers: Mapping[str, keras.layers.Layer]) -> Iterator[Whereabouts]:
+    """Notes the calls of layers.
+
+    Args:
+        layers: By path. Each is put back at the end as it was.
+    """
+    found = Whereabouts()
+    graphs: list[tf.Graph] = []
+    with contextlib.ExitStack() as stack:
+        for path, layer in layers.items():
+            stack.enter_context(replaced(layer, "call", _noted(path, layer.call, found.calls, graphs)))
+        for owner, name, path in _regularized(layers):
+            change = _Regularizer(_noted(path, getattr(owner, name), found.regularizers, graphs))
+            stack.enter_context(with_value(owner, name, change))
+        stack.enter_context(custom_gradients.around(functools.partial(_noted_backward, found.customs, graphs)))
+        yield found
+
+
+class _Regularizer(keras.regularizers.Regularizer):
+    """A function as a regularizer, which is all that a variable takes.
+
+    Args:
+        function: It.
+    """
+
+    def __init__(self, function: Callable):
+        self._function = function
+
+    def __call__(self, value: Any) -> Any:
+        """The penalty of a value."""
+        return self._function(value)
+
+
+def _regularized(layers: Mapping[str, keras.layers.Layer]) -> list[tuple[Any, str, str]]:
+    """What has a regularizer, the name of the attribute, and the layer's path. A variable counts to the inmost one."""
+    # A functional model also holds operations, such as keras.ops.exp, which have neither variables nor regularizers.
+    real = {path: layer for path, layer in layers.items() if isinstance(layer, keras.layers.Layer)}
+    of_outputs = [(layer, path) for path, layer in real.items() if callable(layer.activity_regularizer)]
+    owners: dict[int, tuple[Any, str]] = {}
+    for path in sorted(real, key=len):
+        variables = real[path].trainable_variables
+        owners |= {id(one): (one, path) for one in variables if getattr(one, "regularizer", None) is not None}
+    return [
+        *((layer, "activity_regularizer", path) for layer, path in of_outputs),
+        *((one, "regularizer", path) for one, path in owners.values()),
+    ]
+
+
+def _noted(path: str, call: Callable, calls: list, graphs: list) -> Callable:
+    @functools.wraps(call)  # Keras reads its arguments.
+    def noted(*arguments: Any, **options: Any) -> Any:
+        graph, first = tf.compat.v1.get_default_graph(), count_of_operations()
+        graphs.append(graph)
+        result = call(*arguments, **options)
+        # A call inside the loop of another layer is that layer's.
+        if graph is graphs[0] and on_first_replica():
+            calls.append((path, first, count_of_operations()))
+        return result
+
+    return noted
+
+
+def _noted_backward(customs: list, graphs: list, name: str, backward: Callable) -> Callable:
+    graph, last = tf.compat.v1.get_default_graph(), count_of_operations() - 1
+    graphs.append(graph)
+
+    def noted(*grads: Any) -> Any:
+        first = count_of_operations()
+        result = backward(*grads)
+        if graph is graphs[0] is tf.compat.v1.get_default_graph() and on_first_replica():
+            customs.append((name, last, first, count_of_operations()))
+        return result
+
+    return noted
+
+
+def backward_layers(names: Sequence[str], forward: Sequence[str | None]) -> list[str | None]:
+    """The layers of a backward pass's operations: TensorFlow names their scopes after those of the forward pass.
+
+    Args:
+        names: Of all operations.
+        forward: The layer of each, as from `by_number`.
+    """
+    scopes: dict[str, str | None] = {}
+    for name, layer in zip(names, forward, strict=True):
+        if layer is not None or not name.startswith(_BACKWARD):
+            scopes.setdefault(_scope(name), layer)
+    return [
+        layer if layer is not None or not name.startswith(_BACKWARD) else _of_scope(name[len(_BACKWARD) :], scopes)
+        for name, layer in zip(names, forward, strict=True)
+    ]
+
+
+def _scope(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _of_scope(name: str, scopes: Mapping[str, str | None]) -> str | None:
+    scope = _scope(name)
+    while scope:
+        if scope in scopes:
+            return scopes[scope]
+        scope = _scope(scope)
+    return None

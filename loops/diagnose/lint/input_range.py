@@ -1,0 +1,98 @@
+"""How large the inputs of each layer are on the sample: beyond that, a failure under stress is none of the model's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.diagnose.graph.listening import replaced
+
+MARGIN = 10.0
+"""How many times larger than on the sample a layer's inputs may become in training."""
+_NOT_RUN = -1.0
+_ONE_SIGN = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The floating-point inputs of a layer on the sample.
+
+    Attributes:
+        amax: The largest magnitude; of several inputs, that of the one with the least.
+        one_signed: Whether they are mostly of one sign, as behind a ReLU.
+    """
+
+    amax: float
+    one_signed: bool
+
+    def reach(self, magnitude: float, one_signed: bool) -> bool:
+        """Whether training may plausibly give the layer inputs of this magnitude."""
+        return magnitude <= self.amax * (MARGIN if self.one_signed or not one_signed else 1.0)
+
+
+class Seen:
+    """Measures the inputs of layers in one run of a model.
+
+    Args:
+        layers: The layers.
+    """
+
+    def __init__(self, layers: Iterable[keras.layers.Layer]):
+        # Variables also take what is measured inside of a loop or of a function that a model calls.
+        self._measured = {id(one): (one, tf.Variable([_NOT_RUN, 0.0, 0.0], trainable=False)) for one in layers}
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """The layers are measured when a function is run that was traced in here."""
+        with contextlib.ExitStack() as stack:
+            for layer, found in self._measured.values():
+                stack.enter_context(replaced(layer, "call", _measuring(layer.call, found)))
+            yield
+
+    def inputs(self, layer: keras.layers.Layer) -> Inputs | None:
+        """What a layer was given, None if it did not run."""
+        amax, total, magnitudes = self._measured[id(layer)][1].numpy().tolist()
+        return None if amax == _NOT_RUN else Inputs(amax, abs(total) > _ONE_SIGN * magnitudes)
+
+
+def _measuring(call: Callable, found: tf.Variable) -> Callable:
+    @functools.wraps(call)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        _measure(found, (args, kwargs))
+        return call(*args, **kwargs)
+
+    return measured
+
+
+@scaler.tracing.as_written
+def _measure(found: tf.Variable, given: Any) -> None:
+    inputs = [one for one in tf.nest.flatten(given) if tf.is_tensor(one) and one.dtype.is_floating]
+    if not inputs:
+        return
+    with tf.name_scope("halfstep_seen"):
+        amax, total, magnitudes = zip(*map(_sizes, inputs), strict=True)
+        largest = tf.maximum(found[0], _least(tf.stack(amax)))
+        found.assign(tf.stack([largest, found[1] + tf.add_n(total), found[2] + tf.add_n(magnitudes)]))
+
+
+def _least(amax: tf.Tensor) -> tf.Tensor:
+    """The least that is not 0: an input of zeros, such as a first state, says nothing."""
+    least = tf.reduce_min(tf.where(amax > 0.0, amax, float("inf")))
+    return tf.where(tf.math.is_inf(least), 0.0, least)
+
+
+def _sizes(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The largest magnitude, the mean, and the mean magnitude, of what is finite."""
+    values = tf.cast(tensor, tf.float32)
+    values = tf.where(tf.math.is_finite(values), values, 0.0)
+    count = tf.maximum(tf.cast(tf.size(values), tf.float32), 1.0)
+    magnitudes = tf.abs(values)
+    amax = tf.maximum(tf.reduce_max(magnitudes), 0.0)  # An empty tensor has no largest value.
+    return amax, tf.reduce_sum(values) / count, tf.reduce_sum(magnitudes) / count

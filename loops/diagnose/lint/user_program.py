@@ -1,0 +1,61 @@
+"""What a user's function returns, as the arguments of lint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+import scaler
+from loops.diagnose.lint.finding import Finding
+from loops.diagnose.lint.look import lint
+from loops.loop.loop import Loop
+from loops.step.train_step import TrainStep
+from loops.support.errors import OutOfData
+
+_PARTS = ("model", "optimizer", "loss", "sample")
+
+
+def lint_built(built: Any, name: str) -> list[Finding]:
+    """Lints what a function returned.
+
+    Args:
+        built: A `loops.Loop` of a `loops.TrainStep`, whose dataset gives the sample; or a tuple, or a dict by these
+            names, of model, optimizer, loss and sample. A dataset as the sample stands for its first batch.
+        name: The function's, for errors.
+
+    Raises:
+        scaler.InvalidArgument: For anything else.
+        OutOfData: If the dataset is empty.
+    """
+    model, optimizer, loss, sample = _parts(built, name)
+    if isinstance(sample, tf.data.Dataset):
+        sample = _first(iter(sample), name)
+    return lint(model, optimizer, loss, sample)
+
+
+def _parts(built: Any, name: str) -> tuple:
+    if isinstance(built, Loop):
+        step = built.train_step
+        if isinstance(step, TrainStep):
+            return step.model, step, step.loss_fn, _first(built.position.iterator, name)
+        raise scaler.InvalidArgument(
+            f"--build {name}: it returned a Loop whose train step is {step!r}, in which model and loss cannot be told "
+            "apart: expected a loops.TrainStep, or return (model, optimizer, loss, sample)."
+        )
+    if isinstance(built, Mapping) and set(built) == set(_PARTS):
+        return tuple(built[part] for part in _PARTS)
+    if isinstance(built, tuple) and len(built) == len(_PARTS):
+        return built
+    raise scaler.InvalidArgument(
+        f"--build {name}: it returned {type(built).__name__}: expected a loops.Loop, or a tuple or dict of "
+        f"{', '.join(_PARTS)}."
+    )
+
+
+def _first(iterator: Any, name: str) -> Any:
+    batch = next(iterator, None)
+    if batch is None:
+        raise OutOfData(f"--build {name}: the dataset is empty: it gave no batch to look at.")
+    return batch

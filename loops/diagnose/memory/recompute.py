@@ -1,0 +1,87 @@
+"""Gradient checkpointing of a model that was not written for it, for as long as something is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.diagnose.graph.listening import replaced
+
+_FEWEST = 4
+"""Layers of a Sequential that are worth cutting into parts."""
+
+
+def blocks_of(model: keras.Model) -> list[list[keras.layers.Layer]]:
+    """What would be recomputed: the layers of the model that hold others, or the layers of a Sequential in parts.
+
+    A Sequential of n layers is cut into about sqrt(n) parts, which needs the least memory where all layers keep alike.
+
+    Returns:
+        Lists of layers, each of which is one block; empty where the layers of the model stand side by side, so that
+        nothing says where a block begins.
+    """
+    layers = [layer for layer in _held(model) if not isinstance(layer, keras.layers.InputLayer)]
+    if isinstance(model, keras.Sequential) and len(layers) >= _FEWEST:
+        size = math.ceil(len(layers) / math.isqrt(len(layers)))
+        return [layers[start : start + size] for start in range(0, len(layers), size)]
+    return [[layer] for layer in layers if len(scaler.observe.layers_of(layer)) > 1]
+
+
+@contextlib.contextmanager
+def checkpointed(model: keras.Model) -> Iterator[None]:
+    """Has the blocks of a model be computed again in the backward pass, with `tf.recompute_grad`.
+
+    For tracing: random numbers of a recomputed block, such as Dropout's, are drawn again, and statistics move twice.
+    """
+    with contextlib.ExitStack() as stack:
+        if isinstance(model, keras.Sequential):
+            stack.enter_context(replaced(model, "call", _in_parts(blocks_of(model))))
+        else:
+            for (layer,) in blocks_of(model):
+                stack.enter_context(replaced(layer, "call", _recomputing(layer, layer.call)))
+        yield
+
+
+def _held(model: keras.Model) -> list[keras.layers.Layer]:
+    paths = scaler.observe.layers_by_path(model)
+    return [layer for path, layer in paths.items() if "/" not in path and layer is not model]
+
+
+def _in_parts(blocks: list[list[keras.layers.Layer]]) -> Callable:
+    def call(inputs: Any, training: bool | None = None, mask: Any = None, **options: Any) -> Any:
+        for block in blocks:
+            inputs = tf.recompute_grad(functools.partial(_through, block, training))(inputs)
+        return inputs
+
+    return call
+
+
+def _through(block: list[keras.layers.Layer], training: bool | None, x: Any) -> Any:
+    for layer in block:
+        x = layer(x, training=training)  # Keras drops it where a layer does not take it.
+    return x
+
+
+def _recomputing(layer: keras.layers.Layer, call: Callable) -> Callable:
+    def recompute(*args: Any, **kwargs: Any) -> Any:
+        def again(*tensors: Any) -> Any:
+            given = iter(tensors)
+            filled = tf.nest.map_structure(lambda one: next(given) if _flows(one) else one, (args, kwargs))
+            # Through the layer itself, which casts inputs and weights. Called again, it no longer knows who called it.
+            with replaced(layer, "call", call):
+                return layer(*filled[0], **{"training": True, **filled[1]})
+
+        return tf.recompute_grad(again)(*(one for one in tf.nest.flatten((args, kwargs)) if _flows(one)))
+
+    return recompute
+
+
+def _flows(value: Any) -> bool:
+    return tf.is_tensor(value) and value.dtype.is_floating

@@ -1,4 +1,0 @@
-"""What is known to hurt in 16 bits, found before training: each layer stressed, the set-up looked at."""
-
-from loops.lint.finding import Finding as Finding
-from loops.lint.look import lint as lint

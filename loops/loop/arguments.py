@@ -1,0 +1,45 @@
+"""What a `Loop` refuses when it is made, rather than at its first step."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+import scaler
+from loops.support.checks import check_count
+
+
+def check_parts(train_step: object, dataset: object, steps_per_call: object, actions: list) -> None:
+    """Refuses arguments of the wrong kind, and a loop in a strategy's scope, where its counts become replicated."""
+    around = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy() and not isinstance(around, tf.distribute.OneDeviceStrategy):
+        raise scaler.InvalidArgument(
+            f"Loop(...) was made inside of {type(around).__name__}.scope(): expected it outside. Make the model, the "
+            "optimizer, the loss scaler and the train step in the scope, and then, after the `with` block, "
+            "Loop(step, dataset, strategy=strategy)."
+        )
+    if not callable(train_step):
+        raise scaler.InvalidArgument(f"Loop(train_step={train_step!r}): expected a callable that takes a batch.")
+    if not isinstance(dataset, tf.data.Dataset):
+        raise scaler.InvalidArgument(
+            f"Loop(dataset={type(dataset).__name__}): expected a tf.data.Dataset. Arrays become one with "
+            "tf.data.Dataset.from_tensor_slices((x, y)).batch(64)."
+        )
+    check_count(f"steps_per_call={steps_per_call!r}", steps_per_call)
+    for action in actions:
+        if isinstance(action, type):
+            raise scaler.InvalidArgument(
+                f"Loop(actions=[{action.__name__}]): expected an action, and this is its class: {action.__name__}(...)."
+            )
+        if not callable(action):
+            raise scaler.InvalidArgument(f"Loop(actions=[{action!r}]): expected callables that take a Visit.")
+
+
+def check_strategy(strategy: object, jit_compile: bool) -> None:
+    """Refuses what is no strategy, and a step that XLA cannot compile for one."""
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise scaler.InvalidArgument(f"Loop(strategy={strategy!r}): expected a tf.distribute.Strategy, or None.")
+    if jit_compile and strategy.num_replicas_in_sync > 1:
+        raise scaler.InvalidArgument(
+            f"Loop(jit_compile=True) on {strategy.num_replicas_in_sync} replicas: XLA cannot compile a step that "
+            "replicas meet in. Compile what each does by itself: TrainStep(..., jit_compile=True)."
+        )

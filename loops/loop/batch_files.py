@@ -1,0 +1,145 @@
+"""The last batches of a run in a folder: written in the graph of its calls, and read again one by one.
+
+A file is one line and then the parts of a batch, its tensors in the order of `tf.nest.flatten`, each as
+`tf.io.serialize_tensor` gives it. The line holds its own checksum, the number of the step, a digest of the dataset's
+element_spec, and of each part the length and the checksum. A step's file takes the place of an older one's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+from typing import Any
+
+import tensorflow as tf
+
+import scaler
+from loops.support.errors import NotWritable
+from loops.support.written.place import reason
+
+_SCOPE = "kept_batches"
+_NAME = "batch-"
+_LONGEST_LINE = 2**16
+
+
+@scaler.tracing.as_written
+def write(folder: pathlib.Path, batch: Any, step: tf.Tensor, *, last: int, element_spec: Any) -> tf.Operation:
+    """Writes a batch in a graph, on the host's processor, without Python.
+
+    Args:
+        folder: An absolute path.
+        batch: As the dataset gave it.
+        step: The number of the step that takes it, an int64 scalar.
+        last: How many files there may be.
+        element_spec: The dataset's.
+
+    Returns:
+        The operation that writes.
+    """
+    with tf.device("CPU:0"), tf.name_scope(_SCOPE):
+        # A part of a batch may be None, which has no tensor and in an element_spec no part.
+        flat = [part for part in tf.nest.flatten(batch, expand_composites=True) if part is not None]
+        parts = [tf.io.serialize_tensor(part) for part in flat]
+        known = [text for part in parts for text in (_text(tf.strings.length(part)), _checksum(part))]
+        line = tf.strings.join([_text(step), _digest(element_spec), *known], " ")
+        path = tf.strings.join([f"{folder}/{_NAME}", _text(step % last)])
+        # One copy of the parts, and no second one for a checksum of all.
+        return tf.io.write_file(path, tf.strings.join([_checksum(line), " ", line, "\n", *parts]))
+
+
+def writable(element_spec: Any) -> bool:
+    """Whether all parts of such batches are tensors of values, as datasets inside of a batch are not."""
+    parts = tf.nest.flatten(element_spec, expand_composites=True)
+    return all(isinstance(part, tf.TensorSpec) and part.dtype not in (tf.variant, tf.resource) for part in parts)
+
+
+def explained(error: tf.errors.OpError) -> NotWritable | None:
+    """What TensorFlow says of a batch that could not be written, in one sentence; None of another error."""
+    if f"{_SCOPE}/" not in error.message:
+        return None
+    return NotWritable(
+        f"KeepBatches: a batch could not be written ({reason(error)}). Its step was not taken. Make room, or keep "
+        "fewer batches, with KeepBatches(last=)."
+    )
+
+
+class KeptBatches:
+    """The batches in a folder, by the number of their step.
+
+    Args:
+        folder: Where they are; it may be missing.
+        element_spec: That of the dataset that gave them.
+    """
+
+    def __init__(self, folder: pathlib.Path, element_spec: Any):
+        self._spec = element_spec
+        self._paths = {step: path for path in _files(folder) if (step := _step_of(path)) is not None}
+
+    def has(self, after: int, until: int) -> bool:
+        """Whether the batches of all steps from `after` + 1 to `until` are there, damaged or not."""
+        return all(step in self._paths for step in range(after + 1, until + 1))
+
+    def get(self, step: int) -> Any:
+        """The batch of a step, or None where it is not there, damaged, or of another dataset."""
+        try:
+            content = self._paths[step].read_bytes()
+        except (KeyError, OSError):
+            return None
+        fields, rest = _fields(content.partition(b"\n")[0]), content.partition(b"\n")[2]
+        if fields is None or int(fields[0]) != step or fields[1] != _digest(self._spec):
+            return None
+        parts = []
+        specs = tf.nest.flatten(self._spec, expand_composites=True)
+        for length, checksum, spec in zip(fields[2::2], fields[3::2], specs, strict=True):
+            part, rest = rest[: int(length)], rest[int(length) :]
+            if _checksum(part).numpy().decode() != checksum:
+                return None
+            parts.append(tf.io.parse_tensor(part, spec.dtype))
+        return tf.nest.pack_sequence_as(self._spec, parts, expand_composites=True)
+
+
+def sweep(folder: pathlib.Path, newest: int) -> None:
+    """Removes what a kill tore, and the batches of steps after `newest`, which the run takes once more or never took.
+
+    Raises:
+        OSError: If a file cannot be removed.
+    """
+    for path in _files(folder):
+        step = _step_of(path)
+        if step is None or step > newest:
+            path.unlink()
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(
+        path for path in folder.glob(f"{_NAME}*") if path.name.removeprefix(_NAME).isdecimal() and path.is_file()
+    )
+
+
+def _step_of(path: pathlib.Path) -> int | None:
+    """The step that a file says it is of; None where its line is damaged or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(_LONGEST_LINE)
+    except OSError:
+        return None
+    fields = _fields(line.removesuffix(b"\n"))
+    return None if fields is None else int(fields[0])
+
+
+def _fields(line: bytes) -> list[str] | None:
+    """What a line says after its checksum; None if it is not whole."""
+    checksum, _, text = line.partition(b" ")
+    return text.decode().split() if text and _checksum(text).numpy() == checksum else None
+
+
+def _digest(element_spec: Any) -> str:
+    return hashlib.sha256(str(element_spec).encode()).hexdigest()[:16]
+
+
+def _checksum(text: tf.Tensor | bytes) -> tf.Tensor:
+    return _text(tf.strings.to_hash_bucket_fast(text, 2**63 - 1))
+
+
+def _text(number: tf.Tensor) -> tf.Tensor:
+    return tf.strings.as_string(number)

@@ -1,0 +1,234 @@
+"""A train step compiled into calls of many steps: one visit of the host each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.loop.compilation import can_be_compiled, may_compile
+from loops.loop.counters import CounterVariables
+from loops.loop.stacked import Arrays, Stacked
+from loops.step.frozen_weights import models_of, read_only
+from loops.step.scalers_in_graph import Found, find
+from loops.step.train_step import TrainStep
+from loops.support.errors import BadOutputs
+
+Outputs = dict[str, np.ndarray]
+TrainStepFunction = Callable[..., dict[str, tf.Tensor]]
+Spectator = Callable[[Any, tf.Tensor], tf.Operation]
+"""Given a batch and the number of its step, in the graph: an operation that the step is to wait for."""
+
+
+class StepCalls:
+    """Runs a train step over an iterator, up to n steps a call, and counts.
+
+    `in_graph=False` is a Python loop around a compiled step. True is a loop inside the graph, which takes batches and
+    stacks outputs there, so that the host is asked once a call.
+
+    Args:
+        train_step: Any callable from a batch to a dict of tensors.
+        element_spec: The dataset's.
+        counters: Where to count.
+        in_graph: Which loop.
+        endless: Whether the data is sure never to end.
+        jit_compile: Whether XLA compiles the step; None to decide by the device and the step.
+        strategy: A `tf.distribute` strategy whose replicas take the step, or None.
+        written: The step as the user wrote it, where `train_step` is a function around it.
+
+    Attributes:
+        train_step: As given.
+        jit_compile: As given, or as decided: for certain once the step was traced.
+        scalers: The loss scalers that the step moves; none before it was traced.
+    """
+
+    def __init__(
+        self,
+        train_step: TrainStepFunction,
+        element_spec: Any,
+        counters: CounterVariables,
+        *,
+        in_graph: bool,
+        endless: bool,
+        jit_compile: bool | None,
+        strategy: tf.distribute.Strategy | None = None,
+        written: TrainStepFunction | None = None,
+    ):
+        self.train_step = train_step
+        self._models = models_of(written or train_step)
+        # A TrainStep returns what its own scaler did, and need not be compared with it in every step.
+        self._believed = isinstance(written or train_step, TrainStep)
+        self._open = jit_compile is None
+        if self._open and getattr(written or train_step, "jit_compile", False) is True:
+            jit_compile = False
+        self.jit_compile = may_compile(strategy, self._models) if jit_compile is None else jit_compile
+        self._spec = element_spec
+        self._counters = counters
+        self._in_graph, self._endless = in_graph, endless
+        self._worked = False
+        self._spectator: Spectator | None = None
+        self.scalers: list[scaler.LossScaler] = []
+        self._step: tf.types.experimental.PolymorphicFunction
+        self._compile()
+
+    def __call__(self, iterator: tf.data.Iterator, limit: int) -> tuple[int, Outputs]:
+        """Takes up to `limit` batches: how many there were, and arrays of shape [taken, ...] for each output."""
+        with self._fresh_after_failure():
+            result = self._take(iterator, limit)
+        self._worked = True
+        return result
+
+    def one(self, batch: Any) -> dict[str, np.ndarray]:
+        """Takes one batch that did not come from an iterator, and counts it: each output as a scalar."""
+        with self._fresh_after_failure():
+            outputs = {name: value.numpy() for name, value in self._one(batch).items()}
+        self._worked = True
+        return outputs
+
+    def show_batches(self, to: Spectator | None) -> None:
+        """Shows each batch of the calls from now on to a function, in their graph and just before its step.
+
+        Args:
+            to: The function, or None for nobody.
+        """
+        self._spectator = to
+        self._one, self._many = self._functions.setdefault(to, (tf.function(self._counted), tf.function(self._loop)))
+
+    def trace(self) -> tf.types.experimental.ConcreteFunction:
+        """The step's concrete function for the dataset's batches; tracing it makes the step's variables."""
+        with self._fresh_after_failure():
+            return self._traced(self._spec)
+
+    def _traced(self, batch: Any) -> tf.types.experimental.ConcreteFunction:
+        """The step's concrete function, without XLA where that was open and XLA cannot compile it."""
+        if self._open and self.jit_compile and not can_be_compiled(self._step.get_concrete_function(batch)):
+            self.jit_compile = False
+            self._step = tf.function(self.train_step)
+        self._open = False
+        return self._step.get_concrete_function(batch)
+
+    @contextlib.contextmanager
+    def _fresh_after_failure(self) -> Iterator[None]:
+        """Compiles anew what fails the first time: such a tf.function would refuse the variables of its next trace."""
+        try:
+            yield
+        except Exception:
+            if not self._worked:
+                self._compile()
+            raise
+
+    def _compile(self) -> None:
+        self._step = tf.function(self.train_step, jit_compile=self.jit_compile or None)
+        self._functions: dict[Spectator | None, tuple] = {}
+        self.show_batches(self._spectator)
+        self._worked = False
+
+    def _take(self, iterator: tf.data.Iterator, limit: int) -> tuple[int, Outputs]:
+        if self._in_graph:
+            taken, arrays = self._many(iterator, tf.constant(int(limit)))
+            taken = int(taken)
+            return taken, self._stacked.split({key: array.numpy() for key, array in arrays.items()}, taken)
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return 0, {}
+        return 1, {name: value[np.newaxis] for name, value in self.one(batch).items()}
+
+    @scaler.tracing.as_written
+    def _counted(self, batch: Any) -> dict[str, tf.Tensor]:
+        step = self._traced(batch)
+        found = find(step)
+        read_only(self._models, step).warn_of_unfrozen(
+            "Loop", "Make the step and the loop again, with a new optimizer and new MasterWeights."
+        )
+        self.scalers += [one for one in found.scalers if one not in self.scalers]
+        found = Found() if self._believed else found
+        before = found.read()
+        shown = [] if self._spectator is None else [self._spectator(batch, self._counters.data + 1)]
+        with tf.control_dependencies(shown):
+            outputs = self._step(batch)
+        _check_outputs(outputs)
+        outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
+        self._counters.add(outputs, found, before)
+        return outputs
+
+    @scaler.tracing.as_written
+    def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        # The step's outputs must be known before the loop is built: tracing it also creates its variables.
+        specs = self._traced(self._spec).structured_outputs
+        _check_outputs(specs)
+        self._stacked = Stacked(specs)
+        take = self._endlessly if self._endless else self._until_the_end
+        taken, arrays = take(iterator, limit, self._stacked.arrays(limit))
+        return taken, {key: array.stack() for key, array in arrays.items()}
+
+    def _endlessly(self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: Arrays) -> tuple[tf.Tensor, Arrays]:
+        def body(taken: tf.Tensor, arrays: Arrays) -> tuple:
+            outputs = self._counted(iterator.get_next())
+            # A step that fails must not have taken the batch after its own.
+            with tf.control_dependencies(outputs.values()):
+                following = taken + 1
+            return following, self._stacked.write(arrays, taken, outputs)
+
+        return tf.while_loop(lambda taken, arrays: taken < limit, body, (0, arrays))
+
+    def _until_the_end(self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: Arrays) -> tuple[tf.Tensor, Arrays]:
+        def next_unless_done(taken: tf.Tensor) -> tf.experimental.Optional:
+            nothing = tf.experimental.Optional.empty(self._spec)
+            return tf.cond(taken < limit, iterator.get_next_as_optional, lambda: nothing)
+
+        def body(taken: tf.Tensor, batch: tf.experimental.Optional, arrays: Arrays) -> tuple:
+            outputs = self._counted(batch.get_value())
+            # A step that fails must not have taken the batch after its own.
+            with tf.control_dependencies(outputs.values()):
+                following = next_unless_done(taken + 1)
+            return taken + 1, following, self._stacked.write(arrays, taken, outputs)
+
+        taken, _, arrays = tf.while_loop(
+            lambda taken, batch, arrays: batch.has_value(), body, (0, next_unless_done(0), arrays)
+        )
+        return taken, arrays
+
+
+def scalars_and_vectors(outputs: Outputs) -> tuple[Outputs, Outputs]:
+    """The outputs [taken], and those of more dimensions."""
+    scalars = {name: value for name, value in outputs.items() if value.ndim == 1}
+    return scalars, {name: value for name, value in outputs.items() if name not in scalars}
+
+
+def _check_outputs(outputs: Any) -> None:
+    if not isinstance(outputs, dict) or not outputs:
+        raise BadOutputs(f"the train step returned {outputs!r}: expected a dict of scalar tensors, such as its loss.")
+    any_scalar = False
+    for name, value in outputs.items():
+        shape, dtype = _shape_and_dtype(name, value)
+        numbers = dtype.is_floating or dtype.is_integer or dtype.is_bool
+        if not isinstance(name, str) or not shape.is_fully_defined() or not numbers:
+            raise BadOutputs(
+                f"the train step returned {name!r} with shape {shape} and dtype {dtype.name}: expected names of "
+                "numbers or bools, scalars or arrays of a shape that is known when the step is traced. Reduce it "
+                "first, such as with tf.reduce_mean, or set its shape with tf.ensure_shape."
+            )
+        if name in ("attempted", "applied") and shape.rank != 0:
+            raise BadOutputs(
+                f"the train step returned {name!r} with shape {shape}: expected a scalar bool, which the loop counts. "
+                "Return outcome.finite of the step's own apply as 'applied', or choose another name."
+            )
+        any_scalar = any_scalar or shape.rank == 0
+    if not any_scalar:
+        raise BadOutputs(
+            f"the train step returned {name!r} with shape {shape} and no scalar: expected at least one, such as its "
+            "loss. Reduce it first, such as with tf.reduce_mean."
+        )
+
+
+def _shape_and_dtype(name: object, value: Any) -> tuple[tf.TensorShape, tf.DType]:
+    try:
+        value = value if isinstance(value, tf.TensorSpec) else tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise BadOutputs(f"the train step returned {name!r}: {value!r}: expected a tensor.") from error
+    return value.shape, value.dtype

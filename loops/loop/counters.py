@@ -1,0 +1,111 @@
+"""What a loop counts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from loops.step.scalers_in_graph import Found
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """Counts since the loop was made, as Python integers. `scaler.Counters` are those of one loss scaler, as tensors.
+
+    What a train step returns as `attempted` and `applied` is believed. Of one that returns neither, the loop looks at
+    the loss scalers in its graph: a step in which one of them decided was attempted, and applied if none of them
+    skipped. One without a loss scaler is attempted and applied every time.
+
+    Attributes:
+        data: Batches taken from the dataset: calls of the train step. `Loop.run` counts in these.
+        attempted: Steps on which a decision was taken: fewer than `data` where gradients are accumulated.
+        applied: Attempted steps that moved the weights.
+        known: False where nobody can tell what was attempted and applied, which are not counted then: the step returns
+            neither, and multiplies by the loss scale of a scaler that it never updates.
+    """
+
+    data: int = 0
+    attempted: int = 0
+    applied: int = 0
+    known: bool = True
+
+    @property
+    def skipped(self) -> int:
+        """Attempted steps that changed nothing, because a gradient was not finite."""
+        return self.attempted - self.applied
+
+
+class CounterVariables(tf.Module):
+    """The counts on the device, where a call of many steps that breaks off has still counted those it finished.
+
+    Attributes:
+        known: Whether the step traced last can be counted.
+        compared: Whether what it returns is compared with what its loss scalers did.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="counters")
+        self.data = _count("data")
+        self.attempted = _count("attempted")
+        self.applied = _count("applied")
+        self.claimed = _count("claimed")
+        self.denied = _count("denied")
+        self.known = True
+        self.compared = False
+
+    def add(self, outputs: dict[str, tf.Tensor], found: Found, before: list) -> None:
+        """Counts one call of a train step, when its outputs are there.
+
+        Args:
+            outputs: What it returned.
+            found: The loss scalers in its graph.
+            before: What `found` read before it.
+        """
+        with tf.control_dependencies(list(outputs.values())):
+            self.data.assign_add(1)
+            self.known = found.known or "applied" in outputs
+            if not self.known:
+                return
+            decided, moved = found.decided(before)
+            here = decided > 0 if found.any else tf.constant(True)
+            said = {name: _said(outputs, name) for name in ("attempted", "applied") if name in outputs}
+            attempted = tf.cast(said.get("attempted", tf.logical_or(here, said.get("applied", False))), tf.int64)
+            whole = tf.cast(tf.equal(decided, moved), tf.int64)
+            applied = tf.cast(said.get("applied", attempted * whole), tf.int64)
+            self.attempted.assign_add(attempted)
+            self.applied.assign_add(applied)
+            self.compared = "applied" in outputs and found.any
+            if self.compared:
+                all_skipped, all_applied = (decided > 0) & tf.equal(moved, 0), (moved > 0) & tf.equal(moved, decided)
+                self.claimed.assign_add(tf.cast((applied > 0) & all_skipped, tf.int64))
+                self.denied.assign_add(tf.cast((applied < attempted) & all_applied, tf.int64))
+
+    def read(self) -> Counters:
+        """The counts, on the host."""
+        return Counters(int(self.data), int(self.attempted), int(self.applied), self.known)
+
+    def contradiction(self) -> str | None:
+        """What a step that returns `applied` said, and its loss scalers did not do; None if they agree."""
+        if not self.compared:
+            return None
+        if int(self.claimed):
+            return _CONTRADICTS.format(says="was applied", did="skipped it")
+        if int(self.denied):
+            return _CONTRADICTS.format(says="was not applied", did="applied it")
+        return None
+
+
+_CONTRADICTS = (
+    "a train step returned an 'applied' that says that it {says}, and the loss scaler in it {did}: the loop counts "
+    "what the step returns. Return outcome.finite of the step's own apply as 'applied', or leave it out, and the loop "
+    "counts what the loss scalers do."
+)
+
+
+def _said(outputs: dict[str, tf.Tensor], name: str) -> tf.Tensor:
+    return tf.cast(outputs[name], tf.bool)
+
+
+def _count(name: str) -> tf.Variable:
+    return tf.Variable(0, dtype=tf.int64, trainable=False, name=name)

@@ -1,0 +1,399 @@
+"""The outer loop: take steps, visit the host, let the actions act."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+
+import tensorflow as tf
+
+import scaler
+from loops.backend.generators import caveats as hidden_generators
+from loops.loop import batch_files as kept
+from loops.loop.arguments import check_parts, check_strategy
+from loops.loop.calls import Outputs, StepCalls, TrainStepFunction, scalars_and_vectors
+from loops.loop.compilation import check_jit_compile
+from loops.loop.counters import Counters, CounterVariables
+from loops.loop.replicate import check_batches, replicate
+from loops.loop.signature import taking_batches
+from loops.loop.state.held import Held, held_by
+from loops.loop.state.identity import identity
+from loops.loop.state.kernels import caveats as kernels_of
+from loops.loop.state.position import Position
+from loops.loop.state.state import RunState
+from loops.loop.state.variables import variable_groups
+from loops.loop.unseen import UnseenLosses
+from loops.loop.visit import Action, Visit
+from loops.loop.workers.meeting import meet
+from loops.loop.workers.workers import Workers
+from loops.support.batches import explained
+from loops.support.checks import check_count
+from loops.support.errors import OutOfData
+from loops.support.signals import Deferred, deferred_signals
+from loops.support.written.acting import enter, named, place_of
+from loops.support.written.held import HeldPlaces
+
+
+class Loop:
+    """Runs a train step over a dataset.
+
+        loop = loops.Loop(train_step, dataset, steps_per_call=100, actions=[loops.Progress()])
+        loop.run(10_000)
+
+    Each call of the inner loop takes `steps_per_call` steps without talking to the host; then the host reads what
+    they returned, once, and every action is called with it. An action is any callable that takes a `Visit`. One that
+    is also a context manager is entered when `run` begins and left when it ends, however it ends. If one raises, the
+    others still act, then `run` raises its error. Methods that an action may have: `begin(loop)`, before the first step
+    and before any action is entered; `end()`, after the last step, unless a step broke off; `save_state()` and
+    `load_state(value)`, see `Checkpoint`. An action whose attribute `stopped` is a sentence ends the run, as if its
+    goal were reached.
+
+    What the writers among the actions write belongs to one run at a time. Each file and folder is locked while `run`
+    is under way, and a second run that is to write it is refused, with the process that has it. The lock ends with that
+    process. Readers need none.
+
+    Loss scalers are watched, those in the graph of the train step and its attribute `loss_scaler`: after the actions of
+    each visit the loop calls their `check()`, which raises `scaler.StuckError` after too many skips. A step that was
+    applied though its loss is not finite is named once, in a `scaler.ScaleWarning`.
+
+    SIGINT (Ctrl-C) and SIGTERM wait for the end of the call, also while the step is traced, an action acts or a
+    checkpoint is written: the actions see its steps, a `Checkpoint` saves, then `run` raises KeyboardInterrupt for
+    SIGINT, and SystemExit with status 143 for SIGTERM. After that, or after an error in the middle of a call,
+    everything is as after the last finished step, and `run` can go on; only BatchNorm's statistics and seed generators
+    may have seen the batch whose forward pass raised. The finished steps of a call that broke off are counted, but not
+    reported.
+
+    On several workers, processes that each run the same program with a strategy from `join_workers`, all read the same
+    batches and are at the same step at each visit. A signal to one of them, an action of one that stops the run and an
+    error on one end all of them at the same visit, saved. Actions whose attribute `chief_only` is true, as writers of
+    files and `Progress` have it, act on worker 0 alone.
+
+    Args:
+        train_step: Any callable from a batch to a dict of tensors, such as a `TrainStep`. One of several
+            arguments, such as `step(x, y)`, is given the parts of a batch that is a tuple. `attempted` and
+            `applied` in the dict are counted; without them what the loss scalers in its graph did, see `Counters`.
+            Scalars become `visit.outputs`. Tensors of a known shape beside at least one scalar become `visit.vectors`;
+            on several replicas integers are summed, floats averaged, and those named "amax" joined by the maximum.
+        dataset: A `tf.data.Dataset`. Make it repeat to run for more than an epoch.
+        steps_per_call: Steps between visits of the host. 1 runs a Python loop, more a loop inside the graph.
+        strategy: A `tf.distribute` strategy, in whose scope model, optimizer and loss scaler were made. Each replica
+            runs the step on an equal share of each batch.
+        actions: What to do at each visit.
+        jit_compile: Whether XLA compiles the train step; on a single replica only. "auto" does on a GPU, as Keras's
+            `fit` does: not with a strategy, not under op determinism, and not a step that XLA has no kernels for, of
+            which a warning says why. Nor one whose `TrainStep` has XLA compile its passes.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    def __init__(
+        self,
+        train_step: TrainStepFunction,
+        dataset: tf.data.Dataset,
+        *,
+        steps_per_call: int = 1,
+        strategy: tf.distribute.Strategy | None = None,
+        actions: Iterable[Action] = (),
+        jit_compile: bool | str = "auto",
+    ):
+        if not isinstance(actions, Iterable):
+            raise scaler.InvalidArgument(f"Loop(actions={actions!r}): expected a list of actions. Put it into one.")
+        self.actions = list(actions)
+        check_parts(train_step, dataset, steps_per_call, self.actions)
+        check_jit_compile(jit_compile)
+        self._stopped_elsewhere: str | None = None
+        self._contradicted = False
+        self._looked_at: tuple[tf.types.experimental.ConcreteFunction, Held] | None = None
+        self._unseen = UnseenLosses()
+        loss_scaler = getattr(train_step, "loss_scaler", None)
+        self.train_step = train_step
+        train_step = taking_batches(train_step, dataset.element_spec)
+        if strategy is not None:
+            check_strategy(strategy, jit_compile is True)
+            check_batches(dataset.element_spec, strategy)
+            train_step = replicate(train_step, strategy)
+        self.workers = Workers(strategy)
+        if self.workers.index > 0:
+            self.actions = [action for action in self.actions if not getattr(action, "chief_only", False)]
+        self._loss_scaler = loss_scaler
+        self._steps_per_call = steps_per_call
+        self._strategy = strategy
+        self.element_spec = dataset.element_spec
+        self.position = Position(dataset)
+        self._counters = CounterVariables()
+        self._call = StepCalls(
+            train_step,
+            dataset.element_spec,
+            self._counters,
+            in_graph=steps_per_call > 1,
+            endless=self.position.endless,
+            jit_compile=jit_compile if isinstance(jit_compile, bool) else None,
+            strategy=strategy,
+            written=self.train_step,
+        )
+
+    @property
+    def counters(self) -> Counters:
+        """What was done since the loop was made."""
+        return self._counters.read()
+
+    @property
+    def steps_per_call(self) -> int:
+        """Steps between visits of the host."""
+        return self._steps_per_call
+
+    @property
+    def replicas(self) -> int:
+        """How many run each step."""
+        return self._strategy.num_replicas_in_sync if self._strategy else 1
+
+    @property
+    def calls(self) -> StepCalls:
+        """The train step, compiled into calls of many steps."""
+        return self._call
+
+    @property
+    def stopped(self) -> str | None:
+        """Why an action ended the run, or None if none did."""
+        reasons = (reason for action in self.actions if (reason := getattr(action, "stopped", None)))
+        return next(reasons, self._stopped_elsewhere)
+
+    def identity(self, run: Mapping[str, object]) -> dict:
+        """What tells this run from others: its parts, and what the user says in `run`."""
+        return identity(
+            self.train_step,
+            strategy=self._strategy,
+            workers=self.workers.count,
+            element_spec=self.element_spec,
+            run=run,
+        )
+
+    def state(self, identity: Mapping[str, object], *, actions: Iterable[Action] | None = None) -> RunState:
+        """Everything a resumed run needs; the train step is traced for it, which makes all of its variables.
+
+        Args:
+            identity: To be saved with it.
+            actions: Those whose state is part of it; if not given, the loop's.
+        """
+        step = self._call.trace()
+        return RunState(
+            groups=variable_groups(self.train_step, step),
+            held=self._held(step),
+            counters=self._counters,
+            position=self.position,
+            actions=self.actions if actions is None else actions,
+            identity=identity,
+            loss_scaler=self._loss_scaler,
+        )
+
+    def caveats(self) -> list[str]:
+        """What a resumed run of this loop loses, a sentence for each."""
+        step = self._call.trace()
+        held = self._held(step)
+        return [*self.position.caveats, *hidden_generators(), *kernels_of(step, held.called), *held.caveats]
+
+    def _held(self, step: tf.types.experimental.ConcreteFunction) -> Held:
+        """What a trace of the step holds in tables and iterators; asked once, since a buffer may be large."""
+        if self._looked_at is None or self._looked_at[0] is not step:
+            self._looked_at = step, held_by(step)
+        return self._looked_at[1]
+
+    def _hold(self, stack: contextlib.ExitStack) -> HeldPlaces:
+        """Holds what this run writes until the stack ends. Of several workers the first holds it for all of them."""
+        writers = [(type(action).__name__, place) for action in self.actions if (place := place_of(action))]
+        with self.workers.all_or_none("write what it is to write"):
+            return stack.enter_context(HeldPlaces(writers if self.workers.index == 0 else []))
+
+    def run(self, steps: int) -> Counters:
+        """Runs until `steps` batches have been taken since the loop was made; a second call goes on from the first.
+
+        Steps taken before a checkpoint was restored count: the same call in a new process ends where this one would.
+
+        Returns:
+            The loop's counters. They are below `steps` if an action ended the run: `stopped` says why.
+
+        Raises:
+            OutOfData: If the dataset ends before. The counters and what the actions wrote stay.
+            scaler.InvalidArgument: If `steps` is no integer, or lies behind.
+            NotWritable: If an action cannot write, or if another run writes the same file or folder.
+            WorkerLost: If another worker is gone, or stopped with an error.
+            KeyboardInterrupt: After SIGINT.
+            SystemExit: After SIGTERM, with status 143.
+        """
+        try:
+            return self._run(steps)
+        except scaler.ScalerError as error:
+            # Its sentence is all that a user needs to see; how it came about is its context.
+            raise _alone(error) from None
+
+    def _run(self, steps: int) -> Counters:
+        check_count(f"run(steps)={steps!r}", steps)
+        self._check_ahead(steps)
+        self._stopped_elsewhere = None
+        start = time.perf_counter()
+        with contextlib.ExitStack() as stack:
+            signals = stack.enter_context(deferred_signals())
+            held = self._hold(stack)
+            for action in self.actions:
+                if hasattr(action, "begin"):
+                    with named(action):
+                        action.begin(self)
+            self._check_ahead(steps)
+            for action in self.actions:
+                if isinstance(action, contextlib.AbstractContextManager):
+                    enter(stack, action)
+            whole, failed = True, None
+            try:
+                self._meet(signals)
+                signals.act()
+                while (done := int(self._counters.data)) < steps and not self.stopped:
+                    limit = min(self._steps_per_call, steps - done)
+                    whole = False
+                    with self.workers.lost_is_an_error():
+                        taken, outputs = self.take(limit)
+                    scalars, vectors = scalars_and_vectors(outputs)
+                    visit = Visit(self.counters, scalars, time.perf_counter() - start, steps, vectors)
+                    error = self._act(visit, held) if taken else None
+                    whole = True
+                    self._meet(signals, error)
+                    if taken:
+                        self._check_scalers(visit)
+                    signals.act()
+                    if taken < limit:
+                        raise OutOfData(_why_out_of_data(done + taken, steps))
+            except Exception as error:
+                failed = error
+                raise
+            finally:
+                if whole:
+                    self._end(failed)
+            signals.act()
+        return self.counters
+
+    def take(self, limit: int) -> tuple[int, Outputs]:
+        """Takes steps without a visit: they are counted, and no action hears of them.
+
+        Args:
+            limit: The most to take.
+
+        Returns:
+            How many there were, fewer at the end of the data; and for each output an array [taken].
+
+        Raises:
+            BadBatch: If the data holds what the model or the loss cannot take.
+            NotWritable: If a `KeepBatches` cannot write a batch.
+            OutOfData: If data ends whose cardinality is infinite.
+        """
+        try:
+            return self._call(self.position.iterator, limit)
+        except tf.errors.OpError as error:
+            if isinstance(error, tf.errors.OutOfRangeError) and _END in error.message:
+                raise OutOfData(_why_endless_data_ended(self.counters.data)) from error
+            known = explained(error, self.element_spec) or kept.explained(error)
+            if known is None:
+                raise
+            raise known from error
+
+    def _check_scalers(self, visit: Visit) -> None:
+        """Has the loss scalers say that they are stuck, and the user hear of a step that says what they did not do."""
+        contradiction = None if self._contradicted else self._counters.contradiction()
+        if contradiction:
+            self._contradicted = True
+            warnings.warn(contradiction, UserWarning, stacklevel=3)
+        own = [] if self._loss_scaler is None else [self._loss_scaler]
+        scalers = [*own, *(one for one in self._call.scalers if one is not self._loss_scaler)]
+        unseen = self._unseen.first(visit)
+        # Of several scalers nobody knows whose loss it is, and a step that was wrong once is not believed.
+        if unseen is not None and len(scalers) == 1 and not self._contradicted:
+            scalers[0].warn_of_unseen_loss(f"Step {unseen:,}")
+        for loss_scaler in scalers:
+            loss_scaler.check()
+
+    def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
+        """Raises the error, if there is one; else learns what happened to other workers, as if it had happened here."""
+        stopped_by = meet(self.workers, signals, error, stopped=bool(self.stopped), step=lambda: self.counters.data)
+        if stopped_by is not None and not self.stopped:
+            self._stopped_elsewhere = f"an action on worker {stopped_by} ended the run"
+
+    def _act(self, visit: Visit, held: HeldPlaces) -> Exception | None:
+        """Lets every action act, those that are `last` after the others, and returns the first error."""
+        first = None
+        for action in sorted(self.actions, key=lambda action: bool(getattr(action, "last", False))):
+            try:
+                with named(action, _lacks(visit)):
+                    if place := place_of(action):
+                        held.keep(type(action).__name__, place)
+                    action(visit)
+            except Exception as error:  # Whatever it is: the others are to write what this visit has, and save it.
+                first = first or error
+        return first
+
+    def _end(self, failed: Exception | None) -> None:
+        """Lets every action end, whatever happens to one, and tells of the first error, and of the run's before it."""
+        first: Exception | None = None
+        for action in self.actions:
+            if hasattr(action, "end"):
+                try:
+                    with named(action):
+                        action.end()
+                except Exception as error:
+                    first = first or error
+        if isinstance(first, scaler.ScalerError) and isinstance(failed, scaler.ScalerError):
+            both = copy.copy(first)
+            both.args = (" Before that: ".join(dict.fromkeys([str(first), str(failed)])),)
+            raise both from first
+        if first:
+            raise first
+
+    def _check_ahead(self, steps: int) -> None:
+        done = self.counters.data
+        if steps < done:
+            raise scaler.InvalidArgument(
+                f"run({steps}): this loop has taken {done} steps already, and counts all of them. Ask for more than "
+                f"{done}, or begin anew: with a new loop, and a new folder for its checkpoints."
+            )
+
+
+_EMPTY = "the dataset is empty: it gave no batch. Is the batch larger than the data, with drop_remainder?"
+_END = "End of sequence"
+"""What TensorFlow says at the end of a dataset."""
+
+
+def _lacks(visit: Visit) -> str:
+    """What to know where an action could not write a visit."""
+    last = visit.counters.data
+    steps = f"Step {last} is" if visit.first == last else f"Steps {visit.first} to {last} are"
+    return (
+        f"{steps} missing there; the other actions have acted. Then run again: a Checkpoint with resume=True (on the "
+        "command line --resume) goes on from the last step that it saved."
+    )
+
+
+def _alone(error: scaler.ScalerError) -> scaler.ScalerError:
+    """The same error without the frames it came through."""
+    alone = copy.copy(error)
+    alone.__traceback__ = None
+    return alone
+
+
+def _why_endless_data_ended(done: int) -> str:
+    if not done:
+        return _EMPTY
+    return (
+        f"the dataset ended after {done} steps, and its cardinality says that it never ends: a generator that gives "
+        "its examples once cannot be repeated. The counters and the weights are kept, and what was written; the "
+        "outputs of the steps since the last visit are lost."
+    )
+
+
+def _why_out_of_data(done: int, steps: int) -> str:
+    if not done:
+        return _EMPTY
+    return (
+        f"the dataset ended after {done} of {steps} steps. Let it .repeat(), or run fewer steps; what was done and "
+        "written until here is kept."
+    )

@@ -1,0 +1,88 @@
+"""A train step on every replica of a `tf.distribute` strategy, each with its share of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+import scaler
+from loops.loop.calls import TrainStepFunction
+from loops.support.batches import UNEVEN
+
+LARGEST = "amax"
+"""The name of an output of which replicas keep the maximum."""
+
+
+def replicate(train_step: TrainStepFunction, strategy: tf.distribute.Strategy) -> TrainStepFunction:
+    """The step that takes a global batch, splits it evenly, runs on every replica and joins what they return.
+
+    On several workers each reads the same global batches and takes its own shares, so that the position in the data is
+    one number. Of the outputs, floating-point ones are averaged over the replicas; other scalars, such as the decision
+    that all replicas share, are the first replica's, and so are arrays of bools. Arrays of integers are counts, and
+    summed; those of floats with the name "amax" are joined by the maximum, which is NaN where one replica's is.
+
+    Args:
+        train_step: Runs in replica context.
+        strategy: Any strategy for synchronous training.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return lambda batch: strategy.run(train_step, args=(batch,))
+
+    def step(batch: Any) -> dict[str, tf.Tensor]:
+        outputs = strategy.run(train_step, args=(_shares(strategy, batch),))
+        return {name: _join(strategy, name, value) for name, value in outputs.items()}
+
+    return step
+
+
+def check_batches(element_spec: Any, strategy: tf.distribute.Strategy) -> None:
+    """Refuses batches that cannot be split evenly, where their size is known.
+
+    Raises:
+        scaler.InvalidArgument: If the size is no multiple of the number of replicas.
+    """
+    replicas = strategy.num_replicas_in_sync
+    for spec in tf.nest.flatten(element_spec):
+        size = spec.shape[0] if spec.shape.rank else None
+        if size is not None and size % replicas:
+            raise scaler.InvalidArgument(
+                f"Loop(dataset): batches of {size} for {replicas} replicas: expected a multiple of {replicas}, since "
+                "each replica takes an equal share."
+            )
+
+
+def _shares(strategy: tf.distribute.Strategy, batch: Any) -> Any:
+    replicas = strategy.num_replicas_in_sync
+
+    def share(context: Any) -> Any:
+        def part(tensor: tf.Tensor) -> tf.Tensor:
+            size = tf.shape(tensor)[0]
+            even = tf.debugging.assert_equal(size % replicas, 0, message=UNEVEN.format(replicas=replicas))
+            # An error while replicas meet for the first time would keep them from meeting in this process ever after.
+            with tf.control_dependencies([] if even is None else [even]):
+                own = size // replicas
+            start = context.replica_id_in_sync_group * own
+            return tensor[start : start + own]
+
+        return tf.nest.map_structure(part, batch)
+
+    return strategy.experimental_distribute_values_from_function(share)
+
+
+def _join(strategy: tf.distribute.Strategy, name: str, value: Any) -> tf.Tensor:
+    first = strategy.experimental_local_results(value)[0]
+    if first.dtype.is_floating and first.shape.rank and name == LARGEST:
+        return _largest(strategy, value, first.shape)
+    if first.dtype.is_floating:
+        return strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None)
+    if first.dtype.is_integer and first.shape.rank:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
+    return first
+
+
+def _largest(strategy: tf.distribute.Strategy, value: Any, shape: tf.TensorShape) -> tf.Tensor:
+    """The maximum over all replicas, those of other workers as well; a maximum of floats may lose a NaN."""
+    rows = tf.reshape(strategy.gather(value, axis=0), [strategy.num_replicas_in_sync, *shape])
+    nan = tf.reduce_any(tf.math.is_nan(rows), axis=0)
+    return tf.where(nan, tf.constant(float("nan"), rows.dtype), tf.reduce_max(rows, axis=0))

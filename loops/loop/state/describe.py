@@ -1,0 +1,83 @@
+"""What a checkpoint holds, without the model."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+from loops.loop.state import folder
+from loops.support.errors import CheckpointError
+
+
+def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
+    """The newest checkpoint of a folder that can be read, and what else lies there.
+
+    Args:
+        directory: A folder of checkpoints.
+        subfolder: Looked into where the folder itself has none.
+
+    Returns:
+        `checkpoint`: its path; `step`; `others`: the steps of the other checkpoints, newest first; `damaged`: a reason
+        for each newer checkpoint that cannot be read, by step; `bytes` on disk; `counters`: data, attempted, applied,
+        skipped; `loss_scaler`: the strategy's state, where there is one; `identity`: what it was saved by; `data`:
+        `batches` taken, the `problem` if the position could not be saved, and all `caveats`; `variables`: for each
+        group `count` and `values`; `held`: the step's tables and iterators; `random`: for each kind of generator what
+        is saved of it; `actions`: those with a state; `versions`.
+
+    Raises:
+        CheckpointError: If there is no checkpoint, or none that can be read.
+    """
+    place = pathlib.Path(directory)
+    if not folder.numbers(place) and folder.numbers(place / subfolder):
+        place = place / subfolder
+    number, facts, damaged = folder.newest_whole(place)
+    if number is None:
+        reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
+        raise CheckpointError(
+            f"{place}: none of its checkpoints can be read ({reasons})."
+            if reasons
+            else f"{place}: no checkpoint. Name the folder that was given to loops.Checkpoint, or a run's --out."
+        )
+    return {
+        "checkpoint": folder.prefix(place, number),
+        "step": number,
+        "others": [other for other in folder.numbers(place) if other != number],
+        "damaged": {str(step): why for step, why in damaged.items()},
+        "bytes": sum(path.stat().st_size for path in place.glob(f"{folder.NAME}-{number}.*")),
+        "counters": facts["counters"],
+        "loss_scaler": facts.get("loss_scaler"),
+        "identity": facts["identity"],
+        "data": facts["data"],
+        "variables": {
+            group: {"count": len(variables), "values": sum(_size(shape) for _, _, shape in variables)}
+            for group, variables in facts["variables"].items()
+        },
+        "held": facts.get("held", []),
+        "random": {"seed_generators": _seed_generators(facts), **_shortened(facts["random"])},
+        "actions": sorted(facts["actions"]),
+        "versions": facts["versions"],
+    }
+
+
+def _size(shape: list[int]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def _seed_generators(facts: dict) -> int:
+    names = [name for variables in facts["variables"].values() for name, _, _ in variables]
+    return sum("seed_generator_state" in name for name in names)
+
+
+def _shortened(random: dict) -> dict:
+    """States that are a few numbers as they are, and of longer ones the generator's name and position."""
+    short = {"python": {"generator": "MT19937", "position": random["python"][1][-1]}}
+    short["numpy"] = {"generator": random["numpy"][0], "position": random["numpy"][2]}
+    return {
+        "tf_generator": random["tf_generator"],
+        "keras_generator": random["keras_generator"],
+        "op_seeds": random["op_seeds"] is not None,
+        **short,
+    }

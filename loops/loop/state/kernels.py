@@ -1,0 +1,133 @@
+"""Operations of a step that keep a state in their kernel or elsewhere: all stateful ones but those known to keep none.
+
+TensorFlow calls an operation stateful that keeps something, reads a variable, prints, or must run once. What is listed
+here keeps nothing from one call of the step to the next, or keeps it in a variable, a table or an iterator, which are
+saved. An operation that is not listed is named in a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from loops.backend.steps import nodes, stateful
+from loops.backend.versions import versions
+from loops.loop.state.operations import OPERATIONS, Memory, kind
+
+_KEEPS_NONE = """
+    Case If RemoteCall StatefulPartitionedCall While
+    Assert CheckNumerics CheckNumericsV2 DebugIdentityV2 DebugIdentityV3 DeepCopy DeviceIndex Empty GuaranteeConst
+    Print PrintV2 StatelessRandomGetAlg Timestamp
+    AssignAddVariableOp AssignSubVariableOp AssignVariableOp AssignVariableXlaConcatND DestroyResourceOp
+    DisableCopyOnRead ReadVariableOp ReadVariableXlaSplitND ResourceCountUpTo ResourceGather ResourceGatherNd
+    ResourceStridedSliceAssign VarIsInitializedOp VariableShape
+    RngReadAndSkip RngSkip StatefulRandomBinomial StatefulStandardNormal StatefulStandardNormalV2
+    StatefulTruncatedNormal StatefulUniform StatefulUniformFullInt StatefulUniformInt
+    AnonymousHashTable AnonymousMutableDenseHashTable AnonymousMutableHashTable AnonymousMutableHashTableOfTensors
+    HashTable HashTableV2 InitializeTableFromDataset InitializeTableFromTextFileV2 InitializeTableV2 LookupTableExportV2
+    LookupTableFindV2 LookupTableImportV2 LookupTableInsertV2 LookupTableRemoveV2 LookupTableSizeV2
+    AnonymousIterator AnonymousIteratorV2 AnonymousIteratorV3 AnonymousMemoryCache AnonymousMultiDeviceIterator
+    AnonymousMultiDeviceIteratorV3 AnonymousRandomSeedGenerator AnonymousSeedGenerator DatasetToSingleElement
+    DeleteIterator DeleteMemoryCache DeleteMultiDeviceIterator DeleteRandomSeedGenerator DeleteSeedGenerator
+    DummyIterationCounter DummyMemoryCache DummySeedGenerator IteratorGetDevice IteratorGetNext
+    IteratorGetNextAsOptional IteratorGetNextSync MakeIterator MultiDeviceIteratorGetNextFromShard
+    MultiDeviceIteratorInit ReduceDataset
+    AllCandidateSampler AllToAll ConsumeMutexLock CrossReplicaSum MutexLock Recv Send SyncDevice TemporaryVariable
+    CloseSummaryWriter CreateSummaryFileWriter FlushSummaryWriter ImportEvent SummaryWriter WriteAudioSummary
+    WriteGraphSummary WriteHistogramSummary WriteImageSummary WriteRawProtoSummary WriteScalarSummary WriteSummary
+    """
+_KEEP_NONE = frozenset(_KEEPS_NONE.split())
+_KEEP_NONE_BY_START = (
+    *("Collective", "Nccl", "ResourceApply", "ResourceScatter", "ResourceSparseApply"),
+    *("CudnnRNN", "Stack", "TensorArray"),
+)
+_CANDIDATES = {
+    *("FixedUnigramCandidateSampler", "LearnedUnigramCandidateSampler", "LogUniformCandidateSampler"),
+    *("ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler"),
+}
+_BOXES = {"SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2"}
+_NUMBERS = {
+    *("Multinomial", "NonDeterministicInts", "ParameterizedTruncatedNormal", "RandomCrop", "RandomGamma"),
+    *("RandomPoisson", "RandomPoissonV2", "RandomShuffle", "RandomStandardNormal", "RandomUniform", "RandomUniformInt"),
+    "TruncatedNormal",
+}
+_DRAW = {
+    "Draw the candidates with a tf.random.Generator, and pass them as sampled_values": _CANDIDATES,
+    "Use tf.image.stateless_sample_distorted_bounding_box": _BOXES,
+    "Use a tf.random.Generator or a keras.random.SeedGenerator": _NUMBERS,
+    "Set its dropout to 0, and drop with keras.layers.Dropout": {"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"},
+}
+"""Operations that keep their position in their kernel, and what to use in their place."""
+_PYTHON = {"EagerPyFunc", "PyFunc"}
+
+
+def unsaved_random_operations(concrete: tf.types.experimental.ConcreteFunction) -> list[str]:
+    """The kinds of random operations in a step whose position cannot be saved.
+
+    Args:
+        concrete: The step's concrete function.
+    """
+    known = set().union(*_DRAW.values())
+    return sorted({node.op for node in nodes(concrete) if node.op in known and _draws(node)})
+
+
+def caveats(concrete: tf.types.experimental.ConcreteFunction, called: Iterable[str] = ()) -> list[str]:
+    """What a resumed run loses because of a step's operations, a sentence for each kind of loss.
+
+    Args:
+        concrete: The step's concrete function.
+        called: The kinds of operations that datasets call which the step starts; their random numbers start, too.
+    """
+    random = unsaved_random_operations(concrete)
+    found = [_of_random([kind for kind in random if kind in kinds], remedy) for remedy, kinds in _DRAW.items()]
+    known = stateful({*called, *(node.op for node in nodes(concrete))})
+    if known is None:
+        found.append(
+            f"{versions()} does not tell which operations of the train step have a state, so that it is not known "
+            "what a resumed run loses. Compare a resumed run with a whole one."
+        )
+    others = {op for op in known or () if not _keeps_none(op)} - set().union(*_DRAW.values())
+    found += [_of_python(sorted(others & _PYTHON)), _of_others(sorted(others - _PYTHON))]
+    return [sentence for sentence in found if sentence]
+
+
+def _draws(node: Any) -> bool:
+    return not node.op.startswith("CudnnRNN") or node.attr["dropout"].f > 0
+
+
+def _keeps_none(op: str) -> bool:
+    if op in _KEEP_NONE or op.startswith(_KEEP_NONE_BY_START):
+        return True
+    # A dataset that a step makes starts with each step; one that it captured is looked at by itself.
+    return OPERATIONS.get(str(kind(op)), Memory.FILES) is not Memory.FILES
+
+
+def _of_random(operations: list[str], remedy: str) -> str:
+    if not operations:
+        return ""
+    return (
+        f"the train step draws random numbers with {', '.join(operations)}, whose position cannot be saved. {remedy} "
+        "to lose nothing."
+    )
+
+
+def _of_python(operations: list[str]) -> str:
+    if not operations:
+        return ""
+    return (
+        f"the train step calls Python ({', '.join(operations)}): what that keeps is not saved, but for the global "
+        "generators of random and numpy.random. If it keeps anything else, such as a counter or a generator of its "
+        "own, a resumed run starts that again. Keep it in a tf.Variable to lose nothing."
+    )
+
+
+def _of_others(operations: list[str]) -> str:
+    if not operations:
+        return ""
+    return (
+        f"the train step uses {', '.join(operations)}, which may keep a state outside of variables: it is not saved, "
+        "and a resumed run starts it again. Keep it in a tf.Variable or a tf.lookup.experimental.MutableHashTable to "
+        "lose nothing."
+    )

@@ -1,0 +1,282 @@
+"""What a saved position in a dataset does not bring back: found in the dataset's operations, before the first step."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from loops.backend.datasets import argument, functions, inputs, unsaid
+from loops.loop.state.operations import (
+    OPERATIONS,
+    REPEATS,
+    Memory,
+    Node,
+    captured,
+    draws,
+    hidden,
+    holds_state,
+    kind,
+    nodes,
+    order,
+    spelled,
+    started_again,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """Of a pipeline.
+
+    Attributes:
+        problem: Why its position must not be saved, though TensorFlow would, and what to do; None if it may.
+        unseeded: Operations that draw random numbers without a seed.
+        unseeded_again: Those of them that do so again after the position was restored.
+        unordered: Operations that give elements in the order in which they are ready.
+        unknown: Operations of which nobody has tried what a saved iterator remembers.
+        ignored: Operations with a state that TensorFlow was told to ignore.
+        unsaid: What the installed TensorFlow does not tell of them, such as "inputs of map".
+    """
+
+    problem: str | None
+    unseeded: list[str]
+    unseeded_again: list[str]
+    unordered: list[str]
+    unknown: list[str]
+    ignored: list[str]
+    unsaid: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Draw:
+    """An operation that draws random numbers, as seen from one above it.
+
+    Attributes:
+        source: Which.
+        kind: Its name.
+        unseeded: Whether it has no seed.
+        anew: Whether it draws others each time it starts.
+        cached: Whether a cache in memory holds what it drew.
+        drained: Whether something lets go of it once its own end has been read.
+        culprit: What lets go of it, or None.
+    """
+
+    source: int
+    kind: str
+    unseeded: bool
+    anew: bool
+    cached: bool = False
+    drained: bool = False
+    culprit: str | None = None
+
+
+def look(dataset: tf.data.Dataset) -> Findings:
+    """Looks through every operation of a dataset, also inside of the functions that they call."""
+    walk = _Walk(dataset)
+    for part in _bottom_up(dataset):
+        walk.visit(part)
+    return Findings(
+        problem=walk.problem,
+        unseeded=sorted(walk.unseeded),
+        unseeded_again=sorted(walk.unseeded_again),
+        unordered=sorted(walk.unordered),
+        unknown=sorted(walk.unknown),
+        ignored=sorted(walk.ignored),
+        unsaid=sorted(walk.unsaid),
+    )
+
+
+def drawn_anew(dataset: tf.data.Dataset) -> list[str]:
+    """The operations that draw other random numbers each time that a dataset starts: their position is not in it."""
+    walk = _Walk(dataset)
+    for part in _bottom_up(dataset):
+        walk.visit(part)
+    return sorted({spelled(draw.kind) for draw in walk.draws(dataset) if draw.anew and not draw.cached})
+
+
+def operations_called(dataset: tf.data.Dataset) -> set[str]:
+    """The kinds of operations in the functions of a dataset."""
+    called = (function for part in _bottom_up(dataset) for function in functions(part))
+    return {node.op for function in called for node in nodes(function.graph.as_graph_def())}
+
+
+class _Walk:
+    def __init__(self, dataset: tf.data.Dataset):
+        options = dataset.options()
+        self.problem: str | None = None
+        self.unseeded: set[str] = set()
+        self.unseeded_again: set[str] = set()
+        self.unordered: set[str] = set()
+        self.unknown: set[str] = set()
+        self.ignored: set[str] = set()
+        self.unsaid: set[str] = set()
+        policy = options.experimental_external_state_policy
+        self._ignores = policy not in (None, tf.data.experimental.ExternalStatePolicy.FAIL)
+        self._unordered = {"false"} | ({"default"} if options.deterministic is False else set())
+        self._above: dict[int, tuple[_Draw, ...]] = {}
+
+    def draws(self, dataset: Any) -> tuple[_Draw, ...]:
+        """What draws random numbers in a dataset that was visited."""
+        return self._above[id(dataset)]
+
+    def visit(self, dataset: Any) -> None:
+        """After its inputs."""
+        name = type(dataset).__name__
+        what = kind(name) or name
+        memory = OPERATIONS.get(what)
+        self._look_at(what, memory, order(dataset, what))
+        if memory is not None:
+            hides = unsaid(dataset, what, is_source=memory is Memory.SOURCE)
+            self.unsaid |= {f"{part} of {spelled(what)}" for part in hides}
+        if what == "Cache" and argument(dataset, "filename", b""):
+            self.problem = self.problem or _files("cache in a file")
+        if _selects_for_ever(dataset, what):
+            self.problem = self.problem or (
+                "a saved iterator over sample_from_datasets can hang once all of its datasets have ended. Repeat each "
+                "of them, sample_from_datasets([one.repeat(), other.repeat()], ...), to lose nothing"
+            )
+        below = [self._above[id(part)] for part in inputs(dataset)]
+        found = tuple(dict.fromkeys(draw for part in below for draw in part))
+        for draw in found if _starts_again(dataset, what) else _shared(below, what):
+            self._start_again(draw, what)
+        if what == "Concatenate":  # Its later inputs start when the first has ended.
+            self.unseeded_again |= {spelled(draw.kind) for part in below[1:] for draw in part if draw.unseeded}
+        found = tuple(_above(draw, what, memory) for draw in found)
+        own = draws(dataset, what)
+        if own:
+            found += (_Draw(id(dataset), what, *own),)
+            self.unseeded |= {spelled(what)} if own[0] else set()
+            self.unseeded_again |= {spelled(what)} if own[0] and what == "ShuffleAndRepeat" else set()
+        found += self._hidden(dataset)
+        self._above[id(dataset)] = found
+        for function in functions(dataset):
+            self._enter(function, what)
+
+    def _hidden(self, dataset: Any) -> tuple[_Draw, ...]:
+        inside = hidden(dataset)
+        names = started_again(inside)
+        for node in inside:
+            self._look_inside(node, again=node.in_function or node.name in names)
+        lost = next((node.kind for node in inside if OPERATIONS.get(str(node.kind)) is Memory.LETS_GO), None)
+        drawing = [node for node in inside if node.unseeded or node.anew]
+        return tuple(_Draw(id(node), str(node.kind), node.unseeded, node.anew, culprit=lost) for node in drawing)
+
+    def _start_again(self, draw: _Draw, restart: str) -> None:
+        if draw.unseeded and (draw.culprit or not draw.cached):
+            self.unseeded_again.add(spelled(draw.kind))
+        if draw.anew and draw.culprit:
+            self.problem = self.problem or _forgotten(draw, spelled(restart))
+
+    def _enter(self, function: Any, what: str) -> None:
+        for node in nodes(function.graph.as_graph_def()):
+            self._look_inside(node)
+        for node in captured(function):
+            self._look_inside(node)
+            if node.anew:
+                self.problem = self.problem or _outside(node, spelled(what))
+
+    def _look_inside(self, node: Node, *, again: bool = True) -> None:
+        """A function's operations start with each of its calls."""
+        if self._ignores and holds_state(node.op):
+            self.ignored.add(node.op)
+        if node.kind:
+            self._look_at(node.kind, OPERATIONS.get(node.kind), node.deterministic)
+        if node.unseeded:
+            self.unseeded.add(spelled(str(node.kind)))
+            self.unseeded_again |= {spelled(str(node.kind))} if again else set()
+
+    def _look_at(self, what: str, memory: Memory | None, deterministic: str) -> None:
+        if memory is None:
+            self.unknown.add(what)
+        if memory is Memory.FILES:
+            self.problem = self.problem or _files(spelled(what))
+        if deterministic in self._unordered:
+            self.unordered.add(spelled(what))
+
+
+def surely_endless(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset never ends, as its size says, and no part of it may give nothing when it starts again.
+
+    Of a filter and a generator nobody knows how much they give: repeated, they count as endless, and may end.
+    """
+    sizes = [int(part.cardinality()) for part in _bottom_up(dataset)]
+    return sizes[-1] == tf.data.INFINITE_CARDINALITY and tf.data.UNKNOWN_CARDINALITY not in sizes
+
+
+def _bottom_up(dataset: Any) -> list:
+    """A dataset and all that it is made of, each once, inputs first; pipelines may be deeper than Python's stack."""
+    order: dict[int, Any] = {}
+    stack = [(dataset, False)]
+    while stack:
+        part, ready = stack.pop()
+        if id(part) in order:
+            continue
+        if ready:
+            order[id(part)] = part
+        else:
+            stack.append((part, True))
+            stack += [(below, False) for below in inputs(part)]
+    return list(order.values())
+
+
+def _starts_again(dataset: Any, what: str) -> bool:
+    """Whether what is below starts once more when it ends."""
+    if what not in REPEATS or argument(dataset, "count") == 1:
+        return False
+    return any(int(part.cardinality()) != tf.data.INFINITE_CARDINALITY for part in inputs(dataset))
+
+
+def _above(draw: _Draw, what: str, memory: Memory | None) -> _Draw:
+    """What an operation below looks like above one more."""
+    if what == "Cache":
+        return dataclasses.replace(draw, cached=True, drained=False, culprit=None)
+    if memory is Memory.DRAINS:
+        return dataclasses.replace(draw, drained=True)
+    if draw.culprit or memory is Memory.KEEPS or (memory is Memory.AHEAD and not draw.drained):
+        return draw
+    return dataclasses.replace(draw, culprit=f"Shuffle and {what}" if draw.drained else what)
+
+
+def _selects_for_ever(dataset: Any, what: str) -> bool:
+    """Whether numbers without end choose from datasets that all end."""
+    if what != "DirectedInterleave":
+        return False
+    selector = inputs(dataset)[0]
+    endless = tf.data.INFINITE_CARDINALITY
+    return int(selector.cardinality()) == endless and int(dataset.cardinality()) != endless
+
+
+def _shared(below: list[tuple[_Draw, ...]], what: str) -> list[_Draw]:
+    """What ends in one input and starts again in another."""
+    if what not in ("Concatenate", "DirectedInterleave"):
+        return []
+    held = [{draw.source for draw in part} for part in below]
+    return [draw for part in below for draw in part if sum(draw.source in one for one in held) > 1]
+
+
+def _forgotten(draw: _Draw, restart: str) -> str:
+    source = spelled(draw.kind)
+    if draw.kind == "Random":
+        return (
+            f"with {spelled(str(draw.culprit))} between random and {restart}, TensorFlow forgets what later epochs "
+            "draw. Draw with tf.random.stateless_uniform, seeded by tf.data.Dataset.counter(), to lose nothing"
+        )
+    return (
+        f"with {spelled(str(draw.culprit))} between {source} and {restart}, TensorFlow forgets how later epochs are "
+        "shuffled. Repeat right after the shuffle, .shuffle(n, seed=0).repeat().batch(...), to lose nothing"
+    )
+
+
+def _outside(node: Node, function: str) -> str:
+    return (
+        f"{spelled(str(node.kind))} is in a dataset that was made outside of a function, that of {function}, and starts"
+        " with each of its calls: TensorFlow forgets what later ones draw. Make that dataset without it to lose nothing"
+    )
+
+
+def _files(what: str) -> str:
+    return (
+        f"{what} writes files as the run goes on, and a saved iterator does not fit those of a later moment. Write them"
+        " in a program of its own, and read them here, to lose nothing"
+    )

@@ -1,0 +1,145 @@
+"""A dataset's position: saved where TensorFlow can, else found again by skipping."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import re
+import tempfile
+
+import tensorflow as tf
+
+from loops.backend.generators import ordered_by_force
+from loops.backend.versions import versions
+from loops.loop.state.operations import STATES, holds_state
+from loops.loop.state.pipeline import Findings, look, surely_endless
+
+
+class Position:
+    """An iterator over a dataset, and how its position survives.
+
+    A dataset is iterated once: each further iterator over the same object shuffles differently.
+
+    Attributes:
+        problem: Why this position cannot be saved, with the operation's name and what to use instead; None where it
+            can, as far as `probe` was asked.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset):
+        self._dataset = dataset
+        self._iterator: tf.data.Iterator | None = None
+        self.problem: str | None = None
+
+    @property
+    def dataset(self) -> tf.data.Dataset:
+        """What was given."""
+        return self._dataset
+
+    @functools.cached_property
+    def _findings(self) -> Findings:
+        return look(self._dataset)
+
+    @property
+    def iterator(self) -> tf.data.Iterator:
+        """What the loop takes batches from."""
+        if self._iterator is None:
+            self._iterator = iter(self._dataset)
+        return self._iterator
+
+    @property
+    def endless(self) -> bool:
+        """Whether the dataset never ends; False where that is not sure."""
+        return surely_endless(self._dataset)
+
+    def probe(self, folder: pathlib.Path) -> None:
+        """Finds out whether the position can be saved, by saving it.
+
+        Raises:
+            OSError, tf.errors.OpError: If the folder cannot be written.
+        """
+        self.problem = self._findings.problem
+        with tempfile.TemporaryDirectory(prefix="probe-", dir=folder) as place:
+            try:
+                tf.train.Checkpoint(iterator=self.iterator).write(str(pathlib.Path(place) / "position"))
+            except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
+                self.problem = refusal(error)
+
+    def skip_to(self, batches: int) -> None:
+        """Starts anew and passes over the batches that were taken."""
+        self._iterator = iter(self._dataset.skip(batches))
+
+    @property
+    def caveats(self) -> list[str]:
+        """What a resumed run loses because of the dataset, sentences about one loss each."""
+        found = []
+        if self.problem:
+            found.append(
+                f"the position in the dataset cannot be saved: {self.problem}. A resumed run starts the dataset "
+                "anew and skips the batches that were taken. That takes their time again, and gives the same "
+                "data only if the pipeline gives the same batches each time it starts; random numbers in it may differ."
+            )
+        found += unlike(self._findings, skipping=bool(self.problem))
+        return found
+
+    @property
+    def caveats_of_a_new_start(self) -> list[str]:
+        """In what the data of a run that starts again from the beginning differs, sentences about one thing each."""
+        return unlike(self._findings, skipping=True)
+
+
+def unlike(findings: Findings, *, skipping: bool) -> list[str]:
+    """In what the data of a resumed run differs, a sentence for each.
+
+    Args:
+        findings: Of the dataset.
+        skipping: Whether the dataset starts again, and is not put at a saved position.
+    """
+    found = []
+    unseeded = findings.unseeded if skipping else findings.unseeded_again
+    shuffled = [name for name in unseeded if "shuffle" in name]
+    drawn = [name for name in unseeded if "shuffle" not in name]
+    when = "from now on" if skipping else "from the next epoch on"
+    if shuffled:
+        found.append(
+            f"the dataset is shuffled without a seed: a resumed run shuffles differently, {when}. Use "
+            "shuffle(..., seed=0), or set tf.random.set_seed before."
+        )
+    if drawn:
+        found.append(
+            f"the dataset draws random numbers without a seed ({', '.join(drawn)}): a resumed run draws others, {when}."
+            " Give random, sample_from_datasets or rejection_resample a seed=0, or set tf.random.set_seed before."
+        )
+    if findings.unordered and not ordered_by_force():
+        found.append(
+            f"the dataset's {', '.join(findings.unordered)} gives elements in the order in which they are ready "
+            "(deterministic=False): two runs see them in different orders, resumed or not. Leave deterministic unset."
+        )
+    if findings.ignored:
+        found.append(
+            f"the dataset's options ignore the state of {', '.join(findings.ignored)} (external_state_policy): a "
+            "resumed run starts it anew. Use operations without state, such as tf.random.stateless_uniform."
+        )
+    if findings.unknown:
+        found.append(
+            f"the dataset uses {', '.join(findings.unknown)}, of which nobody has tried whether a saved position is "
+            "exact: a resumed run may see other data. Compare a resumed run with a whole one, or do without it."
+        )
+    if findings.unsaid:
+        found.append(
+            f"{versions()} hides parts of the dataset ({', '.join(findings.unsaid)}), so that nobody can tell whether "
+            "a saved position is exact: a resumed run may see other data. Compare a resumed run with a whole one."
+        )
+    return found
+
+
+def refusal(error: tf.errors.OpError) -> str:
+    """Why TensorFlow did not save a position, with what to use."""
+    found = re.search(r"(\w+) is stateful", error.message)
+    if not found:
+        return " ".join(error.message.split())
+    name = found[1]
+    source = STATES.get(name) or ("a map with random numbers" if holds_state(name) else "a map with state")
+    return (
+        f"its operation {name} ({source}) has a state that TensorFlow does not save. Use operations without state, "
+        "such as tf.random.stateless_uniform, to lose nothing"
+    )

@@ -1,0 +1,99 @@
+"""Random number generators that belong to the process, not to a model."""
+
+from __future__ import annotations
+
+import random
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from loops.backend.generators import keras_generator, made_keras_generator, op_seeds
+from loops.loop.state.variables import components
+
+
+def generators() -> dict:
+    """The states of all of them, as JSON.
+
+    `python` and `numpy` are the modules' global generators, `tf_generator` is `tf.random.get_global_generator()`, None
+    where deterministic operations are on and no `tf.random.set_global_generator` made one, `keras_generator` the seed
+    generator that `keras.random` uses without a seed, None if it was not used yet, and `op_seeds` where TensorFlow
+    draws the seeds of eager random operations from, None without a global seed.
+    """
+    kind, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    global_generator = _global_generator()
+    made_by_keras = keras_generator()
+    return {
+        "tf_generator": _values(global_generator.state) if global_generator else None,
+        "keras_generator": _values(made_by_keras.state) if made_by_keras else None,
+        "op_seeds": _op_seeds(),
+        "python": _python_state(random.getstate()),
+        "numpy": [kind, np.asarray(words).tolist(), position, has_gauss, gauss],
+    }
+
+
+def set_generators(saved: dict, *, kernels: bool = True) -> None:
+    """Puts them all back to what `generators` returned.
+
+    Args:
+        saved: That.
+        kernels: Whether random operations that keep their position in their kernel begin anew, too, where there is a
+            global seed. TensorFlow prepares every compiled function again for that, which may take seconds.
+    """
+    if saved["tf_generator"] is not None:
+        _assign((_global_generator() or _new_global_generator()).state, saved["tf_generator"])
+    if saved["keras_generator"] is not None:
+        made_by_keras = made_keras_generator()
+        if made_by_keras:  # Else the run was told.
+            _assign(made_by_keras.state, saved["keras_generator"])
+    if saved["op_seeds"] is not None:
+        _set_op_seeds(saved["op_seeds"], kernels)
+    # Last, since making Keras's generator draws from Python's.
+    random.setstate(_tuple_state(saved["python"]))
+    kind, words, *rest = saved["numpy"]
+    np.random.set_state((kind, np.array(words, np.uint32), *rest))
+
+
+def _global_generator() -> tf.random.Generator | None:
+    try:
+        return tf.random.get_global_generator()
+    except RuntimeError:  # It would start anywhere, which deterministic operations forbid.
+        return None
+
+
+def _new_global_generator() -> tf.random.Generator:
+    tf.random.set_global_generator(tf.random.Generator.from_seed(0))
+    return tf.random.get_global_generator()
+
+
+def _op_seeds() -> dict | None:
+    known = op_seeds()
+    return {"seed": known[0], "state": _python_state(known[1].getstate())} if known else None
+
+
+def _set_op_seeds(saved: dict, kernels: bool) -> None:
+    known = op_seeds()
+    if kernels or known is None or known[0] != saved["seed"]:
+        tf.random.set_seed(saved["seed"])
+        known = op_seeds()
+    if known:  # Else the run was told.
+        known[1].setstate(_tuple_state(saved["state"]))
+
+
+def _values(variable: tf.Variable | keras.Variable) -> list:
+    return [component.numpy().tolist() for component in components(variable)]
+
+
+def _assign(variable: tf.Variable | keras.Variable, values: list) -> None:
+    for component, value in zip(components(variable), values, strict=True):
+        component.assign(value)
+
+
+def _python_state(state: tuple) -> list:
+    version, words, gauss_next = state
+    return [version, list(words), gauss_next]
+
+
+def _tuple_state(state: list) -> tuple:
+    version, words, gauss_next = state
+    return version, tuple(words), gauss_next

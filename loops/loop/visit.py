@@ -1,0 +1,39 @@
+"""What the outer loop shows to its actions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from loops.loop.counters import Counters
+
+
+@dataclasses.dataclass(frozen=True)
+class Visit:
+    """What an action sees each time the loop visits the host.
+
+    Attributes:
+        counters: The counts after the steps reported here.
+        outputs: For each scalar output of the train step, its values over the steps since the last visit: an array
+            [steps].
+        seconds: Wall time since `run` began.
+        goal: The value of `counters.data` at which the run ends.
+        vectors: For each output of the train step that is no scalar, its values over these steps: an array
+            [steps, ...].
+    """
+
+    counters: Counters
+    outputs: Mapping[str, np.ndarray]
+    seconds: float
+    goal: int
+    vectors: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @property
+    def first(self) -> int:
+        """The number of the first step reported here, counted from 1 in batches."""
+        return self.counters.data - len(next(iter(self.outputs.values()))) + 1
+
+
+Action = Callable[[Visit], object]

@@ -1,0 +1,99 @@
+"""The files of a run's folder: their names, which of them are there, and JSON that is whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import Any
+
+import scaler
+from loops.support.errors import LoopError
+from loops.support.json_values import read_json, without_nan
+from loops.support.written.place import writing
+
+CHECKPOINTS = "checkpoints"
+"""The folder of checkpoints in that of a run."""
+STEPS, SUMMARY, TRACE = "steps.jsonl", "summary.json", "trace.arrow"
+"""Its other files: the log of its steps, what it says at its end, and its trace."""
+STEPS_CSV = "steps.csv"
+"""The log of a run that writes no `STEPS`."""
+REPLAY = "replay.json"
+"""What `halfstep replay --json` printed of the run, where somebody kept it."""
+
+
+def check_run(run: str | os.PathLike, *, or_file: bool = False, hint: str = "") -> pathlib.Path:
+    """The folder of a run.
+
+    Args:
+        run: As a user names it.
+        or_file: Whether one of its files will do.
+        hint: What else to say where it is not there.
+
+    Raises:
+        scaler.InvalidArgument: If it is not there.
+    """
+    place = pathlib.Path(run)
+    if not (place.exists() if or_file else place.is_dir()):
+        raise scaler.InvalidArgument(
+            f"{run}: no such folder: expected a run's --out, or that of a program's actions{hint}."
+        )
+    return place
+
+
+def trace_of(place: pathlib.Path) -> pathlib.Path | None:
+    """The trace in a run's folder, or None.
+
+    Raises:
+        LoopError: If there are several, and none has the usual name.
+    """
+    return _one(place, TRACE, "*.arrow")
+
+
+def log_of(place: pathlib.Path) -> pathlib.Path | None:
+    """The log of steps in a run's folder, or None.
+
+    Raises:
+        LoopError: As `trace_of`.
+    """
+    return _one(place, STEPS, "*.jsonl") or _one(place, STEPS_CSV, "*.csv")
+
+
+def _one(folder: pathlib.Path, usual: str, pattern: str) -> pathlib.Path | None:
+    if (folder / usual).is_file():
+        return folder / usual
+    found = sorted(path for path in folder.glob(pattern) if path.is_file())
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise LoopError(f"{folder}: which file is the run's: {names}? Name one of them instead of the folder.")
+    return found[0] if found else None
+
+
+def read_summary(folder: pathlib.Path) -> dict[str, Any] | None:
+    """What a run said at its end; None before it, and where the file cannot be read."""
+    try:
+        found = read_json((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def to_json(value: dict) -> str:
+    """The value as JSON, with null for NaN and infinities, which JSON does not have."""
+    return json.dumps(without_nan(value), indent=2, allow_nan=False)
+
+
+def write_json(path: pathlib.Path, value: dict) -> None:
+    """Writes JSON under a temporary name and renames it, so that a file is whole or absent.
+
+    Raises:
+        NotWritable: If it cannot be written.
+    """
+    temporary = path.with_suffix(".tmp")
+    try:
+        with writing("the result", path):
+            temporary.write_text(to_json(value) + "\n", encoding="utf-8")
+            temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

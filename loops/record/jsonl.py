@@ -1,0 +1,57 @@
+"""One line of JSON for every step."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from loops.loop.visit import Visit
+from loops.record.columns import cause_name
+from loops.record.lines import StepLines
+from loops.step.train_step import TrainStep
+from loops.support.json_values import row_of, without_nan
+
+if TYPE_CHECKING:
+    from loops.loop.loop import Loop
+
+
+class JsonLines(StepLines):
+    """Writes each step as a line such as `{"step": 1, "loss": 2.3, "applied": true, "loss_scale": 32768.0}`.
+
+    Of a `TrainStep`, `cause` is the name of a `scaler.Cause`, such as "OVERFLOW", and `variable` the path of a
+    variable; both are null where no step was skipped. `Csv` and `TensorBoard` write their numbers.
+
+    NaN and infinities, which JSON does not have, are written as null. An existing file is replaced when the first run
+    begins; a further run of the same loop goes on in it. So does one that resumes from a checkpoint, after lines of
+    steps that the checkpoint does not have were cut off. Lines are written at every visit, before a checkpoint is.
+
+    Args:
+        path: The file. Missing folders are created.
+        every: Write the steps that are multiples of this; or, in `Seconds`, the last step of a visit so often.
+
+    Raises:
+        NotWritable: When the run begins, if the file cannot be written.
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    _train_step: Any = None
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: learns of the loop's train step."""
+        self._train_step = loop.train_step
+
+    def _lines_of(self, visit: Visit) -> list[str]:
+        columns = {name: values.tolist() for name, values in visit.outputs.items()}
+        if isinstance(self._train_step, TrainStep):
+            paths = [variable.path for variable in self._train_step.model.trainable_variables]
+            columns["cause"] = [cause_name(value) or None for value in columns["cause"]]
+            columns["variable"] = [paths[value] if value >= 0 else None for value in columns["variable"]]
+        lines = []
+        for row in self._cadence.rows(visit):
+            line = {"step": visit.first + row, **{name: values[row] for name, values in columns.items()}}
+            lines.append(json.dumps(without_nan(line), allow_nan=False))
+        return lines
+
+    def _step_of(self, line: bytes) -> int | None:
+        row = row_of(line)
+        return row["step"] if row else None

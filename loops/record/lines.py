@@ -1,0 +1,112 @@
+"""A file of lines, one for a step, that a kill leaves readable."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import IO
+
+from loops.loop.cadence import Cadence, Seconds
+from loops.loop.visit import Visit
+from loops.support.errors import BadOutputs, ResumeWarning
+from loops.support.written.appended import Appended
+from loops.support.written.place import Place, as_path, writing
+
+
+class StepLines:
+    """Writes the lines of a visit in one piece, and cuts off, when a run resumes, those that its checkpoint lacks.
+
+    A child says what the lines are and which step a line is of.
+
+    Args:
+        path: The file. Missing folders are created.
+        every: Write the steps that are multiples of this; or, in `Seconds`, the last step of a visit so often.
+
+    Raises:
+        NotWritable: When the run begins, if the file cannot be written.
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    chief_only = True
+
+    def __init__(self, path: str | os.PathLike, *, every: int | Seconds = 1):
+        self.path = as_path(type(self).__name__, "path", path)
+        self.writes = Place(self.path, "file")
+        self._cadence = Cadence(type(self).__name__, every)
+        self._step = self._line = 0
+        self._goes_on = False
+        self._file: Appended | None = None
+
+    def save_state(self) -> dict[str, int]:
+        """The last step of the run, and that of the last line, for a `Checkpoint`."""
+        return {"step": self._step, "line": self._line}
+
+    def load_state(self, value: dict[str, int] | int) -> None:
+        """Has the next run go on after a step, and warns of lines that the file has lost.
+
+        Args:
+            value: From `save_state`; of an older checkpoint the last step alone.
+        """
+        saved = {"step": value, "line": 0} if isinstance(value, int) else value
+        self._step, self._line, self._goes_on = saved["step"], saved["line"], True
+        found = 0
+        if self.path.exists():
+            with self.path.open("rb+") as file:
+                end, found = self._whole(file)
+                file.truncate(end)
+        if found < self._line:
+            warnings.warn(
+                f"{self.path}: its lines end at step {found}, and the run had written them up to step {self._line}: "
+                "the file goes on without the lines between.",
+                ResumeWarning,
+                stacklevel=2,
+            )
+
+    def __enter__(self) -> StepLines:
+        with writing(type(self).__name__, self.path):
+            self._file = Appended(self.path, None if self._goes_on else 0)
+        self._goes_on = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file:
+            self._file.close()
+            self._file = None
+
+    def __call__(self, visit: Visit) -> None:
+        """Writes the steps of a visit.
+
+        Raises:
+            BadOutputs: If the train step returns an output named "step".
+            LoopError: If the file that is gone on with has other columns.
+        """
+        name = type(self).__name__
+        if self._file is None:
+            raise RuntimeError(f"{name} is written by Loop.run; outside of it, use it in a with statement.")
+        if "step" in visit.outputs:
+            raise BadOutputs(
+                f"the train step returns an output named 'step', which {name} uses for its number: rename it."
+            )
+        lines = [f"{line}\n".encode() for line in self._lines_of(visit)]
+        self._file.add(b"".join(lines))
+        self._step = visit.counters.data
+        if lines:
+            self._line = self._step_of(lines[-1]) or self._line
+
+    def _lines_of(self, visit: Visit) -> list[str]:
+        """What to add for a visit, without the ends of lines."""
+        raise NotImplementedError
+
+    def _step_of(self, line: bytes) -> int | None:
+        """The step of a line, or None if it is of no step, as a header is."""
+        raise NotImplementedError
+
+    def _whole(self, file: IO[bytes]) -> tuple[int, int]:
+        """Where the lines up to the last step end, and the step of the last; a line that a kill tore is none."""
+        end = last = 0
+        for line in file:
+            step = self._step_of(line)
+            if not line.endswith(b"\n") or (step is not None and step > self._step):
+                break
+            end, last = end + len(line), last if step is None else step
+        return end, last

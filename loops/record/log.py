@@ -1,0 +1,186 @@
+"""A log of steps, of `JsonLines` or `Csv`: as columns, also of one that is torn or has a million lines, and as rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from loops.record.columns import DECISIONS, NUMBERS, cause_name
+from loops.support.json_values import is_row, read_json, row_of, without_nan
+
+_CHUNK = 10_000
+"""Lines that are parsed at a time: a million dicts at once take a gigabyte."""
+_DIGITS = 18
+"""Of a number that 64 bits hold."""
+
+
+class Log(NamedTuple):
+    """What a log holds.
+
+    Attributes:
+        step: Int64 [steps], in order, each once.
+        columns: Float64 [steps] by name.
+        cause: Strings [steps], "" where none is named.
+        unread: How many lines are of no step.
+    """
+
+    step: np.ndarray
+    columns: dict[str, np.ndarray]
+    cause: np.ndarray
+    unread: int
+
+
+def read_columns(path: pathlib.Path) -> Log:
+    """The columns of a log, by its name a CSV file or one of JSON lines.
+
+    Lines that a kill tore are passed over. Where a step stands there twice, its last line counts.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return columns_in(lines, comma=path.suffix == ".csv")
+
+
+def columns_in(lines: Sequence[str], *, comma: bool) -> Log:
+    """The columns of some lines.
+
+    Args:
+        lines: Of a log, without their ends.
+        comma: Whether they are comma-separated values, of which the first line is the header.
+    """
+    chunks = _of_csv(lines) if comma else _of_json(lines)
+    return _joined([_columns(rows) for rows in chunks], len(lines) - (comma and bool(lines)))
+
+
+def _of_json(lines: Sequence[str]) -> Iterator[list[dict]]:
+    for start in range(0, len(lines), _CHUNK):
+        chunk = lines[start : start + _CHUNK]
+        try:
+            rows = read_json(f"[{','.join(chunk)}]")
+        except ValueError:
+            rows = [row_of(line) for line in chunk]
+        yield [row for row in rows if is_row(row)]
+
+
+def _of_csv(lines: Sequence[str]) -> Iterator[list[dict]]:
+    rows: list[dict] = []
+    header = _cells(lines[0]) if lines else []
+    for line in lines[1:]:
+        cells = dict(zip(header, cells, strict=False)) if len(cells := _cells(line)) >= len(header) else {}
+        # A torn last line may hold a number that is only the beginning of one.
+        step = cells.get("step", "")
+        if step.isdecimal() and len(step) <= _DIGITS:
+            rows.append({**{name: _number(text) for name, text in cells.items()}, "step": int(step)})
+    yield rows
+
+
+def _cells(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _columns(rows: Sequence[dict]) -> Log:
+    step = np.array([row["step"] for row in rows], np.int64)
+    columns = {}
+    for name in (*NUMBERS, *DECISIONS):
+        if any(name in row for row in rows):
+            columns[name] = np.array([_float(row.get(name)) for row in rows], np.float64)
+    return Log(step, columns, np.array([cause_name(row.get("cause")) for row in rows], np.str_), 0)
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, (int, float)) else np.nan
+    except OverflowError:
+        return np.inf
+
+
+def _joined(parts: Iterable[Log], lines: int) -> Log:
+    parts = [part for part in parts if len(part.step)]
+    if not parts:
+        return Log(np.zeros(0, np.int64), {}, np.zeros(0, np.str_), lines)
+    names = {name for part in parts for name in part.columns}
+    step = np.concatenate([part.step for part in parts])
+    columns = {
+        name: np.concatenate([part.columns.get(name, np.full(len(part.step), np.nan)) for part in parts])
+        for name in names
+    }
+    cause = np.concatenate([part.cause for part in parts])
+    # The last one of each step: `unique` finds the first, so they are turned around.
+    _, back = np.unique(step[::-1], return_index=True)
+    kept = len(step) - 1 - back
+    return Log(step[kept], {name: values[kept] for name, values in columns.items()}, cause[kept], lines - len(step))
+
+
+COMPARED = ("loss", "loss_scale", "applied")
+"""The outputs in which a step that is taken again must be as it was."""
+
+
+def read_log(path: pathlib.Path | None) -> list[dict[str, Any]]:
+    """The lines of a `JsonLines` file, in the order of their steps; none where there is no file.
+
+    A line that is no object with a whole number as its "step", such as one that a kill tore, is passed over. Where a
+    step stands in the file twice, its last line counts.
+    """
+    if path is None or not path.is_file():
+        return []
+    rows = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if row := row_of(line):
+            rows[row["step"]] = row
+    return [rows[step] for step in sorted(rows)]
+
+
+class Difference(NamedTuple):
+    """In what two runs differ.
+
+    Attributes:
+        sentence: Without a full stop.
+        known: False where there was nothing to compare with.
+    """
+
+    sentence: str
+    known: bool = True
+
+
+def difference(rows: Sequence[Mapping], replayed: Mapping[int, Mapping[str, np.ndarray]]) -> Difference | None:
+    """In what steps that were taken again differ from the log: the first one, with both values; None if in nothing.
+
+    Args:
+        rows: The log.
+        replayed: What each step returned, as scalars, by its number.
+    """
+    logged = {row["step"]: row for row in rows}
+    compared = 0
+    for step in sorted(replayed):
+        for name in COMPARED:
+            if name not in logged.get(step, ()) or name not in replayed[step]:
+                continue
+            then, now = logged[step][name], without_nan(replayed[step][name].tolist())
+            compared += 1
+            if then != now:
+                return Difference(
+                    f"{name} of step {step} was {_spelled(then)} in the run's log, and is {_spelled(now)} here"
+                )
+    if compared:
+        return None
+    if not rows:
+        return Difference("there is no log of the run to compare with (a loops.JsonLines writes one)", known=False)
+    which = f"{min(replayed)} to {max(replayed)}"
+    return Difference(f"the run's log has nothing of the steps {which} to compare with", known=False)
+
+
+def _spelled(value: Any) -> str:
+    return "not finite" if value is None else json.dumps(value)

@@ -1,0 +1,170 @@
+"""A run from its folder, from one of its files, from a trace's tables, or from arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import scaler
+from loops.record.columns import DECISIONS, NUMBERS
+from loops.record.files import STEPS, TRACE, check_run, log_of, trace_of
+from loops.record.log import Log, read_columns
+from loops.record.run import Measured, Recorded
+from loops.record.run_metadata import replayed_in, said_of
+from loops.record.trace import TraceTables, read
+from loops.record.trace_columns import columns_of, measured_in
+from loops.support.errors import LoopError, TraceWarning
+
+_PROBES = "give TrainStep probes=scaler.observe.watch(model)"
+_NO_TRACE = (
+    "No trace was recorded: the critical scale, the headroom and the exponents are not known. To record them, run "
+    f'halfstep train with --trace; in a program, add loops.Trace("run/{TRACE}") to the actions, and {_PROBES}.'
+)
+_NO_PYARROW = 'The trace cannot be read without pyarrow: pip install "halfstep[trace]".'
+_NO_TENSORS = f"The trace has nothing of tensors. To record them, {_PROBES}."
+_NO_HISTOGRAMS = (
+    "The trace has no histograms yet. They are written at the steps that are multiples of loops.Trace(every=), around "
+    "skips, and when the run ends."
+)
+
+
+def as_recorded(source: Any) -> Recorded:
+    """A recorded run from whatever holds one.
+
+    Args:
+        source: A `Recorded`; the path of a run's folder, trace, or log; what `loops.observe.read` returned; or a
+            mapping of arrays [steps], such as `{"step": ..., "loss": ..., "loss_scale": ..., "applied": ...}`, where
+            `step` may be left out.
+
+    Raises:
+        scaler.InvalidArgument: For anything else.
+        LoopError: If the run has nothing that can be read.
+    """
+    if isinstance(source, Recorded):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        return read_run(source)
+    if isinstance(source, TraceTables):
+        return _made("trace", "", None, source, {}, {}, [])
+    if isinstance(source, Mapping):
+        return _of_arrays(source)
+    raise scaler.InvalidArgument(
+        f"{type(source).__name__}: expected a run's folder, its trace or its log, what loops.observe.read returned, or "
+        "a mapping of arrays."
+    )
+
+
+def read_run(run: str | os.PathLike) -> Recorded:
+    """Reads the trace of a run, its log, or both, and what the run says of itself.
+
+    Args:
+        run: The `--out` of `halfstep train`, the folder of a program's actions, or one file: a trace, or the log of a
+            `JsonLines` or a `Csv`.
+
+    Raises:
+        scaler.InvalidArgument: If there is no such folder or file.
+        LoopError: If nothing of a step can be read there.
+    """
+    place = check_run(run, or_file=True)
+    folder = place if place.is_dir() else place.parent
+    trace, log = files_of(place)
+    notes: list[str] = []
+    found = read_columns(log) if log else None
+    if found and found.unread:
+        notes.append(f"{log.name}: {found.unread} torn or foreign lines were passed over." if log else "")
+    tables = _tables(trace, found is None or not len(found.step), notes) if trace else None
+    if trace is None:
+        notes.append(_NO_TRACE)
+    facts, versions = said_of(folder)
+    replayed = replayed_in(folder, notes)
+    recorded = _made(place.resolve().name, str(run), found, tables, facts, versions, notes)
+    if not len(recorded):
+        raise LoopError(
+            f"{run}: no step is recorded there: neither a trace ({TRACE}) nor a log ({STEPS}) with one. Give the run "
+            f'loops.Trace("run/{TRACE}") or loops.JsonLines("run/{STEPS}"), or wait for its first visit.'
+        )
+    return dataclasses.replace(recorded, replayed=replayed)
+
+
+def files_of(place: pathlib.Path) -> tuple[pathlib.Path | None, pathlib.Path | None]:
+    """The trace and the log of a run; None for what it has not.
+
+    Raises:
+        LoopError: If there are several, and none has the usual name.
+    """
+    if not place.is_dir():
+        return (None, place) if place.suffix in (".jsonl", ".csv") else (place, None)
+    return trace_of(place), log_of(place)
+
+
+def _tables(path: pathlib.Path, alone: bool, notes: list[str]) -> TraceTables | None:
+    if not alone and importlib.util.find_spec("pyarrow") is None:
+        notes.append(_NO_PYARROW)
+        return None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TraceWarning)
+        try:
+            tables = read(path)
+        except LoopError as error:
+            if alone:
+                raise
+            notes.append(f"{error}")
+            return None
+    notes.extend(str(one.message) for one in caught if issubclass(one.category, TraceWarning))
+    return tables
+
+
+def _made(
+    name: str,
+    place: str,
+    log: Log | None,
+    tables: TraceTables | None,
+    facts: Mapping[str, Any],
+    versions: Mapping[str, Any],
+    notes: list[str],
+) -> Recorded:
+    traced = columns_of(tables.steps) if tables else None
+    tensors = measured_in(tables) if tables else None
+    if tables:
+        notes = notes + _missing(tensors)
+    base, other = (traced, log) if log is None or (traced and len(traced.step) >= len(log.step)) else (log, traced)
+    if base is None:
+        base = Log(np.zeros(0, np.int64), {}, np.zeros(0, np.str_), 0)
+    columns, cause = dict(base.columns), base.cause
+    if other is not None and len(other.step):
+        at = np.searchsorted(other.step, base.step).clip(0, len(other.step) - 1)
+        same = other.step[at] == base.step
+        for column in set(other.columns) - set(columns):
+            columns[column] = np.where(same, other.columns[column][at], np.nan)
+        if not (cause != "").any():
+            cause = np.where(same, other.cause[at], "")
+    return Recorded(name, place, base.step, columns, cause, tensors, facts, versions, notes=tuple(notes))
+
+
+def _missing(tensors: Measured | None) -> list[str]:
+    if tensors is None:
+        return [_NO_TENSORS]
+    return [] if len(tensors.frames) else [_NO_HISTOGRAMS]
+
+
+def _of_arrays(arrays: Mapping[str, Any]) -> Recorded:
+    known = {name: np.asarray(arrays[name], np.float64) for name in (*NUMBERS, *DECISIONS) if name in arrays}
+    sizes = {name: values.shape for name, values in known.items()}
+    if not known or len(set(sizes.values())) != 1 or len(next(iter(sizes.values()))) != 1:
+        raise scaler.InvalidArgument(
+            f"arrays {sizes or sorted(map(str, arrays))}: expected arrays [steps] of one length, at least one of "
+            f"{', '.join((*NUMBERS, *DECISIONS))}."
+        )
+    length = next(iter(sizes.values()))[0]
+    step = np.asarray(arrays.get("step", np.arange(1, length + 1)), np.int64)
+    if step.shape != (length,):
+        raise scaler.InvalidArgument(f"step of shape {step.shape}: expected ({length},), as the other arrays have.")
+    cause = np.array([one or "" for one in arrays.get("cause", [""] * length)], np.str_)
+    return Recorded("arrays", "", step, known, cause)

@@ -1,0 +1,120 @@
+"""A recorded run as arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What the probes of a run measured of its tensors.
+
+    Attributes:
+        step: Int64 [steps], those that were measured, in order.
+        names: Of the tensors, such as "activations/dense_1".
+        formats: For each tensor the name of the format that it was computed in.
+        carries_scale: Bool [tensors]: whether the values were multiplied by the loss scale.
+        amax: Float32 [steps, tensors], the largest magnitudes as they were measured; infinite or NaN where one was.
+        counted: Int64 [entries], the steps of the histograms' entries, in order.
+        tensor: Int64 [entries], places in `names`.
+        bin: Int64 [entries], as in `scaler.observe`.
+        count: Int64 [entries].
+    """
+
+    step: np.ndarray
+    names: tuple[str, ...]
+    formats: tuple[str, ...]
+    carries_scale: np.ndarray
+    amax: np.ndarray
+    counted: np.ndarray
+    tensor: np.ndarray
+    bin: np.ndarray
+    count: np.ndarray
+
+    @functools.cached_property
+    def frames(self) -> np.ndarray:
+        """Int64 [frames]: the steps that have histograms."""
+        return np.unique(self.counted)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """A recorded run.
+
+    Attributes:
+        name: What to call it.
+        place: The folder or file that it was read from; "" for arrays.
+        step: Int64 [steps], in order, each once.
+        columns: Float64 [steps] by the names of `NUMBERS` and `DECISIONS`, NaN where a step has no such number; a
+            column that the run never wrote is missing.
+        cause: Strings [steps], the name of a `scaler.Cause` for a skipped step, "" where none is known.
+        tensors: What probes measured, or None.
+        facts: What the run's `summary.json` or its checkpoints say of it: `task`, `policy`, `strategy` and so on.
+        versions: Of what it ran with, by name; empty where the run does not say.
+        replayed: What other strategies would have done on its steps: a mapping for each, as `halfstep replay --json`
+            prints it.
+        notes: What is missing or damaged, each a sentence with how to record it.
+    """
+
+    name: str
+    place: str
+    step: np.ndarray
+    columns: Mapping[str, np.ndarray]
+    cause: np.ndarray
+    tensors: Measured | None = None
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    versions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    replayed: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def column(self, name: str) -> np.ndarray:
+        """A column, all NaN where the run has none."""
+        found = self.columns.get(name)
+        return np.full(len(self), np.nan) if found is None else found
+
+    @functools.cached_property
+    def attempted(self) -> np.ndarray:
+        """Bool [steps]: whether a decision was taken; a step that does not say counts as one."""
+        return self.column("attempted") != 0
+
+    @functools.cached_property
+    def skipped(self) -> np.ndarray:
+        """Bool [steps]: attempted and not applied."""
+        return self.attempted & (self.column("applied") == 0)
+
+    @functools.cached_property
+    def causes(self) -> dict[str, np.ndarray]:
+        """For each cause the numbers of the steps that it had skipped, the most frequent one first."""
+        named = np.where(self.cause == "", "unknown", self.cause)
+        found = {str(name): self.step[self.skipped & (named == name)] for name in np.unique(named[self.skipped])}
+        return dict(sorted(found.items(), key=lambda pair: -len(pair[1])))
+
+    @functools.cached_property
+    def critical(self) -> np.ndarray:
+        """Float64 [steps]: the largest power of two at which each step would have been finite; NaN if not known.
+
+        It is what it is at least. Where a step was not finite, it is what it is at most.
+        """
+        low, high = self.column("critical_low"), self.column("critical_high")
+        found = np.where(low > 0, low, high)
+        return np.where(np.isfinite(found) & (found > 0), found, np.nan)
+
+    @functools.cached_property
+    def margin(self) -> np.ndarray:
+        """Float64 [steps]: octaves from the loss scale to the critical scale, NaN where it is not known.
+
+        It is what is there at least. Where a step was not finite, nobody knows by how much, and it is what is there at
+        most, which is below 0; minus infinity where no scale helps.
+        """
+        low, high, scale = (self.column(name) for name in ("critical_low", "critical_high", "loss_scale"))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            octaves = np.log2(np.where(low > 0, low, high)) - np.log2(scale)
+        return np.where(np.isposinf(octaves), np.nan, octaves)

@@ -1,0 +1,167 @@
+"""A recorded run in a few numbers, and in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from loops.record.run import Recorded
+from loops.record.skips import Health, health
+from loops.support.text import amount, share
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_OF_SCALE = {"OVERFLOW", "unknown"}
+"""Causes of skips by which a scale finds its level."""
+_LAST = 10
+"""The last of so many equal parts of a run is its end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Digest:
+    """A recorded run in a few numbers.
+
+    Attributes:
+        steps: How many are recorded.
+        attempts: How many of them took a decision.
+        skips: How many were skipped.
+        by_cause: The same for each cause, the most frequent one first.
+        first_loss: The first loss; NaN where there is none that is finite.
+        final_loss: The mean of the finite losses of the last tenth of the run; NaN where there is none.
+        unfinite_losses: Steps whose loss is not finite.
+        final_scale: The last loss scale; NaN where none was recorded.
+        mean_log2_scale: The mean of log2 of the loss scale; NaN where none was recorded.
+        margin: The median of the octaves from the scale to the critical scale over the last tenth; NaN if not known.
+        health: What the log says of the skips.
+    """
+
+    steps: int
+    attempts: int
+    skips: int
+    by_cause: Mapping[str, int]
+    first_loss: float
+    final_loss: float
+    unfinite_losses: int
+    final_scale: float
+    mean_log2_scale: float
+    margin: float
+    health: Health
+
+    @property
+    def skip_rate(self) -> float:
+        """Skips for each attempted step."""
+        return self.skips / self.attempts if self.attempts else 0.0
+
+    @property
+    def unseen_share(self) -> float:
+        """Of the applied steps the share whose loss is not finite."""
+        return self.health.unseen / self.health.moved if self.health.moved else 0.0
+
+
+def digest(run: Recorded) -> Digest:
+    """A run in a few numbers."""
+    loss, scale = run.column("loss"), run.column("loss_scale")
+    finite = np.isfinite(loss)
+    end = slice(len(run) - max(1, len(run) // _LAST), None)
+    usable = scale[np.isfinite(scale) & (scale > 0)]
+    margin = run.margin[end]
+    return Digest(
+        steps=len(run),
+        attempts=int(run.attempted.sum()),
+        skips=int(run.skipped.sum()),
+        by_cause={cause: len(steps) for cause, steps in run.causes.items()},
+        first_loss=float(loss[finite][0]) if finite.any() else math.nan,
+        final_loss=float(loss[end][finite[end]].mean()) if finite[end].any() else math.nan,
+        unfinite_losses=int((~finite).sum()) if "loss" in run.columns else 0,
+        final_scale=float(usable[-1]) if len(usable) else math.nan,
+        mean_log2_scale=float(np.log2(usable).mean()) if len(usable) else math.nan,
+        margin=float(np.median(margin[~np.isnan(margin)])) if (~np.isnan(margin)).any() else math.nan,
+        health=health(_rows(run)),
+    )
+
+
+def sentence(run: Recorded, found: Digest) -> str:
+    """What came out, in one sentence or a few, made from the numbers."""
+    parts = [f"{_what(run)}: {amount(found.steps, 'step')}, {_skips(run, found)}"]
+    if math.isfinite(found.first_loss) and math.isfinite(found.final_loss):
+        parts.append(f"the loss went from {found.first_loss:.3g} to {found.final_loss:.3g}")
+    elif math.isfinite(found.first_loss):
+        parts.append(f"the loss began at {found.first_loss:.3g} and was not finite at the end")
+    elif "loss" in run.columns:
+        parts.append("the loss was never finite")
+    if found.health.unseen:
+        parts.append(
+            f"the loss of {found.health.unseen:,} of {found.health.moved:,} applied steps "
+            f"({share(found.unseen_share)}) is not finite, so that it cannot be seen though the run trains"
+        )
+    if math.isfinite(found.final_scale) and not _unscaled(run):
+        parts.append(f"the loss scale ended at {number(found.final_scale)}{_above(found)}")
+    for name, form in (("accuracy", "{:.1%} accuracy"), ("perplexity", "a perplexity of {:.4g}")):
+        if isinstance(run.facts.get(name), (int, float)):
+            parts.append(form.format(run.facts[name]))
+    return "; ".join(parts) + "."
+
+
+def number(value: float) -> str:
+    """A scale as text: a power of two from 2^10 on, and below 1, as one."""
+    mantissa, exponent = math.frexp(value)
+    if mantissa == 0.5 and not 0 <= exponent - 1 < 10:
+        return "2" + str(exponent - 1).translate(_RAISED)
+    return f"{value:g}"
+
+
+def _what(run: Recorded) -> str:
+    facts = run.facts
+    if not all(isinstance(facts.get(name), str) for name in ("task", "policy", "strategy")):
+        return run.name
+    return f"{run.name}, {facts['task']} in {facts['policy']} with {facts['strategy']}"
+
+
+def _skips(run: Recorded, found: Digest) -> str:
+    if "applied" not in run.columns:
+        return "of which the log does not say whether they were skipped"
+    if not found.skips:
+        return "none skipped"
+    if found.skips == found.attempts:
+        if found.attempts == 1:
+            return "the only attempt skipped"
+        attempts = "of them" if found.attempts == found.steps else amount(found.attempts, "attempt")
+        return f"all {attempts} skipped"
+    told = f"{found.skips:,} skipped ({share(found.skip_rate)})"
+    if found.skips == found.health.at_start and set(found.by_cause) <= _OF_SCALE:
+        return told + " while the scale found its level"
+    if not found.health.healthy:
+        return told + f", what went wrong last at step {found.health.step:,}"
+    return told
+
+
+def _above(found: Digest) -> str:
+    if math.isnan(found.margin):
+        return ""
+    if found.margin <= 0:
+        return ", at the largest scale that would have been finite" if found.margin == 0 else ", above what is finite"
+    return f", {amount(found.margin, 'octave', '.3g')} below the largest that would have been finite"
+
+
+def _unscaled(run: Recorded) -> bool:
+    return bool((run.column("loss_scale") == 1).all())
+
+
+def _rows(run: Recorded) -> list[dict[str, Any]]:
+    """As `health` takes them: of a step that was applied, no more than it asks for, since there may be a million."""
+    if "applied" not in run.columns:
+        return []
+    scale = [None if math.isnan(value) else value for value in run.column("loss_scale").tolist()]
+    steps = zip(run.step.tolist(), scale, strict=True)
+    rows: list[dict[str, Any]] = [{"step": step, "applied": True, "loss_scale": value} for step, value in steps]
+    for place in np.flatnonzero(~run.attempted).tolist():
+        rows[place]["attempted"] = False
+    for place in np.flatnonzero(run.skipped).tolist():
+        rows[place].update(applied=False, cause=str(run.cause[place]) or None)
+    if "loss" in run.columns:
+        for place in np.flatnonzero(~np.isfinite(run.column("loss"))).tolist():
+            rows[place]["loss"] = None
+    return rows

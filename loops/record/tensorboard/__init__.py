@@ -1,0 +1,3 @@
+"""Curves and histograms for TensorBoard."""
+
+from loops.record.tensorboard.action import TensorBoard as TensorBoard

@@ -1,0 +1,176 @@
+"""Writes what TensorBoard shows."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import struct
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from loops.loop.cadence import Cadence, Seconds
+from loops.loop.visit import Visit
+from loops.record.tensorboard.exponents import METADATA, headroom_curves, histograms
+from loops.record.trace.tensors import tensors_of
+from loops.support.written.place import Place, as_path, check_folder
+
+if TYPE_CHECKING:
+    from loops.loop.loop import Loop
+
+_TAGS = {
+    "loss": "loss",
+    "grad_norm": "gradient/global_norm",
+    "clipped_norm": "gradient/clipped_norm",
+    "applied": "step/applied",
+}
+_SCALAR = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"))
+
+
+class TensorBoard:
+    """Writes event files that TensorBoard shows as curves over the number of batches taken.
+
+    The curves: `loss`, unscaled; `scaler/log2_scale`; `scaler/skipped`, skipped steps so far; `gradient/global_norm`,
+    unscaled and before clipping, and `gradient/clipped_norm`, after it; `optimizer/learning_rate`;
+    `time/steps_per_second` since the curve's point before; other outputs of the train step by their names; and each
+    result of the loop's `Evaluate` actions, such as `validation/accuracy`. What a step does not report has no curve.
+
+    Where the train step has probes, there are two curves more, in octaves: `scaler/headroom`, from the loss scale to
+    the critical scale, and `activations/headroom`, from the largest activation or weight to the largest number of its
+    format. And there is a histogram of each tensor, `exponents/activations/dense`, over the exponents of its values,
+    without zeros, infinities and NaN: of the last step of a visit that is due and was counted.
+
+    Writing needs TensorFlow alone, looking needs the extra: without it a warning says so. Files are flushed at each
+    visit that writes. A run that resumes from a checkpoint cuts off what the checkpoint does not have.
+
+    Args:
+        directory: A folder of the run's own. It is made if missing.
+        every: Points at the steps that are multiples of this; or, in `Seconds`, at the last step of a visit so often.
+            Curves of what only the host knows, the learning rate, skipped steps and speed, have theirs at the visit
+            that such a step lies in.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    chief_only = True
+
+    def __init__(self, directory: str | os.PathLike, *, every: int | Seconds = 10):
+        self._directory = as_path("TensorBoard", "directory", directory)
+        self.writes = Place(self._directory, "folder")
+        self._cadence = Cadence("TensorBoard", every)
+        self._writer: Any = None
+        self._optimizer: Any = None
+        self._train_step: Any = None
+        self._evaluations: list[Any] = []
+        self._shown: dict[int, int] = {}
+        self._step = 0
+        self._before: tuple[int, float] | None = None
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: learns of the optimizer, and of the actions that measure, such as an `Evaluate`.
+
+        Raises:
+            NotWritable: If the folder cannot be written.
+        """
+        check_folder("TensorBoard", self._directory)
+        self._train_step = loop.train_step
+        self._optimizer = getattr(loop.train_step, "optimizer", None)
+        needed = ("name", "step", "results")
+        self._evaluations = [action for action in loop.actions if all(hasattr(action, name) for name in needed)]
+        if importlib.util.find_spec("tensorboard") is None:
+            warnings.warn(
+                f"TensorBoard is not installed here; {self._directory} is written all the same. To look at it: "
+                'pip install "halfstep[tensorboard]", then tensorboard --logdir.',
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def save_state(self) -> int:
+        """The last step seen, for a `Checkpoint`."""
+        return self._step
+
+    def load_state(self, value: int) -> None:
+        """Has the next run go on after step `value`."""
+        self._step = value
+        for path in self._directory.glob("events.out.tfevents.*"):
+            _keep_to(path, value)
+
+    def __enter__(self) -> TensorBoard:
+        self._writer = tf.summary.create_file_writer(str(self._directory))
+        self._before = None
+        self._shown = {id(one): one.step for one in self._evaluations}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._writer:
+            self._writer.close()
+            self._writer = None
+
+    def __call__(self, visit: Visit) -> None:
+        """Writes a point of each curve, if one is due."""
+        if self._writer is None:
+            raise RuntimeError("TensorBoard is written by Loop.run; outside of it, use it in a with statement.")
+        self._step = visit.counters.data
+        rows = self._cadence.rows(visit)
+        points = [(visit.first + row, *curve) for row in rows for curve in _outputs(visit, row).items()] + (
+            [(self._step, *curve) for curve in self._of_the_host(visit).items()] if rows else []
+        )
+        tensors = tensors_of(self._train_step) if rows and {"amax", "counts"} <= set(visit.vectors) else []
+        bins = histograms(visit, rows, tensors) if tensors else []
+        points += headroom_curves(visit, rows, tensors) if tensors else []
+        for one in self._evaluations:
+            if one.step != self._shown[id(one)]:
+                self._shown[id(one)] = one.step
+                points += [(one.step, f"{one.name}/{name}", value) for name, value in one.results.items()]
+        if points:
+            with self._writer.as_default():
+                for step, name, value in points:
+                    tf.summary.write(name, np.float32(value), step=step, metadata=_SCALAR)
+                for step, name, table in bins:
+                    tf.summary.write(name, table, step=step, metadata=METADATA)
+            self._writer.flush()
+
+    def _of_the_host(self, visit: Visit) -> dict[str, float]:
+        curves: dict[str, float] = {}
+        if visit.counters.known:
+            curves["scaler/skipped"] = visit.counters.skipped
+        rate = getattr(self._optimizer, "learning_rate", None)
+        if rate is not None:
+            curves["optimizer/learning_rate"] = float(rate)
+        if self._before is not None and visit.seconds > self._before[1]:
+            steps, seconds = self._before
+            curves["time/steps_per_second"] = (visit.counters.data - steps) / (visit.seconds - seconds)
+        self._before = visit.counters.data, visit.seconds
+        return curves
+
+
+def _outputs(visit: Visit, row: int) -> dict[str, float]:
+    """What the train step returned at one step, by the curves' names."""
+    values = {name: float(column[row]) for name, column in visit.outputs.items()}
+    curves = {_TAGS.get(name, name): value for name, value in values.items() if name not in ("loss_scale", "attempted")}
+    if "loss_scale" in values:
+        curves["scaler/log2_scale"] = float(np.log2(values["loss_scale"]))
+    return curves
+
+
+def _keep_to(path: pathlib.Path, step: int) -> None:
+    """Cuts a file of events off before the first of a later step, or before one that a kill tore.
+
+    Each record is its length in 8 bytes, a checksum of that in 4, the event, and its checksum in 4: see TensorFlow's
+    tensorflow/core/lib/io/record_writer.h.
+    """
+    with path.open("rb+") as file:
+        size, end = os.fstat(file.fileno()).st_size, 0
+        while len(head := file.read(12)) == 12:
+            following = end + 12 + struct.unpack("<Q", head[:8])[0] + 4
+            if following > size:
+                break
+            if tf.compat.v1.Event.FromString(file.read(following - end - 16)).step > step:
+                break
+            file.seek(following)
+            end = following
+        file.truncate(end)

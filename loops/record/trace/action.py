@@ -1,0 +1,212 @@
+"""Records each step of a run in a file that pandas and Arrow read."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loops.loop.cadence import Cadence, Seconds
+from loops.loop.visit import Visit
+from loops.record.trace.file import TraceFile
+from loops.record.trace.frames import Frame, choose, frame_of, pack, unpack
+from loops.record.trace.measured import causes_of, columns_of, skipped
+from loops.record.trace.messages import arrow
+from loops.record.trace.stream import batch_of, opening, read_tensors, schema_of
+from loops.record.trace.tensors import Tensor, lacks_of, tensors_of
+from loops.support.checks import check_count
+from loops.support.errors import LoopError, TraceWarning
+from loops.support.written.place import Place, as_path, writing
+
+if TYPE_CHECKING:
+    from loops.loop.loop import Loop
+
+
+class Trace:
+    """Records each step, and the histograms of what the step's probes measure, as an Arrow stream.
+
+        loop = loops.Loop(step, dataset, steps_per_call=100, actions=[loops.Trace("run/trace.arrow")])
+        loops.observe.read("run/trace.arrow").steps.to_pandas()
+
+    Of each step: loss, loss scale, whether it was attempted and applied, the cause of a skip, norms, and where the
+    train step has probes the largest magnitude of each tensor, the headroom and the critical scale: docs/trace.md.
+    Histograms are written at a cadence, and by a flight recorder: those of the last steps are held in memory, and are
+    written when a step is skipped, with a few after it, and when the run ends.
+
+    A visit is written as one piece with a checksum, before a checkpoint is saved. An existing file is replaced, or gone
+    on with, as by `JsonLines`.
+
+    Args:
+        path: The file. Missing folders are created.
+        every: Write the histograms of the steps that are multiples of this; or, in `Seconds`, of the last step of a
+            visit so often.
+        window: Steps whose histograms the flight recorder holds; 0 for none.
+
+    Raises:
+        LoopError: Without pyarrow; and when the run begins, if the file that it goes on with is of other tensors.
+        NotWritable: When the run begins, if the file cannot be written.
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    chief_only = True
+
+    def __init__(self, path: str | os.PathLike, *, every: int | Seconds = 100, window: int = 16):
+        self._file = TraceFile(as_path("Trace", "path", path))
+        self.writes = Place(self._file.path, "file")
+        self._cadence = Cadence("Trace", every)
+        check_count(f"Trace(window={window!r})", window, 0)
+        arrow()
+        self._window = int(window)
+        self._train_step: Any = None
+        self._replicas = 1
+        self._schema: Any = None
+        self._tensors: list[Tensor] = []
+        self._last_skip = 0
+        self._held: list[Frame] = []
+        self._before_end: dict | None = None
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: learns of the loop's train step."""
+        self._train_step, self._replicas = loop.train_step, getattr(loop, "replicas", 1)
+
+    def save_state(self) -> dict:
+        """Where the file ended after the last visit, and what the flight recorder held, for a `Checkpoint`."""
+        # What is written when a run ends is not of its steps: a longer run would not have it there.
+        return self._before_end or {
+            "end": self._file.end,
+            "last_skip": self._last_skip,
+            "held": pack(self._held),
+        }
+
+    def load_state(self, value: dict) -> None:
+        """Has the next run go on after what `save_state` returned."""
+        self._held, self._last_skip = unpack(value["held"]), value["last_skip"]
+        self._schema = None
+        self._file.keep(value["end"])
+
+    def __enter__(self) -> Trace:
+        with writing("Trace", self._file.path):
+            self._file.open()
+        if self._file.end:
+            self._check_tensors()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def __call__(self, visit: Visit) -> None:
+        """Writes the steps of a visit."""
+        if self._file.closed:
+            raise RuntimeError("Trace is written by Loop.run; outside of it, use it in a with statement.")
+        self._begin_stream(visit.vectors)
+        self._before_end = None
+        frames, held, last_skip = self._frames(visit)
+        self._file.add(
+            batch_of(
+                self._schema,
+                visit.first,
+                columns_of(visit, self._tensors),
+                causes_of(visit.outputs, self._train_step),
+                visit.vectors["amax"] if self._tensors else None,
+                frames,
+            )
+        )
+        self._held, self._last_skip = held, last_skip
+
+    def end(self) -> None:
+        """After the last step: writes what the flight recorder holds."""
+        # Without a schema, this run has written nothing: it failed before.
+        if self._held and self._schema is not None and not self._file.closed:
+            self._before_end = self.save_state()
+            held, self._held = self._held, []
+            try:
+                self._file.add(batch_of(self._schema, 0, {}, [], None, held))
+            except OSError as error:
+                # What else is to be done when a run ends, as to save it, must not fail with this.
+                warnings.warn(
+                    f"{self._file.path}: the last histograms could not be written ({error.strerror or error}).",
+                    TraceWarning,
+                    stacklevel=2,
+                )
+
+    def _check_tensors(self) -> None:
+        """Makes sure that the file that is gone on with is of the tensors that this run measures.
+
+        A step was traced for whatever has written there, so that they are known before the next one is taken.
+        """
+        found, measured = read_tensors(self._file.read().schema), tensors_of(self._train_step)
+        if found != measured:
+            self._file.close()
+            raise LoopError(
+                f"{self._file.path}: it is a trace of {_names(found)}, and this run measures {_names(measured)}. "
+                + (_COUNTED if _without_counts(found) == _without_counts(measured) else "Choose another file.")
+            )
+
+    def _begin_stream(self, vectors: Mapping[str, np.ndarray]) -> None:
+        """Writes the schema, unless the file that is gone on with has it."""
+        if self._schema is not None and self._file.end:
+            return
+        self._tensors = tensors_of(self._train_step)
+        if not self._tensors and {"counts", "amax"} & {*vectors}:
+            warnings.warn(
+                "Trace: the step returns counts or amax, and has no `probes` that names their rows: they are not "
+                "written. Use TrainStep(..., probes=scaler.observe.watch(model)).",
+                TraceWarning,
+                stacklevel=3,
+            )
+        schema = schema_of(self._tensors, lacks_of(self._train_step, self._replicas))
+        if not self._file.end:
+            self._file.add(opening(schema))
+        self._schema = schema
+
+    def _frames(self, visit: Visit) -> tuple[list[Frame], list[Frame], int]:
+        """The frames to write, those to hold, and the last skipped step."""
+        steps = visit.first + np.arange(visit.counters.data - visit.first + 1)
+        skips = steps[skipped(visit.outputs)].tolist()
+        last_skip = skips[-1] if skips else self._last_skip
+        due = np.zeros(len(steps), bool)
+        due[self._cadence.rows(visit)] = True
+        if not self._tensors:
+            return [], [], last_skip
+        counts = visit.vectors["counts"]
+        # Steps at which the probes did not count have zeros.
+        seen = counts.any(axis=(1, 2))
+        rows = np.flatnonzero(seen & ~due)
+        held = np.array([frame.step for frame in self._held], np.int64)
+        known = [self._last_skip, *skips] if self._last_skip else skips
+        chosen = choose(np.concatenate([held, steps[rows]]), known, visit.counters.data, self._window)
+        due[rows] = chosen.write[len(held) :]
+        new_held = rows[chosen.keep[len(held) :]]
+        writing = [frame for frame, write in zip(self._held, chosen.write, strict=False) if write]
+        holding = [frame for frame, keep in zip(self._held, chosen.keep, strict=False) if keep]
+        return (
+            writing + [frame_of(int(steps[row]), counts[row]) for row in np.flatnonzero(seen & due)],
+            holding + [frame_of(int(steps[row]), counts[row]) for row in new_held],
+            last_skip,
+        )
+
+
+_COUNTED = (
+    "The names differ only in the numbers that Keras gives to layers of one kind, and it goes on counting when a "
+    "process makes a model a second time, as a notebook does whose cell is run again. Call keras.utils.clear_session() "
+    "before the model is made, or give its layers names of their own."
+)
+
+
+def _without_counts(tensors: list[Tensor] | None) -> list[Tensor] | None:
+    """The tensors without the numbers that Keras appends to a name, as in `dense_1`."""
+    if tensors is None:
+        return None
+    return [dataclasses.replace(tensor, name=re.sub(r"_\d+(?=/|$)", "", tensor.name)) for tensor in tensors]
+
+
+def _names(tensors: list[Tensor] | None) -> str:
+    if tensors is None:
+        return "another version"
+    names = [tensor.name for tensor in tensors]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else "no tensors"

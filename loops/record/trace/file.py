@@ -1,0 +1,118 @@
+"""A trace's file: whole messages, one after the other, of which a kill tears the last at most."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import shutil
+import warnings
+from typing import Any, NamedTuple
+
+from loops.record.trace.messages import arrow, whole_messages
+from loops.support.errors import ResumeWarning
+from loops.support.written.appended import Appended
+
+
+class Contents(NamedTuple):
+    """What a file of a trace holds up to its end, or to the first damage.
+
+    Attributes:
+        schema: A `pyarrow.Schema`, or None if not even that is whole.
+        batches: A `pyarrow.RecordBatch` for each visit.
+        end: Where the last of them ends.
+        size: Of the file.
+    """
+
+    schema: Any
+    batches: list
+    end: int
+    size: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the file could be read."""
+        return self.end == self.size
+
+
+def contents(data: bytes) -> Contents:
+    """What the bytes of a file hold."""
+    ipc = arrow().ipc
+    schema, batches, end = None, [], 0
+    for message, after in whole_messages(data):
+        if message.type != ("schema" if schema is None else "record batch"):
+            break
+        if schema is None:
+            schema = ipc.read_schema(message)
+        else:
+            batches.append(ipc.read_record_batch(message, schema))
+        end = after
+    return Contents(schema, batches, end, len(data))
+
+
+class TraceFile:
+    """Adds whole messages to a file, and goes on in one that a run before has left.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self.end = 0
+        self._file: Appended | None = None
+        self._goes_on = False
+
+    def keep(self, end: int) -> None:
+        """Has the next run go on after the first `end` bytes; with a `ResumeWarning` if they are not all there."""
+        self._goes_on = True
+        if not self.path.exists():
+            self.end = 0
+        else:
+            with self.path.open("rb") as file:
+                self.end = contents(file.read(end)).end
+        if self.end < end:
+            self._set_aside(end)
+        if self.path.exists():
+            os.truncate(self.path, self.end)
+
+    def open(self) -> None:
+        """Opens the file, an empty one unless it goes on."""
+        for folder in self.path.parents:
+            if folder.exists() and not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a file, and no folder")
+        self.end, self._goes_on = self.end if self._goes_on and self.path.exists() else 0, True
+        self._file = Appended(self.path, self.end)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file:
+            self._file.close()
+            self._file = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is not open."""
+        return self._file is None
+
+    def add(self, message: bytes) -> None:
+        """Adds bytes at the end; where not all of them can be written, none are."""
+        assert self._file is not None
+        self._file.add(message)
+        self.end += len(message)
+
+    def read(self) -> Contents:
+        """What the file holds."""
+        return contents(self.path.read_bytes())
+
+    def _set_aside(self, end: int) -> None:
+        what = "is gone"
+        if self.path.exists():
+            aside = self.path.with_name(f"{self.path.name}.damaged")
+            shutil.copyfile(self.path, aside)
+            what = f"is damaged after {self.end} of {end} bytes, and was copied to {aside.name}"
+        warnings.warn(
+            f"{self.path} {what}: the trace goes on without the steps that it no longer has.",
+            ResumeWarning,
+            stacklevel=4,
+        )

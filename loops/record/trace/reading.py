@@ -1,0 +1,127 @@
+"""A trace as tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+
+from loops.record.columns import DECISIONS, NUMBERS
+from loops.record.trace.file import Contents, contents
+from loops.record.trace.messages import arrow
+from loops.record.trace.stream import HISTOGRAMS, STEP, read_lacks, read_tensors
+from loops.record.trace.tensors import Tensor
+from loops.support.errors import LoopError, TraceWarning
+from loops.support.written.place import as_path
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceTables:
+    """What a trace holds, as `pyarrow.Table`s, each of which has `to_pandas()`.
+
+    Attributes:
+        steps: A row for each step: `step`, `loss`, `loss_scale`, `grad_norm`, `clipped_norm`, `critical_low`,
+            `critical_high`, `headroom`, `attempted`, `applied`, `cause`, and for each tensor its largest magnitude,
+            such as `amax/activations/dense_1`.
+        histograms: A row for each step, tensor and bin that holds a value: `step`, `tensor`, `bin`, `count`, ordered
+            by these. `scaler.observe` says what the bins are.
+        tensors: A row for each tensor: `name`; `format`, in which it was computed; `carries_scale`, whether its values
+            are multiplied by the loss scale.
+        lacks: Why the largest of a step's gradients is not known though there were probes: some of "replicas" and
+            "micro-batches", whose gradients were measured before they were summed, and "weights", of which some were
+            not measured.
+    """
+
+    steps: Any
+    histograms: Any
+    tensors: Any
+    lacks: tuple[str, ...] = ()
+
+
+def read(path: str | os.PathLike) -> TraceTables:
+    """Reads a trace, also one that is being written, or that a kill has torn.
+
+    Args:
+        path: As given to `Trace`.
+
+    Raises:
+        LoopError: Without pyarrow; if there is no such file, or it is no trace that can be read here.
+        scaler.InvalidArgument: For what is no path.
+
+    Warns:
+        TraceWarning: If the file is torn or damaged; it is read up to there.
+    """
+    place = as_path("read", "path", path)
+    arrow()
+    try:
+        data = place.read_bytes()
+    except OSError as error:
+        raise LoopError(f"read({str(place)!r}): {error.strerror or error}. Give the path of a trace.") from error
+    found = contents(data)
+    tensors = read_tensors(found.schema) if found.schema is not None else None
+    if tensors is None:
+        raise LoopError(
+            f"{place}: not a trace of this version: {_why(found, data)} Give the path that was given to loops.Trace."
+        )
+    tables = _tables(found, tensors)
+    if not found.whole:
+        steps = tables.steps["step"].to_pylist()
+        read_to = f"up to step {steps[-1]}" if steps else "without a single step"
+        warnings.warn(
+            f"{place} is torn or damaged at byte {found.end} of {found.size}: read {read_to}.", TraceWarning, 2
+        )
+    return tables
+
+
+def _why(found: Contents, data: bytes) -> str:
+    if not data:
+        return "it is empty, as before the first visit of a run."
+    if found.schema is None:
+        return "it does not begin with a whole Arrow schema and its checksum."
+    version = (found.schema.metadata or {}).get(b"halfstep.trace", b"none").decode()
+    return f"its format is {version}."
+
+
+def _tables(found: Contents, tensors: list[Tensor]) -> TraceTables:
+    pa = arrow()
+    table = pa.Table.from_batches(found.batches, found.schema)
+    kinds = np.array(table["kind"].to_pylist(), object)
+    steps = table.filter(pa.array(kinds == STEP, pa.bool_()))
+    names = [tensor.name for tensor in tensors]
+    return TraceTables(
+        _steps(pa, steps, names),
+        _histograms(pa, table.filter(pa.array(kinds == HISTOGRAMS, pa.bool_())), names),
+        pa.table(
+            {
+                "name": pa.array(names, pa.string()),
+                "format": pa.array([tensor.format for tensor in tensors], pa.string()),
+                "carries_scale": pa.array([tensor.carries_scale for tensor in tensors], pa.bool_()),
+            }
+        ),
+        read_lacks(found.schema),
+    )
+
+
+def _steps(pa: Any, table: Any, names: list[str]) -> Any:
+    amax = table["amax"].combine_chunks()
+    missing = np.asarray(amax.is_null())
+    values = np.zeros([len(amax), len(names)], np.float32)
+    if names:
+        values[~missing] = amax.flatten().to_numpy().reshape(-1, len(names))
+    columns = {name: table[name] for name in ("step", *NUMBERS, *DECISIONS, "cause")}
+    columns.update({f"amax/{name}": pa.array(values[:, place], mask=missing) for place, name in enumerate(names)})
+    return pa.table(columns)
+
+
+def _histograms(pa: Any, table: Any, names: list[str]) -> Any:
+    parts = {name: table[name].combine_chunks() for name in ("tensor", "bin", "count")}
+    flat = {name: column.flatten().to_numpy() for name, column in parts.items()}
+    lengths = np.diff(parts["tensor"].offsets.to_numpy()) if len(table) else np.zeros(0, int)
+    step = np.repeat(table["step"].to_numpy(), lengths)
+    # The flight recorder writes a step after later ones.
+    order = np.argsort(step, kind="stable")
+    named = pa.DictionaryArray.from_arrays(pa.array(flat["tensor"][order], pa.int32()), pa.array(names, pa.string()))
+    return pa.table({"step": step[order], "tensor": named, "bin": flat["bin"][order], "count": flat["count"][order]})

@@ -1,0 +1,125 @@
+"""The stream of a trace: its schema, and one record batch for each visit. docs/trace.md documents it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from loops.record.columns import DECISIONS, NUMBERS
+from loops.record.trace.frames import Frame
+from loops.record.trace.messages import BLANK, KEY, arrow, sealed
+from loops.record.trace.tensors import Tensor
+
+VERSION = "1"
+"""Of the format. A reader refuses any other."""
+STEP, HISTOGRAMS = "step", "histograms"
+"""The kinds of rows."""
+_COMPRESSED_FROM = 8
+"""Rows from which compressing a batch gains more than what it takes."""
+
+
+def schema_of(tensors: Sequence[Tensor], lacks: Sequence[str] = ()) -> Any:
+    """The Arrow schema of a trace of these tensors, which lacks what `tensors.lacks_of` says."""
+    pa = arrow()
+    metadata = {
+        "halfstep.trace": VERSION,
+        "tensors": json.dumps([dataclasses.asdict(tensor) for tensor in tensors]),
+        **({"lacks": json.dumps(list(lacks))} if lacks else {}),
+        KEY: BLANK,
+    }
+    fields = [
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("step", pa.int64(), nullable=False),
+        *(pa.field(name, pa.float64()) for name in NUMBERS),
+        *(pa.field(name, pa.bool_()) for name in DECISIONS),
+        pa.field("cause", pa.string()),
+        pa.field("amax", pa.list_(pa.float32())),
+        pa.field("tensor", pa.list_(pa.int32())),
+        pa.field("bin", pa.list_(pa.int16())),
+        pa.field("count", pa.list_(pa.int64())),
+    ]
+    return pa.schema(fields, metadata)
+
+
+def read_tensors(schema: Any) -> list[Tensor] | None:
+    """The tensors of a trace, or None if this is not the schema of one that can be read here.
+
+    Args:
+        schema: A `pyarrow.Schema`.
+    """
+    metadata = schema.metadata or {}
+    if metadata.get(b"halfstep.trace") != VERSION.encode():
+        return None
+    return [Tensor(**fields) for fields in json.loads(metadata[b"tensors"])]
+
+
+def read_lacks(schema: Any) -> tuple[str, ...]:
+    """What `schema_of` was given beside the tensors."""
+    return tuple(json.loads((schema.metadata or {}).get(b"lacks", b"[]")))
+
+
+def opening(schema: Any) -> bytes:
+    """What a file begins with."""
+    return sealed(schema.serialize().to_pybytes())
+
+
+def batch_of(
+    schema: Any,
+    first: int,
+    columns: Mapping[str, np.ndarray],
+    causes: Sequence[str | None],
+    amax: np.ndarray | None,
+    frames: Sequence[Frame],
+) -> bytes:
+    """One batch: a row for each step, then a row for each frame.
+
+    Args:
+        schema: As from `schema_of`.
+        first: The number of the first step.
+        columns: Arrays [steps], by their names; others are left out.
+        causes: Names of a `scaler.Cause` [steps], None where no step was skipped.
+        amax: Float32 [steps, tensors], or None.
+        frames: Histograms to write.
+    """
+    pa = arrow()
+    steps, kinds = len(causes), [STEP] * len(causes) + [HISTOGRAMS] * len(frames)
+    nothing = [None] * steps
+
+    def padded(values: Any, kind: Any) -> Any:
+        column = pa.nulls(steps, kind) if values is None else pa.array(values, kind)
+        return pa.concat_arrays([column, pa.nulls(len(frames), kind)]) if frames else column
+
+    arrays = [
+        pa.array(kinds),
+        pa.array([*range(first, first + steps), *(frame.step for frame in frames)], pa.int64()),
+        *(padded(_as(np.float64, columns.get(name)), pa.float64()) for name in NUMBERS),
+        *(padded(_as(np.bool_, columns.get(name)), pa.bool_()) for name in DECISIONS),
+        padded(list(causes), pa.string()),
+        _lists(pa.float32(), np.float32, [*(nothing if amax is None else amax), *[None] * len(frames)]),
+        _lists(pa.int32(), np.int32, [*nothing, *(frame.tensor for frame in frames)]),
+        _lists(pa.int16(), np.int16, [*nothing, *(frame.bin for frame in frames)]),
+        _lists(pa.int64(), np.int64, [*nothing, *(frame.counts for frame in frames)]),
+    ]
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd" if len(kinds) >= _COMPRESSED_FROM else None)
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=schema), custom_metadata={KEY: BLANK})
+        end = sink.tell()
+    return sealed(sink.getvalue().to_pybytes()[len(schema.serialize()) : end])
+
+
+def _as(dtype: Any, values: np.ndarray | None) -> np.ndarray | None:
+    return None if values is None else np.asarray(values).astype(dtype)
+
+
+def _lists(kind: Any, dtype: Any, rows: Sequence[np.ndarray | None]) -> Any:
+    """A column of lists, null where a row is None."""
+    pa = arrow()
+    offsets = np.cumsum([0, *(0 if row is None else len(row) for row in rows)]).astype(np.int32)
+    values = np.concatenate([np.zeros([0], dtype), *(row for row in rows if row is not None)]).astype(dtype)
+    missing = pa.array([row is None for row in rows], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, kind), mask=missing)

@@ -1,0 +1,57 @@
+"""Columns and tensors from a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from loops.record.columns import DECISIONS, NUMBERS
+from loops.record.log import Log
+from loops.record.run import Measured
+from loops.record.trace import TraceTables
+
+
+def columns_of(steps: Any) -> Log:
+    """The steps of a trace, as a log has them. A column that is null throughout is left out.
+
+    Args:
+        steps: A `pyarrow.Table` with the columns of `TraceTables.steps`.
+    """
+    columns = {
+        name: _floats(steps[name])
+        for name in (*NUMBERS, *DECISIONS)
+        if name in steps.column_names and steps[name].null_count < len(steps)
+    }
+    cause = np.array([one or "" for one in steps["cause"].to_pylist()], np.str_)
+    return Log(steps["step"].to_numpy().astype(np.int64), columns, cause, 0)
+
+
+def measured_in(tables: TraceTables) -> Measured | None:
+    """What probes measured, or None where there were none."""
+    names = tables.tensors["name"].to_pylist()
+    if not names or not len(tables.steps):
+        return None
+    # A row without probes is null in each of its tensors.
+    known = ~np.asarray(tables.steps[f"amax/{names[0]}"].combine_chunks().is_null())
+    amax = np.stack([_floats(tables.steps[f"amax/{name}"]).astype(np.float32) for name in names], axis=1)
+    entries = tables.histograms
+    tensor = entries["tensor"].combine_chunks()
+    return Measured(
+        step=tables.steps["step"].to_numpy().astype(np.int64)[known],
+        names=tuple(names),
+        formats=tuple(tables.tensors["format"].to_pylist()),
+        carries_scale=np.array(tables.tensors["carries_scale"].to_pylist(), bool),
+        amax=amax[known],
+        counted=entries["step"].to_numpy().astype(np.int64),
+        tensor=np.asarray(tensor.indices).astype(np.int64) if len(entries) else np.zeros(0, np.int64),
+        bin=entries["bin"].to_numpy().astype(np.int64),
+        count=entries["count"].to_numpy().astype(np.int64),
+    )
+
+
+def _floats(column: Any) -> np.ndarray:
+    """Float64, NaN for null."""
+    import pyarrow as pa
+
+    return np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)

@@ -1,0 +1,147 @@
+"""The batches of a run, with places in them to go back to."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import tempfile
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from loops.loop.batch_files import KeptBatches
+from loops.loop.state.position import Position
+from loops.support.errors import LoopError
+
+_MOST_BYTES = 2**30
+"""Of batches that are held, where a position cannot be saved."""
+
+
+class Batches:
+    """Gives a run's batches one by one, and those after a mark a second time.
+
+    Batches that the run stored are taken from there. Of the others, where the position in the dataset can be saved, a
+    mark saves it, outside of the run's folder. Where it cannot, the batches after a mark are held, as many as a
+    gibibyte takes.
+
+    Args:
+        position: The loop's, whose `problem` is known.
+        began_at: How many batches were taken before.
+        stored: Those that the run stored, if the dataset may not give them again.
+
+    Attributes:
+        from_dataset: The steps whose batches the dataset gave, where it was asked for them one by one.
+    """
+
+    def __init__(self, position: Position, began_at: int = 0, stored: KeptBatches | None = None):
+        self._position = position
+        self._stored = stored
+        self._folder: pathlib.Path | None = None
+        self._marks: dict[str, Any] = {}
+        self._held: dict[int, Any] = {}
+        self._given = self._read = began_at
+        self._bytes = 0
+        self._lost = False
+        self.from_dataset: set[int] = set()
+
+    @property
+    def by_one(self) -> bool:
+        """Whether they must be asked for one by one, since only what `next` gave is given again."""
+        return bool(self._position.problem) or self._stored is not None
+
+    @property
+    def iterator(self) -> tf.data.Iterator:
+        """The dataset's own, for whoever takes many batches at once; not where `by_one` is true."""
+        return self._position.iterator
+
+    def mark(self, name: str) -> None:
+        """Remembers this place."""
+        if self.by_one:
+            self._marks[name] = self._given
+            return
+        if self._folder is None:
+            # Gone with this object, or when the process ends.
+            folder = tempfile.TemporaryDirectory(prefix="halfstep-")
+            weakref.finalize(self, folder.cleanup)
+            self._folder = pathlib.Path(folder.name)
+        with writing_positions():
+            self._marks[name] = tf.train.Checkpoint(position=self.iterator).write(str(self._folder / name))
+
+    @property
+    def lost(self) -> bool:
+        """Whether batches after a mark were too many to keep, so that nobody can go back."""
+        return self._lost
+
+    def go_back(self, name: str) -> None:
+        """Has `next` give what it gave after the mark.
+
+        Raises:
+            LoopError: If those batches were too many to keep.
+        """
+        if not self.by_one:
+            tf.train.Checkpoint(position=self.iterator).read(self._marks[name]).assert_consumed()
+            return
+        if self._lost:
+            raise LoopError(
+                f"the dataset cannot go back: {self._position.problem or 'it may give other data'}; and the batches "
+                f"since the checkpoint are more than {_MOST_BYTES >> 20} MiB, too many for the memory. Save "
+                "checkpoints more often, or keep all of these batches on disk with loops.KeepBatches(directory, last=)."
+            )
+        self._given = self._marks[name]
+
+    def next(self) -> Any:
+        """The next batch, or None at the end of the data."""
+        if not self.by_one:
+            return next(self.iterator, None)
+        step = self._given + 1
+        batch = self._stored.get(step) if self._stored else None
+        if batch is None:
+            batch = self._of_dataset(step)
+        if batch is not None:
+            self._given = step
+        return batch
+
+    def _of_dataset(self, step: int) -> Any:
+        """A step's batch from the dataset, which is read up to there."""
+        self.from_dataset.add(step)
+        batch = self._held.get(step)
+        while self._read < step:
+            batch = next(self._position.iterator, None)
+            if batch is None:
+                return None
+            self._read += 1
+            if self._read == step:
+                self._hold(step, batch)
+        return batch
+
+    def _hold(self, step: int, batch: Any) -> None:
+        if self._lost:
+            return
+        self._held[step] = batch
+        self._bytes += sum(_bytes(part) for part in tf.nest.flatten(batch, expand_composites=True))
+        if self._bytes > _MOST_BYTES:
+            self._held, self._lost = {}, True
+
+
+@contextlib.contextmanager
+def writing_positions() -> Iterator[None]:
+    """Says in one sentence where positions could not be written.
+
+    Raises:
+        LoopError: In the place of the system's and TensorFlow's errors.
+    """
+    try:
+        yield
+    except (OSError, tf.errors.ResourceExhaustedError, tf.errors.UnknownError) as error:
+        reason = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+        raise LoopError(
+            f"{tempfile.gettempdir()}: the position in the dataset could not be written there "
+            f"({' '.join(reason.split())}). Make room, or set TMPDIR to another folder: it takes what the dataset's "
+            "shuffle buffers and caches hold, several times."
+        ) from error
+
+
+def _bytes(tensor: tf.Tensor) -> int:
+    return int(tf.size(tensor)) * max(tensor.dtype.size or 1, 1)

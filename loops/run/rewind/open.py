@@ -1,0 +1,83 @@
+"""The loop of a run, built again: by the run's own program, or from what a run of `halfstep train` says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+
+import scaler
+from loops import tasks
+from loops.actions.checkpoint import Checkpoint
+from loops.loop.loop import Loop
+from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, check_run
+from loops.record.jsonl import JsonLines
+from loops.record.run_metadata import said_of
+from loops.run.train import RunOptions, build, run_identity
+from loops.support.errors import LoopError
+from loops.support.user_function import called
+
+_NEVER = 2**62
+
+
+def open_run(run: str | os.PathLike, build_with: str | None = None) -> Loop:
+    """The loop of a run as it was before its first step, with its `Checkpoint` among the actions. Nothing is written.
+
+    Args:
+        run: The folder given to `halfstep train --out`, or to a program's actions.
+        build_with: `module:function`, importable from the current folder: called with the folder as a `pathlib.Path`,
+            or without arguments if it takes none, it returns the `Loop`. Without it the run is one of `halfstep train`;
+            operations are then made deterministic for the whole process, and its seeds are set.
+
+    Raises:
+        scaler.InvalidArgument: If there is no such folder, module or function, or the function returns something else.
+        LoopError: If the folder is not that of a run of `halfstep train`, or its data cannot be had.
+    """
+    run = check_run(run)
+    return _of_train(run) if build_with is None else _of_program(run, build_with)
+
+
+def _of_program(run: pathlib.Path, text: str) -> Loop:
+    loop = called(text, run)
+    if not isinstance(loop, Loop):
+        raise scaler.InvalidArgument(f"--build {text}: it returned {loop!r}: expected a loops.Loop.")
+    if not any(isinstance(action, Checkpoint) for action in loop.actions):
+        raise scaler.InvalidArgument(
+            f"--build {text}: the loop that it returned has no loops.Checkpoint among its actions: expected that of "
+            f"the run, such as loops.Checkpoint(run / {CHECKPOINTS!r}, every=500)."
+        )
+    return loop
+
+
+def _of_train(run: pathlib.Path) -> Loop:
+    said = said_of(run).facts
+    if not said:
+        raise LoopError(
+            f"{run}: neither a checkpoint that can be read in {CHECKPOINTS} nor a {SUMMARY}: nothing says what the run "
+            "was. Name the program that made it: --build module:function."
+        )
+    if said.get("replicas", 1) > 1 or said.get("workers", 1) > 1:
+        raise LoopError(
+            f"{run}: its {said['replicas']} replicas cannot be rewound without the program: name it with --build "
+            "module:function. It returns the loop on as many devices of one process, with a "
+            "tf.distribute.MirroredStrategy; a run of several workers is made once more so."
+        )
+    fields = {field.name for field in dataclasses.fields(RunOptions)} - {"steps"}
+    missing = sorted(({"task"} | fields) - set(said))
+    if missing:
+        raise LoopError(
+            f"{run}: its files do not say its {', '.join(missing)}, as those of halfstep train do. Name the program "
+            "that made the run: --build module:function."
+        )
+    task = tasks.load(said["task"])
+    options = RunOptions(steps=_NEVER, **{name: said[name] for name in fields})
+    return build(
+        task,
+        options,
+        lambda model: [
+            JsonLines(run / STEPS),
+            Checkpoint(run / CHECKPOINTS, every=_NEVER, run=run_identity(task, options)),
+        ],
+        # Probes may change the bits of a step, so they are there if they were.
+        probes=(run / TRACE).is_file(),
+    )

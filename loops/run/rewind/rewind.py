@@ -1,0 +1,257 @@
+"""Goes back to just before a step: from the newest checkpoint before it, or from the beginning."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.actions.checkpoint import Checkpoint
+from loops.loop.batch_files import KeptBatches
+from loops.loop.loop import Loop
+from loops.loop.state import folder
+from loops.loop.state.identity import check_identity, check_layout
+from loops.loop.state.kernels import unsaved_random_operations
+from loops.loop.state.state import RunState
+from loops.loop.state.variables import layout
+from loops.record.jsonl import JsonLines
+from loops.record.log import difference, read_log
+from loops.run.rewind.advance import advance
+from loops.run.rewind.batches import Batches, writing_positions
+from loops.run.rewind.moment import START, Moment, Snapshot
+from loops.run.rewind.stored_batches import caveats_of_data, stored_by
+from loops.support.checks import check_count
+from loops.support.errors import LoopError, ResumeWarning
+from loops.support.signals import deferred_signals
+from loops.support.text import amount
+
+_FEW = 100
+"""Steps that are soon taken again."""
+_BEFORE = 3
+"""Batches before the step's that are had, too."""
+_MIDDLE = "before"
+"""The mark ahead of them."""
+
+
+def rewind(
+    loop: Loop,
+    step: int,
+    *,
+    run: pathlib.Path | None = None,
+    at_least: int = 0,
+    progress: Callable[[int, int], object] | None = None,
+) -> Moment:
+    """Takes a run's steps again, from the newest whole checkpoint before `step` on, and stops just before it.
+
+    Nothing is written into the run's folder, and no action of the loop begins, acts or ends. In a program whose
+    actions change the training, such as one that sets the learning rate at a visit, the replayed steps are therefore
+    not those of the run: `Moment.differs` says from which step on.
+
+    Where there is no checkpoint so early, the steps are taken from the beginning, which the loop must be at: newly
+    made, with the seeds of the run.
+
+    Args:
+        loop: With the run's `Checkpoint` among its actions, in one process, with as many replicas as the run. It is
+            used up.
+        step: Counted from 1, in batches, as the log counts.
+        run: The folder with the log `steps.jsonl`, where the loop has no `JsonLines`.
+        at_least: Steps to take again, for `Moment.from_checkpoint`: from an older checkpoint, or, of the first hundred
+            steps, from the beginning. Where neither is there, or these steps are not those of the run, from the newest.
+        progress: Called with the steps that were replayed and how many there are, after each call.
+
+    Raises:
+        scaler.InvalidArgument: For a step that the run did not take, or a loop without a `Checkpoint`.
+        CheckpointError: If the checkpoints are of another run, or of other variables.
+        OutOfData: If the dataset ends before the step.
+        LoopError: If the loop is on several workers, or would have to begin anew and cannot.
+        KeyboardInterrupt: After SIGINT, when the call under way has ended.
+        SystemExit: After SIGTERM, with status 143, likewise.
+    """
+    saves = _checked(loop, step)
+    rows = read_log(log_of(loop, run))
+    _check_taken(step, rows, saves)
+    with deferred_signals() as signals:
+        stored = stored_by(loop)
+        began_at, state, caveats, of_data = _begin(loop, saves, step, at_least, stored)
+        batches = Batches(loop.position, began_at, stored if of_data else None)
+        batches.mark(START)
+        variables = [*(one for group in state.groups.values() for one in group), *state.trackables()["counters"]]
+        kernels = bool(unsaved_random_operations(loop.calls.trace()))
+
+        def snapshot() -> Snapshot:
+            return Snapshot(variables, state.held, kernels=kernels)
+
+        start = snapshot()
+        signals.act()
+
+        def told(done: int) -> None:
+            if progress:
+                progress(done - began_at, step - 1 - began_at)
+
+        middle = max(began_at, step - 1 - max(_BEFORE, _window(loop) - 1))
+        replayed = advance(loop, batches, middle, signals, told)
+        if middle > began_at:
+            batches.mark(_MIDDLE)
+        replayed |= advance(loop, batches, step - 1, signals, told)
+        before = []
+        if middle < step - 1 and not batches.lost:
+            batches.go_back(_MIDDLE if middle > began_at else START)
+            before = [batches.next() for _ in range(middle, step - 1)]
+        moment = Moment(
+            loop,
+            snapshot,
+            step=step,
+            start=start,
+            began_at=began_at,
+            batches=batches,
+            before=before,
+            rows=rows,
+        )
+        if moment.batch is None:
+            raise LoopError(f"step {step}: the dataset ended after {amount(step - 1, 'step')}.")
+        if moment.logged is not None:
+            replayed[step] = moment.outputs()
+        signals.act()
+    of_data = caveats_of_data(loop, of_data, {one for one in batches.from_dataset if one <= step})
+    differs = difference(rows, replayed)
+    if differs is not None:
+        moment.reproduced, moment.comparable = False, differs.known
+        moment.differs = _why(differs.sentence, [*of_data, *caveats])
+    changed = not moment.reproduced and not of_data
+    if at_least and changed and began_at < (_newest_before(saves, loop, step) or 0):
+        # Something beside the steps changed the run, which a later checkpoint may hold.
+        return rewind(loop, step, run=run, progress=progress)
+    return moment
+
+
+def _newest_before(saves: Checkpoint, loop: Loop, step: int) -> int | None:
+    return folder.newest_whole(saves.place, max(step - _window(loop), 0))[0]
+
+
+def _window(loop: Loop) -> int:
+    """Micro-batches to a step: what spoiled a window may be as many batches ago, and is taken again, too."""
+    return getattr(loop.train_step, "accumulate", 1)
+
+
+def _checked(loop: Loop, step: int) -> Checkpoint:
+    """The loop's checkpoints, if it can be rewound at all."""
+    if not isinstance(loop, Loop):
+        raise scaler.InvalidArgument(f"rewind(loop={loop!r}): expected a loops.Loop.")
+    check_count(f"step {step!r}", step)
+    found = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
+    if found is None:
+        raise scaler.InvalidArgument(
+            "the loop has no loops.Checkpoint among its actions: expected the one that the run was saved by, such as "
+            "loops.Checkpoint('run/ckpt', every=500)."
+        )
+    if loop.workers.count > 1:
+        raise LoopError(
+            f"the loop has replicas on {loop.workers.count} workers: a past step can be taken again in one process "
+            "alone. `loss_scaler.last_skip` names the variable and the replica. Run the program once more in one "
+            "process, with a MirroredStrategy of as many devices, and have that run explained."
+        )
+    return found
+
+
+def log_of(loop: Loop, run: pathlib.Path | None) -> pathlib.Path | None:
+    """The log of a run: that of the loop's `JsonLines`, or else `steps.jsonl` in the run's folder."""
+    writers = [action.path for action in loop.actions if isinstance(action, JsonLines)]
+    return next(iter(writers), run / "steps.jsonl" if run else None)
+
+
+def _check_taken(step: int, rows: list[dict], saves: Checkpoint) -> None:
+    last = max([row["step"] for row in rows[-1:]] + folder.numbers(saves.place)[:1], default=None)
+    if last is not None and step > last:
+        raise scaler.InvalidArgument(
+            f"step {step}: the run's log and checkpoints end at step {last}: expected a step from 1 to {last}."
+        )
+
+
+def _begin(
+    loop: Loop, saves: Checkpoint, step: int, at_least: int, stored: KeptBatches | None
+) -> tuple[int, RunState, list[str], list[str]]:
+    """Puts the loop where the replay begins.
+
+    Returns:
+        After which step that is, the state, and what may be lost on the way: of all but the data, and of the data.
+    """
+    number, facts, damaged = _checkpoint(saves, max(step - _window(loop), 0), step, at_least, stored)
+    for broken, why in damaged.items():
+        warnings.warn(
+            f"{saves.place}: the checkpoint of step {broken} is damaged ({why}); the steps are taken again from step "
+            f"{number or 0} on.",
+            ResumeWarning,
+            stacklevel=3,
+        )
+    identity = saves.identity(loop)
+    path = folder.prefix(saves.place, number or 0)
+    if number is not None:
+        check_identity(path, facts["identity"], identity)
+    else:
+        _check_anew(loop, saves, step, identity)
+    # What cannot be saved is skipped to by the first iterator, which a probe would be.
+    loop.position.problem = facts["data"]["problem"] if facts else None
+    if not loop.position.problem:
+        with writing_positions(), tempfile.TemporaryDirectory(prefix="halfstep-") as place:
+            loop.position.probe(pathlib.Path(place))
+    state = loop.state(identity, actions=())
+    if number is None:
+        return 0, state, _but_of_data(loop), [*loop.position.caveats, *loop.position.caveats_of_a_new_start]
+    check_layout(path, facts["variables"], layout(state.groups))
+    state.restore(tf.train.Checkpoint(**state.trackables()), path, facts)
+    caveats = [*_but_of_data(loop), *_other_versions(facts["versions"])]
+    return number, state, caveats, loop.position.caveats
+
+
+def _checkpoint(
+    saves: Checkpoint, limit: int, step: int, at_least: int, stored: KeptBatches | None
+) -> tuple[int | None, dict[str, Any], dict[int, str]]:
+    """The one to begin at, None for the beginning of the run; what it says of itself; and which are damaged."""
+    found = folder.newest_whole(saves.place, max(limit - at_least, 0))
+    if found[0] is None and step > _FEW:
+        return folder.newest_whole(saves.place, limit)
+    if stored is None or stored.has(found[0] or 0, step):
+        return found
+    # Some batches are not stored: a later beginning may need none of them.
+    later = folder.newest_whole(saves.place, limit)
+    number, facts, _ = later
+    return later if number is not None and facts["data"]["caveats"] and stored.has(number, step) else found
+
+
+def _but_of_data(loop: Loop) -> list[str]:
+    of_data = loop.position.caveats
+    return [caveat for caveat in loop.caveats() if caveat not in of_data]
+
+
+def _check_anew(loop: Loop, saves: Checkpoint, step: int, identity: Mapping) -> None:
+    if loop.counters.data:
+        raise LoopError(
+            f"{saves.place} has no whole checkpoint before step {step}, and this loop has taken {loop.counters.data} "
+            "steps, so that it cannot begin anew. Pass a new loop."
+        )
+    for later in folder.numbers(saves.place):
+        try:
+            facts = folder.read_facts(folder.prefix(saves.place, later), whole=False)
+        except folder.Damaged:
+            continue
+        check_identity(folder.prefix(saves.place, later), facts["identity"], identity)
+        return
+
+
+def _other_versions(saved: Mapping[str, str]) -> list[str]:
+    here = {"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__}
+    changed = [f"{name} {saved[name]}, here {here[name]}" for name in here if saved.get(name) not in (None, here[name])]
+    return [f"the run was made with {'; '.join(changed)}, which may compute other bits"] if changed else []
+
+
+def _why(differs: str, caveats: list[str]) -> str:
+    usual = ["the same bits need the same program, machine, versions and number of threads"]
+    reasons = dict.fromkeys(one.rstrip(".") for one in caveats or usual)
+    return ". ".join([differs[0].upper() + differs[1:], *(one[0].upper() + one[1:] for one in reasons)]) + "."

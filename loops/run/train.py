@@ -1,0 +1,235 @@
+"""One training run on a task, from its options to the files it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.actions.checkpoint import Checkpoint
+from loops.loop.loop import Loop
+from loops.loop.state.variables import components
+from loops.loop.visit import Action, Visit
+from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, write_json
+from loops.record.jsonl import JsonLines
+from loops.record.trace import Trace
+from loops.run.digest import weights_digest
+from loops.run.strategy_text import parse_strategy
+from loops.step.train_step import TrainStep
+from loops.tasks import Task
+
+POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
+"""Keras dtype policies that a run may have."""
+STEPS_PER_CALL = 50
+"""Steps between visits, unless checkpoints are saved more often."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What decides a run's result.
+
+    Attributes:
+        policy: Keras dtype policy, one of `POLICIES`.
+        strategy: As `parse_strategy` takes it.
+        steps: Batches to take.
+        seed: Of the initial weights and of the order of the data.
+        masters: Whether 16-bit variables are trained through float32 masters; False is unsafe, and a baseline.
+        loss_factor: A constant the loss is multiplied by. Adam's epsilon is multiplied too, so that without rounding
+            the factor changes nothing.
+        learning_rate: Of Adam.
+        batch_size: Examples a step.
+    """
+
+    policy: str
+    strategy: str
+    steps: int
+    seed: int
+    masters: bool = True
+    loss_factor: float = 1.0
+    learning_rate: float = 1e-2
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise scaler.InvalidArgument(f"policy {self.policy!r}: expected one of {', '.join(POLICIES)}.")
+        parse_strategy(self.strategy)
+
+
+def train(
+    task: Task,
+    options: RunOptions,
+    out: str | os.PathLike,
+    actions: Callable[[keras.Model], Iterable[Action]] = lambda model: (),
+    *,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    trace_every: int | None = None,
+    strategy: tf.distribute.Strategy | None = None,
+) -> dict:
+    """Trains, and writes `out/steps.jsonl` while it runs and `out/summary.json` at its end.
+
+    Operations are made deterministic for the whole process, so that the same options give the same bits again.
+
+    Args:
+        task: From `loops.tasks.load`.
+        options: What to train.
+        out: A folder; it is made if missing.
+        actions: Given the model, more actions for the loop.
+        checkpoint_every: Steps between checkpoints in `out/checkpoints`; None for no checkpoints.
+        resume: Whether to go on from the newest checkpoint there, if there is one. Only `options.steps` may differ.
+        trace_every: Record `out/trace.arrow`, with histograms of so many steps; None for no trace.
+        strategy: Where to train, such as from `join_workers`; worker 0 alone writes, but for checkpoints.
+
+    Returns:
+        What `summary.json` holds.
+
+    Raises:
+        OSError: If `out` cannot be written; nothing was trained then.
+        CheckpointError: If the checkpoints cannot be used; nothing was trained then.
+    """
+    out = pathlib.Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    summary_path = out / SUMMARY
+    losses = _LastLosses(options.steps, summary_path)
+
+    def all_actions(model: keras.Model) -> list[Action]:
+        saves = []
+        if checkpoint_every:
+            identity = run_identity(task, options)
+            saves = [Checkpoint(out / CHECKPOINTS, every=checkpoint_every, resume=resume, run=identity)]
+        traces = [Trace(out / TRACE, every=trace_every)] if trace_every else []
+        return [JsonLines(out / STEPS), losses, *traces, *actions(model), *saves]
+
+    steps_per_call = min(STEPS_PER_CALL, checkpoint_every or STEPS_PER_CALL)
+    loop = build(
+        task, options, all_actions, steps_per_call=steps_per_call, probes=trace_every is not None, strategy=strategy
+    )
+    step = loop.train_step
+    assert isinstance(step, TrainStep)
+    model = step.model
+    counters = loop.run(options.steps)
+    if strategy:
+        model = _copy(task.model(options.policy), model)
+    summary = {
+        "task": task.name,
+        **dataclasses.asdict(options),
+        **task.scores(model),
+        "final_loss": losses.mean() / options.loss_factor,
+        "attempted": counters.attempted,
+        "applied": counters.applied,
+        "skipped": counters.skipped,
+        "loss_scale": float(step.loss_scaler.loss_scale),
+        "weights_finite": all(bool(tf.reduce_all(tf.math.is_finite(w))) for w in model.trainable_variables),
+        "weights_digest": weights_digest(model),
+        "digest_depends_on": numerical_settings(),
+    }
+    if strategy:
+        summary["workers"], summary["replicas"] = loop.workers.count, strategy.num_replicas_in_sync
+    if loop.workers.index == 0:
+        write_json(summary_path, summary)
+    return summary
+
+
+def build(
+    task: Task,
+    options: RunOptions,
+    actions: Callable[[keras.Model], Iterable[Action]],
+    *,
+    steps_per_call: int = STEPS_PER_CALL,
+    probes: bool = False,
+    strategy: tf.distribute.Strategy | None = None,
+) -> Loop:
+    """The loop of a run before its first step: the same for the same task and options.
+
+    Operations are made deterministic for the whole process, and its seeds are set.
+
+    Args:
+        task: From `loops.tasks.load`.
+        options: What to train.
+        actions: Given the model, the actions of the loop.
+        steps_per_call: As for `Loop`.
+        probes: Whether the step measures its tensors, as a trace needs it.
+        strategy: Where to train.
+    """
+    tf.config.experimental.enable_op_determinism()
+    keras.utils.set_random_seed(options.seed)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = task.model(options.policy)
+        step = TrainStep(
+            model,
+            lambda labels, logits: task.loss(labels, logits) * options.loss_factor,
+            keras.optimizers.Adam(options.learning_rate, epsilon=1e-7 * options.loss_factor),
+            loss_scaler=scaler.LossScaler(parse_strategy(options.strategy)),
+            allow_16bit_updates=not options.masters,
+            probes=scaler.observe.watch(model) if probes else None,
+        )
+    return Loop(
+        step,
+        task.dataset(options.batch_size, options.seed),
+        steps_per_call=steps_per_call,
+        strategy=strategy,
+        actions=actions(model),
+    )
+
+
+def run_identity(task: Task, options: RunOptions) -> dict:
+    """What tells a run from others, for its checkpoints: all but how long it is."""
+    identity = {"task": task.name, **dataclasses.asdict(options)}
+    del identity["steps"]
+    return identity
+
+
+def _copy(copied: keras.Model, model: keras.Model) -> keras.Model:
+    """A model on one device with the values of the first replica here: Keras would predict on all workers together."""
+    for variable, original in zip(copied.variables, model.variables, strict=True):
+        variable.assign(components(original)[0])
+    return copied
+
+
+def numerical_settings() -> dict:
+    """What the bits of a run depend on beside its options: two runs on one machine agree where these do."""
+    threads = tf.config.threading
+    return {
+        "intra_op_threads": threads.get_intra_op_parallelism_threads() or os.cpu_count(),
+        "inter_op_threads": threads.get_inter_op_parallelism_threads() or os.cpu_count(),
+        "jit_compile": False,
+        "op_determinism": True,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "devices": [device.device_type for device in tf.config.list_logical_devices()],
+    }
+
+
+class _LastLosses:
+    """The losses of the last tenth of a run; it also removes an older run's summary when this one begins."""
+
+    def __init__(self, steps: int, summary_path: pathlib.Path):
+        self._from = steps - max(1, steps // 10)
+        self._summary_path = summary_path
+        self._losses: list[tuple[int, float]] = []
+
+    def __enter__(self) -> _LastLosses:
+        self._summary_path.unlink(missing_ok=True)
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def __call__(self, visit: Visit) -> None:
+        numbered = enumerate(visit.outputs["loss"].tolist(), visit.first)
+        self._losses.extend(pair for pair in numbered if pair[0] > self._from)
+
+    def save_state(self) -> list:
+        return self._losses
+
+    def load_state(self, value: list) -> None:
+        self._losses = [(step, loss) for step, loss in value if step > self._from]
+
+    def mean(self) -> float:
+        return float(np.mean([loss for _, loss in self._losses]))

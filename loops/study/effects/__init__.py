@@ -1,0 +1,74 @@
+"""Published effects of number formats in training, measured again: one file an effect."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import scaler
+from loops.study.effects import (
+    float8,
+    flushed_part,
+    lag,
+    layerwise,
+    look_ahead,
+    sixteen_bit_weights,
+    skip_rate,
+    static_scale,
+    underflow,
+    updated_scale,
+)
+from loops.study.effects.effect import Effect as Effect
+from loops.study.effects.effect import Preset as Preset
+from loops.support.checks import check_count
+
+PRESETS = tuple(
+    module.PRESET
+    for module in (
+        underflow,
+        static_scale,
+        sixteen_bit_weights,
+        skip_rate,
+        look_ahead,
+        updated_scale,
+        layerwise,
+        float8,
+        flushed_part,
+        lag,
+    )
+)
+"""What can be measured, in the order of the index: eight published effects and two of our own."""
+
+
+def choose(name: str) -> Preset:
+    """A preset by name.
+
+    Raises:
+        scaler.InvalidArgument: For another name.
+    """
+    for preset in PRESETS:
+        if preset.name == name:
+            return preset
+    raise scaler.InvalidArgument(
+        f"preset {name!r}: expected one of {', '.join(preset.name for preset in PRESETS)}; list shows what they "
+        f"measure."
+    )
+
+
+def measure(preset: Preset, seeds: int = 3, steps: int | None = None) -> Effect:
+    """Runs a preset, and notes how long it took.
+
+    Args:
+        preset: One of `PRESETS`.
+        seeds: How many.
+        steps: Of each run; its own number if not given.
+
+    Raises:
+        scaler.InvalidArgument: For numbers that are no counts, and for less than 10 steps: nothing settles in those.
+    """
+    check_count(f"preset {preset.name}, seeds={seeds!r}", seeds)
+    steps = preset.steps if steps is None else steps
+    check_count(f"preset {preset.name}, steps={steps!r}", steps, 10)
+    began = time.perf_counter()
+    effect = preset.run(seeds, steps)
+    return dataclasses.replace(effect, seconds=round(time.perf_counter() - began, 1))

@@ -1,0 +1,104 @@
+"""The figure of an effect: its curves, with the spread over seeds as a band."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import matplotlib
+import numpy as np
+import PIL.Image
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from loops.study.effects.effect import Effect, Line, Panel
+from loops.support.plot_style import MUTED, STYLE, Mark
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.5), (5, 1.5, 1, 1.5), (1.5, 1))
+_MARKERS = "os^DvXP"
+_HEIGHT = 3.4
+_DPI = 110
+_FEW = 40
+"""Positions up to which each has a marker."""
+_SHIFT = 0.14
+_COLOURS_OF_FILE = 128
+"""A palette: a third of the size of a file with all colours."""
+
+
+@matplotlib.rc_context(STYLE)
+def figure_of(effect: Effect) -> Figure:
+    """The panels of an effect side by side.
+
+    Args:
+        effect: With at least one panel.
+    """
+    figure = Figure((4.0 * max(2, len(effect.panels)), _HEIGHT), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(effect.panels), squeeze=False)[0], effect.panels, strict=True):
+        _panel(axes, panel)
+    return figure
+
+
+def png_of(effect: Effect) -> bytes:
+    """The figure as a PNG; the same bytes for the same numbers and the same matplotlib."""
+    drawn, written = io.BytesIO(), io.BytesIO()
+    figure_of(effect).savefig(drawn, format="png", dpi=_DPI, metadata={"Software": None})
+    with PIL.Image.open(drawn) as image:
+        image.convert("RGB").quantize(_COLOURS_OF_FILE, method=PIL.Image.Quantize.MEDIANCUT).save(
+            written, format="png", optimize=True
+        )
+    return written.getvalue()
+
+
+def _panel(axes: Axes, panel: Panel) -> None:
+    axes.set_title(panel.title, loc="left")
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    if panel.log_x:
+        axes.set_xscale("log", base=panel.log_x)
+    if panel.log_y:
+        axes.set_yscale("log", base=panel.log_y)
+    for number, line in enumerate(panel.lines):
+        colour, dashes = _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
+        mark = Mark(colour, dashes, _MARKERS[number % len(_MARKERS)])
+        if panel.ticks:
+            _points(axes, line, mark, _SHIFT * (number - (len(panel.lines) - 1) / 2))
+        else:
+            _line(axes, line, mark)
+    if panel.reference is not None:
+        height, said = panel.reference
+        axes.axhline(height, color=MUTED, linewidth=1, linestyle=(0, (2, 2)), label=said)
+    if panel.ticks:
+        axes.set_xticks(range(len(panel.ticks)), panel.ticks, rotation=30, ha="right", rotation_mode="anchor")
+    if panel.reference is not None or len(panel.lines) > 1:
+        _legend(axes, above=bool(panel.ticks))
+
+
+def _legend(axes: Axes, above: bool) -> None:
+    """Says which line is which: where there is room, or in a row between the title and points that leave none."""
+    if not above:
+        axes.legend(fontsize=7.5, handlelength=2.6)
+        return
+    axes.set_title(axes.get_title("left"), loc="left", pad=18)
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0.3}
+    axes.legend(fontsize=7.5, handlelength=1.2, columnspacing=1.0, ncols=5, **place)
+
+
+def _line(axes: Axes, line: Line, mark: Mark) -> None:
+    x, y, low, high = _known(line)
+    shown: dict[str, Any] = {"marker": mark.marker, "markersize": 4} if len(x) <= _FEW else {}
+    axes.plot(x, y, label=line.label, **mark.line, **shown)
+    axes.fill_between(x, low, high, color=mark.colour, alpha=0.2, linewidth=0)
+
+
+def _points(axes: Axes, line: Line, mark: Mark, shift: float) -> None:
+    """Of things that have no order: no line leads from one to the next."""
+    x, y, low, high = _known(line)
+    axes.vlines(x + shift, low, high, color=mark.colour, linewidth=1.2)
+    look: dict[str, Any] = {"color": mark.colour, "marker": mark.marker, "markersize": 5, "linestyle": "none"}
+    axes.plot(x + shift, y, label=line.label, **look)
+
+
+def _known(line: Line) -> tuple[np.ndarray, ...]:
+    at = [number for number, value in enumerate(line.y) if value is not None]
+    return tuple(np.array(values, np.float64)[at] for values in (line.x, line.y, line.low, line.high))

@@ -1,0 +1,157 @@
+"""Effects as files: the numbers as JSON, the figure as a PNG, and the page that both are in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+
+import scaler
+from loops.study.effects.effect import Effect, from_values
+from loops.study.effects.effect import to_values as to_values
+from loops.support.errors import LoopError, NotWritable
+from loops.support.json_values import read_json, without_nan
+
+
+def write(effect: Effect, folder: str | os.PathLike) -> list[pathlib.Path]:
+    """Writes `NAME.json`, `NAME.png` and `NAME.md` into a folder, which it makes if need be.
+
+    Returns:
+        The files, the page first.
+
+    Raises:
+        loops.NotWritable: If it cannot be written.
+    """
+    from loops.study.effects.figure import png_of
+
+    files = [pathlib.Path(folder) / f"{effect.name}.{ending}" for ending in ("md", "json", "png")]
+    drawn = png_of(effect)
+    check_writable(folder)
+    write_text(files[0], page(effect))
+    write_text(files[1], as_json(effect) + "\n")
+    with _said(files[2]):
+        files[2].write_bytes(drawn)
+    return files
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a file.
+
+    Raises:
+        loops.NotWritable: With the reason.
+    """
+    with _said(path):
+        path.write_text(text, encoding="utf-8")
+
+
+def check_writable(folder: str | os.PathLike) -> None:
+    """Makes a folder, and refuses one that cannot be made or written into, before anything is measured.
+
+    Raises:
+        loops.NotWritable: With the reason.
+    """
+    place = pathlib.Path(folder)
+    with _said(place):
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
+            pass
+
+
+def check_drawable() -> None:
+    """Refuses to go on without matplotlib, before anything is measured.
+
+    Raises:
+        loops.LoopError: If it is not installed.
+    """
+    try:
+        import loops.study.effects.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise LoopError('the figures need matplotlib: pip install "halfstep[study]"') from error
+
+
+@contextlib.contextmanager
+def _said(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NotWritable(
+            f"{path}: {error.strerror or error}. Choose a folder that can be written with --out."
+        ) from error
+
+
+def as_json(effect: Effect) -> str:
+    """All of an effect; what is not finite is null."""
+    return json.dumps(without_nan(to_values(effect)), indent=1, ensure_ascii=False)
+
+
+def read(path: str | os.PathLike) -> Effect:
+    """The effect of a JSON file.
+
+    Raises:
+        scaler.InvalidArgument: If it holds none.
+    """
+    try:
+        values = read_json(pathlib.Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise scaler.InvalidArgument(f"{path}: no effect can be read from it ({error}).") from error
+    return from_values(values)
+
+
+def page(effect: Effect) -> str:
+    """The page of an effect in Markdown. Each number in it comes from the effect."""
+    parts = [
+        f"# {effect.title}",
+        effect.question,
+        f"**Published.** {effect.published}",
+        f"**Here.** {effect.design} {effect.seeds} seeds, {effect.steps} steps a run; "
+        f"{effect.seconds:.0f} s on two cores of a CPU. Figures are means over the seeds, in brackets the least and "
+        f"the "
+        "greatest.",
+        table(("", "published", "here"), effect.beside),
+        table(effect.columns, effect.rows),
+        f"![{effect.title}]({effect.name}.png)",
+        "## What agrees, and what does not",
+        "\n".join(f"- {'Agrees' if claim.holds else '**Does not agree**'}: {claim.text}" for claim in effect.claims),
+        effect.remarks,
+        f"Only the direction and the order of magnitude are claimed. Made by `{command(effect)}`, which also writes "
+        f"[the numbers of each seed]({effect.name}.json).",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Text in rows and columns as a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def command(effect: Effect) -> str:
+    """What makes the page again."""
+    return f"halfstep study --preset {effect.name} --seeds {effect.seeds} --steps {effect.steps} --out docs/effects"
+
+
+def index(effects: Sequence[Effect]) -> str:
+    """The page that leads to those of the effects."""
+    rows = [
+        f"| [{effect.title}]({effect.name}.md) | {sum(claim.holds for claim in effect.claims)} of {len(effect.claims)} "
+        f"| {effect.seconds:.0f} s |"
+        for effect in effects
+    ]
+    return "\n".join(
+        [
+            "# Published effects, measured again",
+            "",
+            "Each page puts a published figure beside one measured here, with its spread over seeds, and says what "
+            "agrees, what does not, and why. The networks are small enough for two cores of a CPU. So direction and "
+            "order of magnitude are claimed, and no more. `make effects` makes all pages again; `halfstep study "
+            "--preset NAME` makes one. All numbers and verdicts on a page are computed by that command.",
+            "",
+            "| page | what agrees | time |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+        ]
+    )

@@ -1,0 +1,138 @@
+"""What is wrong with a batch that a model, a loss or TensorFlow failed on, in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+import scaler
+from loops.support.errors import BadBatch
+
+UNEVEN = "a batch that is no multiple of {replicas} replicas: batch with drop_remainder=True"
+"""What a step on replicas asserts of its batch."""
+_UNEVEN = re.compile(UNEVEN.format(replicas=r"\d+"))
+_LABEL = re.compile(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)")
+
+
+@scaler.tracing.as_written
+def parts(batch: Any, who: str = "TrainStep") -> tuple[Any, Any, Any]:
+    """`x`, `y` and `sample_weight` of a batch, None where it has none.
+
+    Raises:
+        scaler.InvalidArgument: For more parts, or none.
+    """
+    if not isinstance(batch, (tuple, list)):
+        return batch, None, None
+    if not 1 <= len(batch) <= 3:
+        raise scaler.InvalidArgument(
+            f"{who}: a batch has {len(batch)} parts: expected (x, y) or (x, y, sample_weight). Several inputs are "
+            "one x: a tuple or a dict of them, ((a, b), y)."
+        )
+    x, y, sample_weight = (*batch, None, None)[:3]
+    return x, y, sample_weight
+
+
+def why_not(model: Any, x: Any, y: Any) -> str | None:
+    """What a batch lacks that a model and a loss need, or None if it looks right.
+
+    To be asked after something failed: a model or loss of the user's own may do with what looks wrong.
+
+    Args:
+        model: A Keras model, or another function.
+        x: Inputs.
+        y: Targets, or None.
+    """
+    inputs, given, targets = _expected(model), _shaped(x), _shaped(y)
+    texts = [one for one in (*given, *targets) if one.dtype in (tf.string, "object", "str")]
+    if texts and not any(str(one.dtype) == "string" for one in inputs):
+        return _TEXT
+    pairs = zip(given, inputs, strict=True) if len(given) == len(inputs) else ()
+    shapes = [(tf.TensorShape(one.shape), tf.TensorShape(other.shape)) for one, other in pairs]
+    flat = bool(shapes) and all(one.rank is not None and one.rank + 1 == other.rank for one, other in shapes)
+    if flat or 0 in _ranks(given) or (targets and set(_ranks(targets)) == {0}):
+        return (
+            f"the batch holds a single example: x has shape {_shapes(given)}, without a dimension of the batch. Batch "
+            "the dataset, such as with dataset.batch(32)."
+        )
+    if not all(one.is_compatible_with(other) for one, other in shapes):
+        return f"x has shape {_shapes(given)}, and the model takes {', '.join(str(tuple(b.shape)) for b in inputs)}."
+    if y is None:
+        return "the batch has no y: expected batches of (x, y), or a loss function that does without y."
+    return None
+
+
+@contextlib.contextmanager
+def explaining(who: str, model: Any, x: Any, y: Any) -> Iterator[None]:
+    """Says in one sentence what is wrong with a batch, where something inside fails on it.
+
+    Args:
+        who: To begin the sentence with.
+        model: As for `why_not`.
+        x: Inputs.
+        y: Targets, or None.
+
+    Raises:
+        BadBatch: In the place of another error, if the batch looks wrong.
+    """
+    try:
+        yield
+    except scaler.ScalerError:
+        raise
+    except (ValueError, TypeError, AttributeError, IndexError, tf.errors.OpError) as error:
+        known = explained(error, (x, y)) if isinstance(error, tf.errors.OpError) else None
+        reason = why_not(model, x, y)
+        if known is None and reason is None:
+            raise
+        raise known or BadBatch(f"{who}: {reason}") from None
+
+
+def explained(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
+    """The error in one sentence where TensorFlow's is one of the data's, or None.
+
+    Args:
+        error: Raised by a compiled step.
+        spec: The dataset's element_spec.
+    """
+    label = _LABEL.search(error.message)
+    if label:
+        value, classes = label.groups()
+        return BadBatch(
+            f"a label is {value}, and the model tells {classes} classes apart, 0 to {int(classes) - 1}. Correct the "
+            "labels, or give the last layer one unit for each class."
+        )
+    uneven = _UNEVEN.search(error.message)
+    if uneven:
+        return BadBatch(f"{uneven.group()}.")
+    if "Cast string to" in error.message and any(
+        getattr(one, "dtype", None) == tf.string for one in tf.nest.flatten(spec)
+    ):
+        return BadBatch("the batch holds text, in which nothing can be computed: make it numbers in the dataset's map.")
+    return None
+
+
+_TEXT = "the batch holds text, in which nothing can be computed: turn it into numbers in the dataset's map."
+
+
+def _expected(model: Any) -> list:
+    """The inputs that a model was built for, where it says so."""
+    try:
+        return tf.nest.flatten(model.inputs)
+    except (AttributeError, ValueError):
+        return []
+
+
+def _shaped(structure: Any) -> list:
+    """The tensors and arrays of a part of a batch."""
+    return [one for one in tf.nest.flatten(structure) if hasattr(one, "shape") and hasattr(one, "dtype")]
+
+
+def _ranks(tensors: list) -> list[int | None]:
+    return [tf.TensorShape(one.shape).rank for one in tensors]
+
+
+def _shapes(tensors: list) -> str:
+    return ", ".join(str(tf.TensorShape(one.shape)) for one in tensors)

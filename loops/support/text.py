@@ -1,0 +1,74 @@
+"""Text for people: counts and shares in sentences, and rows of cells as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def amount(count: float, noun: str, form: str = ",") -> str:
+    """Such as "1 step", "1,000 steps" and "0.5 octaves".
+
+    Args:
+        count: Not negative.
+        noun: In the singular, with a plural in "s".
+        form: Of the number, as `format` takes it.
+    """
+    number = f"{count:{form}}"
+    return f"{number} {noun}{'' if number == '1' else 's'}"
+
+
+def agreeing(count: int, one: str, many: str) -> str:
+    """The form of a verb for so many, such as "was" or "were"."""
+    return one if count == 1 else many
+
+
+def share(value: float) -> str:
+    """A share as a percentage with two significant digits: "8.5%", "0.021%", "<0.001%", "0%", ">99.9%".
+
+    Where two digits would round up to all, one place more is shown: "99.7%".
+    """
+    if value in (0, 1):
+        return f"{value:.0%}"
+    if value < 1e-5 or value > 0.999:
+        return "<0.001%" if value < 1e-5 else ">99.9%"
+    return f"{value:.1%}" if value >= 0.995 else f"{100 * value:.2g}%"
+
+
+_GAP, _INDENT = "  ", "  "
+
+
+def columns(rows: Sequence[Sequence[str]], width: int | None = None, left: int = 1) -> str:
+    """The rows in columns, if `width` has room for them.
+
+    Where it has not, the names of a row stand in a line above its numbers. Where that is too wide, too, each cell has a
+    line of its own beside its heading.
+
+    Args:
+        rows: As many cells each; the headings first.
+        width: The room, in characters; None for any.
+        left: How many of the first cells are names, which begin at the left. Numbers end at the right.
+    """
+    sides = ["<"] * left + [">"] * (len(rows[0]) - left)
+    lines = _aligned(rows, sides)
+    if _fits(lines, width):
+        return "\n".join(lines)
+    names, numbers = ([row[:left] for row in rows], [row[left:] for row in rows])
+    below = [f"{_INDENT}{line}" for line in _aligned(numbers, sides[left:])]
+    lines = [line for pair in zip(_aligned(names, sides[:left]), below, strict=True) for line in pair]
+    if _fits(lines, width):
+        return "\n".join(lines)
+    room = max(map(len, rows[0]))
+    pairs = [zip(rows[0], row, strict=True) for row in rows[1:]]
+    return "\n\n".join("\n".join(f"{heading:{room}}{_GAP}{cell}" for heading, cell in each) for each in pairs)
+
+
+def _aligned(rows: Sequence[Sequence[str]], sides: Sequence[str]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        _GAP.join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _fits(lines: Sequence[str], width: int | None) -> bool:
+    return width is None or max(map(len, lines)) <= width

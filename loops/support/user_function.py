@@ -1,0 +1,106 @@
+"""A function of the user's own program, as `--build module:function` names it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import itertools
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import scaler
+from loops.support.errors import LoopError
+
+
+def called(text: str, run: pathlib.Path, *, option: str = "--build") -> Any:
+    """What the function that `--build` names returns.
+
+    Args:
+        text: `module:function`, importable from the current folder.
+        run: What the function is called with, unless it has no parameters.
+        option: The option that names it, for errors.
+
+    Raises:
+        scaler.InvalidArgument: If there is no such module or function.
+        LoopError: If the function raised something.
+    """
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise scaler.InvalidArgument(f"{option} {text}: expected module:function, such as train:build.")
+    with _current_folder_on_path():
+        who = f"{option} {text}"
+        return _said(who, lambda: _called(_function(who, module, name), run))
+
+
+@contextlib.contextmanager
+def in_empty_folders(build: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
+    """A function without arguments for one that may ask for a folder: at each call it is given a new, empty one.
+
+    Args:
+        build: Called without arguments where it can be.
+    """
+    if not any(one.default is one.empty and one.kind != one.VAR_POSITIONAL for one in _by_place(build)):
+        yield build
+        return
+    numbers = itertools.count()
+    with tempfile.TemporaryDirectory(prefix="halfstep-build-") as place:
+
+        def in_a_folder() -> Any:
+            run = pathlib.Path(place) / str(next(numbers))
+            run.mkdir()
+            return build(run)
+
+        yield in_a_folder
+
+
+def _called(build: Callable[..., Any], run: pathlib.Path) -> Any:
+    return build(run) if _by_place(build) else build()
+
+
+def _by_place(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that can be given by their place."""
+    try:
+        found = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except ValueError:  # Of functions written in C.
+        return []
+    return [one for one in found if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
+
+
+def _function(who: str, module: str, name: str) -> Callable[[pathlib.Path], Any]:
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise scaler.InvalidArgument(
+            f"{who}: there is no module {error.name!r} here, in {pathlib.Path.cwd()}. Start the command where "
+            "the program is."
+        ) from None
+    function = getattr(found, name, None)
+    if not callable(function):
+        raise scaler.InvalidArgument(f"{who}: module {module!r} has no function {name!r}.")
+    return function
+
+
+def _said(who: str, call: Callable[[], Any]) -> Any:
+    """What a function of the user's returns, with its errors told in one sentence."""
+    try:
+        return call()
+    except scaler.ScalerError:
+        raise
+    except Exception as error:
+        raise LoopError(f"{who}: it raised {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _current_folder_on_path() -> Iterator[None]:
+    here = str(pathlib.Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)

@@ -1,0 +1,92 @@
+"""What a run holds while it writes: each of its files and folders belongs to one run at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterable
+
+import scaler
+from loops.support.errors import NotWritable
+from loops.support.written.lock import Held, Lock
+from loops.support.written.place import Place
+
+
+class HeldPlaces(contextlib.AbstractContextManager):
+    """Locks, each beside its file or in its folder.
+
+    Writers of one folder share its lock. A device and a stream have none. Neither has a place in which no file can be
+    made: who writes there says so.
+
+    Args:
+        writers: Who writes what.
+
+    Raises:
+        scaler.InvalidArgument: If two of them write one file.
+        NotWritable: If another run writes one of these.
+    """
+
+    def __init__(self, writers: Iterable[tuple[str, Place]]):
+        self._locks: dict[pathlib.Path, Lock] = {}
+        self._made: set[pathlib.Path] = set()
+        users: dict[pathlib.Path, str] = {}
+        with contextlib.ExitStack() as stack:
+            stack.push(self)
+            for user, place in writers:
+                path = _lock_of(place)
+                if path in users and place.kind == "file":
+                    raise scaler.InvalidArgument(
+                        f"{users[path]} and {user} both write {place.path}: expected a file for each."
+                    )
+                if path is not None and path not in users:
+                    users[path] = user
+                    self._take(user, place, path)
+            stack.pop_all()
+
+    def keep(self, user: str, place: Place) -> None:
+        """Makes sure that a place is still held.
+
+        Raises:
+            NotWritable: If another run writes it by now.
+            OSError: If its folder was removed.
+        """
+        lock = self._locks.get(place.path)
+        if lock:
+            try:
+                lock.keep()
+            except Held as holder:
+                raise _refused(user, place, holder) from None
+
+    def __exit__(self, kind: object = None, *exception: object) -> None:
+        for lock in self._locks.values():
+            lock.release()
+        # A run that is refused leaves no folders; rmdir leaves those that hold something.
+        for folder in sorted(self._made, reverse=True) if kind else ():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def _take(self, user: str, place: Place, path: pathlib.Path) -> None:
+        lock = Lock(path)
+        try:
+            self._made.update(folder for folder in path.parents if not folder.exists())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.take()
+        except Held as holder:
+            raise _refused(user, place, holder) from None
+        except OSError:
+            return
+        self._locks[place.path] = lock
+
+
+def _lock_of(place: Place) -> pathlib.Path | None:
+    if place.kind == "stream" or (place.kind == "file" and place.path.exists() and not place.path.is_file()):
+        return None
+    path = place.path.resolve()
+    return path / ".lock" if place.kind == "folder" else path.parent / f".{path.name}.lock"
+
+
+def _refused(user: str, place: Place, holder: Held) -> NotWritable:
+    return NotWritable(
+        f"{user}({str(place.path)!r}): another run writes it, that of {holder}. Wait until it has ended, or choose "
+        "another place. Its lock ends with its process."
+    )

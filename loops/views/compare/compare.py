@@ -1,0 +1,139 @@
+"""Compares two recorded runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+import scaler
+from loops.record import Recorded, as_recorded
+from loops.views.compare.aligned import aligned, lost_of, other_batches_at, step_at
+from loops.views.compare.result import Comparison, Row
+from loops.views.compare.sentence import sentence_of
+from loops.views.compare.series import LOSS, Series, is_float32, median_octaves, octaves, series_of, together, tolerance
+from loops.views.compare.truth import Truth
+
+_MARGIN = 2.0
+"""How many times what other batches make in the float32 run is put down to them in another."""
+
+
+def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
+    """Says where two runs part, tensor by tensor, by how much, and which of them is closer to float32.
+
+    What is compared is the largest magnitude of each tensor that both traces have, gradients divided by the loss scale,
+    and the loss. It tells something of the arithmetic where both runs began with the same weights and took the same
+    batches.
+
+    The runs are aligned by applied updates: a skipped step moves no weight, and its batch is left out. A run that skips
+    takes later batches at the same update from then on. What differs there is of the data, too, which the comparison
+    says. A run that does not record of each step whether it was applied has all of them aligned by steps, with a
+    sentence.
+
+    Args:
+        run: The folder of a run, or another source that `loops.views.plots` takes.
+        other: The run to compare with.
+        reference: The same run in float32. Without it, one of the two is taken if it is one.
+
+    Raises:
+        scaler.InvalidArgument: If `reference` is not of float32.
+        LoopError: If a run has nothing that can be read.
+    """
+    runs = _named(as_recorded(run), as_recorded(other))
+    third = as_recorded(reference) if reference is not None else None
+    if third is not None and not is_float32(third):
+        raise scaler.InvalidArgument(
+            f"{third.name}: nothing says that it computed in float32 throughout, as a reference must: give a run of "
+            "halfstep train --policy float32, or one with a trace whose tensors are all of float32."
+        )
+    true = third or next((one for one in runs if is_float32(one)), None)
+    how = aligned([*runs, *([true] if true else [])])
+    numbers = how.numbers[:2]
+    first, second = (series_of(run, number) for run, number in zip(runs, numbers, strict=True))
+    truth = Truth.of(true, how.numbers[2], runs, numbers) if true else None
+    within = tolerance(*runs)
+    rows = tuple(_row(name, first[name], second[name], truth, within) for name in first if name in second)
+    rows = tuple(row for row in rows if row.steps)
+    common = np.intersect1d(numbers[0][numbers[0] >= 0], numbers[1][numbers[1] >= 0])
+    found = Comparison(
+        runs=(runs[0].name, runs[1].name),
+        by=how.by,
+        steps=len(common),
+        lost=(lost_of(runs[0]), lost_of(runs[1])),
+        batches=(len(runs[0]), len(runs[1])),
+        other_batches_at=None if how.why else other_batches_at(runs, numbers),
+        scale_differs_at=_first_difference(runs[0], runs[1], "loss_scale"),
+        decision_differs_at=_first_difference(runs[0], runs[1], "applied"),
+        parts_at_steps=None,
+        rows=rows,
+        alone=(
+            tuple(name for name in first if name not in second and name != LOSS),
+            tuple(name for name in second if name not in first and name != LOSS),
+        ),
+        reference=true.name if true else None,
+        closer=_closer(runs, rows, true),
+        sentence="",
+        notes=tuple(f"{one.name}: {note}" for one in runs for note in one.notes),
+    )
+    if found.parts_at is not None:
+        steps = [step_at(run, number, found.parts_at) for run, number in zip(runs, numbers, strict=True)]
+        found = dataclasses.replace(found, parts_at_steps=(steps[0], steps[1]))
+    return dataclasses.replace(found, sentence=f"{sentence_of(found)} {how.why if rows else ''}".rstrip())
+
+
+def _named(run: Recorded, other: Recorded) -> tuple[Recorded, Recorded]:
+    if run.name != other.name:
+        return run, other
+    names = (run.place, other.place) if run.place != other.place else (f"{run.name} 1", f"{other.name} 2")
+    return dataclasses.replace(run, name=names[0]), dataclasses.replace(other, name=names[1])
+
+
+def _row(name: str, one: Series, other: Series, truth: Truth | None, within: float) -> Row:
+    number, first, second = together(one, other)
+    far = octaves(first, second)
+    with np.errstate(invalid="ignore"):
+        rounding = within * np.maximum(np.abs(first), np.abs(second))
+        apart = (far > 0) & ~(np.abs(first - second) <= rounding)
+    at = int(np.argmax(apart)) if apart.any() else None
+    finite = far[np.isfinite(far)]
+    row = Row(
+        name=name,
+        formats=(one.format, other.format),
+        steps=len(number),
+        differs_at=int(number[np.argmax(far > 0)]) if (far > 0).any() else None,
+        parts_at=None if at is None else int(number[at]),
+        octaves=math.nan if at is None else float(far[at]),
+        largest=float(finite.max()) if len(finite) else math.nan,
+    )
+    if truth is None or name not in truth.series:
+        return row
+    distances = median_octaves(one, truth.series[name]), median_octaves(other, truth.series[name])
+    of_batches = truth.of_batches(name, 0), truth.of_batches(name, 1)
+    return dataclasses.replace(row, distances=distances, of_batches=of_batches, closer=_nearer(distances, of_batches))
+
+
+def _nearer(distances: tuple[float, float], of_batches: tuple[float, float]) -> int | None:
+    """The place of the smaller distance, if the other one is larger by more than other batches explain."""
+    if distances[0] == distances[1] or any(map(math.isnan, (*distances, *of_batches))):
+        return None
+    near = int(np.argmin(distances))
+    return near if distances[1 - near] > distances[near] + _MARGIN * of_batches[1 - near] else None
+
+
+def _closer(runs: tuple[Recorded, Recorded], rows: tuple[Row, ...], true: Recorded | None) -> str | None:
+    """The run that is closer in more of the rows; None where none is, or one of them is the float32 run itself."""
+    if true is None or true in runs:
+        return None
+    wins = [sum(row.closer == place for row in rows) for place in (0, 1)]
+    return None if wins[0] == wins[1] else runs[int(np.argmax(wins))].name
+
+
+def _first_difference(run: Recorded, other: Recorded, column: str) -> int | None:
+    if column not in run.columns or column not in other.columns:
+        return None
+    step, first, second = np.intersect1d(run.step, other.step, assume_unique=True, return_indices=True)
+    one, two = run.columns[column][first], other.columns[column][second]
+    differs = (one != two) & ~(np.isnan(one) & np.isnan(two))
+    return int(step[np.argmax(differs)]) if differs.any() else None

@@ -1,0 +1,146 @@
+"""A comparison in a few sentences."""
+
+from __future__ import annotations
+
+import math
+
+from loops.support.text import amount
+from loops.views.compare.aligned import STEP
+from loops.views.compare.result import Comparison, Row
+
+_SOME = 3
+"""Tensors that are named where several part at the same step."""
+
+
+def sentence_of(found: Comparison) -> str:
+    """What came out, in a few sentences."""
+    if not found.rows:
+        return _parting(found)
+    parts = (_parting(found), _lost(found), _scales(found), _tensors(found), _closer(found))
+    return " ".join(part for part in parts if part)
+
+
+def _parting(found: Comparison) -> str:
+    if not found.steps:
+        return f"{found.runs[0]} and {found.runs[1]} have no {found.by} in common."
+    if not found.rows:
+        return f"{found.runs[0]} and {found.runs[1]} have nothing in common that could be compared."
+    if found.differs_at is None:
+        return f"Nothing differs in {_count(found)}."
+    differs = f"They differ from {found.by} {found.differs_at:,} on"
+    if found.parts_at is None:
+        return f"{differs}, by no more than rounding in {_all(found)}."
+    first = [row for row in found.rows if row.parts_at == found.parts_at]
+    # The loss comes from all the others.
+    first = [row for row in first if row.name != "loss"] or first
+    named = ", ".join(f"{row.name} {_by(row)}" for row in first[:_SOME])
+    more = f" and {len(first) - _SOME} more" if len(first) > _SOME else ""
+    when = "They part" if found.parts_at == found.differs_at else f"{differs}, and by more than rounding"
+    said = f"{when} at {found.by} {found.parts_at:,}{_steps(found)}: {named}{more}."
+    if found.parts_at == 1 and found.other_batches_at != 1:
+        said += (
+            f" As that is the first {found.by}, look whether they began with the same weights and took the same batch."
+        )
+    return said
+
+
+def _all(found: Comparison) -> str:
+    return f"the only {found.by}" if found.steps == 1 else f"all of {_count(found)}"
+
+
+def _count(found: Comparison) -> str:
+    return amount(found.steps, found.by).replace("batchs", "batches")
+
+
+def _steps(found: Comparison) -> str:
+    if found.parts_at_steps is None or set(found.parts_at_steps) == {found.parts_at}:
+        return ""
+    first, second = found.parts_at_steps
+    return f" (step {first:,} of {found.runs[0]}, step {second:,} of {found.runs[1]})"
+
+
+def _lost(found: Comparison) -> str:
+    """How many batches each run lost, and from where on their data differ; nothing where none lost any."""
+    if not any(found.lost) or found.by == STEP:
+        return ""
+    lost = [f"{lost or 'none'} of {of:,}" for lost, of in zip(found.lost, found.batches, strict=True)]
+    said = (
+        f"They are aligned by applied updates, since skipped steps lose their batches: {found.runs[0]} lost {lost[0]}, "
+        f"{found.runs[1]} {lost[1]}."
+    )
+    if found.other_batches_at is None:
+        return said
+    return (
+        f"{said} From {found.by} {found.other_batches_at:,} on they take different batches at the same {found.by}: "
+        "differences from there on are of the data, too, not of the arithmetic alone."
+    )
+
+
+def _by(row: Row) -> str:
+    if math.isinf(row.octaves):
+        return "(zero or not finite in one of them)"
+    return f"by {amount(row.octaves, 'octave', '.2g')}"
+
+
+def _scales(found: Comparison) -> str:
+    told = []
+    if found.scale_differs_at is not None:
+        told.append(f"their loss scales differ from step {found.scale_differs_at:,} on")
+    if found.decision_differs_at is not None:
+        told.append(f"only one of them skipped step {found.decision_differs_at:,}")
+    text = "; ".join(told)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _tensors(found: Comparison) -> str:
+    if all(row.name == "loss" for row in found.rows):
+        if all(found.alone):
+            return "They have no tensor in common: only their losses were compared."
+        return "Without a trace of tensors of both, only their losses were compared."
+    if any(found.alone):
+        return f"Tensors of one of them alone: {len(found.alone[0])} and {len(found.alone[1])}."
+    return ""
+
+
+def _closer(found: Comparison) -> str:
+    if found.reference is None:
+        return (
+            "Which is closer to float32 cannot be told, since none of them is float32: train the same with the policy "
+            "float32 and the same seed, and give it as a third run."
+        )
+    known = [row for row in found.rows if not any(map(math.isnan, row.distances))]
+    if not known:
+        return f"Which is closer to float32 cannot be told: {found.reference} has nothing in common with both."
+    if found.reference in found.runs:
+        other = found.runs[1 - found.runs.index(found.reference)]
+        place = found.runs.index(other)
+        farthest = max(known, key=lambda row: row.distances[place])
+        return (
+            f"{found.reference} is float32; {other} is farthest from it in {farthest.name}, by "
+            f"{amount(farthest.distances[place], 'octave', '.2g')} at the median {found.by}"
+            f"{_of_batches(farthest.of_batches[place])}."
+        )
+    hidden = _hidden(known, found.reference)
+    if found.closer is None and hidden:
+        return f"Which is closer to float32 ({found.reference}) cannot be told{hidden}"
+    if found.closer is None:
+        return f"Neither is closer to float32 than the other ({found.reference})."
+    place = found.runs.index(found.closer)
+    wins = sum(row.closer == place for row in known)
+    said = f"{found.closer} is closer to float32 ({found.reference}), in {wins} of {amount(len(known), 'value')}"
+    return f"{said}; of others it cannot be told{hidden}" if hidden else f"{said}."
+
+
+def _of_batches(octaves: float) -> str:
+    return f", where other batches alone make {octaves:.2g}" if octaves > 0 else ""
+
+
+def _hidden(known: list[Row], reference: str) -> str:
+    """Why nothing is said of some values: the end of a sentence; empty where there is none."""
+    hidden = sum(row.hidden for row in known)
+    if not hidden:
+        return ""
+    return (
+        f": in {hidden} of {amount(len(known), 'value')} one run is farther from {reference} by no more than its other "
+        "batches explain. Compare with runs that skip no step, such as with scaler.Static."
+    )

@@ -1,0 +1,85 @@
+"""What the plots have in common: the style, and how curves of any length are drawn."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loops.record.run import Recorded
+from loops.record.thin import envelope
+from loops.support.errors import LoopError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7",
+)  # fmt: skip
+GREY = "#A9AFB5"
+CAUSES = {
+    "OVERFLOW": (RED, "x"),
+    "LOSS": (PINK, "+"),
+    "BACKWARD": (GREEN, "1"),
+    "UPDATE": (ORANGE, "2"),
+    "TOO_LARGE": (BLUE, "3"),
+}
+"""The colour and the marker of a skip by its cause."""
+_COLUMNS = 2000
+
+
+@contextlib.contextmanager
+def drawing(height: float = 3.0) -> Iterator[Figure]:
+    """An empty figure, within the style of all of them.
+
+    Args:
+        height: In inches.
+
+    Raises:
+        LoopError: Without matplotlib.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        from loops.support.plot_style import STYLE, WIDTH
+    except ImportError as error:
+        raise LoopError('a plot needs matplotlib: pip install "halfstep[study]"') from error
+    with matplotlib.rc_context(STYLE):
+        yield Figure((WIDTH, height), layout="constrained")
+
+
+def curve(axes: Any, run: Recorded, values: np.ndarray, **line: Any) -> None:
+    """Draws a value of each step; of a long run the extremes of each of 2,000 columns."""
+    if len(run) <= _COLUMNS:
+        axes.plot(run.step, values, **line)
+        return
+    first, last = float(run.step[0]), float(run.step[-1])
+    found = envelope((run.step - first) / (last - first), values, _COLUMNS)
+    steps = np.repeat(first + found.x * (last - first), 2)
+    axes.plot(steps, np.stack([found.low, found.high], axis=1).ravel(), **line)
+
+
+def legend(axes: Any) -> None:
+    """Puts a legend above the axes where several things are named. A name may hold what looks like mathematics."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        entries = axes.figure.legend(handles, labels, loc="outside upper left", ncols=3)
+        for text in entries.get_texts():
+            text.set_parse_math(False)
+
+
+def needs(run: Recorded, *names: str) -> None:
+    """Refuses a run without the columns that a plot shows.
+
+    Raises:
+        LoopError: With what is missing.
+    """
+    if not any(np.isfinite(run.column(name)).any() for name in names):
+        notes = " ".join(run.notes)
+        raise LoopError(
+            f"{run.name}: nothing to draw: it has no {' and no '.join(names)} that is finite. {notes}".rstrip()
+        )

@@ -1,0 +1,56 @@
+"""The loss over the steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import scaler
+from loops.record import as_recorded
+from loops.record.thin import moving_mean
+from loops.views.plots.frame import BLACK, BLUE, GREEN, ORANGE, PINK, RED, curve, drawing, legend, needs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MARKS = ((BLUE, "-"), (RED, "--"), (GREEN, ":"), (PINK, "-."), (ORANGE, (0, (4, 4))), (BLACK, (0, (9, 3))))
+_SMOOTH = 50
+
+
+def loss(*runs: Any) -> Figure:
+    """The loss of each step, its moving mean, and marks where it was not finite.
+
+    Args:
+        runs: One to six, as `loops.views.plots` takes them. Of several only the moving means are drawn.
+
+    Raises:
+        scaler.InvalidArgument: For no run, more than six, or what is none.
+        LoopError: Without matplotlib, or if no loss is finite.
+    """
+    if not 0 < len(runs) <= len(_MARKS):
+        raise scaler.InvalidArgument(f"loss: {len(runs)} runs: expected 1 to {len(_MARKS)}, which can be told apart.")
+    found = [as_recorded(run) for run in runs]
+    for run in found:
+        needs(run, "loss")
+    with drawing() as figure:
+        axes = figure.subplots()
+        for run, (colour, dashes) in zip(found, _MARKS, strict=False):
+            values = run.column("loss")
+            if len(found) == 1:
+                curve(axes, run, np.where(np.isfinite(values), values, np.nan), color="#A9AFB5", linewidth=0.8)
+            mean = moving_mean(values, max(3, len(run) // _SMOOTH))
+            curve(axes, run, mean, color=colour, linestyle=dashes, linewidth=1.4, label=run.name)
+            lost = run.step[~np.isfinite(values)]
+            if len(lost):
+                where: Any = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+                label = f"not finite: {len(lost)} steps"
+                axes.plot(lost, np.full(len(lost), 0.02), "|", color=colour, markersize=8, label=label, **where)
+        every = np.concatenate([run.column("loss") for run in found])
+        usable = every[np.isfinite(every)]
+        if usable.min() > 0 and usable.max() > 30 * usable.min():
+            axes.set_yscale("log")
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        legend(axes)
+        return figure

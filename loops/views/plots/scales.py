@@ -1,0 +1,47 @@
+"""The loss scale over the steps, with each skip."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loops.record import as_recorded
+from loops.views.plots.frame import BLACK, BLUE, CAUSES, GREY, curve, drawing, legend, needs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_NEAR = 2.0**12
+"""How far above the scale the critical scale is still drawn: of float32 it lies 100 octaves above."""
+
+
+def loss_scale(run: Any) -> Figure:
+    """The loss scale, the largest one that would have been finite, and a mark for each skip, by its cause.
+
+    Args:
+        run: As `loops.views.plots` takes it.
+
+    Raises:
+        scaler.InvalidArgument: For what is no run.
+        LoopError: Without matplotlib, or if the run has no loss scale.
+    """
+    found = as_recorded(run)
+    needs(found, "loss_scale")
+    scale, fits = found.column("loss_scale"), found.critical
+    with drawing() as figure:
+        axes = figure.subplots()
+        if (fits < _NEAR * np.nanmax(scale)).any():
+            fits = np.where(fits < _NEAR * np.nanmax(scale), fits, np.nan)
+            curve(axes, found, fits, color=GREY, linewidth=1.0, label="largest that would be finite")
+        curve(axes, found, scale, color=BLUE, linewidth=1.4, drawstyle="steps-post", label="loss scale")
+        for cause, steps in found.causes.items():
+            colour, marker = CAUSES.get(cause, (BLACK, "|"))
+            at = scale[np.searchsorted(found.step, steps)]
+            mark: Any = {"color": colour, "markersize": 7, "markeredgewidth": 1.5, "clip_on": False}
+            axes.plot(steps, at, marker, label=f"skipped: {cause} ({len(steps)})", **mark)
+        axes.set_yscale("log", base=2)
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss scale")
+        legend(axes)
+        return figure

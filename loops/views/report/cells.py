@@ -1,0 +1,91 @@
+"""The bytes of a heat map: exponents as cells, and histograms. `page.js` reads them."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from loops.record.run import Measured, Recorded
+from loops.record.thin import sampled
+from scaler import observe
+
+ALL_ZERO, NOT_A_NUMBER, INFINITE = 1, 2, 3
+FIRST = 4
+"""The byte of the lowest exponent of a cell."""
+LOWEST, HIGHEST = -123, 128
+"""Exponents that a cell holds; those beyond are put at the ends."""
+OCTAVES = 16
+"""A byte of a histogram holds shares down to 2^-16; a smaller one counts as that."""
+
+
+def cells_of(amax: np.ndarray) -> np.ndarray:
+    """A byte for each tensor: what its largest magnitude over some steps was.
+
+    Args:
+        amax: Float32 [steps, tensors].
+
+    Returns:
+        Uint8 [tensors]: the exponent, from `FIRST` on, or one of the three that are none.
+    """
+    broken, infinite = np.isnan(amax).any(axis=0), np.isinf(amax).any(axis=0)
+    largest = np.where(np.isfinite(amax), amax, 0.0).max(axis=0)
+    _, exponent = np.frexp(largest)
+    found = np.clip(exponent - 1, LOWEST, HIGHEST) - LOWEST + FIRST
+    found = np.where(largest == 0, ALL_ZERO, found)
+    found = np.where(infinite, INFINITE, found)
+    return np.where(broken, NOT_A_NUMBER, found).astype(np.uint8)
+
+
+def histograms_of(measured: Measured, kept: np.ndarray, budget: int, run: Recorded) -> dict[str, Any]:
+    """The histograms that fit, each a byte for the share of the values in each bin: 255 + 254 / `OCTAVES` * log2.
+
+    Args:
+        measured: What was measured.
+        kept: Places of the tensors to show.
+        budget: Bytes of the text that they may take.
+        run: Of which the skips are shown first.
+
+    Returns:
+        `frames`, their steps; `bars`, uint8 [frames, tensors, bins + 3], of which the last three are the shares of
+        zeros, infinities and NaN; `low`, the exponent of the first bin; `bins`, how many.
+    """
+    numbers = measured.bin - observe.bin_of(0)
+    inside = (measured.bin != observe.ZERO) & (measured.bin < observe.INFINITY)
+    if not inside.any() or not len(kept):
+        return {"frames": [], "bars": "", "low": 0, "bins": 0}
+    low, high = max(int(numbers[inside].min()), -64), min(int(numbers[inside].max()), 63)
+    bins = high - low + 1
+    # Three fourths of what base64 writes are bytes.
+    room = max(1, int(budget * 0.75) // (len(kept) * (bins + 3)))
+    frames = _chosen(measured.frames, run.step[run.skipped], room)
+    place_of = np.full(len(measured.names), -1)
+    place_of[kept] = np.arange(len(kept))
+    frame = np.searchsorted(frames, measured.counted).clip(0, len(frames) - 1)
+    mine = (frames[frame] == measured.counted) & (place_of[measured.tensor] >= 0)
+    column = np.select(
+        [measured.bin == observe.ZERO, measured.bin == observe.INFINITY, measured.bin == observe.NAN],
+        [bins, bins + 1, bins + 2],
+        np.clip(numbers, low, high) - low,
+    )
+    counts = np.zeros([len(frames), len(kept), bins + 3])
+    np.add.at(counts, (frame[mine], place_of[measured.tensor[mine]], column[mine]), measured.count[mine])
+    shares = counts / np.maximum(counts.sum(axis=2, keepdims=True), 1)
+    with np.errstate(divide="ignore"):
+        levels = np.where(shares > 0, np.maximum(1, np.round(255 + 254 / OCTAVES * np.log2(shares))), 0)
+    return {"frames": frames.tolist(), "bars": as_text(levels.astype(np.uint8)), "low": low, "bins": bins}
+
+
+def _chosen(frames: np.ndarray, skips: np.ndarray, room: int) -> np.ndarray:
+    """Frames that fit: half of them evenly, and those of the first skips."""
+    if len(frames) <= room:
+        return frames
+    even = frames[sampled(len(frames), max(1, room - room // 2))]
+    around = np.setdiff1d(np.intersect1d(frames, skips), even)[: room - len(even)]
+    return np.union1d(even, around)
+
+
+def as_text(values: np.ndarray) -> str:
+    """Bytes as text that JSON holds."""
+    return base64.b64encode(np.ascontiguousarray(values, np.uint8).tobytes()).decode("ascii")

@@ -1,0 +1,146 @@
+"""A chart as HTML: an SVG that stretches to any width, with labels beside it that keep their size."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Sequence
+
+import numpy as np
+
+from loops.record.thin import Envelope, envelope
+from loops.views.report.axes import Axis
+
+_SIZE = 1000
+"""Units of an SVG in each direction. It is stretched, its lines are not."""
+_EXACT = 1500
+"""Changes up to which a staircase is drawn as it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A curve in a chart.
+
+    Attributes:
+        label: For the legend; "" for none.
+        x: Float [points], from 0 to 1.
+        y: Float [points], from 0 to 1; NaN leaves a gap.
+        kind: The class that gives it its colour and dashes.
+        stairs: Whether it keeps each value until the next one.
+    """
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    kind: str
+    stairs: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """A strip below a chart with a mark for each of some steps.
+
+    Attributes:
+        label: What they are.
+        x: Float [marks], from 0 to 1.
+        kind: The class that gives it its colour.
+    """
+
+    label: str
+    x: np.ndarray
+    kind: str
+
+
+def chart(
+    alt: str,
+    y: Axis,
+    x: Axis,
+    lines: Sequence[Line],
+    *,
+    columns: int,
+    lanes: Sequence[Lane] = (),
+    level: float | None = None,
+) -> str:
+    """A chart.
+
+    Args:
+        alt: What it shows, in words.
+        y: Of the values.
+        x: Of the steps.
+        lines: What to draw, the hindmost first.
+        columns: How many points a curve may have; of longer ones the extremes of each column of pixels stay.
+        lanes: What to mark below, a mark for each column of pixels with a step in it.
+        level: A horizontal line, from 0 to 1.
+    """
+    grid = "".join(f"M0 {_across(place)}H{_SIZE}" for place, _ in y.ticks)
+    drawn = [f'<path class="grid" d="{grid}"/>']
+    if level is not None:
+        drawn.append(f'<path class="level" d="M0 {_across(level)}H{_SIZE}"/>')
+    drawn += [f'<path class="line {line.kind}" d="{_path(line, columns)}"/>' for line in lines]
+    labels = "".join(f'<span style="bottom:{100 * place:.2f}%">{label}</span>' for place, label in y.ticks)
+    below = "".join(f'<span style="left:{100 * place:.2f}%">{label}</span>' for place, label in x.ticks)
+    marked = "".join(_lane(lane, columns) for lane in lanes)
+    named = [line for line in lines if line.label]
+    legend = "".join(
+        f'<span><svg viewBox="0 0 24 8" aria-hidden="true"><path class="line {line.kind}" d="M0 4H24"/></svg>'
+        f"{html.escape(line.label)}</span>"
+        for line in named
+    )
+    legend = f'<div class="legend">{legend}</div>' if len(named) > 1 else ""
+    return (
+        f'{legend}<div class="chart" role="img" aria-label="{html.escape(alt)}"><div class="y">{labels}</div>'
+        f'<svg class="area" viewBox="0 0 {_SIZE} {_SIZE}" preserveAspectRatio="none" aria-hidden="true">'
+        f'{"".join(drawn)}</svg>{marked}<div class="x">{below}</div></div>'
+    )
+
+
+def _lane(lane: Lane, columns: int) -> str:
+    # Each mark is at least as wide as a column, so that none is lost between them.
+    places = np.unique((np.clip(lane.x, 0, 1) * columns).astype(np.int64))
+    path = "".join(f"M{round(_SIZE * place / columns, 1):g} 0V10" for place in places.tolist())
+    return (
+        f'<div class="lane-label">{html.escape(lane.label)}</div><svg class="lane" viewBox="0 0 {_SIZE} 10" '
+        f'preserveAspectRatio="none" aria-hidden="true"><path class="line {lane.kind}" d="{path}"/></svg>'
+    )
+
+
+def _path(line: Line, columns: int) -> str:
+    if line.stairs:
+        changes = np.flatnonzero(np.diff(np.nan_to_num(line.y, nan=-1.0), prepend=np.nan))
+        if len(changes) <= max(_EXACT * columns // 600, 2):
+            return _staircase(line, changes)
+    found = envelope(line.x, line.y, columns)
+    return _zigzag(found, line.x, columns) if len(found.x) else ""
+
+
+def _staircase(line: Line, changes: np.ndarray) -> str:
+    parts, down = [], True
+    for place in changes.tolist():
+        x, y = _along(line.x[place]), line.y[place]
+        if np.isnan(y):
+            parts.append("" if down else f"H{x}")
+            down = True
+        else:
+            parts.append(f"M{x} {_across(y)}" if down else f"H{x}V{_across(y)}")
+            down = False
+    return "".join(parts) + ("" if down or not parts else f"H{_along(line.x[-1])}")
+
+
+def _zigzag(found: Envelope, x: np.ndarray, columns: int) -> str:
+    parts = []
+    for place, (at, low, high, broken) in enumerate(zip(*(column.tolist() for column in found), strict=True)):
+        first, second = (low, high) if place % 2 else (high, low)
+        parts.append(f"{'M' if broken or not place else 'L'}{_along(at)} {_across(first)}")
+        if high > low:
+            parts.append(f"V{_across(second)}")
+    if len(found.x) == 1:  # A point alone would not be seen.
+        parts.append(f"h{_SIZE / 100:g}")
+    return "".join(parts)
+
+
+def _along(place: float) -> str:
+    return f"{_SIZE * place:.1f}".removesuffix(".0")
+
+
+def _across(place: float) -> str:
+    return f"{_SIZE * (1 - place):.0f}"

@@ -1,0 +1,99 @@
+"""The table of strategies: what each run had for its scale, and what became of it."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loops.record.run import Recorded
+from loops.record.summary import Digest, number
+from loops.support.text import share
+from loops.views.report.tables import NONE, cell, table
+
+_HEADS = (
+    "run",
+    "strategy",
+    "format",
+    "steps",
+    "skips",
+    "skip rate",
+    "mean log2 scale",
+    "final scale",
+    "headroom",
+    "final loss",
+    "score",
+)
+_BESIDE = 4
+"""Runs up to which each is a column."""
+
+
+def strategies_table(runs: Sequence[Recorded], digests: Sequence[Digest]) -> str:
+    """A row for each run, or a column where they are few."""
+    rows = [_row(run, found) for run, found in zip(runs, digests, strict=True)]
+    # A few runs stand side by side, which also fits a phone.
+    turned = len(rows) <= _BESIDE
+    lines = [list(line) for line in zip(_HEADS, *rows, strict=True)] if turned else [list(_HEADS), *rows]
+    return table(lines[0], lines[1:]) + (
+        '<p class="soft">Headroom: octaves from the loss scale to the largest that would have been finite, the median '
+        "of the last tenth of a run. Final loss: the mean of that tenth.</p>"
+    )
+
+
+def replayed_table(run: Recorded) -> str:
+    """What other strategies would have done on a run's steps; "" where nobody replayed it."""
+    if not run.replayed:
+        return ""
+    rows = [
+        [
+            cell(row["strategy"]),
+            cell(_number(row, "skips"), ",.0f"),
+            _share(_number(row, "skip_rate")),
+            cell(_number(row, "mean_log2_scale"), ".1f"),
+            cell(_number(row, "final_scale"), "g"),
+            _share(_number(row, "flushed")),
+        ]
+        for row in run.replayed
+    ]
+    heads = ("strategy", "skips", "skip rate", "mean log2 scale", "final scale", "flushed")
+    return (
+        f"<h3>Other strategies, replayed</h3>{table(heads, rows)}<p>What each would have done on these steps, by "
+        "<code>halfstep replay</code>. Flushed: the share of the gradients that would have become zero.</p>"
+    )
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _share(value: float) -> str:
+    return NONE if math.isnan(value) else html.escape(share(value))
+
+
+def _row(run: Recorded, found: Digest) -> list[str]:
+    facts = run.facts
+    score = NONE
+    if isinstance(facts.get("accuracy"), float):
+        score = f"{facts['accuracy']:.1%} accuracy"
+    elif isinstance(facts.get("perplexity"), float):
+        score = f"perplexity {facts['perplexity']:.4g}"
+    known = "applied" in run.columns
+    return [
+        html.escape(run.name),
+        cell(facts.get("strategy") if isinstance(facts.get("strategy"), str) else None),
+        cell(facts.get("policy") if isinstance(facts.get("policy"), str) else _formats(run)),
+        cell(found.steps),
+        cell(found.skips if known else None),
+        html.escape(share(found.skip_rate)) if known else NONE,
+        cell(found.mean_log2_scale, ".1f"),
+        NONE if math.isnan(found.final_scale) else number(found.final_scale),
+        cell(found.margin, ".1f"),
+        cell(found.final_loss),
+        html.escape(score),
+    ]
+
+
+def _formats(run: Recorded) -> str | None:
+    return " and ".join(sorted(set(run.tensors.formats))) if run.tensors else None

@@ -1,0 +1,146 @@
+"""A report as one file."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import importlib.resources
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import scaler
+from loops.record import Recorded, as_recorded
+from loops.record.summary import Digest, digest, sentence
+from loops.support.errors import LoopError
+from loops.support.written.place import as_path, writing
+from loops.views.report.explanations import autopsy_of, section
+from loops.views.report.figures import beside_figures, headroom_figure, loss_figure, scale_figure
+from loops.views.report.heat import heat_map
+from loops.views.report.provenance import made
+from loops.views.report.strategies import replayed_table, strategies_table
+
+MOST = 1_000_000
+"""Bytes of a report."""
+_COLUMNS = 600
+"""Points of a curve: about as many as a page has pixels."""
+_CELLS = 240
+"""Columns of a heat map."""
+_HISTOGRAMS = 400_000
+"""Bytes of all histograms."""
+
+
+def write_report(
+    runs: Sequence[Any],
+    out: str | os.PathLike,
+    *,
+    explain: bool = False,
+    build: str | None = None,
+    arguments: Sequence[str] | None = None,
+    progress: Callable[[str], object] = lambda text: None,
+) -> int:
+    """Writes one HTML file about some runs, of at most 1 MB, that opens offline.
+
+    Args:
+        runs: Each as `loops.views.plots` takes it: the folder of a run, its trace, or arrays.
+        out: The file. Missing folders are created.
+        explain: Whether to take skips that tell of trouble again, as `halfstep explain` does; it takes from seconds to
+            minutes.
+        build: As for `halfstep explain --build`.
+        arguments: The arguments of `halfstep` that make the report again, to be shown in it.
+        progress: Called now and then with what is done.
+
+    Returns:
+        The size of the file in bytes.
+
+    Raises:
+        scaler.InvalidArgument: For no run, or something that is none.
+        LoopError: If a run has no step that can be read, or there are more runs than fit a table.
+        NotWritable: If the file cannot be written.
+    """
+    path = as_path("report", "out", out)
+    if not runs:
+        raise scaler.InvalidArgument("report: no run. Name at least one.")
+    if path.is_dir():
+        raise scaler.InvalidArgument(f"{path}: a folder: expected the file to write, such as {path / 'report.html'}.")
+    recorded = _named([as_recorded(run) for run in runs])
+    autopsies: list[Any] = [None] * len(recorded)
+    digests = [digest(run) for run in recorded]
+    if explain:
+        autopsies = [
+            autopsy_of(run, build, progress) if not found.health.healthy else None
+            for run, found in zip(recorded, digests, strict=True)
+        ]
+    said = arguments or ["report", *(run.place for run in recorded if run.place), "--out", str(path)]
+    for shown, detail in _ways(len(recorded)):
+        text = _page(recorded, digests, autopsies, said, shown, detail).encode()
+        if len(text) <= MOST:
+            break
+    else:
+        raise LoopError(f"report: {len(recorded)} runs do not fit {MOST:,} bytes. Report on fewer of them.")
+    with writing("report", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+    return len(text)
+
+
+def _ways(runs: int) -> Iterator[tuple[int, float]]:
+    """How many runs to show with figures of their own, and in what detail: the fullest first."""
+    yield from ((runs, detail) for detail in (1.0, 0.5, 0.25, 0.1))
+    while runs:
+        runs //= 2
+        yield runs, 0.5
+
+
+def _named(runs: list[Recorded]) -> list[Recorded]:
+    """The runs with names of their own, as far as their places tell them apart."""
+    names = [run.name for run in runs]
+    return [
+        run if names.count(run.name) == 1 else dataclasses.replace(run, name=run.place or f"{run.name} {place}")
+        for place, run in enumerate(runs, 1)
+    ]
+
+
+def _page(
+    runs: Sequence[Recorded],
+    digests: Sequence[Digest],
+    autopsies: Sequence[Any],
+    arguments: Sequence[str],
+    shown: int,
+    detail: float,
+) -> str:
+    share = detail / max(shown, 1)
+    columns = max(60, int(_COLUMNS * min(1.0, 4 * share)))
+    title = f"Halfstep report: {runs[0].name}" if len(runs) == 1 else f"Halfstep report: {len(runs)} runs"
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    parts += [f'<p class="result">{html.escape(sentence(*pair))}</p>' for pair in zip(runs, digests, strict=True)]
+    if len(runs) > 1:
+        parts += ["<h2>Side by side</h2>", strategies_table(runs, digests), beside_figures(runs, columns)]
+    if shown < len(runs):
+        parts.append(f'<p class="note">Only the first {shown} runs have figures of their own: more would not fit.</p>')
+    each = list(zip(runs, digests, autopsies, strict=True))[:shown]
+    for place, (run, found, autopsy) in enumerate(each):
+        parts.append(f"<h2>{html.escape(run.name)}</h2>" if len(runs) > 1 else "")
+        parts += [f'<p class="note">{html.escape(note)}</p>' for note in run.notes]
+        parts += [
+            loss_figure(run, columns),
+            scale_figure(run, columns),
+            headroom_figure(run, columns),
+            heat_map(run, max(40, int(_CELLS * min(1.0, 3 * share))), int(_HISTOGRAMS * share), f"heat{place}"),
+            section(run, found, autopsy),
+            replayed_table(run),
+        ]
+    if len(runs) == 1:
+        parts += ["<h2>Strategy</h2>", strategies_table(runs, digests)]
+    parts += ["<h2>How it was made</h2>", made(runs, arguments)]
+    return _filled({"title": html.escape(title), "body": "\n".join(filter(None, parts))})
+
+
+def _filled(values: dict[str, str]) -> str:
+    """The page's frame with its parts in their places."""
+    files = importlib.resources.files(__package__)
+    page, style, script = (files.joinpath(f"page.{end}").read_text(encoding="utf-8") for end in ("html", "css", "js"))
+    # The body comes last: it may hold anything.
+    for name, value in {"style": style, "script": script, **values}.items():
+        page = page.replace(f"@{name}@", value)
+    return page

@@ -1,0 +1,127 @@
+"""The course of a run so far, as a watcher sees it."""
+
+from __future__ import annotations
+
+import collections
+import importlib.util
+import math
+import pathlib
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from loops.record.files import read_summary
+from loops.record.log import Log
+from loops.record.reading import files_of
+from loops.record.run import Recorded
+from loops.views.watch.tail import LogTail, TraceTail
+
+HISTORY = 2000
+"""Steps that are kept for the small curves."""
+
+_LOOKS = 20
+"""Looks that the rate is measured over."""
+
+
+class LiveRun:
+    """What a run has recorded so far. It reads the run's files, and writes nothing.
+
+    Args:
+        place: The run's folder.
+        clock: Tells seconds.
+
+    Attributes:
+        step: The last step, 0 before the first.
+        attempted: How many steps took a decision.
+        skips: How many of them were skipped, by cause.
+        last_skip: The last skipped step, or 0.
+        loss: The last ones.
+        scale: The last loss scales.
+        margin: Of the last steps the octaves up to the critical scale, where there is a trace of tensors.
+        rate: Steps a second over the last looks that saw new ones; NaN before there were two.
+        quiet: Seconds since there was a new step.
+        summary: What the run says at its end, or None.
+    """
+
+    def __init__(self, place: pathlib.Path, clock: Callable[[], float] = time.monotonic):
+        self._place, self._clock = place, clock
+        self._log: LogTail | None = None
+        self._trace: TraceTail | None = None
+        self._moved = clock()
+        self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=_LOOKS)
+        self.rate, self.quiet = math.nan, 0.0
+        self.summary: dict | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self.step, self.attempted, self.last_skip = 0, 0, 0
+        self.skips: collections.Counter[str] = collections.Counter()
+        self.loss: collections.deque[float] = collections.deque(maxlen=HISTORY)
+        self.scale: collections.deque[float] = collections.deque(maxlen=HISTORY)
+        self.margin: collections.deque[float] = collections.deque(maxlen=HISTORY)
+
+    def look(self) -> bool:
+        """Reads what is new, and says whether there was any.
+
+        Raises:
+            LoopError: If the folder has several logs or traces, and none has the usual name.
+        """
+        self._open()
+        before, now = self.step, self._clock()
+        for tail, main in ((self._log, True), (self._trace, self._log is None)):
+            if tail is not None:
+                self._read(tail, main)
+        if self.step != before:
+            if self.step < before:
+                self._seen.clear()
+            self._seen.append((now, self.step))
+            (start, first), (end, last) = self._seen[0], self._seen[-1]
+            # Steps come in visits, so that two looks alone would tell little.
+            self.rate = (last - first) / (end - start) if end > start else math.nan
+            self._moved = now
+        self.quiet = now - self._moved
+        # `halfstep train` writes it when a run has ended, and takes it away when one begins.
+        self.summary = read_summary(self._place)
+        return self.step != before
+
+    def _open(self) -> None:
+        trace, log = files_of(self._place)
+        if log is not None and self._log is None:
+            # Until now the trace alone told of the steps.
+            self._start()
+            self._log = LogTail(log)
+            if self._trace:
+                self._trace.rewind()
+        if trace is not None and self._trace is None and importlib.util.find_spec("pyarrow"):
+            self._trace = TraceTail(trace)
+
+    def _read(self, tail: LogTail | TraceTail, main: bool) -> None:
+        found, anew = tail.more()
+        if found is None or not len(found.step):
+            return
+        if main and (anew or found.step[0] <= self.step):
+            # A run that resumes cuts its files off.
+            if not anew:
+                tail.rewind()
+                found, _ = tail.more()
+                assert found is not None
+            self._start()
+        run = Recorded("", "", found.step, found.columns, found.cause)
+        if main:
+            self._count(run, found)
+        elif anew:
+            self.margin.clear()
+        margin = run.margin
+        self.margin.extend(margin[~np.isnan(margin)].tolist())
+
+    def _count(self, run: Recorded, found: Log) -> None:
+        if not len(found.step):
+            return
+        self.step = int(found.step[-1])
+        self.attempted += int(run.attempted.sum())
+        self.skips.update({cause: len(steps) for cause, steps in run.causes.items()})
+        if run.skipped.any():
+            self.last_skip = int(run.step[run.skipped][-1])
+        self.loss.extend(found.columns.get("loss", np.zeros(0)).tolist())
+        self.scale.extend(found.columns.get("loss_scale", np.zeros(0)).tolist())

@@ -1,0 +1,119 @@
+"""The course of a run as text: one line for a pipe, a few for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import rich.text
+
+from loops.support.text import amount
+from loops.views.watch.progress import LiveRun
+
+_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=*#"
+_SLOW = 30.0
+"""Seconds without a new step that are worth a word."""
+
+
+def line(course: LiveRun) -> str:
+    """The state in one line."""
+    if not course.step:
+        return "waiting for the first step"
+    parts = [f"step {course.step}", f"applied {course.attempted - course.skips.total()}", f"skipped {_skipped(course)}"]
+    if course.scale:
+        parts.append(f"scale {course.scale[-1]:g}")
+    if course.loss:
+        parts.append(f"loss {_loss(course)}")
+    if course.margin:
+        parts.append(f"headroom {_octaves(course)}")
+    if not math.isnan(course.rate):
+        parts.append(f"{course.rate:.3g} steps/s")
+    if course.summary is not None:
+        parts.append(ended(course.summary))
+    return "  ".join(parts)
+
+
+def panel(course: LiveRun, name: str, width: int, *, blocks: bool) -> rich.text.Text:
+    """The state in a few lines, with small curves.
+
+    Args:
+        course: What is known.
+        name: Of the run.
+        width: Columns of the terminal.
+        blocks: Whether it shows letters beyond ASCII.
+    """
+    text = rich.text.Text(no_wrap=True, overflow="ellipsis")
+    text.append(name, "bold")
+    text.append(f"  {_state(course)}\n", "dim")
+    if not course.step:
+        return text
+    room = max(10, min(60, width - 40))
+    rows = [("step", f"{course.step:,}", "")]
+    if course.loss:
+        rows.append(("loss", _loss(course), spark(_log(course.loss), room, blocks=blocks)))
+    if course.scale:
+        rows.append(("loss scale", f"{course.scale[-1]:g}", spark(_log(course.scale), room, blocks=blocks)))
+    if course.margin:
+        rows.append(("headroom", _octaves(course), spark(course.margin, room, blocks=blocks)))
+    for label, value, curve in rows:
+        text.append(f"  {label:12}", "dim")
+        text.append(f"{value:22}")
+        text.append(f"{curve}\n", "cyan")
+    text.append("  skipped     ", "dim")
+    text.append(_skipped(course), "yellow" if course.skips else "")
+    if course.skips:
+        text.append(f"  last at step {course.last_skip:,}", "dim")
+    return text
+
+
+def spark(values: Iterable[float], width: int, *, blocks: bool) -> str:
+    """A curve of one line, from the lowest to the highest of the values; a blank where none is finite."""
+    marks = _BLOCKS if blocks else _ASCII
+    found = np.array(list(values), np.float64)
+    parts = np.array_split(found, min(width, len(found))) if len(found) else []
+    means = np.array([part[np.isfinite(part)].mean() if np.isfinite(part).any() else np.nan for part in parts])
+    known = means[~np.isnan(means)]
+    if not len(known):
+        return ""
+    low, spread = known.min(), np.ptp(known)
+    places = np.nan_to_num((means - low) / spread if spread else np.zeros_like(means)) * (len(marks) - 1)
+    return "".join(" " if np.isnan(mean) else marks[round(place)] for mean, place in zip(means, places, strict=True))
+
+
+def ended(summary: dict) -> str:
+    """How a run ended, in words."""
+    for name, form in (("accuracy", "accuracy {:.1%}"), ("perplexity", "perplexity {:.3f}")):
+        if isinstance(summary.get(name), (int, float)):
+            return f"ended, {form.format(summary[name])}"
+    return "ended"
+
+
+def _state(course: LiveRun) -> str:
+    if course.summary is not None:
+        return ended(course.summary)
+    if not course.step:
+        return "waiting for the first step"
+    if course.quiet > _SLOW:
+        return f"no new step for {course.quiet:.0f} seconds"
+    return "" if math.isnan(course.rate) else f"{course.rate:.3g} steps/s"
+
+
+def _skipped(course: LiveRun) -> str:
+    causes = ", ".join(f"{count} {cause}" for cause, count in course.skips.most_common() if cause != "unknown")
+    return str(course.skips.total()) + (f" ({causes})" if causes else "")
+
+
+def _octaves(course: LiveRun) -> str:
+    last = course.margin[-1]
+    return amount(last, "octave", "g") if math.isfinite(last) else "none: no scale helps"
+
+
+def _loss(course: LiveRun) -> str:
+    return f"{course.loss[-1]:.4g}" if math.isfinite(course.loss[-1]) else "not finite"
+
+
+def _log(values: Iterable[float]) -> np.ndarray:
+    found = np.array(list(values), np.float64)
+    positive = found[np.isfinite(found)]
+    return np.log(found) if len(positive) and positive.min() > 0 else found

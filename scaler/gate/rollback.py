@@ -1,0 +1,93 @@
+"""Rolls variables back to their values before a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaler.backend.autograph import as_written
+from scaler.backend.layers import layers_of
+from scaler.checks import as_variables
+from scaler.errors import InvalidArgument
+from scaler.mistakes.moving_statistics import warn_if_late
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """Variables and the values that they had when `snapshot` was called."""
+
+    variables: tuple
+    values: tuple[tf.Tensor, ...]
+
+    @as_written
+    def restore(self) -> None:
+        """Restores the saved value of every variable, bit for bit."""
+        for variable, value in zip(self.variables, self.values, strict=True):
+            variable.assign(value)
+
+    @as_written
+    def restore_unless(self, kept: tf.Tensor) -> None:
+        """Restores all saved values unless `kept`, a scalar bool, is true; then those of non-finite elements alone."""
+        for variable, value in zip(self.variables, self.values, strict=True):
+            variable.assign(chosen_state(variable, value, kept))
+
+
+@as_written
+def snapshot(variables: Iterable) -> Snapshot:
+    """Saves the values of `variables` for the `rollback` argument of `LossScaler.apply`.
+
+    Take it before the forward pass: `before = scaler.snapshot(model.non_trainable_variables)`. The forward pass already
+    moves BatchNorm's statistics and seed generators. A snapshot taken inside a `tf.function` is valid for that call.
+    With stateful RNNs or SpectralNormalization pass `scaler.state_of(model)`.
+
+    Args:
+        variables: TensorFlow or Keras variables of any dtype and shape.
+
+    Raises:
+        InvalidArgument: If `variables` is a model, or not a list of variables.
+    """
+    if isinstance(variables, keras.layers.Layer):
+        raise InvalidArgument("snapshot(model): expected its variables: pass model.non_trainable_variables.")
+    variables = tuple(as_variables("snapshot", variables))
+    warn_if_late(variables)
+    return Snapshot(variables, tuple(tf.identity(variable) for variable in variables))
+
+
+def state_of(model: keras.layers.Layer) -> list[Any]:
+    """What the forward pass of a model moves by itself, for `snapshot`: once the model is built.
+
+    The non-trainable variables, and what Keras does not count among them: a stateful RNN keeps its states beside the
+    model's variables, and SpectralNormalization assigns a trainable weight in every forward pass.
+
+    Args:
+        model: A Keras model or layer.
+    """
+    found = list(model.non_trainable_variables)
+    for layer in layers_of(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful and layer.states is not None:
+            found += keras.tree.flatten(layer.states)
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            found.append(layer.kernel)
+    return list({id(variable): variable for variable in found}.values())
+
+
+def chosen_state(now: Any, before: tf.Tensor, kept: tf.Tensor | None = None) -> tf.Tensor:
+    """A variable's value now, with the value before where it is non-finite now, and everywhere unless `kept`.
+
+    A moving statistic kept in float16 can overflow in a step whose loss and gradients are finite.
+
+    Args:
+        now: The variable.
+        before: Its value before the step.
+        kept: Scalar bool. Default: True.
+    """
+    value = tf.convert_to_tensor(now)
+    flags = [] if kept is None else [kept]
+    if value.dtype.is_floating:
+        flags.append(tf.math.is_finite(value))
+    return tf.where(functools.reduce(tf.logical_and, flags), value, before) if flags else value

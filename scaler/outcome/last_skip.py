@@ -1,0 +1,148 @@
+"""The last skip, packed into the variables that every checkpoint has held since the first version.
+
+`cause` and `index` were once plain numbers of a `Skip`. Later additions use their higher bits, which are 0 in an older
+checkpoint. With more variables an older run folder or Keras file would be refused.
+
+    cause = cause + 2^4 lower_helps + 2^5 is_weight + 2^6 (1 + position) + 2^27 (1 + replica)
+    index = index + 2^20 count, or -1 if nothing was skipped yet
+
+The position belongs to the non-finite weight if there is one, else to the nearest gradient. Models have at most 2^20
+variables. A replica beyond the 14th is kept as the 15th.
+
+A scaler may apply gradients to several lists of variables. Positions are kept among the names of all of them, so that
+they tell which list it was. An index of -1 or -2 is no position: twice the place where the names begin is taken off it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from scaler.backend.replicas import replica_count
+from scaler.backend.variables import shared_variable
+from scaler.outcome.outcome import Cause, Outcome, Skip
+
+MOST_COUNTED = 2**11 - 1
+"""The largest count that is kept. It stands for this many non-finite gradients or more."""
+LAST_REPLICA = 14
+"""The largest number of a replica that is kept. It stands for this one or a later one."""
+MOST_NAMES = 2**20
+"""How many names of variables a position may stand for."""
+_HELPS, _IS_WEIGHT, _POSITION, _REPLICA, _COUNT = 2**4, 2**5, 2**6, 2**27, 2**20
+_NEVER = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
+
+
+class LastSkip:
+    """Stores the last skip of a scaler.
+
+    Attributes:
+        variables: The variables that hold it, by name.
+    """
+
+    def __init__(self) -> None:
+        self.variables = {field: shared_variable(value, field) for field, value in _NEVER.items()}
+
+    def keep(
+        self,
+        loss_scale: tf.Tensor,
+        skip: Skip,
+        replica: tf.Tensor | None,
+        names_from: int = 0,
+        where: tf.Tensor | None = None,
+    ) -> Skip:
+        """Stores a skip where `where`, scalar bool, is true, or always in the branch of a skip; and returns it."""
+        moved = _moved(skip, names_from) if names_from else skip
+        for field, value in {"loss_scale": loss_scale, **packed(moved, replica)}.items():
+            variable = self.variables[field]
+            variable.assign(value if where is None else tf.where(where, value, variable))
+        return skip
+
+    def keep_where(self, skipped: tf.Tensor, outcome: Outcome) -> None:
+        """Stores the skip of an outcome where `skipped` is True."""
+        skip = _moved(Skip(*(getattr(outcome, field) for field in Skip._fields)), outcome.names_from)
+        replica = outcome.replica if replica_count() > 1 else None
+        for field, value in {"loss_scale": outcome.loss_scale, **packed(skip, replica)}.items():
+            self.variables[field].assign(tf.where(skipped, value, self.variables[field]))
+
+    def correct(self, backward: tf.Tensor, lower_helps: tf.Tensor) -> None:
+        """Corrects a stored cause of OVERFLOW after the diagnosis. Both arguments are scalar bools."""
+        self.variables["cause"].assign_add(correction(backward, lower_helps))
+
+    def outcome(self, beginnings: Sequence[int] = ()) -> Outcome:
+        """The outcome of the stored skip, without norms.
+
+        Args:
+            beginnings: Where the names of each list of variables begin, in order.
+        """
+        kept = {field: tf.identity(variable) for field, variable in self.variables.items()}
+        loss_scale, nan = kept.pop("loss_scale"), tf.constant(float("nan"))
+        skip = unpacked(**kept)
+        names_from = _beginning(skip.index, beginnings)
+        skip = _moved(skip, -names_from)
+        return Outcome(
+            finite=tf.equal(skip.cause, int(Cause.NONE)),
+            loss_scale=loss_scale,
+            grad_norm=nan,
+            clipped_norm=nan,
+            **skip._asdict(),
+            replica=kept["cause"] // _REPLICA - 1,
+            names_from=names_from,
+        )
+
+
+def _moved(skip: Skip, by: int | tf.Tensor) -> Skip:
+    """A skip whose positions are moved by a number of names."""
+    positions = {field: getattr(skip, field) for field in ("nearest", "weight")}
+    index = tf.where(skip.index < 0, skip.index - 2 * by, skip.index + by)
+    return skip._replace(index=index, **{field: tf.where(at < 0, at, at + by) for field, at in positions.items()})
+
+
+def _beginning(index: tf.Tensor, beginnings: Sequence[int]) -> tf.Tensor:
+    """Where the list of names begins that a moved index belongs to, scalar int32."""
+    place = tf.where(index < 0, (-index - 1) // 2, index)
+    return tf.reduce_max(tf.where(tf.constant([0, *beginnings]) <= place, [0, *beginnings], 0))
+
+
+def packed(skip: Skip, replica: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
+    """Packs a skip into three scalars: int32 `cause`, bool `has_nan` and int32 `index`.
+
+    Args:
+        skip: The skip.
+        replica: As in `Outcome`, or None on one replica alone.
+    """
+    is_weight = skip.weight >= 0
+    position = tf.where(is_weight, skip.weight, skip.nearest)
+    flags = _HELPS * tf.cast(skip.lower_helps, tf.int32) + _IS_WEIGHT * tf.cast(is_weight, tf.int32)
+    count = tf.where(skip.index < 0, 0, tf.minimum(skip.count, MOST_COUNTED))
+    cause = skip.cause + flags + _POSITION * (1 + position)
+    return {
+        "cause": cause if replica is None else cause + _REPLICA * (1 + tf.minimum(replica, LAST_REPLICA)),
+        "has_nan": skip.has_nan,
+        "index": skip.index + _COUNT * count,
+    }
+
+
+def correction(backward: tf.Tensor, lower_helps: tf.Tensor) -> tf.Tensor:
+    """What to add to a stored `cause` of OVERFLOW after the diagnosis, scalar int32.
+
+    Args:
+        backward: Scalar bool, whether the cause is BACKWARD.
+        lower_helps: Scalar bool, whether a lower scale helps.
+    """
+    to_backward = int(Cause.BACKWARD) - int(Cause.OVERFLOW)
+    return to_backward * tf.cast(backward, tf.int32) + _HELPS * tf.cast(lower_helps, tf.int32)
+
+
+def unpacked(cause: tf.Tensor, has_nan: tf.Tensor, index: tf.Tensor) -> Skip:
+    """Unpacks a skip. `nearest` is -1 if the position of a weight was stored instead."""
+    position, is_weight = cause % _REPLICA // _POSITION - 1, cause // _IS_WEIGHT % 2 > 0
+    return Skip(
+        cause=cause % _HELPS,
+        has_nan=has_nan,
+        index=tf.where(index < 0, index, index % _COUNT),
+        count=tf.where(index < 0, 0, index // _COUNT),
+        nearest=tf.where(is_weight, -1, position),
+        weight=tf.where(is_weight, position, -1),
+        lower_helps=cause // _HELPS % 2 > 0,
+    )

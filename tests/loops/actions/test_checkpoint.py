@@ -1,0 +1,359 @@
+"""Guards the folder of checkpoints: when it is written, damage, a full disk, leftovers, and what is refused by name."""
+
+import json
+import resource
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from loop_cases import dataset, plain_model, squared_error
+
+import loops
+import scaler
+from loops.loop.state import folder
+
+
+class Counting:
+    """A run whose weight is the sum of the numbers it was given, and an action that counts visits."""
+
+    def __init__(self, place, *, actions=(), steps_per_call=1, **arguments):
+        self.total = tf.Variable(0.0)
+        self.visits, self.place = 0, place
+        self.checkpoint = loops.Checkpoint(place, **{"every": 2, **arguments})
+        numbers = tf.data.Dataset.range(1, 1000).shuffle(50, seed=1)
+        self.loop = loops.Loop(
+            self._step, numbers, steps_per_call=steps_per_call, actions=[self.checkpoint, self, *actions]
+        )
+
+    def _step(self, number):
+        self.total.assign(self.total * 0.9 + tf.cast(number, tf.float32))
+        return {"loss": self.total + 0.0}
+
+    def __call__(self, visit):
+        self.visits += 1
+
+    def save_state(self):
+        return self.visits
+
+    def load_state(self, value):
+        self.visits = value
+
+    def go(self, steps):
+        self.loop.run(steps)
+        return self
+
+    def bits(self):
+        return self.total.numpy().tobytes(), self.visits, self.loop.counters
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """What 12 steps come to."""
+    return Counting(tmp_path / "whole").go(12).bits()
+
+
+def test_it_saves_each_multiple_and_at_the_end_and_keeps_the_newest(tmp_path):
+    run = Counting(tmp_path / "a", every=3, keep=2)
+    saved = []
+    run.loop.actions.append(lambda visit: saved.append(folder.numbers(tmp_path / "a")))
+    run.go(10)
+    # What actions see is from before this visit's save, which comes last wherever the checkpoint stands in the list.
+    assert saved == [[], [], [], [3], [3], [3], [6, 3], [6, 3], [6, 3], [9, 6]]
+    assert folder.numbers(tmp_path / "a") == [10, 9]
+    assert tf.train.latest_checkpoint(str(tmp_path / "a")) == str(tmp_path / "a" / "ckpt-10")
+
+
+def test_calls_that_step_over_multiples_save_at_their_end(tmp_path):
+    Counting(tmp_path, every=3, keep=9, steps_per_call=4).go(14)
+    assert folder.numbers(tmp_path) == [14, 12, 8, 4]
+
+
+def test_a_finished_run_goes_on_to_nothing_or_further(tmp_path, whole):
+    Counting(tmp_path / "a").go(6)
+    before = (tmp_path / "a" / "ckpt-6.index").stat().st_mtime_ns
+    assert Counting(tmp_path / "a", resume=True).go(6).loop.counters.data == 6
+    assert (tmp_path / "a" / "ckpt-6.index").stat().st_mtime_ns == before
+    assert Counting(tmp_path / "a", resume=True).go(12).bits() == whole
+    with pytest.raises(scaler.InvalidArgument, match=r"run\(5\): this loop has taken 12 steps already"):
+        Counting(tmp_path / "a", resume=True).go(5)
+
+
+def test_resume_in_an_empty_folder_starts_from_the_beginning(tmp_path, whole):
+    assert Counting(tmp_path / "new" / "folder", resume=True).go(12).bits() == whole
+
+
+def damage(path, how):
+    data = path.read_bytes()
+    middle = len(data) // 2
+    if how == "flipped":
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :])
+    elif how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[: {"empty": 0, "half": middle, "short": len(data) - 1}[how]])
+
+
+@pytest.mark.parametrize("how", ["flipped", "empty", "half", "short", "gone"])
+@pytest.mark.parametrize("part", ["index", "data-00000-of-00001"])
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path, whole, part, how):
+    place = tmp_path / "a"
+    Counting(place).go(8)
+    damage(place / f"ckpt-8.{part}", how)
+    run = Counting(place, resume=True)
+    if (part, how) == ("index", "gone"):  # Without an index there is no checkpoint, only a leftover.
+        run.go(7)
+        assert not (place / "ckpt-8.data-00000-of-00001").exists()
+    else:
+        with pytest.warns(loops.ResumeWarning, match=r"step 8 is damaged \(.+\); going on from step 6"):
+            run.go(7)
+        assert [path.name for path in place.glob("damaged-ckpt-8.*")]
+    assert 8 not in folder.numbers(place)
+    assert run.go(12).bits() == whole
+
+
+def test_two_damaged_ones_fall_back_to_the_third(tmp_path, whole):
+    place = tmp_path / "a"
+    Counting(place).go(8)
+    for number in (8, 6):
+        damage(place / f"ckpt-{number}.data-00000-of-00001", "half")
+    run = Counting(place, resume=True)
+    with pytest.warns(loops.ResumeWarning, match="going on from step 4") as caught:
+        run.go(12)
+    assert len(caught) == 2
+    assert run.bits() == whole
+
+
+def test_when_none_is_whole_nothing_is_touched(tmp_path):
+    Counting(tmp_path).go(8)
+    for number in folder.numbers(tmp_path):
+        damage(tmp_path / f"ckpt-{number}.data-00000-of-00001", "flipped")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    run = Counting(tmp_path, resume=True)
+    with pytest.raises(loops.CheckpointError, match="none of its checkpoints can be read") as caught:
+        run.go(12)
+    for text in ("step 8: ", "step 6: ", "step 4: ", "remove them"):
+        assert text in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert run.loop.counters == loops.Counters()
+
+
+def test_leftovers_of_a_killed_save_are_swept_and_other_files_are_not(tmp_path, whole):
+    place = tmp_path / "a"
+    Counting(place).go(8)
+    (place / "ckpt-10_temp").mkdir()
+    (place / "ckpt-10_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"torn")
+    for name in ("ckpt-10.data-00000-of-00001", "checkpoint.tmp123", "ckpt-12.index.tempstate456"):
+        (place / name).write_bytes(b"torn")
+    (place / "notes.txt").write_text("mine")
+    (place / "checkpoint").write_text("torn")
+    run = Counting(place, resume=True).go(9)
+    left = {path.name for path in place.iterdir()}
+    assert left == {
+        "checkpoint",
+        "notes.txt",
+        *(f"ckpt-{n}.{part}" for n in (6, 8, 9) for part in ("index", "data-00000-of-00001")),
+    }
+    assert run.go(12).bits() == whole
+    assert folder.numbers(place) == [12, 10, 9]
+
+
+def test_a_checkpoint_too_many_is_removed_also_where_nothing_is_left_to_do(tmp_path):
+    Counting(tmp_path, keep=4).go(8)
+    Counting(tmp_path, keep=3, resume=True).go(8)
+    assert folder.numbers(tmp_path) == [8, 6, 4]
+    assert not (tmp_path / "ckpt-2.data-00000-of-00001").exists()
+
+
+def test_a_full_disk_is_one_error_and_leaves_the_checkpoints_before_it(tmp_path, whole):
+    place = tmp_path / "a"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(visit):
+        if visit.counters.data == 7:
+            # Every file may grow to so many bytes only, as on a disk that has no more.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+
+    run = Counting(place, actions=[fill])
+    try:
+        with pytest.raises(loops.CheckpointError, match=r"step 8 could not be saved \(.+\).*make room") as caught:
+            run.go(12)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(place) in str(caught.value)
+    assert folder.numbers(place) == [6, 4, 2]
+    assert not [path.name for path in place.iterdir() if "temp" in path.name or "ckpt-8" in path.name]
+    assert Counting(place, resume=True).go(12).bits() == whole
+
+
+def test_an_action_that_raises_stops_a_run_that_is_saved(tmp_path, whole):
+    seen = []
+
+    def fail(visit):
+        if visit.counters.data == 5:
+            raise ValueError("of the user")
+
+    run = Counting(tmp_path / "a", actions=[fail, lambda visit: seen.append(visit.counters.data)])
+    with pytest.raises(ValueError, match="of the user"):
+        run.go(12)
+    assert seen == [1, 2, 3, 4, 5]
+    assert folder.numbers(tmp_path / "a")[0] == 5
+    assert Counting(tmp_path / "a", resume=True).go(12).bits() == whole
+
+
+def test_a_step_that_raises_saves_nothing(tmp_path):
+    run = Counting(tmp_path)
+    run.go(3)
+
+    def broken(iterator, limit):
+        raise tf.errors.InternalError(None, None, "broken")
+
+    run.loop._call._take = broken
+    with pytest.raises(tf.errors.InternalError):
+        run.go(12)
+    assert folder.numbers(tmp_path) == [3, 2]
+
+
+def test_a_folder_with_checkpoints_is_not_written_over(tmp_path):
+    Counting(tmp_path).go(4)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(loops.CheckpointError, match=r"checkpoints of a run at step 4.*resume=True.*another folder"):
+        Counting(tmp_path).go(4)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["every", "keep"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None])
+def test_arguments_that_cannot_work_are_named(tmp_path, name, value):
+    with pytest.raises(
+        scaler.InvalidArgument, match=rf"Checkpoint\({name}={value!r}\): expected an integer of at least"
+    ):
+        loops.Checkpoint(tmp_path / "never", **{"every": 1, name: value})
+    assert not (tmp_path / "never").exists()
+
+
+def test_one_checkpoint_alone_is_refused(tmp_path):
+    with pytest.raises(scaler.InvalidArgument, match=r"keep=1\): expected an integer of at least 2"):
+        loops.Checkpoint(tmp_path, every=1, keep=1)
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        run = Counting(place)
+        with pytest.raises(loops.CheckpointError, match=r"cannot be written \(.+\)\. Choose another"):
+            run.go(3)
+        assert run.loop.counters == loops.Counters()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_it_is_called_by_a_loop_only(tmp_path):
+    with pytest.raises(RuntimeError, match="begin"):
+        loops.Checkpoint(tmp_path, every=1)(None)
+
+
+def training(place, *, model=plain_model, optimizer=None, scaling=None, accumulate=1, clip=None, size=8, **arguments):
+    step = loops.TrainStep(
+        model(),
+        squared_error,
+        optimizer or keras.optimizers.SGD(0.1, momentum=0.9),
+        loss_scaler=scaler.LossScaler(scaling or scaler.Dynamic(8.0)),
+        accumulate=accumulate,
+        clip=clip,
+    )
+    return loops.Loop(step, dataset(4, size), actions=[loops.Checkpoint(place, every=1, **arguments)])
+
+
+def wider():
+    keras.utils.set_random_seed(7)
+    return keras.Sequential([keras.Input([4]), keras.layers.Dense(9), keras.layers.Dense(1)])
+
+
+OTHERS = {
+    "model": ({"model": wider}, r"variable 0 of its model was .*\[4, 6\] and is .*\[4, 9\]"),
+    "precision": (
+        {"model": lambda: plain_model("float16")},
+        "variable 0 of its model was .*float32.* and is .*float16",
+    ),
+    "scaling": ({"scaling": scaler.Static(8.0)}, r"strategy was 'Dynamic\(.*' and is 'Static\(.*"),
+    "scaling's options": ({"scaling": scaler.Dynamic(16.0)}, r"initial_scale=8.0.* and is .*initial_scale=16.0"),
+    "optimizer": ({"optimizer": keras.optimizers.Adam}, "optimizer.class was 'SGD' and is 'Adam'"),
+    "learning rate": (
+        {"optimizer": lambda: keras.optimizers.SGD(0.2, momentum=0.9)},
+        "optimizer.learning_rate was 0.1.* and is 0.2",
+    ),
+    "window": ({"accumulate": 2}, "accumulate was 1 and is 2"),
+    "clipping": ({"clip": scaler.ClipByValue(0.5)}, r"clip was None and is 'ClipByValue\(value=0.5\)'"),
+    "batches": ({"size": 4}, r"batches was .*\(8, 4\).* and is .*\(4, 4\)"),
+    "run": ({"run": {"seed": 2}}, "run.seed was 1 and is 2"),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    place = tmp_path_factory.mktemp("saved")
+    training(place, run={"seed": 1}).run(2)
+    return place
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_checkpoint_of_another_run_is_refused_by_what_differs(saved, other):
+    changes, named = OTHERS[other]
+    changes = {"run": {"seed": 1}, **changes}
+    if callable(changes.get("optimizer")):
+        changes["optimizer"] = changes["optimizer"]()
+    before = {path.name: path.stat().st_mtime_ns for path in saved.iterdir()}
+    loop = training(saved, resume=True, **changes)
+    weights = [value.copy() for value in loop.train_step.model.get_weights()]
+    with pytest.raises(loops.CheckpointError, match=named) as caught:
+        loop.run(4)
+    assert "another folder" in str(caught.value)
+    assert loop.counters == loops.Counters()
+    np.testing.assert_equal(loop.train_step.model.get_weights(), weights)
+    assert {path.name: path.stat().st_mtime_ns for path in saved.iterdir()} == before
+
+
+def test_a_checkpoint_of_other_replicas_or_workers_is_refused(saved, monkeypatch):
+    for name, named in (("replicas", "replicas was 2 and is 1"), ("workers", "workers was 2 and is None")):
+        facts = folder.read_facts(folder.prefix(saved, 2))
+        facts["identity"][name] = 2
+        monkeypatch.setattr(folder, "newest_whole", lambda *_, facts=facts: (2, facts, {}))
+        with pytest.raises(loops.CheckpointError, match=named):
+            training(saved, resume=True, run={"seed": 1}).run(4)
+
+
+def test_the_same_run_is_taken(saved, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in saved.glob("ckpt-*")}
+    loop = training(saved, resume=True, run={"seed": 1})
+    loop.run(2)
+    assert loop.counters.data == 2
+    assert {path: path.stat().st_mtime_ns for path in saved.glob("ckpt-*")} == before  # Nothing was left to do.
+
+
+def test_a_checkpoint_that_is_not_ours_is_named(tmp_path):
+    tf.train.Checkpoint(weight=tf.Variable(1.0)).write(str(tmp_path / "ckpt-3"))
+    with pytest.raises(loops.CheckpointError, match=r"step 3: .*facts"):
+        Counting(tmp_path, resume=True).go(4)
+
+
+def test_a_checkpoint_of_a_later_format_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("loops.loop.state.state._FORMAT", 2)
+    Counting(tmp_path).go(2)
+    with pytest.raises(loops.CheckpointError, match="its format is 2, and this version reads 1"):
+        Counting(tmp_path, resume=True).go(4)
+
+
+def test_facts_are_json_that_others_can_read(saved):
+    reader = tf.train.load_checkpoint(str(saved / "ckpt-2"))
+    facts = json.loads(reader.get_tensor("facts/.ATTRIBUTES/py_state"))
+    assert facts["counters"] == {"data": 2, "attempted": 2, "applied": 2, "skipped": 0}
+    assert facts["loss_scaler"]["loss_scale"] == 8.0
+
+
+def test_a_dataset_that_cannot_be_iterated_is_not_blamed_on_the_folder(tmp_path):
+    # Without a cycle_length it is the number of cores, when the iterator is made.
+    data = tf.data.Dataset.range(4).interleave(lambda number: tf.data.Dataset.range(number), num_parallel_calls=10_000)
+    loop = loops.Loop(lambda x: {"loss": x}, data, actions=[loops.Checkpoint(tmp_path / "saved", every=2)])
+    with pytest.raises((tf.errors.InvalidArgumentError, loops.LoopError), match="cycle_length") as raised:
+        loop.run(2)
+    assert "folder" not in str(raised.value)

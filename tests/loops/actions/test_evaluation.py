@@ -1,0 +1,228 @@
+"""Guards evaluation and what follows it: early stop, best checkpoints, and their state in a run that goes on."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+from loops.loop.state import folder
+
+
+def held_out(values=(1.0, 3.0)):
+    values = tf.constant(values)
+    return tf.data.Dataset.from_tensor_slices((values, tf.zeros_like(values))).batch(1)
+
+
+class Run:
+    """A model that says `weight`, which each step sets to the next of `values`; its loss on held-out data is that."""
+
+    def __init__(self, values, checkpoint=None, patience=2, every=1, **arguments):
+        weight = tf.Variable(0.0)
+
+        def step(value):
+            weight.assign(value)
+            return {"loss": weight + 0.0}
+
+        self.measured = []
+        self.evaluate = loops.Evaluate(
+            lambda x, training: tf.cast(weight + 0.0 * x, tf.float16), held_out(), [Value(name="value")], every=every
+        )
+        self.best = loops.Best(self.evaluate, "value")
+        self.early = loops.EarlyStop(self.best, patience=patience)
+        actions = [self.evaluate, self.early, lambda visit: self.measured.append(dict(self.evaluate.results))]
+        if checkpoint:
+            actions.append(loops.Checkpoint(checkpoint, every=100, best=self.best, **arguments))
+        data = tf.data.Dataset.from_tensor_slices(np.float32(values))
+        self.loop = loops.Loop(step, data, actions=actions)
+
+
+class Value(keras.metrics.Mean):
+    """The mean prediction."""
+
+    def update_state(self, y, prediction, sample_weight=None):
+        assert prediction.dtype == "float32"
+        super().update_state(prediction, sample_weight)
+
+
+def test_metrics_are_those_of_the_whole_dataset_anew_each_time():
+    run = Run([4.0, 2.0, 1.0, 8.0], every=2)
+    run.loop.run(4)
+    assert run.measured == [{}, {"value": 2.0}, {"value": 2.0}, {"value": 8.0}]
+    assert run.evaluate.step == 4
+
+
+def test_a_real_model_is_measured_with_weights_and_does_not_move():
+    model = keras.Sequential([keras.Input([2]), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, seed=1)])
+    x, y = np.float32([[1, 2], [3, 4], [5, 6]]), np.zeros([3, 2], np.float32)
+    data = tf.data.Dataset.from_tensor_slices((x, y, np.float32([1, 1, 0]))).batch(2)
+    evaluate = loops.Evaluate(model, data, [keras.metrics.MeanSquaredError(name="mse")], every=1)
+    before = [variable.numpy() for variable in model.variables]
+    expected = np.mean(np.square(x[:2])) / 1.001
+    np.testing.assert_allclose(evaluate.measure()["mse"], expected, rtol=1e-4)
+    np.testing.assert_equal([variable.numpy() for variable in model.variables], before)
+
+
+def test_an_empty_dataset_is_one_clear_error():
+    evaluate = loops.Evaluate(lambda x, training: x, held_out().take(0), [Value()], every=1)
+    loop = loops.Loop(lambda x: {"loss": x}, tf.data.Dataset.from_tensor_slices([1.0, 2.0]), actions=[evaluate])
+    with pytest.raises(loops.LoopError, match=r"'validation'.*empty"):
+        loop.run(2)
+    assert loop.counters.data == 1
+
+
+def test_the_run_ends_when_patience_does():
+    run = Run([5.0, 3.0, 4.0, math.nan, 1.0])
+    assert run.loop.run(5).data == 4
+    assert run.loop.stopped == "no improvement in 2 evaluations: the best value, 3, is that of step 2"
+    assert math.isnan(run.evaluate.results["value"])
+    assert run.loop.run(5).data == 4
+
+
+def test_only_nan_is_never_best():
+    run = Run([math.nan, math.nan, 1.0])
+    run.loop.run(3)
+    assert run.best.value is None
+    assert "never a number" in run.loop.stopped
+    run = Run([math.nan, 7.0, 9.0])
+    run.loop.run(3)
+    assert (run.best.value, run.best.step, run.best.since) == (7.0, 2, 1)
+
+
+@pytest.mark.parametrize(("mode", "min_delta", "step"), [("max", 0.0, 4), ("min", 0.0, 3), ("min", 2.5, 1)])
+def test_better_is_what_was_asked_for(mode, min_delta, step):
+    evaluate = loops.Evaluate(lambda x, training: x, held_out(), [Value(name="value")], every=1)
+    best = loops.Best(evaluate, "value", mode, min_delta=min_delta)
+    for evaluate.step, value in enumerate([3.0, 2.0, 1.0, 4.0], 1):
+        evaluate.results = {"value": value}
+        best.look()
+        best.look()  # Two actions may share it.
+    assert best.step == step
+    assert best.since == 4 - step
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_a_run_that_goes_on_stops_where_the_whole_one_does(tmp_path, stop):
+    values = [9.0, 8.0, math.nan, math.inf, 5.0, 6.0, 4.0, 7.0, 7.0, 7.0]
+    whole = Run(values, patience=3)
+    whole.loop.run(10)
+    first = Run(values, tmp_path, patience=3)
+    first.loop.run(stop)
+    second = Run(values, tmp_path, patience=3, resume=True)
+    second.loop.run(10)
+    assert str(first.measured + second.measured) == str(whole.measured)
+    assert second.loop.counters == whole.loop.counters
+    assert second.loop.stopped == whole.loop.stopped
+    assert second.best.save_state() == whole.best.save_state()
+    assert folder.numbers(tmp_path / "best") == [whole.best.step]
+
+
+def test_a_stopped_run_stays_stopped(tmp_path):
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]
+    Run(values, tmp_path).loop.run(5)
+    again = Run(values, tmp_path, resume=True)
+    assert again.loop.run(5).data == 3
+    assert again.measured == []
+
+
+def test_the_best_step_is_kept_beside_the_newest(tmp_path):
+    run = Run([9.0, 2.0, 3.0, 4.0, 5.0, 6.0], tmp_path, patience=9, keep=2)
+    run.loop.run(6)
+    assert folder.numbers(tmp_path / "best") == [2]
+    number, facts, damaged = folder.newest_whole(tmp_path / "best")
+    assert (number, facts["counters"]["data"], damaged) == (2, 2, {})
+    back = Run([9.0, 2.0, 3.0, 4.0], tmp_path / "best", resume=True)
+    back.loop.run(3)
+    assert [one["value"] for one in back.measured] == [3.0]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_a_kill_in_the_copy_leaves_a_best_step(tmp_path, monkeypatch, moment):
+    """The copy is broken off before each thing it does to the folder, with the one before still there or it itself."""
+    values = [9.0, 5.0, 4.0, 6.0]
+    Run(values, tmp_path, patience=9).loop.run(2)
+    left = [moment]
+
+    def counted(function):
+        def call(*arguments, **options):
+            if "best" in str(arguments[0]) or "best" in str(arguments[-1]):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Killed
+            return function(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder.shutil, "copyfile", counted(folder.shutil.copyfile))
+        patch.setattr(folder.pathlib.Path, "replace", counted(folder.pathlib.Path.replace))
+        patch.setattr(folder.pathlib.Path, "unlink", counted(folder.pathlib.Path.unlink))
+        with pytest.raises(Killed):
+            Run(values, tmp_path, patience=9, resume=True).loop.run(3)
+    kept, _, damaged = folder.newest_whole(tmp_path / "best")
+    assert kept in (2, 3)
+    assert not damaged
+    Run(values, tmp_path, patience=9, resume=True).loop.run(4)
+    assert folder.numbers(tmp_path / "best") == [3]
+    assert len(list((tmp_path / "best").iterdir())) == 2
+
+
+def test_stop_when_ends_the_run_and_is_asked_again():
+    stop = loops.StopWhen(lambda visit: visit.outputs["loss"][-1] > 3, every=2)
+    loop = loops.Loop(lambda x: {"loss": x}, tf.data.Dataset.range(1, 100), actions=[stop])
+    assert loop.run(50).data == 4
+    assert "step 4" in loop.stopped
+    assert loop.run(50).data == 6
+
+
+GOOD = dict(model=lambda x, training: x, dataset=held_out(), metrics=[keras.metrics.Mean(name="m")], every=1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model": 3}, "keras.Model"),
+        ({"dataset": [1]}, "tf.data.Dataset"),
+        ({"dataset": held_out().repeat()}, "never ends"),
+        ({"metrics": []}, "at least one"),
+        ({"metrics": ["accuracy"]}, "keras.metrics.Metric"),
+        ({"metrics": [keras.metrics.Mean(), keras.metrics.Mean()]}, "two are named 'mean'"),
+        ({"every": 0}, r"every=0.*Seconds"),
+        ({"every": 1.5}, "every=1.5"),
+        ({"every": True}, "every=True"),
+    ],
+)
+def test_bad_evaluations_are_refused(changed, said):
+    with pytest.raises(scaler.InvalidArgument, match=said):
+        loops.Evaluate(**{**GOOD, **changed})
+
+
+def test_bad_followers_are_refused(tmp_path):
+    evaluate = loops.Evaluate(**GOOD)
+    best = loops.Best(evaluate, "m")
+    for wrong, said in [
+        (lambda: loops.Best(3, "m"), "loops.Evaluate"),
+        (lambda: loops.Best(evaluate, "loss"), "expected one of m"),
+        (lambda: loops.Best(evaluate, "m", "up"), "'min' or 'max'"),
+        (lambda: loops.Best(evaluate, "m", min_delta=math.nan), "min_delta"),
+        (lambda: loops.EarlyStop(evaluate), "loops.Best"),
+        (lambda: loops.EarlyStop(best, patience=0), "patience"),
+        (lambda: loops.Checkpoint(tmp_path, every=1, best="m"), "loops.Best"),
+        (lambda: loops.Checkpoint(tmp_path, every=0), "every=0"),
+        (lambda: loops.StopWhen(3), "function"),
+        (lambda: loops.Call(3, every=1), "function"),
+        (lambda: loops.Seconds(math.nan), "finite"),
+    ]:
+        with pytest.raises(scaler.InvalidArgument, match=said):
+            wrong()
+    for action in (loops.EarlyStop(best), loops.Checkpoint(tmp_path, every=1, best=best)):
+        loop = loops.Loop(lambda x: {"loss": x}, tf.data.Dataset.range(9), actions=[action])
+        with pytest.raises(loops.LoopError, match="none of the loop's actions"):
+            loop.run(1)

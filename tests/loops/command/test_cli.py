@@ -1,0 +1,230 @@
+"""Guards the command line: what it prints and writes, and one line with a status for everything that cannot be."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import keras
+import pytest
+from command_cases import run, strict
+
+from loops.diagnose.doctor.machine import verdict
+from loops.run.train import POLICIES
+
+
+def test_train_writes_what_it_says(capsys, tmp_path):
+    out = tmp_path / "run"
+    status, printed, progress = run(
+        capsys, "train", "digits", "--policy", "float32", "--strategy", "none", "--steps", 3, "--seed", 5, "--out", out
+    )
+    assert status == 0
+    summary = strict((out / "summary.json").read_text())
+    assert (summary["policy"], summary["strategy"], summary["steps"], summary["seed"]) == ("float32", "none", 3, 5)
+    assert summary["weights_digest"] in printed
+    assert f"wrote {out}/summary.json" in printed
+    assert "applied 3  skipped 0  loss scale 1" in printed
+    assert "digits  3/3" in progress
+    assert (out / "steps.jsonl").read_text().count("\n") == 3
+
+
+@pytest.mark.usefixtures("small_digits")
+def test_train_prints_json_alone(capsys, tmp_path):
+    status, printed, _ = run(capsys, "train", "digits", "--steps", 2, "--out", tmp_path, "--json")
+    assert status == 0
+    assert strict(printed) == strict((tmp_path / "summary.json").read_text())
+
+
+def test_train_prints_json_that_others_can_read_when_the_loss_is_nan(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        sys.modules["loops.run.train"], "train", lambda *_, **__: {"final_loss": float("nan"), "accuracy": 0.1}
+    )
+    status, printed, _ = run(capsys, "train", "digits", "--out", tmp_path, "--json")
+    assert status == 0
+    assert strict(printed) == {"final_loss": None, "accuracy": 0.1}
+
+
+@pytest.mark.usefixtures("small_digits")
+def test_study_writes_a_report(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    status, printed, _ = run(
+        capsys, "study", "--setup", "float32", "--setup", "mixed-dynamic", "--steps", 2, "--seeds", 1, "--out", tmp_path
+    )
+    assert status == 0
+    summary = strict((tmp_path / "summary.json").read_text())
+    assert [row["name"] for row in summary["setups"]] == ["float32", "mixed-dynamic"]
+    for name in ("float32", "mixed-dynamic"):
+        assert name in printed
+    written = printed.partition("wrote ")[2].strip().split(", ")
+    assert written
+    assert all(path.startswith(str(tmp_path)) for path in written)
+
+
+@pytest.mark.usefixtures("small_digits")
+def test_study_compares_strategies(capsys, tmp_path):
+    strategies = ["headroom", "static:2**10"]
+    arguments = [word for text in strategies for word in ("--strategy", text)]
+    status, printed, _ = run(capsys, "study", *arguments, "--steps", 2, "--seeds", 1, "--out", tmp_path)
+    assert status == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [row["name"] for row in summary["setups"]] == ["float32", "headroom", "static-2-10"]
+    assert [run["strategy"] for run in summary["runs"]] == ["none", *strategies]
+    again = "halfstep study digits --steps 2 --seeds 1 --strategy headroom --strategy &#x27;static:2**10&#x27;"
+    assert again in (tmp_path / "report.html").read_text()
+    assert "headroom" in printed
+
+
+def test_study_prints_json_alone_also_with_nan(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("loops.study.compare.run_study", lambda *_, **__: {"setups": [{"final_loss": float("nan")}]})
+    monkeypatch.setattr("loops.study.report.write_report", lambda out: [])
+    status, printed, _ = run(capsys, "study", "--out", tmp_path, "--json")
+    assert status == 0
+    assert strict(printed) == {"setups": [{"final_loss": None}]}
+
+
+def test_doctor_measures_and_has_a_verdict(capsys, monkeypatch):
+    monkeypatch.setattr("loops.diagnose.doctor.machine._SECONDS_EACH", 0.01)
+    status, printed, _ = run(capsys, "doctor", "--json")
+    found = strict(printed)
+    assert status == 0
+    assert set(found) == {"versions", "devices", "matmul_size", "matmul_gflops", "verdict", "gpus", "namesakes"}
+    assert set(found["versions"]) == {"python", "tensorflow", "keras", "numpy"}
+    assert found["versions"]["keras"] == keras.__version__
+    assert any(device["kind"] == "CPU" for device in found["devices"])
+    assert set(found["matmul_gflops"]) == {"float32", "float16", "bfloat16"}
+    assert all(rate > 0 for rate in found["matmul_gflops"].values())
+    assert "float16" in found["verdict"]
+    status, printed, _ = run(capsys, "doctor")
+    assert status == 0
+    assert printed.startswith("python ")
+    assert "matmul" in printed
+    assert printed.rstrip().endswith(".")
+
+
+@pytest.mark.parametrize("told_by", ["top_level.txt", "RECORD"])
+def test_doctor_names_another_distribution_that_owns_one_of_our_packages(capsys, monkeypatch, tmp_path, told_by):
+    folder = tmp_path / "autoscaler-1.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: autoscaler\nVersion: 1.2\n")
+    (folder / told_by).write_text("scaler" if told_by == "top_level.txt" else "scaler/__init__.py,,\nREADME,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("loops.diagnose.doctor.machine._SECONDS_EACH", 0.001)
+    status, printed, _ = run(capsys, "doctor", "--json")
+    (found,) = strict(printed)["namesakes"]
+    assert status == 0
+    assert (found["package"], found["distribution"], found["version"]) == ("scaler", "autoscaler", "1.2")
+    _, printed, _ = run(capsys, "doctor")
+    assert "The distribution autoscaler 1.2 also installs a top-level package 'scaler'." in " ".join(printed.split())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "has_gpu", "capability", "start", "named"),
+    [
+        (0.1, False, None, "float16 will not pay here", "without a GPU"),
+        (2.0, False, None, "float16 pays here", "without a GPU"),
+        (4.0, True, "9.0", "float16 pays here", "9.0"),
+        (1.0, True, "6.1", "float16 will not pay here", "tensor cores need 7.0"),
+        (1.0, True, None, "float16 will not pay here", "1 times"),
+    ],
+)
+def test_the_verdict_follows_the_measurement(ratio, has_gpu, capability, start, named):
+    text = verdict({"float32": 10.0, "float16": 10.0 * ratio}, has_gpu=has_gpu, compute_capability=capability)
+    assert text.startswith(start)
+    assert named in text
+    assert "None" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["train", "cifar"], ["'cifar'", "digits, mnist"]),
+        (["train", "digits", "--policy", "float8"], ["'float8'", *POLICIES]),
+        (["train", "digits", "--strategy", "warp"], ["'warp'", "none, static:SCALE"]),
+        (["train", "digits", "--strategy", "static:0"], ["loss_scale=0"]),
+        (["train", "digits", "--strategy", "static:[1]"], ["'static:[1]'"]),
+        (["train", "digits", "--strategy", "dynamic:growth=2"], ["'growth=2'", "growth_interval"]),
+        (["train", "digits", "--strategy", "static:2**2000"], ["2**2000"]),
+        (["train", "digits", "--strategy", "dynamic:consecutive_hysteresis=7"], ["consecutive_hysteresis"]),
+        (["study", "cifar"], ["'cifar'", "digits, mnist"]),
+        (["study", "--setup", "float8"], ["'float8'", "mixed-dynamic"]),
+        (["study", "--strategy", "none", "--strategy", "headrom"], ["did you mean 'headroom'?"]),
+        (["study", "--strategy", "headroom:memori=3"], ["did you mean 'memory'?", "relax_interval"]),
+        (["study", "--strategy", "headroom:memory=0"], ["memory=0"]),
+    ],
+)
+def test_what_makes_no_sense_is_named_in_one_line_with_status_2(capsys, tmp_path, arguments, named):
+    status, printed, errors = run(capsys, *arguments, "--out", tmp_path / "out")
+    assert (status, printed) == (2, "")
+    assert errors.startswith("halfstep: ")
+    assert errors.count("\n") == 1
+    for text in named:
+        assert text in errors
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["train", "digits", "--steps", "0"], "'0': expected an integer of at least 1"),
+        (["train", "digits", "--steps", "many"], "'many': expected an integer of at least 1"),
+        (["train", "digits", "--seed", "-1"], "'-1': expected an integer in [0, 2^32)"),
+        (["train", "digits", "--seed", str(2**32)], "expected an integer in [0, 2^32)"),
+        (["study", "--setup", "float32", "--strategy", "none"], "not allowed with argument --setup"),
+        (["study", "--seeds", "0"], "'0': expected an integer of at least 1"),
+        (["study", "--steps", "1.5"], "'1.5': expected an integer of at least 1"),
+        (["train"], "TASK"),
+        (["fly"], "'fly'"),
+        ([], "COMMAND"),
+    ],
+)
+def test_arguments_that_cannot_be_read_have_status_2(capsys, arguments, named):
+    status, printed, errors = run(capsys, *arguments)
+    assert (status, printed) == (2, "")
+    assert errors.startswith("usage: halfstep")
+    assert named in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["train", "study"])
+def test_a_folder_that_cannot_be_written_is_named_in_one_line_with_status_1(capsys, tmp_path, command):
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        status, printed, errors = run(capsys, command, "digits", "--steps", 1, "--out", out)
+        assert (status, printed) == (1, "")
+        assert errors.startswith("halfstep: ")
+        assert errors.count("\n") == 1
+        assert str(tmp_path / "file") in errors
+
+
+def test_a_task_whose_data_cannot_be_had_is_status_1(capsys, tmp_path, monkeypatch):
+    def fail():
+        raise Exception("no network")
+
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", fail)
+    status, printed, errors = run(capsys, "train", "mnist", "--out", tmp_path / "out")
+    assert (status, printed) == (1, "")
+    assert errors.startswith("halfstep: MNIST could not be downloaded (no network)")
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "study"])
+def test_an_interrupt_is_one_line_and_status_130(capsys, tmp_path, monkeypatch, command):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    module, function = {"train": ("loops.run.train", "train"), "study": ("loops.study.compare", "run_study")}[command]
+    monkeypatch.setattr(importlib.import_module(module), function, stop)
+    status, printed, errors = run(capsys, command, "digits", "--out", tmp_path)
+    assert (status, printed) == (130, "")
+    assert errors == "halfstep: interrupted; what was written until here is kept.\n"
+
+
+@pytest.mark.parametrize("module", ["halfstep", "loops"])
+def test_python_m_is_the_same_command(module):
+    result = subprocess.run(
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0
+    assert result.stdout.startswith("usage: halfstep")
+    for command in ("study", "train", "doctor"):
+        assert command in result.stdout

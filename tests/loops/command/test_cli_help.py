@@ -1,0 +1,210 @@
+"""Guards that help, versions, completion and mistakes are answered without TensorFlow, and that they say what is so."""
+
+import functools
+import importlib.metadata
+import inspect
+import json
+import pathlib
+import pickle
+import platform
+import re
+import subprocess
+import sys
+
+import keras
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+from halfstep import names, statuses
+from halfstep.completion import bash, fish, zsh
+from halfstep.parsing import parser, versions
+from halfstep.study import STEPS
+from loops import tasks
+from loops.loop.workers.join import SECONDS
+from loops.replay.tune import GRIDS
+from loops.run import strategy_text
+from loops.run.train import POLICIES, RunOptions
+from loops.study import effects
+from loops.study.setups import SETUPS
+from loops.support import signals
+
+HEAVY = ("tensorflow", "keras", "numpy", "scaler", "rich", "matplotlib", "pyarrow")
+COMMANDS = (
+    *("study", "train", "watch", "report", "compare", "lint", "inspect"),
+    *("explain", "cure", "observe", "replay", "tune", "doctor", "completion"),
+)
+ASKED = [
+    ["--help"],
+    *([command, "--help"] for command in COMMANDS),
+    ["--version"],
+    ["trian"],
+    [],
+    ["train", "digits", "--stpes", "3"],
+    ["train", "digits", "--steps", "0"],
+    ["completion", "bash"],
+    ["completion", "zsh"],
+    ["completion", "fish"],
+    ["completion", "tcsh"],
+]
+
+_ANSWERS = """
+import contextlib, io, json, sys
+import halfstep
+
+answers = []
+for asked in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = halfstep.main(asked)
+        except SystemExit as exit:
+            status = exit.code
+    answers.append((status or 0, out.getvalue(), err.getvalue()))
+print(json.dumps([answers, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+@functools.cache
+def answered():
+    """The status, output and errors of everything asked in one process, and the modules it had imported in the end."""
+    command = [sys.executable, "-c", _ANSWERS, json.dumps(ASKED)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert result.stderr == ""  # No log of TensorFlow's.
+    answers, modules = json.loads(result.stdout)
+    return {tuple(asked): tuple(answer) for asked, answer in zip(ASKED, answers, strict=True)}, modules
+
+
+def test_nothing_heavy_is_imported_to_answer():
+    answers, modules = answered()
+    assert sorted(set(HEAVY) & set(modules)) == []
+    for asked, (status, out, err) in answers.items():
+        right = asked[-1:] in (("--help",), ("--version",), ("bash",), ("zsh",), ("fish",))
+        assert status == (0 if right else 2), asked
+        assert bool(out) == right, asked
+        assert bool(err) != right, asked
+
+
+def test_every_command_has_help_and_a_module_that_runs_it():
+    answers, _ = answered()
+    for command in COMMANDS:
+        assert re.search(rf"^    {command}\b", answers["--help",][1], re.MULTILINE)
+        assert answers[command, "--help"][1].startswith(f"usage: halfstep {command}")
+        assert callable(importlib.import_module(f"halfstep.{command}").run)
+
+
+def test_help_names_what_there_is():
+    presets = [name for name in scaler.presets.__all__ if not name.endswith("_stuck")]
+    assert names.PRESETS == tuple(presets) == tuple(strategy_text._PRESETS)
+    assert tuple(strategy_text._STRATEGIES) == names.STRATEGIES
+    assert strategy_text.FORMS == names.FORMS
+    assert tuple(tasks._TASKS) == names.TASKS
+    assert tasks.IMAGE_TASKS == names.IMAGE_TASKS
+    assert tuple(setup.name for setup in SETUPS) == names.SETUPS
+    assert tuple(preset.name for preset in effects.PRESETS) == names.EFFECTS
+    assert tuple(GRIDS) == names.TUNED
+    assert POLICIES == names.POLICIES
+
+
+def test_defaults_are_those_of_what_runs():
+    options = parser().parse_args(["train", "digits"])
+    assert options.wait == SECONDS
+    RunOptions(options.policy, options.strategy, options.steps, options.seed)
+    assert f"default: {STEPS};" in " ".join(answered()[0]["study", "--help"][1].split())
+
+
+def test_versions_are_those_of_what_is_imported(monkeypatch):
+    said = answered()[0]["--version",][1]
+    assert said == f"{versions()}\n"
+    assert f"TensorFlow {tf.__version__}, Keras {keras.__version__}, Python {platform.python_version()}" in said
+    installed = {"tensorflow-cpu": "2.19", "keras": "3.9"}
+
+    def version(name):
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"tensorflow": ["tensorflow-cpu"]})
+    assert versions().startswith("halfstep not installed (TensorFlow 2.19, Keras 3.9, ")
+
+
+def test_a_mistake_is_one_line_after_the_usage():
+    for asked in (("trian",), ("train", "digits", "--stpes", "3"), ("completion", "tcsh")):
+        assert answered()[0][asked][2].splitlines()[-1].startswith("halfstep"), asked
+    assert "'trian'" in answered()[0]["trian",][2]
+
+
+def completed(*words):
+    """What bash offers for the last word."""
+    asked = " ".join(f"'{word}'" for word in ("halfstep", *words))
+    script = f'{bash()}\nCOMP_WORDS=({asked}) COMP_CWORD={len(words)}\n_halfstep\necho "${{COMPREPLY[@]}}"'
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stderr == ""
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["tr"], ["train"]),
+        (["re"], ["report", "replay"]),
+        (["--v"], ["--version"]),
+        (["train", "d"], ["digits"]),
+        (["train", "digits", "--s"], ["--strategy", "--steps", "--seed"]),
+        (["train", "digits", "--policy", "mixed"], ["mixed_float16", "mixed_bfloat16"]),
+        (["study", "--strategy", "none", "--strategy", "headr"], ["headroom"]),
+        (["study", "--preset", "l"], ["layerwise", "look-ahead", "lag", "list"]),
+        (["tune", "run", "--strategy", "pytor"], []),
+        (["train", "digits", "--out", ""], []),  # Then bash offers files.
+        (["train", "digits", "--out", "study", ""], ["digits", "mnist", "text"]),
+        (["completion", ""], ["bash", "zsh", "fish"]),
+    ],
+)
+def test_bash_completes(words, offered):
+    assert sorted(completed(*words)) == sorted(offered)
+
+
+def test_the_other_shells_have_the_same_words():
+    assert bash() in zsh()
+    for command in COMMANDS:
+        assert f"-a {command} " in fish()
+    for option in ("-l policy -x -a 'float32 ", "-l resume\n", "-l out -r\n"):
+        assert option in fish()
+
+
+def test_public_names_are_there_for_all_who_ask():
+    assert set(loops.__all__) <= set(dir(loops))
+    found = {}
+    exec("from loops import *", found)
+    assert set(loops.__all__) <= set(found)
+    assert pickle.loads(pickle.dumps(loops.Seconds(2.0))) == loops.Seconds(2.0)
+    assert inspect.getsource(loops.Loop).startswith("class Loop")
+
+
+def test_what_is_no_public_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'loops' has no attribute 'Lop'"):
+        _ = loops.Lop
+
+
+def table(heading):
+    """The rows of the first table of docs/commands.md below a heading."""
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "commands.md").read_text(encoding="utf-8")
+    rows = re.search(rf"^{heading}\n.*?\n((?:\|[^\n]*\n)+)", page, re.MULTILINE | re.DOTALL).group(1).splitlines()[2:]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+
+
+def test_the_page_of_commands_has_each_in_a_line_that_is_understood():
+    said = [re.match(r"`halfstep (.*)`$", row[0]).group(1) for row in table("# The command `halfstep`")]
+    assert list(dict.fromkeys(line.split()[0] for line in said)) == [*COMMANDS, "--version"]
+    for line in said[:-1]:
+        words = line.replace("...", "").replace(" N", " 3").replace("SHELL", "bash").replace("[", "").replace("]", "")
+        assert parser().parse_args(words.split()).command == line.split()[0]
+
+
+def test_the_page_of_commands_has_every_status():
+    numbers = {value for name, value in vars(statuses).items() if name.startswith("EXIT_")}
+    assert [int(row[0]) for row in table("## Exit statuses")] == sorted(numbers)
+    assert statuses.EXIT_INTERRUPTED == signals.EXIT_INTERRUPTED
+    assert statuses.EXIT_TERMINATED == signals.EXIT_TERMINATED

@@ -1,0 +1,381 @@
+"""Guards what commands print into terminals of any width, and into pipes, also into one that nobody reads."""
+
+import contextlib
+import fcntl
+import importlib
+import io
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import types
+
+import numpy as np
+import pytest
+import rich.console
+
+import halfstep as cli
+from halfstep import effects, statuses, terminal
+from loops.diagnose.explain.remedies import Kind, Remedy
+from loops.diagnose.lint import finding as lint
+from loops.diagnose.lint.finding import Finding
+from loops.replay.live import Live, Side
+from loops.replay.results import Replay, Replayed
+from loops.replay.tune import Tuned
+from loops.support.text import columns
+from loops.views.compare import Comparison, Row
+
+NAME = "warmup:100+static:1024+then:500+dynamic:growth_interval=200"
+NONE = np.zeros([0])
+LIMITS = dict.fromkeys(("at_floor", "at_ceiling"), 0.25)
+REPLAYED = Replayed(NAME, 1234, 0.01234, 14.98, 65536.0, 0.00123, **LIMITS, uncertain=987, scales=NONE, skipped=NONE)
+SIDE = Side(NAME, 1234, 0.01234, 14.98, 65536.0, 0.54321, None)
+ROW = {"accuracy": 0.9871, "difference": -0.3, "final_loss": 0.0123, "skipped": 1.5, "failed": 1}
+SHARES = {"flushed_weights": 0.0321, "flushed_activations": 0.0123}
+EFFECT = types.SimpleNamespace(
+    title="An effect",
+    columns=("set-up", "accuracy", "skipped steps", "mean of the largest", "steps to converge"),
+    rows=((NAME, "98.7%", "12.5", "1.23e-05", "4,321"),),
+    claims=[types.SimpleNamespace(holds=True, text="it is so " * 20)],
+    seconds=1.0,
+)
+FINDING = Finding(
+    f"model/{'block/' * 20}dense",
+    "float16 ends here " * 9,
+    "1234.5 at 2^10 " * 9,
+    "Write it so. " * 9,
+    lint.Kind.SHAPES,
+)
+LONG_ROW = Row(
+    f"gradients/{'block_' * 9}dense/kernel", ("float16", "float32"), 99, 17, 41, 1.75, 9.25, (2.5, 3.5), (0.0, 0.0), 0
+)
+
+
+COMPARISON = Comparison(
+    runs=("a", "b"),
+    by="update",
+    steps=99,
+    lost=(0, 0),
+    batches=(99, 99),
+    other_batches_at=None,
+    scale_differs_at=3,
+    decision_differs_at=4,
+    parts_at_steps=(17, 17),
+    rows=(LONG_ROW,),
+    alone=((), ()),
+    reference="b",
+    closer="a",
+    sentence="They part.",
+    notes=(),
+)
+
+
+def cells(text):
+    """The words of a text, whatever lines they stand in."""
+    return set(text.split())
+
+
+COMMANDS = {
+    "train": (
+        [
+            (
+                "loops.run.train",
+                "train",
+                {"accuracy": 0.987, "final_loss": 0.25, "applied": 3, "skipped": 1, "loss_scale": 8.0},
+            )
+        ],
+        ["train", "digits"],
+        "98.7% 0.25 3 1 8",
+    ),
+    "study": (
+        [
+            ("loops.study.compare", "run_study", {"setups": [{"name": NAME, **ROW, **SHARES}], "runs": []}),
+            ("loops.study.report", "write_report", []),
+        ],
+        ["study"],
+        f"{NAME} 98.7% (1 failed) -0.3 1.2e-02 1.5 3.2% 1.2%",
+    ),
+    "study --preset": (
+        [(effects, "measure", EFFECT), (effects.pages, "check_drawable", None), (effects.pages, "check_writable", None)]
+        + [(effects.pages, "write", [])],
+        ["study", "--preset", "lag"],
+        f"{NAME} 98.7% 12.5 1.23e-05 4,321 agrees:",
+    ),
+    "report": ([("loops.views.report", "write_report", 1234)], ["report", "run"], "1,234"),
+    "replay": (
+        [("loops.replay.sources", "tables_of", [("run", None)]), ("loops.replay.recording", "recording_of", None)]
+        + [("loops.replay.replay", "replay_recordings", Replay(4321, (REPLAYED,), NONE))],
+        ["replay", "run", "--strategy", "dynamic"],
+        f"4,321 {NAME} 1,234 1.234% 2^14.98 65536 0.123% 25% 987",
+    ),
+    "replay --live": (
+        [("loops.replay.live", "live", Live(40, 60, SIDE, (SIDE,), None))],
+        ["replay", "run", "--strategy", "dynamic", "--live"],
+        f"{NAME} 1,234 2^14.98 65536 0.54321",
+    ),
+    "compare": (
+        [("loops.views.compare.compare", "compare", COMPARISON)],
+        ["compare", "a", "b"],
+        f"{LONG_ROW.name} float16 float32 17 41 1.75 9.25 2.5",
+    ),
+    "tune": (
+        [
+            (
+                "loops.replay.tune",
+                "tune",
+                Tuned(NAME, "dynamic", 36, 0.01, 0.02, 0.03, 0.04, 0.02, (0.05, 0.06), (0.07, 0.08)),
+            )
+        ],
+        ["tune", "run"],
+        f"{NAME} 1.0000% 2.0000% 3.0000% 4.0000% 5.0000% 6.0000% 7.0000% 8.0000%",
+    ),
+    "doctor": ([], ["doctor"], "GFLOP/s"),
+    "lint": (
+        [
+            ("loops.support.user_function", "called", None),
+            ("loops.diagnose.lint.user_program", "lint_built", [FINDING]),
+        ],
+        ["lint", "--build", "program:make"],
+        f"{FINDING.layer} {FINDING.finding} {FINDING.measured} {FINDING.instead}",
+    ),
+    "explain": (
+        [
+            ("loops.run.rewind.open", "open_run", None),
+            (
+                "loops.diagnose.explain.explain",
+                "explain",
+                types.SimpleNamespace(
+                    sentence="Step 7 was skipped.",
+                    remedies=[
+                        Remedy(Kind.BFLOAT16, NAME, True, True, 0.125, "", 64.0, gradients_left=0.99, helps=True)
+                    ],
+                ),
+            ),
+        ],
+        ["explain", "run"],
+        f"7 {NAME} 64, 0.125, 99%",
+    ),
+    "watch": (
+        [
+            (
+                "loops.views.watch.watch",
+                "watch",
+                lambda folder, console: console.print("step 7", "x" * 200, highlight=False),
+            )
+        ],
+        ["watch", "run"],
+        "7",
+    ),
+}
+"""Of each command: what its work is replaced by, its arguments, and words that it has to print."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    monkeypatch.setattr("loops.diagnose.doctor.machine._SECONDS_EACH", 0.001)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def ready(monkeypatch):
+    """Has a command do nothing but print, and gives its arguments and its words."""
+
+    def prepared(name):
+        replaced, arguments, words = COMMANDS[name]
+        for module, function, found in replaced:
+            where = importlib.import_module(module) if isinstance(module, str) else module
+            kept = {"weights_digest": "0"} | found if function == "train" else found
+            monkeypatch.setattr(where, function, kept if callable(kept) else lambda *_, kept=kept, **__: kept)
+        return arguments, cells(words)
+
+    return prepared
+
+
+def in_a_terminal(arguments, width):
+    """The status of a command in a terminal so wide, and what it prints there."""
+    outer, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    with open(inner, "w", encoding="utf-8") as screen, contextlib.redirect_stdout(screen):
+        status = cli.main(arguments)
+    printed = b""
+    with contextlib.suppress(OSError), os.fdopen(outer, "rb", buffering=0) as shown:
+        while part := shown.read(4096):
+            printed += part
+    return status, printed.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_terminal_is_too_narrow_for_a_number(ready, name):
+    arguments, words = ready(name)
+    for width in (200, 80, 40, 20):
+        _, printed = in_a_terminal(arguments, width)
+        assert not words - cells(printed), width
+        assert "\u2026" not in printed  # Rich's sign for what it cut.
+        assert "\x1b" not in printed
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("train", "report", "doctor")])
+def test_a_terminal_of_80_columns_wraps_no_row(ready, name):
+    arguments, _ = ready(name)
+    _, printed = in_a_terminal(arguments, 80)
+    tables = [line for line in printed.splitlines() if "x" * 80 not in line and len(line.split()) > 1]
+    assert max(map(len, tables)) <= 80 + (len(NAME) if name == "explain" else 0)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_pipe_has_every_row_in_one_line(ready, name, capsys):
+    arguments, words = ready(name)
+    cli.main(arguments)
+    printed = capsys.readouterr().out
+    assert not words - cells(printed)
+    assert "\x1b" not in printed
+    if name in ("replay", "compare", "study", "replay --live"):
+        assert any(words - {"4,321"} <= cells(line) | {"(1", "failed)"} for line in printed.splitlines())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_closed_pipe_ends_it_quietly(ready, name, capsys):
+    arguments, _ = ready(name)
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open(writes, "w", encoding="utf-8") as pipe, contextlib.redirect_stdout(pipe):
+        assert cli.main(arguments) == statuses.EXIT_CLOSED_PIPE == 128 + 13
+        print("what comes after it is lost without an error")
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_that_nobody_reads_ends_a_run_quietly(ready, monkeypatch, capsys):
+    ready("train")
+    reads, writes = os.pipe()
+    os.close(reads)
+
+    def prints(*_, **__):
+        terminal.progress("digits")._console.print("1/2")
+
+    monkeypatch.setattr(sys.modules["loops.run.train"], "train", prints)
+    with open(writes, "w", encoding="utf-8") as pipe, contextlib.redirect_stderr(pipe):
+        assert cli.main(["train", "digits"]) == statuses.EXIT_CLOSED_PIPE
+        print("lost", file=sys.stderr)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_pipe_of_something_else_is_no_end_without_a_word(ready, monkeypatch, capfd):
+    ready("train")
+
+    def fails(*_, **__):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(sys.modules["loops.run.train"], "train", fails)
+    assert cli.main(["train", "digits"]) == statuses.EXIT_ERROR
+    assert "Broken pipe" in capfd.readouterr().err
+
+
+def test_a_full_disk_is_told_of_standard_output(ready, capsys):
+    arguments, _ = ready("tune")
+    with open("/dev/full", "w", encoding="utf-8") as full, contextlib.redirect_stdout(full):
+        assert cli.main(arguments) == statuses.EXIT_ERROR
+    assert capsys.readouterr().err == "halfstep: standard output: No space left on device.\n"
+
+
+@pytest.mark.parametrize("asked", [["--help"], ["study", "--help"], ["--version"], ["completion", "bash"]])
+def test_a_process_whose_pipe_is_closed_says_nothing(asked):
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "halfstep", *asked]
+    # Without a buffer argparse itself drops the error of help that cannot be written, and the status is 0.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open(writes, "wb") as pipe:
+        done = subprocess.run(command, env=environment, stdout=pipe, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (statuses.EXIT_CLOSED_PIPE, b"")
+
+
+def test_progress_of_a_dumb_or_narrow_terminal_fits(monkeypatch, capsys):
+    outer, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+    with open(inner, "w", encoding="utf-8") as screen, contextlib.redirect_stderr(screen):
+        terminal.told("replayed 12 of 345 strategies, which is a long line")
+        terminal.finished()
+        monkeypatch.setenv("TERM", "dumb")
+        terminal.told("not at all")
+        assert terminal._room() == 0
+    with os.fdopen(outer, "rb", buffering=0) as shown:
+        lines = shown.read(4096).decode().split("\r")
+    assert [len(line) for line in lines if line] == [29, 29]
+
+
+def test_no_color_and_a_dumb_terminal_get_none(monkeypatch):
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            text = io.StringIO()
+            terminal.Console(file=text, force_terminal=True).print("[red]red[/red]")
+            assert "\x1b[31m" not in text.getvalue()
+
+
+@pytest.mark.parametrize("width", [120, 80, 40])
+def test_a_narrow_terminal_cuts_no_number_of_progress(width):
+    text = io.StringIO()
+    console = terminal.Console(file=text, force_terminal=True, width=width, color_system=None)
+    counters = types.SimpleNamespace(data=100, applied=97, skipped=3, known=True)
+    outputs = {"loss_scale": [32768.0], "loss": [0.12345]}
+    with terminal.Progress("digits", console=console) as progress:
+        progress(types.SimpleNamespace(counters=counters, outputs=outputs, seconds=1.0, goal=400))
+    assert {"100/400", "97", "3", "32768", "0.1235"} <= cells(text.getvalue())
+    assert "\u2026" not in text.getvalue()
+
+
+def test_a_dumb_terminal_gets_lines_of_progress(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    text = io.StringIO()
+    progress = terminal.Progress("digits", console=terminal.Console(file=text, force_terminal=True))
+    with progress:
+        assert progress._bar is None
+
+
+@pytest.mark.parametrize(("columns", "width"), [("44", 44), ("0", None), ("wide", None), ("", None)])
+def test_columns_overrides_the_width_also_of_a_pipe(monkeypatch, capsys, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert terminal.width() == width
+
+
+def test_columns_by_room():
+    rows = [("name", "first", "second"), ("a long name", "1", "22"), ("b", "333", "4")]
+    assert columns(rows).splitlines() == [
+        "name         first  second",
+        "a long name      1      22",
+        "b              333       4",
+    ]
+    assert columns(rows, 26) == columns(rows)
+    assert columns(rows, 25).splitlines() == [
+        "name",
+        "  first  second",
+        "a long name",
+        "      1      22",
+        "b",
+        "    333       4",
+    ]
+    assert columns(rows, 14).splitlines() == [
+        "name    a long name",
+        "first   1",
+        "second  22",
+        "",
+        "name    b",
+        "first   333",
+        "second  4",
+    ]
+    assert columns([("what", "how", "much"), ("x", "y", "3")], left=2) == "what  how  much\nx     y       3"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_bar_moves_on_a_terminal_and_nothing_is_printed_elsewhere(monkeypatch, is_terminal):
+    monkeypatch.setenv("TERM", "xterm")
+    text = io.StringIO()
+    console = rich.console.Console(file=text, force_terminal=is_terminal, width=100, color_system=None)
+    monkeypatch.setattr(terminal, "Console", lambda stderr: console)
+    with terminal.working("explain") as show:
+        show("took the step [2] times")
+    assert ("explain" in text.getvalue() and "took the step [2] times" in text.getvalue()) == is_terminal
+    assert bool(text.getvalue()) == is_terminal

@@ -1,0 +1,193 @@
+"""Guards `halfstep replay` and `halfstep tune`: what they print and write, and that training does what was replayed."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+from replay_cases import tables
+
+import halfstep as cli
+import loops
+from loops.replay import live as live_module
+from loops.replay import validate
+from loops.replay.figure import replay_figure
+from loops.replay.live import live
+from loops.replay.sources import named_strategies
+from loops.replay.tune import GRIDS, tune
+from loops.run.train import RunOptions, train
+
+STEPS = 14
+USUAL = {"strategy", "skips", "skip_rate", "mean_log2_scale", "final_scale", "flushed", "at_floor", "at_ceiling"}
+HIGH = "dynamic:initial_scale=2**30,growth_interval=3"
+
+
+@pytest.fixture(scope="module")
+def once(small, tmp_path_factory):
+    """A run with a trace and checkpoints, which begins far too high."""
+    out = tmp_path_factory.mktemp("recorded")
+    options = RunOptions("mixed_float16", "static:64", STEPS, 3, batch_size=32)
+    train(small, options, out, checkpoint_every=5, trace_every=1)
+    return out
+
+
+@pytest.fixture
+def run(once, small_digits):
+    return once
+
+
+def called(capsys, *arguments):
+    """The status, standard output and standard error of `halfstep replay`."""
+    status = cli.main(["replay", *map(str, arguments)])
+    return status, *capsys.readouterr()
+
+
+def test_it_prints_and_writes_what_it_says(run, capsys, tmp_path):
+    scales, figure = tmp_path / "scales.csv", tmp_path / "scales.svg"
+    chosen = ["--strategy", HIGH, "--strategy", "headroom", "--strategy", "histogram"]
+    status, printed, _ = called(capsys, run, *chosen, "--json", "--scales", scales, "--out", figure)
+    assert status == 0
+    said = json.loads(printed)
+    assert {*said} == {"steps", "strategies"}
+    assert said["steps"] == STEPS
+    assert [{*one} for one in said["strategies"]] == [USUAL | {"uncertain"}] * 3
+    first = said["strategies"][0]
+    assert (first["strategy"], first["skips"] / STEPS) == (HIGH, first["skip_rate"])
+    with scales.open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["step", HIGH, "headroom", "histogram"]
+    assert [int(row[0]) for row in rows[1:]] == list(range(1, STEPS + 1))
+    assert float(rows[1][1]) == 2.0**30
+    assert np.log2([float(row[1]) for row in rows[1:]]).mean() == pytest.approx(first["mean_log2_scale"])
+    assert figure.read_text().startswith("<?xml")
+    status, printed, _ = called(capsys, run / "trace.arrow", "--strategy", "none")
+    assert status == 0
+    assert printed.startswith(f"{STEPS} steps")
+    assert "2^0.00" in printed
+
+
+def test_training_does_what_was_replayed(run, capsys):
+    before = sorted(path.stat().st_mtime_ns for path in run.rglob("*"))
+    status, printed, _ = called(capsys, run, "--validate", "--json", "--strategy", "dynamic", "--strategy", HIGH)
+    assert status == 0
+    low, high = json.loads(printed)["strategies"]
+    assert {*low} == USUAL | {"uncertain", "agreement", "same_skips", "trained_skips", "parts_at"}
+    assert (low["agreement"], low["same_skips"], low["parts_at"]) == (1.0, True, None)
+    assert high["trained_skips"] > 2
+    assert high["agreement"] > 0.5
+    assert sorted(path.stat().st_mtime_ns for path in run.rglob("*")) == before
+
+
+def test_where_training_parts_from_the_replay_is_said(run, capsys, monkeypatch):
+    real = validate.train_again
+
+    def another(*arguments):
+        found = real(*arguments)
+        scales = found.scales.copy()
+        scales[5:] /= 2
+        return found._replace(scales=scales)
+
+    monkeypatch.setattr(validate, "train_again", another)
+    _, printed, _ = called(capsys, run, "--validate", "--strategy", "static:8")
+    assert "the same scale at 5 of 14 steps (35.7%)" in printed
+    assert "parts at step 6: 4 trained, 8 replayed; step 5 showed other gradients" in printed
+
+
+def test_a_run_beside_itself_with_another_strategy(run, capsys):
+    status, printed, _ = called(
+        capsys, run, "--live", "--step", 4, "--json", "--strategy", "static:64", "--strategy", HIGH
+    )
+    assert status == 0
+    said = json.loads(printed)
+    assert (said["began_at"], said["steps"], said["differs"]) == (5, STEPS - 5, None)
+    same, high = said["strategies"]
+    assert {name: same[name] for name in said["recorded"] if name != "strategy"} == {
+        name: value for name, value in said["recorded"].items() if name != "strategy"
+    }
+    assert high["skips"] > 0
+    assert high["mean_log2_scale"] > 6
+    assert "as it was" in str(live(run, named_strategies(["none"]), STEPS))
+
+
+def test_a_run_that_cannot_be_laid_beside(run, tmp_path, small):
+    train(small, RunOptions("float32", "none", 2, 0, batch_size=32), tmp_path)
+    with pytest.raises(loops.LoopError, match="no checkpoint before its last step"):
+        live(tmp_path, named_strategies("none"))
+    with pytest.raises(loops.LoopError, match="lacks some steps"):
+        live_module._recorded([{"step": 2, "loss_scale": 1.0, "applied": True}], 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["RUN", "--strategy", "dynamc"], 2, "did you mean 'dynamic'"),
+        (["nowhere", "--strategy", "dynamic"], 1, "No such file"),
+        (["EMPTY", "--strategy", "dynamic"], 1, "holds no trace"),
+        (["RUN", "--strategy", "dynamic", "--scales", "EMPTY"], 1, "--scales.*Is a directory"),
+        (["RUN", "--strategy", "dynamic", "--out", "EMPTY/x.doc"], 1, r"Name a .png"),
+        (["RUN", "RUN", "--strategy", "dynamic", "--scales", "x"], 2, "of one trace"),
+        (["RUN", "RUN", "--strategy", "dynamic", "--validate"], 2, "of one run"),
+        (["RUN/trace.arrow", "--strategy", "dynamic", "--validate"], 2, "a trace alone does not say how to train"),
+        (["RUN", "--strategy", "dynamic", "--build", "a:b"], 2, "--validate or --live"),
+        (["RUN", "--strategy", "dynamic", "--step", "3"], 2, "--live"),
+        (["RUN", "--strategy", "dynamic", "--live", "--step", "99"], 2, "ends at step 14"),
+        (["RUN", "--strategy", "dynamic", "--live", "--scales", "x"], 2, "without --validate"),
+    ],
+)
+def test_what_cannot_be_is_one_line(run, capsys, tmp_path, arguments, status, said):
+    given = [argument.replace("RUN", str(run)).replace("EMPTY", str(tmp_path)) for argument in arguments]
+    got, printed, errors = called(capsys, *given)
+    assert (got, printed) == (status, "")
+    (line,) = errors.splitlines()[-1:]
+    assert re.search(said, line)
+
+
+def test_a_figure_of_many_steps_and_strategies():
+    steps = np.arange(1, 5001)
+    figure = replay_figure(steps, np.full(5000, 2.0**10), {f"s{n}": np.full(5000, 2.0**n) for n in range(9)})
+    (axes,) = figure.axes
+    assert len(axes.lines) == 9
+    assert all(len(line.get_xdata()) <= 2000 for line in axes.lines)
+
+
+def test_tuning_finds_what_loses_least():
+    """Gradients of 2^-40 are zero below the scale 2^15, and those of 1 overflow from 2^16 on."""
+    counts = {step: {150 - 20: 1} for step in range(1, 31)}
+    trace = tables([1.0] * 30, scale=2.0**4, counts=counts)
+    found = tune(trace, "static")
+    # Recorded at 2^4, a value of 2^-20 is zero from 2^-1 on.
+    assert (found.best, found.default_held_out, found.gain) == ("static:1024", 0.0, 0.0)
+    high = tables([2.0**-30] * 30, scale=2.0**20, counts={step: {150 - 24: 1} for step in range(1, 31)})
+    found = tune([high, high], "static")
+    assert found.best == "static:2**20"
+    assert (found.default_held_out, found.held_out, found.gain) == (1.0, 0.0, 1.0)
+    assert found.flushed == (0.0, 1.0)
+    assert "It gains 100.0000%" in str(found)
+
+
+def test_the_default_stays_where_the_best_is_worse_on_what_was_held_out():
+    counts = {step: {150 - 24: 1} for step in range(1, 21)}
+    low = tables([2.0**-30] * 20, scale=2.0**20, counts=counts)
+    high = tables([40.0] * 20, scale=2.0**4, counts={step: {150: 1} for step in range(1, 21)})
+    found = tune([low, high], "static")
+    assert (found.best, found.gain) == ("static:1024", 0.0)
+    assert "Nothing was better" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("trace", "strategy", "said"),
+    [(tables([1.0] * 9), "static", "no histograms"), (tables([1.0]), "static", "too few")],
+)
+def test_what_cannot_be_tuned(trace, strategy, said):
+    with pytest.raises(loops.LoopError, match=said):
+        tune(trace, strategy)
+
+
+def test_tune_as_a_command(run, capsys, monkeypatch):
+    monkeypatch.setitem(GRIDS, "static", {"": ["2**4", "2**8"]})
+    assert cli.main(["tune", str(run), "--strategy", "static", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["default"], said["tried"]) == ("static:1024", 3)
+    assert cli.main(["tune", str(run), "--strategy", "apex"]) == 2
+    assert "expected one of static, dynamic" in capsys.readouterr().err

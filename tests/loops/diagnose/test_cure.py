@@ -1,0 +1,50 @@
+"""What `halfstep cure` says where the fewest layers are not the whole answer."""
+
+import json
+
+import planted
+import pytest
+
+from halfstep import main
+from halfstep.cure import text
+from loops.diagnose.explain.cure import find_cure
+from loops.observe import cure
+from loops.support.errors import LoopError
+
+# Keras asks for the shapes of a layer's outputs, and a scale that stays too high is warned of.
+pytestmark = pytest.mark.filterwarnings("ignore::scaler.ScaleWarning", "ignore:overflow encountered:RuntimeWarning")
+
+
+def made(name, folder):
+    getattr(planted, name)(folder).run(planted.STEPS[name])
+    return folder
+
+
+def test_an_overflow_of_the_scale_does_not_hide_what_float32_cures(tmp_path):
+    """The step is finite at no scale in float16; in float32 it is, but not at its own scale."""
+    run = made("small_root_under_an_overflow", tmp_path)
+    answer = find_cure(planted.small_root_under_an_overflow(run), 1)
+    assert (answer.layers, answer.known, answer.at_scale, answer.why) == (["root"], True, 1.0, None)
+    assert text(1, answer).splitlines()[0] == "Step 1 passes with 1 layer in float32, at a loss scale of 1:"
+
+
+def test_what_could_not_be_tried_is_not_said_to_fail(tmp_path, capsys):
+    """A layer that runs in float16 alone."""
+    run = made("stubborn", tmp_path)
+    assert main(["cure", str(run), "--build", "planted:stubborn", "--step", "1", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["layers"], answer["cured"], answer["untried"]) == (None, False, ["stubborn"])
+    assert answer["why"].startswith("It does not pass with every other layer in float32, and 'stubborn' could not be")
+    assert "float16" in answer["why"], answer
+    with pytest.raises(LoopError, match="step 1: It does not pass with every other layer in float32"):
+        cure(planted.stubborn(run), 1)
+
+
+def test_layers_that_can_be_tried_are_tried_beside_one_that_cannot(tmp_path):
+    """The cure is found among them."""
+    answer = find_cure(planted.beside_a_stubborn(made("beside_a_stubborn", tmp_path)), 1)
+    assert text(1, answer).splitlines()[2:] == [
+        '  norm: dtype="float32"',
+        "",
+        "Not tried in float32, in which they cannot run: stubborn.",
+    ]

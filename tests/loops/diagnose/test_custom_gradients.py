@@ -1,0 +1,90 @@
+"""What a custom gradient computes is of the layer that calls its function."""
+
+import inspect
+
+import keras
+import planted
+import pytest
+import tensorflow as tf
+from tensorflow.python.ops import custom_gradient
+
+from loops.diagnose.graph.whereabouts import noting
+from loops.observe import explain
+
+
+@pytest.fixture
+def run(tmp_path):
+    planted.custom_gradient(tmp_path).run(planted.STEPS["custom_gradient"])
+    return tmp_path
+
+
+def test_the_function_the_layer_and_the_line_are_named(run):
+    found = explain(planted.custom_gradient(run), 1)
+    assert (found.layer, found.inside, found.custom_gradient, found.operation) == (
+        "direction",
+        True,
+        "direction",
+        "RealDiv",
+    )
+    lines = inspect.getsource(planted).splitlines()
+    line = lines.index("        return upstream * tf.abs(x) / tf.abs(x)") + 1
+    assert "first in the custom gradient of 'direction' in the layer 'direction' (RealDiv" in found.sentence
+    assert found.line.endswith(f"planted.py:{line}")
+    assert "'direction' divides by 0" in found.sentence
+    assert "the loss or the step" not in found.sentence
+
+
+@tf.custom_gradient
+def outer(x):
+    def grad(upstream):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = inner(x)
+        return tape.gradient(y, x, output_gradients=upstream) * 2.0
+
+    return x * 1.0, grad
+
+
+@tf.custom_gradient
+def inner(x):
+    return x * 3.0, lambda upstream: upstream * 3.0
+
+
+class Calls(keras.layers.Layer):
+    def __init__(self, function, **options):
+        super().__init__(**options)
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+def noted():
+    layers = {name: Calls(function, name=name) for name, function in {"a": outer, "b": inner, "c": inner}.items()}
+
+    @tf.function(autograph=False)
+    def taken(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layers["c"](layers["b"](layers["a"](x)))
+        return tape.gradient(y, x)
+
+    for layer in layers.values():
+        layer(tf.ones([2]))
+    with noting(layers) as places:
+        concrete = taken.get_concrete_function(tf.ones([2]))
+    kinds = [one.type for one in concrete.graph.get_operations()]
+    by_number = places.by_number(len(kinds))
+    return [(name, by_number[number]) for number, name in sorted(places.in_customs().items()) if kinds[number] == "Mul"]
+
+
+def test_each_call_is_of_its_own_layer_and_the_innermost_function_counts():
+    assert noted() == [("inner", "c"), ("inner", "b"), ("outer", "a"), ("inner", "a"), ("outer", "a")]
+    assert custom_gradient.record.__name__ == "tensorflow.python.eager.record"
+
+
+def test_without_the_private_name_nothing_is_noted(monkeypatch):
+    monkeypatch.delattr(custom_gradient.record, "record_operation")
+    with noting({}) as places:
+        pass
+    assert places.customs == []

@@ -1,0 +1,51 @@
+"""The autopsies that docs/diagnosis.md and docs/explain.md show are what the commands print."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def blocks(name, kind):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return re.findall(rf"^```{kind}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def without_losses(text):
+    """Another machine may round the last digit otherwise."""
+    return re.sub(r", loss [-+.e0-9]+(, [0-9]+% of the gradients)?", "", text)
+
+
+def printed(folder, *arguments):
+    # On processors with float16 instructions oneDNN adds float16 products in another way, and NaNs begin elsewhere.
+    alike = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, **alike, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_first_autopsy(tmp_path):
+    """Both commands, as they stand there."""
+    (commands,) = [block for block in blocks("docs/diagnosis.md", "sh") if "halfstep explain pinned" in block]
+    (expected,) = [block for block in blocks("docs/diagnosis.md", "text") if block.startswith("Step 1 was skipped")]
+    train, explain = (line.split()[1:] for line in commands.splitlines())
+    printed(tmp_path, "-m", "loops", *train)
+    assert without_losses(printed(tmp_path, "-m", "loops", *explain)) == without_losses(expected)
+
+
+def test_the_autopsy_of_a_program(tmp_path):
+    """The program, the command with its picture, and the cure."""
+    (program,) = blocks("docs/explain.md", "python")
+    expected, cure = blocks("docs/explain.md", "text")
+    (tmp_path / "my_run.py").write_text(program)
+    printed(tmp_path, "-c", "import pathlib, my_run; my_run.build(pathlib.Path('run')).run(20)")
+    explain, cured = (line for block in blocks("docs/explain.md", "sh") for line in block.splitlines())
+    assert without_losses(printed(tmp_path, "-m", "loops", *explain.split()[1:])) == without_losses(expected)
+    assert (tmp_path / "overflow.png").read_bytes().startswith(b"\x89PNG")
+    assert printed(tmp_path, "-m", "loops", *cured.split()[1:]) == cure

@@ -1,0 +1,171 @@
+"""Guards that what is decided of remedies, trials and findings hangs on their kinds: every sentence may be reworded."""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+
+from loops.diagnose.doctor.advice import advice
+from loops.diagnose.doctor.trials import Kind as Change
+from loops.diagnose.doctor.trials import Trial
+from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
+from loops.diagnose.explain.explanation import Explanation
+from loops.diagnose.explain.remedies import Kind, Proposal, Remedy
+from loops.diagnose.explain.sentence import sentence
+from loops.diagnose.explain.worth import weighed
+from loops.diagnose.lint.finding import Finding, Severity, note
+from loops.diagnose.lint.finding import Kind as Rule
+
+NAMES = {
+    Kind.LAYER_IN_FLOAT32: "'a' in float32",
+    Kind.FOLLOWING_IN_FLOAT32: "'a' and all after it in float32",
+    Kind.ALL_IN_FLOAT32: "every layer in float32",
+    Kind.LOSS_IN_FLOAT32: "the loss in float32",
+    Kind.DERIVATIVES_ZEROED: "derivatives of 'a' that are not finite set to zero",
+    Kind.OWN_VARIABLES_CLEARED: "the step's own variables set to zero",
+    Kind.ANOTHER_BATCH: "another batch",
+    Kind.LEARNING_RATE: "0.1 of the learning rate for the last 4 steps",
+    Kind.WEIGHT_DECAY: "no weight decay for the last 4 steps",
+}
+MISLEADING = iter(range(10**6))
+
+
+def remedy(kind, since=False, **changes):
+    layer = "a" if kind in (Kind.LAYER_IN_FLOAT32, Kind.FOLLOWING_IN_FLOAT32) else None
+    name = NAMES.get(kind, kind.value)
+    made = Remedy(kind, name, True, True, 1.0, f"{name}.", helps=True, layer=layer, since_checkpoint=since)
+    return dataclasses.replace(made, **changes)
+
+
+def misleading(text=None):
+    """Words that once decided, in another order each time."""
+    words = [*NAMES.values(), "note: ", "to compare with", "taken again it is finite", "prefetch"]
+    words.append("gradient checkpointing")
+    number = next(MISLEADING)
+    return f"{words[number % len(words)]} {number} in float32"
+
+
+def reworded(one):
+    texts = ("name", "advice", "finding", "measured", "instead", "sentence", "differs", "problem")
+    known = {field.name for field in dataclasses.fields(one)}
+    return dataclasses.replace(one, **{name: misleading() for name in texts if name in known and getattr(one, name)})
+
+
+@pytest.mark.parametrize("fits_at", [None, 64.0])
+@pytest.mark.parametrize("where", [None, "data", "weights", "forward"])
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("since", [False, True])
+def test_what_is_blamed(kind, since, where, fits_at):
+    found = [remedy(kind, since), remedy(Kind.CLIP_NORM, helps=False)]
+    again = [reworded(one) for one in found]
+    assert blame_of(again, where, fits_at) == blame_of(found, where, fits_at)
+    assert grown_through(again) == grown_through(found)
+    for asked in (Kind.ANOTHER_BATCH, Kind.LAYER_IN_FLOAT32):
+        for layer in (None, "a", "b"):
+            assert helped(again, asked, layer) == helped(found, asked, layer)
+
+
+def test_what_is_blamed_is_what_it_was():
+    """Not only the same for any words."""
+    assert blame_of([remedy(Kind.ANOTHER_BATCH)], "forward", None) == "batch"
+    assert blame_of([remedy(Kind.ANOTHER_BATCH), remedy(Kind.LAYER_IN_FLOAT32)], "forward", None) is None
+    assert blame_of([remedy(Kind.ANOTHER_BATCH), remedy(Kind.LOSS_IN_FLOAT32)], "forward", None) == "batch"
+    assert blame_of([remedy(Kind.LEARNING_RATE, True)], "forward", None) == "weights"
+    assert blame_of([remedy(Kind.LEARNING_RATE)], "forward", None) is None
+    assert grown_through([remedy(Kind.LEARNING_RATE, True)]) == "learning rate"
+    assert grown_through([remedy(Kind.LEARNING_RATE, True), remedy(Kind.WEIGHT_DECAY, True)]) == "weight decay"
+    assert grown_through([remedy(Kind.LEARNING_RATE), remedy(Kind.EPSILON, True)]) is None
+
+
+class Attempts:
+    """Of a step that passes whatever is changed."""
+
+    scanned_at, loss_scale, scalers = None, 1024.0, ()
+
+    def __init__(self):
+        self.moment = types.SimpleNamespace(rows=[], step=5, logged=None)
+
+    def take(self, change, batch):
+        return types.SimpleNamespace(finite=True, loss=2.0, at_scale=None, nonzero=np.ones([2], np.float32))
+
+    def take_at(self, factor):
+        return types.SimpleNamespace(finite=True, loss=2.0, at_scale=None, nonzero=np.ones([2], np.float32))
+
+
+def test_the_order_of_what_helps():
+    known = Explanation(step=5, reproduced=True, differs=None, verdict="overflow", fits_at=64.0, loss_scale=1024.0)
+    proposed = [Proposal(kind, NAMES.get(kind, kind.value), "") for kind in Kind if kind is not Kind.LOSS_SCALE]
+    found = [one.kind for one in in_order(known, Attempts(), proposed)]
+    again = in_order(known, Attempts(), [dataclasses.replace(one, name=misleading()) for one in proposed])
+    assert [one.kind for one in again] == found
+    assert found[:2] == [Kind.OWN_VARIABLES_CLEARED, Kind.WEIGHT_DECAY]
+    assert found[-1] is Kind.DERIVATIVES_ZEROED
+
+
+@pytest.mark.parametrize("kind", [Kind.ALL_IN_FLOAT32, Kind.ANOTHER_BATCH, Kind.EPSILON])
+def test_what_a_remedy_is_worth(kind):
+    def weigh(remedies):
+        counts = {one.name: np.array([2 + place, 0]) for place, one in enumerate(remedies)}
+        failing = np.array([9, 10])
+        return [
+            dataclasses.replace(one, name="", advice="") for one in weighed(remedies, counts, lambda: failing, [1.0])
+        ]
+
+    found = [remedy(kind), remedy(Kind.CLIP_NORM)]
+    assert weigh([reworded(one) for one in found]) == weigh(found)
+
+
+@pytest.mark.parametrize("comparable", [False, True])
+@pytest.mark.parametrize("finite_again", [False, True])
+def test_what_is_said_of_a_replay_that_differs(comparable, finite_again):
+    def said(differs):
+        found = Explanation(
+            step=5,
+            reproduced=False,
+            differs=differs,
+            verdict="healthy",
+            comparable=comparable,
+            finite_again=finite_again,
+        )
+        return sentence(found).replace(differs, "")
+
+    assert said(misleading()) == said("It differs.")
+    assert ("Nobody can tell whether" in said("x" * 99)) is not comparable
+    assert ("cannot be told from this" in said("x" * 99)) is finite_again
+
+
+def diagnosis(trials):
+    spread = types.SimpleNamespace(median=10.0)
+    turns = types.SimpleNamespace(verdict="slower", ratio=spread)
+    own = types.SimpleNamespace(all=types.SimpleNamespace(total=100), total_recomputed=10, policy="float32")
+    return types.SimpleNamespace(
+        trials=trials,
+        pipeline=types.SimpleNamespace(turns=turns, share=0.5, attempted=0, skipped=0),
+        casts=None,
+        padded=None,
+        policy="float32",
+        footprints=[own],
+    )
+
+
+@pytest.mark.parametrize("kind", Change)
+def test_what_a_diagnosis_advises(kind):
+    ratio = types.SimpleNamespace(median=0.5, low=0.4, high=0.6)
+    turns = types.SimpleNamespace(verdict="faster", ratio=ratio)
+    trial = Trial(kind, "a change", "write it", turns)
+
+    def said(one):
+        return [line.replace(one.name, "").replace(one.advice, "") for line in advice(diagnosis([one]))]
+
+    found = said(trial)
+    assert said(reworded(trial)) == found
+    assert any("input pipeline" in line for line in found) is (kind is not Change.PREFETCH)
+    assert any("0.50 times the time." in line for line in found[1:]) is (kind is Change.RECOMPUTE)
+
+
+def test_what_is_a_note():
+    hurts, harmless = Finding("a", "it hurts.", "so.", "do.", Rule.LOSS), note("a", "it is.", "so.", "do.", Rule.LOSS)
+    assert (hurts.is_note, harmless.is_note) == (False, True)
+    assert (harmless.severity, harmless.finding) == (Severity.NOTE, "note: it is.")
+    assert (reworded(hurts).is_note, reworded(harmless).is_note) == (False, True)

@@ -1,0 +1,697 @@
+"""Guards what lint finds in layers and in a set-up, what it leaves alone, and that it changes nothing."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from loop_cases import raw
+
+import loops
+import scaler
+from loops.observe import lint
+from scaler.observe import layers_of
+
+HALF = "mixed_float16"
+L = keras.layers
+MSE = keras.losses.MeanSquaredError()
+
+
+def scaled():
+    return scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+
+
+def named(findings, layer):
+    """What hurts in a layer, without the notes."""
+    return [one for one in findings if one.layer == layer and not one.is_note]
+
+
+def heavy(findings):
+    return [one for one in findings if not one.is_note]
+
+
+@keras.saving.register_keras_serializable("lint_cases")
+class ByHand(L.Layer):
+    """Attention written by hand, inside of a layer that calls others."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.project = L.Dense(8, dtype=self.dtype_policy, name="by_hand_inside")
+
+    def call(self, x):
+        queries = self.project(x)
+        return tf.matmul(tf.nn.softmax(tf.matmul(queries, queries, transpose_b=True)), x)
+
+
+def function(name, body):
+    return L.Lambda(body, dtype=HALF, name=name)
+
+
+FLAT = {
+    "unit": L.UnitNormalization,
+    "ones": lambda **a: L.Dense(1, kernel_initializer="ones", **a),
+    "large_weights": lambda **a: L.Dense(8, kernel_initializer=keras.initializers.RandomUniform(-1e4, 1e4), **a),
+    "beyond": lambda **a: L.Dense(8, kernel_initializer=keras.initializers.Constant(1e5), **a),
+    "epsilon": lambda name, dtype: function(name, lambda x: x / (tf.reduce_sum(x * x, -1, keepdims=True) + 1e-8)),
+    "harmless_sum": lambda name, dtype: function(name, lambda x: x + 1e-8),
+    "mask": lambda name, dtype: function(name, lambda x: x + tf.cast(x > 0, x.dtype) * -1e9),
+    "clamp": lambda name, dtype: function(name, lambda x: tf.clip_by_value(x, 0.0, 1 - 1e-6)),
+    "square": lambda name, dtype: function(name, tf.square),
+    "tanh_gelu": lambda name, dtype: function(name, lambda x: keras.ops.gelu(x, approximate=True)),
+}
+SERIES = {
+    "attention": lambda **a: lambda x: L.Attention(**a)([x, x]),
+    "multi_head": lambda **a: lambda x: L.MultiHeadAttention(2, 8, **a)(x, x),
+    "by_hand": ByHand,
+}
+FINE = {
+    "layer_norm": L.LayerNormalization,
+    "group_norm": lambda **a: L.GroupNormalization(4, **a),
+    "batch_norm": L.BatchNormalization,
+    "batch_norm_1e-12": lambda **a: L.BatchNormalization(epsilon=1e-12, **a),
+    "softmax": L.Softmax,
+    "gelu": lambda **a: L.Activation("gelu", **a),
+    "elu": L.ELU,
+    "softplus": lambda **a: L.Activation("softplus", **a),
+    "swish": lambda **a: L.Activation("swish", **a),
+    "spectral": lambda **a: L.SpectralNormalization(L.Dense(8, dtype=HALF, name="spectral_inside"), **a),
+    "glorot": lambda **a: L.Dense(64, **a),
+    "he": lambda **a: L.Dense(64, kernel_initializer="he_normal", activation="relu", **a),
+    "dropout": lambda **a: L.Dropout(0.5, **a),
+    "limits": lambda name, dtype: function(name, lambda x: tf.clip_by_value(x, -1e9, 1e9)),
+    "product": lambda **a: lambda x: L.Multiply(**a)([x, x]),
+}
+FINE_SERIES = {
+    "pooling": L.GlobalAveragePooling1D,
+    "lstm": lambda **a: L.LSTM(8, **a),
+    "each": lambda **a: L.TimeDistributed(L.Dense(8, dtype=HALF, name="each_inside"), **a),
+    "conv": lambda **a: L.Conv1D(8, 3, kernel_initializer="he_normal", **a),
+}
+if hasattr(L, "RMSNormalization"):  # From Keras 3.9 on.
+    FINE["rms_norm"] = L.RMSNormalization
+
+
+FROM_300 = {"square", "tanh_gelu", *SERIES}
+"""These fail at inputs of 300 and more: it is a finding where the sample's inputs reach 30."""
+
+
+def side_by_side(flat, series, size=1.0):
+    """One model with all of these layers, each on inputs of this size, and what lint says of it."""
+    keras.utils.set_random_seed(0)
+    with warnings.catch_warnings():
+        # NumPy says so of the masks, when Keras calls these layers for their shapes.
+        warnings.filterwarnings("ignore", "overflow encountered in cast", RuntimeWarning)
+        numbers, steps = keras.Input([8], name="numbers"), keras.Input([4, 8], name="steps")
+        flats = [make(name=name, dtype=HALF)(numbers) for name, make in flat.items()]
+        flats += [L.Flatten(dtype=HALF)(make(name=name, dtype=HALF)(steps)) for name, make in series.items()]
+        outputs = L.Dense(8, dtype="float32", name="head")(L.Concatenate(dtype="float32")(flats))
+        model = keras.Model([numbers, steps], outputs)
+    x = np.full([4, 8], size), np.full([4, 4, 8], size)
+    return lint(model, scaled(), MSE, (x, np.ones([4, 8], np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stddev", "named"), [(HALF, 1e3, "variance"), (HALF, 1.0, None), ("float32", 1e3, None)]
+)
+def test_a_normalization_of_large_data(dtype, stddev, named):
+    data = np.random.default_rng(0).normal(0.0, stddev, [64, 3]).astype(np.float32)
+    normalization = L.Normalization(dtype=dtype)
+    normalization.adapt(data)
+    found = lint(keras.Sequential([keras.Input([3]), normalization]), scaled(), MSE, (data, data))
+    said = [one.measured for one in found if "normalises by" in one.finding]
+    assert said == ([f"{normalization.name}.{named} is infinite; float16 ends at 65504."] if named else [])
+
+
+@pytest.fixture(scope="module")
+def of_the_bad():
+    return side_by_side(FLAT, SERIES)
+
+
+@pytest.fixture(scope="module")
+def of_the_large():
+    return side_by_side({name: make for name, make in FLAT.items() if name in FROM_300}, SERIES, size=30.0)
+
+
+@pytest.fixture(scope="module")
+def of_the_fine():
+    return side_by_side(FINE, FINE_SERIES)
+
+
+@pytest.mark.parametrize(
+    ("layer", "finding", "measured"),
+    [
+        ("unit", "UnitNormalization fails in float16", "forward with inputs of magnitude 0, 0.0001, "),
+        ("attention", "Attention fails in float16: its output is NaN", "300, 1000, 5000"),
+        ("multi_head", "MultiHeadAttention fails in float16: its output is NaN", "300, 1000"),
+        ("by_hand", "ByHand fails in float16", "300, 1000"),
+        ("large_weights", "enlarges its input", "in float32; float16 ends at 65504"),
+        ("beyond", "a weight is too large for float16", "is 100000; float16 ends at 65504"),
+        ("epsilon", "the constant 1e-08 is 0", "/add/y is 0"),
+        ("harmless_sum", "the constant 1e-08 is 0", "/add/y is 0"),
+        ("mask", "the constant -1e+09 is -inf", "/mul/y is -inf"),
+        ("clamp", "the constant 0.999999 is 1", "1 - 2^-11"),
+        ("square", "enlarges its input", "At inputs of 300 the output is 9e+04"),
+        ("tanh_gelu", "its gradient is NaN", "failed backward with inputs of magnitude 300, "),
+    ],
+)
+def test_what_hurts_is_found(of_the_bad, of_the_large, layer, finding, measured):
+    found = named(of_the_large if layer in FROM_300 else of_the_bad, layer)
+    assert any(finding in one.finding and measured in one.measured and one.instead for one in found), found
+
+
+def test_a_sum_of_sixteen_is_too_many_and_one_of_eight_is_not(of_the_bad):
+    assert named(of_the_bad, "ones") == []
+    model = keras.Sequential([keras.Input([16]), L.Dense(1, kernel_initializer="ones", dtype=HALF, name="sum")])
+    (found,) = named(lint(model, scaled(), MSE, (np.full([4, 16], 500.0), np.ones([4, 1]))), "sum")[-1:]
+    assert found.finding.startswith("Dense enlarges its input 15")
+    assert "At inputs of 5000 the output is 7" in found.measured
+
+
+@pytest.mark.parametrize("layer", sorted(FROM_300))
+def test_what_needs_inputs_that_the_model_was_not_seen_to_give_is_a_note(of_the_bad, layer):
+    (found,) = [one for one in of_the_bad if one.layer == layer and "no multiple of 8" not in one.measured]
+    assert found.is_note
+    assert found.measured.endswith("On your sample its inputs reach 1.")
+    assert found.instead.startswith("Nothing, as long as its inputs stay like these. Else: ")
+
+
+@pytest.mark.parametrize("layer", [*FINE, *FINE_SERIES, "spectral_inside", "each_inside", "head"])
+def test_what_was_measured_to_be_fine_is_left_alone(of_the_fine, layer):
+    assert named(of_the_fine, layer) == []
+
+
+def test_nothing_else_is_said_of_any(of_the_bad, of_the_large, of_the_fine):
+    assert heavy(of_the_fine) == []
+    assert {one.layer for one in heavy(of_the_bad)} == {*FLAT} - FROM_300 - {"ones"}
+    assert {one.layer for one in heavy(of_the_large)} == FROM_300
+    assert [one.is_note for one in of_the_bad] == sorted(one.is_note for one in of_the_bad)
+
+
+def test_a_layer_that_runs_another_twice_is_left_alone():
+    layers = [L.Bidirectional(L.SimpleRNN(8, dtype=HALF), dtype=HALF), L.Dense(8, dtype="float32")]
+    model = keras.Sequential([keras.Input([4, 8]), *layers])
+    assert heavy(lint(model, scaled(), MSE, (np.ones([4, 4, 8]), np.ones([4, 8])))) == []
+
+
+# ---------------------------------------------------------------------------------------------- the set-up
+
+
+@pytest.fixture
+def unstressed(monkeypatch):
+    """Leaves out what takes time and is tested above."""
+    monkeypatch.setattr("loops.diagnose.lint.look.stress", lambda call, limit: [])
+
+
+def small(policy=HALF, last="float32", activation=None):
+    return keras.Sequential(
+        [
+            keras.Input([8]),
+            L.Dense(8, activation="relu", dtype=policy, name="first"),
+            L.Dense(8, activation=activation, dtype=last, name="last"),
+        ],
+        name="small",
+    )
+
+
+def batch():
+    random = np.random.default_rng(0)
+    return random.normal(size=[16, 8]).astype(np.float32), random.uniform(size=[16, 8]).astype(np.float32)
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices(batch()).batch(4)
+
+
+def train_step(model, strategy=None, **arguments):
+    strategy = scaler.Dynamic() if strategy is None else strategy
+    return loops.TrainStep(model, MSE, keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler(strategy), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda m: keras.optimizers.Adam(), "nothing scales the loss"),
+        (lambda m: train_step(m, scaler.NoScaling()), "nothing scales the loss"),
+        (lambda m: train_step(m, scaler.Static(1.0)), "nothing scales the loss"),
+        (lambda m: scaler.LossScaleOptimizer(keras.optimizers.Adam(), scaler.NoScaling()), "nothing scales the loss"),
+        (lambda m: lambda grads, variables: None, "nothing scales the loss"),
+        (lambda m: train_step(m), None),
+        (lambda m: train_step(m, scaler.Static(8.0)), None),
+        (lambda m: scaled(), None),
+        (lambda m: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), None),
+        (lambda m: keras.optimizers.SGD(loss_scale_factor=128.0), None),
+    ],
+)
+@pytest.mark.usefixtures("unstressed")
+def test_float16_needs_a_scaler(make, found):
+    model = small()
+    said = [one.finding for one in heavy(lint(model, make(model), MSE, batch()))]
+    assert len(said) == (found is not None)
+    assert all(found in one for one in said)
+
+
+@pytest.mark.usefixtures("unstressed")
+def test_what_becomes_of_small_gradients_is_measured():
+    def tiny(y, prediction):
+        return 1e-9 * tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
+
+    model = small()
+    (found,) = heavy(lint(model, keras.optimizers.SGD(), tiny, batch()))
+    assert found.measured.endswith("are zero in float16.")
+    assert float(found.measured.split("float32, ")[1].split("%")[0]) > 50
+    (found,) = heavy(lint(model, keras.optimizers.SGD(), MSE, batch()))
+    assert "0.0% to 0.0% are zero in float16" in found.measured
+
+
+@pytest.mark.parametrize(("policy", "optimizer", "count"), [("mixed_bfloat16", scaled, 1), ("float32", scaled, 0)])
+@pytest.mark.usefixtures("unstressed")
+def test_bfloat16_needs_none(policy, optimizer, count):
+    said = heavy(lint(small(policy), optimizer(), MSE, batch()))
+    assert ["has the range of float32" in one.finding for one in said] == [True] * count
+    assert heavy(lint(small(policy), keras.optimizers.SGD(), MSE, batch())) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "flagged"),
+    [
+        (lambda m: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), True),
+        (lambda m: train_step(m, allow_16bit_updates=True), True),
+        (lambda m: train_step(m), False),
+        (lambda m: scaled(), False),
+    ],
+)
+@pytest.mark.usefixtures("unstressed")
+def test_weights_of_16_bits_need_masters(make, flagged):
+    model = small("float16")
+    said = heavy(lint(model, make(model), MSE, batch()))
+    assert ["without float32 masters" in one.finding for one in said] == [True] * flagged
+    assert all("2 of 4 trainable variables" in one.measured for one in said)
+
+
+@pytest.mark.usefixtures("unstressed")
+def test_outputs_in_float16_are_named_by_their_layer():
+    (found,) = heavy(lint(small(last=HALF), scaled(), MSE, batch()))
+    assert (found.layer, found.finding.split(":")[0]) == ("last", "the loss is given float16")
+
+
+def bce(y, prediction):
+    return tf.reduce_mean(
+        tf.cast(keras.losses.binary_crossentropy(tf.cast(y, prediction.dtype), prediction), tf.float32)
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "finds"),
+    [
+        (bce, "At predictions of 1 it is inf, and"),
+        (keras.losses.binary_crossentropy, "At predictions of 1 it is inf, and"),
+        (lambda y, p: tf.reduce_mean(tf.square(p - tf.cast(y, p.dtype))), "At predictions of 300 it is inf, and 8.9"),
+        (keras.losses.BinaryCrossentropy(), None),
+        (lambda y, p: tf.reduce_mean(tf.square(tf.cast(p, tf.float32) - y)), None),
+    ],
+)
+@pytest.mark.usefixtures("unstressed")
+def test_a_loss_that_computes_in_float16_is_found(loss, finds):
+    said = heavy(lint(small(last=HALF, activation="sigmoid"), scaled(), loss, batch()))
+    losses = [one for one in said if one.layer is None]
+    assert len(losses) == (finds is not None), said
+    assert all(finds in one.measured for one in losses), losses
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "y"),
+    [
+        ([("dense", "softmax")], keras.losses.SparseCategoricalCrossentropy(), np.ones([16], np.int32)),
+        ([("dense", None), ("activation", "softmax")], keras.losses.CategoricalCrossentropy(), np.eye(16)),
+        ([("dense", "sigmoid")], keras.losses.BinaryCrossentropy(), np.ones([16, 16])),
+    ],
+)
+@pytest.mark.usefixtures("unstressed")
+def test_logits_that_keras_takes_from_behind_a_float32_output_are_not_the_losss(last, loss, y):
+    made = [
+        L.Dense(16, activation=activation, dtype="float32")
+        if kind == "dense" and activation
+        else L.Dense(16, dtype=HALF)
+        if kind == "dense"
+        else L.Activation(activation, dtype="float32")
+        for kind, activation in last
+    ]
+    model = keras.Sequential([keras.Input([8]), L.Dense(8, dtype=HALF), *made])
+    assert lint(model, scaled(), loss, (batch()[0], y)) == []
+
+
+# ---------------------------------------------------------------------------------------------- on the sample itself
+
+
+@keras.saving.register_keras_serializable("lint_cases")
+class Sampling(L.Layer):
+    """Two inputs, whose exponential overflows."""
+
+    def call(self, inputs):
+        mean, variance = inputs
+        return mean + tf.exp(variance)
+
+
+@keras.saving.register_keras_serializable("lint_cases")
+class Penalty(L.Layer):
+    """Adds a loss that overflows in float16, and leaves the output alone."""
+
+    def call(self, x):
+        self.add_loss(keras.ops.sum(keras.ops.square(100 * x)))
+        return x
+
+
+def functional(body):
+    inputs = keras.Input([8])
+    # Of one sign: an infinity is not made NaN on its way.
+    eighth = keras.initializers.Constant(1 / 8)
+    hidden = L.Dense(8, dtype=HALF, kernel_initializer=eighth, name="hidden")(inputs)
+    return keras.Model(inputs, L.Dense(8, dtype="float32", kernel_initializer=eighth, name="head")(body(hidden)))
+
+
+@pytest.mark.parametrize(
+    ("body", "size", "layer", "said", "measured"),
+    [
+        (lambda h: keras.ops.exp(h), 20, "exp", "the output is infinite", "the operation Exp of exp, whose inputs"),
+        (lambda h: keras.ops.square(h), 500, "square", "the output is infinite", "the operation Square of square"),
+        (
+            lambda h: Sampling(dtype=HALF, name="z")([h, h]),
+            20,
+            "z",
+            "the output is infinite",
+            "the operation Exp of z (tests/loops/diagnose/test_lint.py:",
+        ),
+        (
+            lambda h: Penalty(dtype=HALF, name="kl")(h),
+            5,
+            "kl",
+            "model.losses[0] is infinite",
+            "the operation Square of kl (tests/loops/diagnose/test_lint.py:",
+        ),
+        (lambda h: h, 1e5, "model", "the output is infinite", "the operation Cast"),
+    ],
+)
+@pytest.mark.usefixtures("unstressed")
+def test_what_is_infinite_on_the_sample_in_float16_alone(body, size, layer, said, measured):
+    keras.backend.clear_session()
+    x = np.full([16, 8], 0.1, np.float32)
+    x[12] = size  # Behind the examples that are traced.
+    model = functional(body)
+    (found,) = heavy(lint(model, scaled(), MSE, (x, batch()[1])))
+    # In Keras 3.8 the cast of the inputs is an operation of the model, which stays in float16.
+    assert found.layer in ((model.name, "cast") if layer == "model" else (layer,))
+    assert found.finding.startswith(f"on your sample {said}")
+    ends = "to which the model itself casts." if found.layer == "cast" else "in float16; finite in float32."
+    assert found.finding.endswith(ends)
+    assert measured in found.measured
+    assert ("Scale the data" in found.instead) == (layer == "model")
+
+
+@pytest.mark.usefixtures("unstressed")
+def test_what_float32_does_not_help_is_said_so():
+    (found,) = heavy(lint(functional(lambda h: keras.ops.log(h - 10)), scaled(), MSE, batch()))
+    assert "not finite in float32 either: the cause is the model or the sample itself" in found.finding
+
+
+@pytest.mark.parametrize(("bad", "said"), [(np.nan, "NaN"), (-np.inf, "infinite")])
+@pytest.mark.usefixtures("unstressed")
+def test_a_sample_that_is_not_finite_itself(bad, said):
+    x, y = batch()
+    y[3, 3] = bad
+    (found,) = heavy(lint(small(), scaled(), MSE, (x, y)))
+    assert found.finding.startswith(f"y of the sample holds a value that is {said}")
+
+
+@pytest.mark.usefixtures("unstressed")
+def test_an_operation_of_a_functional_model_is_named():
+    keras.backend.clear_session()
+    (found,) = heavy(lint(functional(lambda h: keras.ops.log(keras.ops.relu(h) + 1 + 1e-8)), scaled(), MSE, batch()))
+    assert (found.layer, found.finding.split(":")[0]) == ("add_1", "the constant 1e-08 is 0 in float16")
+
+
+@pytest.mark.usefixtures("unstressed")
+def test_a_mask_that_is_chosen_is_a_note():
+    choose = function("choose", lambda x: tf.nn.softmax(tf.where(x > 0, x, tf.cast(-1e9, x.dtype))))
+    model = keras.Sequential([keras.Input([8]), choose, L.Dense(8, dtype="float32")])
+    (found,) = lint(model, scaled(), MSE, (np.eye(8), np.ones([8, 8])))
+    assert found.is_note
+    assert "the mask -1e+09 is -inf" in found.finding
+
+
+@pytest.mark.usefixtures("unstressed")
+def test_of_a_dataset_the_first_batch_is_taken():
+    assert heavy(lint(small(), scaled(), MSE, dataset())) == []
+
+
+@pytest.mark.parametrize(("units", "odd"), [(10, "10 is no multiple of 8"), (16, None)])
+@pytest.mark.usefixtures("unstressed")
+def test_shapes_for_tensor_cores_are_notes(units, odd):
+    model = keras.Sequential([keras.Input([8]), L.Dense(units, dtype=HALF, name="odd"), L.Dense(8, dtype="float32")])
+    notes = lint(model, scaled(), MSE, batch())
+    assert [(one.layer, one.is_note) for one in notes] == [("odd", True)] * (odd is not None)
+    assert all(odd in one.measured for one in notes)
+
+
+@pytest.mark.usefixtures("unstressed")
+def test_the_steps_of_a_recurrent_layer_have_shapes_too():
+    model = keras.Sequential([keras.Input([2, 8]), L.SimpleRNN(6, dtype=HALF, name="r"), L.Dense(8, dtype="float32")])
+    assert "r" in {one.layer for one in lint(model, scaled(), MSE, (np.ones([4, 2, 8]), np.ones([4, 8])))}
+
+
+# ---------------------------------------------------------------------------------------------- what it is run on
+
+
+@keras.saving.register_keras_serializable("lint_cases")
+class Subclassed(keras.Model):
+    """Not built before its first batch; a layer of the same name twice, and a fault in a nested one."""
+
+    def __init__(self):
+        super().__init__(name="subclassed")
+        self.words = L.Embedding(10, 8, dtype=HALF, mask_zero=True, name="words")
+        self.pool = L.GlobalAveragePooling1D(dtype=HALF, name="pool")
+        self.inner = keras.Sequential([L.UnitNormalization(dtype=HALF, name="same")], name="inner")
+        self.same = L.Dense(8, dtype=HALF, name="same")
+        self.last = L.Dense(8, dtype="float32", name="last")
+
+    def call(self, x, training=False):
+        return self.last(self.inner(self.same(self.pool(self.words(x)))))
+
+
+def test_a_subclassed_model_of_integers_that_is_not_built():
+    model = Subclassed()
+    findings = lint(model, scaled(), MSE, (np.ones([4, 3], np.int32), np.ones([4, 8], np.float32)))
+    assert model.built
+    assert {one.layer.split("/")[-1] for one in heavy(findings)} == {"same"}
+    assert all("UnitNormalization" in one.finding or "constant" in one.finding for one in heavy(findings))
+
+
+@keras.saving.register_keras_serializable("lint_cases")
+class Lookup(keras.Model):
+    """Casts floats that it is given to float16, as every subclass under the policy does."""
+
+    def __init__(self, rows):
+        super().__init__(dtype=HALF)
+        self.words = L.Embedding(rows, 8, dtype=HALF, name="words")
+        self.last = L.Dense(8, dtype="float32")
+
+    def call(self, x):
+        return self.last(self.words(x)[:, 0])
+
+
+@pytest.mark.parametrize(("rows", "dtype", "found"), [(3000, "float32", 1), (2049, "float32", 0), (3000, "int32", 0)])
+def test_indices_that_are_rounded(rows, dtype, found):
+    said = heavy(lint(Lookup(rows), scaled(), MSE, (np.ones([4, 3], dtype), np.ones([4, 8], np.float32))))
+    assert [(one.layer, "become their neighbours" in one.finding) for one in said] == [("words", True)] * found
+
+
+def test_nothing_is_changed():
+    model = keras.Sequential(
+        [
+            keras.Input([8]),
+            L.Dense(8, dtype=HALF),
+            L.BatchNormalization(dtype=HALF),
+            L.SpectralNormalization(L.Dense(8, dtype=HALF), dtype=HALF),
+            L.Dropout(0.5, dtype=HALF, seed=3),
+            L.GaussianNoise(0.5, dtype=HALF),
+            L.Dense(8, dtype="float32"),
+        ]
+    )
+    step = train_step(model)
+    step(batch())
+    variables = [*model.variables, *step.optimizer.variables]
+    before, policies = raw(variables), [layer.dtype_policy for layer in layers_of(model)]
+    random = np.random.get_state()[2]
+    lint(model, step, MSE, batch())
+    assert raw(variables) == before
+    assert all(one.dtype_policy is policy for one, policy in zip(layers_of(model), policies, strict=True))
+    assert not any("call" in vars(layer) for layer in layers_of(model))
+    assert np.random.get_state()[2] == random
+
+
+def test_what_breaks_a_layer_under_stress_is_put_back_and_said():
+    class Once(L.Layer):
+        def __init__(self, **arguments):
+            super().__init__(**arguments)
+            self.left = 2
+
+        def call(self, x):
+            self.left -= 1
+            if self.left < 0:
+                raise ValueError("not again")
+            return x * 2
+
+    model = keras.Sequential([keras.Input([8]), L.Dense(8, dtype=HALF), L.Dense(8, dtype="float32")])
+    once = Once(dtype=HALF, name="once")
+    outer = keras.Sequential([keras.Input([8]), once, *model.layers])
+    once.left = 3  # The two traces of the model, and its run on the sample.
+    (found,) = [one for one in lint(outer, scaled(), MSE, batch()) if one.layer == "once"]
+    assert found.is_note
+    assert "Run alone it raised ValueError" in found.measured
+    assert "call" not in vars(once)
+    assert once.compute_dtype == "float16"
+
+
+def test_layers_that_are_alike_are_stressed_once(monkeypatch):
+    stressed = []
+    monkeypatch.setattr("loops.diagnose.lint.look.stress", lambda call, limit: stressed.append(call.layer.name) or [])
+    keras.utils.set_random_seed(1)
+    layers = [L.Dense(32, dtype=HALF, name=f"d{number}") for number in range(4)]
+    layers += [L.Dense(32, dtype=HALF, kernel_initializer=keras.initializers.Constant(3.0), name="other")]
+    layers += [L.Dense(16, dtype=HALF, name="narrow"), L.Dense(8, dtype="float32")]
+    model = keras.Sequential([keras.Input([32]), *layers])
+    lint(model, scaled(), MSE, (np.ones([4, 32]), np.ones([4, 8])))
+    assert stressed == ["d0", "other", "narrow"]
+
+
+@keras.saving.register_keras_serializable("lint_cases")
+class Inside(L.Layer):
+    """Calls a layer inside of a loop, and of a function of its own."""
+
+    def __init__(self, function):
+        super().__init__(dtype=HALF)
+        self.function = function
+        self.attention = L.Attention(dtype=HALF, name="attention")
+
+    def call(self, x):
+        def loop(x):
+            def body(step, h):
+                return step + 1, self.attention([h, h])
+
+            return tf.while_loop(lambda step, h: step < 1, body, [0, x])[1]
+
+        return tf.function(loop)(x) if self.function else loop(x)
+
+
+@pytest.mark.parametrize("function", [False, True])
+@pytest.mark.parametrize(("size", "count"), [(1.0, 0), (30.0, 1)])
+def test_inputs_are_measured_inside_of_loops_and_functions(size, count, function):
+    x = np.random.default_rng(0).uniform(-size, size, [4, 4, 8]).astype(np.float32)
+    x[0, 0, 0] = size
+    model = keras.Sequential([keras.Input([4, 8]), Inside(function), L.Dense(8, dtype="float32")])
+    found = [one for one in lint(model, scaled(), MSE, (x, np.ones([4, 4, 8], "f"))) if "fails" in one.finding]
+    assert [one.layer for one in found] == ["attention"]
+    assert len(heavy(found)) == count
+
+
+def test_a_bound_of_a_normalization_is_that_of_its_outputs():
+    x = keras.Input([4, 8])
+    model = keras.Model(x, L.Dense(8, dtype="float32")(L.Attention(name="attention", dtype=HALF)([norm(x)] * 2)))
+    sample = 1e3 * np.random.default_rng(0).normal(size=[4, 4, 8]), np.ones([4, 4, 8])
+    assert heavy(lint(model, scaled(), MSE, sample)) == []
+
+
+def norm(x):
+    return L.LayerNormalization(dtype=HALF)(x)
+
+
+def contrastive(y, prediction):
+    """Of a batch of 16 alone: which example is which."""
+    similar = tf.matmul(prediction, prediction, transpose_b=True)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(16), similar))
+
+
+def test_a_loss_of_one_batch_size_is_traced_with_it():
+    assert heavy(lint(small(), scaled(), contrastive, batch())) == []
+    (found,) = heavy(lint(small(), keras.optimizers.SGD(), contrastive, batch()))
+    assert "are zero in float16" in found.measured
+
+
+def test_nothing_meets_a_batch_of_another_size():
+    met = set()
+
+    def loss(y, prediction):
+        met.add(prediction.shape[0])
+        return tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
+
+    def look(x):
+        met.add(x.shape[0])
+        return x
+
+    layers = [L.Dense(8, dtype=HALF), L.Lambda(look, output_shape=(8,), dtype=HALF), L.Dense(8, dtype=HALF)]
+    model = keras.Sequential([keras.Input([8]), *layers])
+    met.clear()
+    lint(model, scaled(), loss, batch())
+    assert met == {16}
+
+
+def test_a_layer_of_many_values_that_takes_the_whole_batch_alone_is_stressed_with_it():
+    fixed = L.Lambda(lambda x: tf.ensure_shape(x, [16, 4096]) ** 2, output_shape=(4096,), dtype=HALF, name="fixed")
+    model = keras.Sequential([keras.Input(batch_shape=[16, 4096]), fixed, L.Dense(8, dtype="float32")])
+    (found,) = [one for one in lint(model, scaled(), MSE, (np.ones([16, 4096]), np.ones([16, 8]))) if one.layer]
+    assert found.finding.startswith("note: Lambda enlarges its input")
+
+
+def fails(y, prediction):
+    raise KeyError("no such class")
+
+
+class Fails(L.Layer):
+    """Fails on what it is given, not when the model is made."""
+
+    def call(self, x):
+        raise AttributeError("no such attribute")
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.parametrize(
+    ("layers", "loss", "said"),
+    [
+        ([], fails, "the model or the loss failed on the sample: KeyError: .*no such class"),
+        ([Fails()], MSE, "the model or the loss failed on the sample: AttributeError: no such attribute"),
+    ],
+)
+def test_a_model_or_a_loss_that_fails_says_so_in_one_sentence(layers, loss, said):
+    model = keras.Sequential([keras.Input([8]), *layers, L.Dense(8, dtype="float32")])
+    with pytest.raises(loops.BadBatch, match=said) as caught:
+        lint(model, scaled(), loss, batch())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_of_fixed_size_is_taken_whole():
+    model = keras.Sequential([keras.Input(batch_shape=[16, 8]), L.Dense(8, dtype=HALF), L.Dense(8, dtype="float32")])
+    assert heavy(lint(model, scaled(), MSE, batch())) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"model": "no"}, scaler.InvalidArgument, r"lint\(model='no'\): expected a keras.Model"),
+        ({"optimizer": 3}, scaler.InvalidArgument, r"lint\(optimizer=3\): expected a Keras optimizer"),
+        ({"loss": "mse"}, scaler.InvalidArgument, r"lint\(loss='mse'\): expected a function"),
+        ({"sample": batch()[0]}, scaler.InvalidArgument, r"expected a batch \(x, y\)"),
+        ({"sample": (1, 2, 3, 4)}, scaler.InvalidArgument, "a batch has 4 parts"),
+        ({"sample": (np.ones([4, 5]), np.ones([4, 8]))}, loops.BadBatch, "lint: x has shape"),
+        ({"sample": (np.ones([16, 8]), np.ones([8, 8]))}, loops.BadBatch, "x holds 16 examples, y holds 8 examples"),
+        ({"sample": (np.ones([16, 8]), np.ones([2, 8]))}, loops.BadBatch, "differ in length"),
+        ({"sample": (np.ones([0, 8]), np.ones([0, 8]))}, loops.BadBatch, "lint: the sample is empty"),
+        ({"sample": ([[1.0] * 8] * 4, [[1.0] * 8] * 4)}, scaler.InvalidArgument, "Python lists .* np.asarray"),
+        ({"sample": dataset().take(0)}, loops.OutOfData, "the dataset is empty"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, error, said):
+    given = {"model": small(), "optimizer": scaled(), "loss": MSE, "sample": batch(), **arguments}
+    with pytest.raises(error, match=said):
+        lint(**given)

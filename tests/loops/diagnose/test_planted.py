@@ -1,0 +1,381 @@
+"""The causes that users had, each planted in a small program: which layer, which pass, why, and what helps."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import re
+
+import planted
+import pytest
+import tensorflow as tf
+
+import loops
+from halfstep.explain import text
+from loops.diagnose.explain import attempts
+from loops.observe import cure, explain
+
+EXPECTED = {
+    "large_weights": ("loss", "forward", "big", "inf", "every layer in float32"),
+    "learning_rate": ("overflow", "backward", "out", "inf", "0.01 of the learning rate for the last 1 step"),
+    "nan_batch": ("loss", "data", None, "nan", "another batch"),
+    "high_floor": ("floor", "backward", "out", "inf", "loss scale 4096"),
+    "small_epsilon": ("loss", "forward", "norm", "nan", "epsilon=0.001 in 'norm'"),
+    "attention_mask": ("loss", "forward", "masked", "inf", "mask_value=-30000 in 'masked'"),
+    "root_at_zero": ("backward", "backward", "root", "inf", "derivatives of 'root' that are not finite set to zero"),
+    "root_under_an_overflow": (
+        "backward",
+        "backward",
+        "root",
+        "inf",
+        "derivatives of 'root' that are not finite set to zero",
+    ),
+    "rare_root": ("backward", "backward", "length", "inf", "inputs of 'length' moved by 0.001"),
+    "clamp": ("loss", "forward", "sure", "inf", "the loss in float32"),
+    "float16_softmax": ("loss", "forward", "softmax", "inf", "'softmax' in float32"),
+    "healthy": ("healthy", "backward", "first", "inf", "loss scale 16384"),
+    "window": ("loss", "data", None, "nan", "another batch"),
+    "second_moment": ("loss", "weights", "first", "nan", "epsilon=0.001 in the optimizer for the last 1 step"),
+    "outlier_in_a_window": ("loss", "forward", "first", "inf", "another batch"),
+    "beyond_float16": ("loss", "data", None, "inf", "another batch"),
+    "early_window": ("loss", "data", None, "nan", "another batch"),
+    "schedule": ("loss", "forward", "out", "inf", "0.001 of the learning rate for the last 4 steps"),
+    "before_a_loop": ("loss", "forward", "units", "inf", "'units' and all after it in float32"),
+    "compiled": ("floor", "backward", "out", "inf", "loss scale 4096"),
+    "zero_over_zero": ("loss", "forward", "spread", "nan", "denominator in 'spread' moved by 0.001"),
+    "custom_gradient": ("backward", "backward", "direction", "nan", "denominator in 'direction' moved by 0.001"),
+    "loss_over_zero": ("loss", "forward", None, "inf", "denominator in the loss or the step moved by 0.001"),
+    "unbounded_variance": ("loss", "forward", "sampling", "inf", "inputs of 'sampling' clipped to [-5, 5]"),
+    "uncleared": ("overflow", "backward", None, "inf", "the step's own variables set to zero"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Each program's run, made once."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            getattr(planted, name)(made[name]).run(planted.STEPS[name])
+        return made[name]
+
+    return of
+
+
+def rows(run):
+    return [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+
+
+# Keras asks for the shapes of a layer's outputs, and NumPy warns of the mask.
+@pytest.mark.filterwarnings("ignore::scaler.ScaleWarning", "ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_cause_is_found_and_the_remedy_works(runs, name):
+    """One call, without a step, finds both."""
+    run = runs(name)
+    found = explain(getattr(planted, name)(run))
+    verdict, where, layer, kind, remedy = EXPECTED[name]
+    assert (found.verdict, found.where, found.layer, found.kind) == (verdict, where, layer, kind)
+    assert [one.name for one in found.remedies if one.name == remedy and one.helps] == [remedy]
+    assert found.reproduced
+    assert found.observed_alike
+    assert all(one.tried for one in found.remedies if one.finite)
+    finite = [one.finite for one in found.remedies]
+    assert finite == sorted(finite, reverse=True)
+    logged = next(row for row in rows(run) if row["step"] == found.step)
+    assert not logged["applied"]
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["pass"] == where
+
+
+def remedy_of(found, name):
+    return next(one for one in found.remedies if one.name == name)
+
+
+def test_a_scale_at_which_the_trouble_becomes_zero_is_no_remedy(runs):
+    """The gradient of a norm at 0 has no value at any scale; at 2^-12 float16 makes 0 of it."""
+    found = explain(planted.norm_in_the_loss(runs("norm_in_the_loss")))
+    assert (found.verdict, found.fits_at, found.flushed_at) == ("backward", None, 2.0**-12)
+    lower = remedy_of(found, "loss scale 0.000244141")
+    assert (lower.finite, lower.helps) == (True, False)
+    assert "Nothing that was tried helps. Finite, but no help: loss scale 0.000244141, since" in found.sentence
+    assert re.search(r"  loss scale 0\.000244141 +passes, loss .*: no help\n", text(found))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("name", "layer", "value", "said"),
+    [
+        (
+            "literal_mask",
+            "masked",
+            -1e9,
+            "In 'masked' the constant -1e+09 is -inf in float16: where everything is masked",
+        ),
+        ("literal_epsilon", "norm", 1e-12, "In 'norm' the constant 1e-12 is 0 in float16: it keeps nothing from being"),
+    ],
+)
+def test_a_literal_of_a_call_is_named_as_lint_names_it(runs, name, layer, value, said):
+    """No attribute holds it, so that no remedy replaces it."""
+    loop = getattr(planted, name)(runs(name))
+    found = explain(loop)
+    assert found.layer == layer
+    assert [one.before for one in found.literals] == pytest.approx([value], rel=1e-3)
+    assert said in found.sentence
+    step = loop.train_step
+    findings = loops.observe.lint(step.model, step, step.loss_fn, (planted.inputs(16, 8), planted.inputs(16, 1)))
+    assert found.literals[0].said in " ".join(one.finding for one in findings if one.layer == layer)
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["literals"][0]["instead"].startswith("Write")
+
+
+@pytest.mark.parametrize(
+    ("name", "through", "said"),
+    [
+        ("weight_decay", "weight decay", "through the weight decay: without it they do not. What helped"),
+        ("learning_rate", "learning rate", "through large updates: at a lower learning rate they do not."),
+    ],
+)
+def test_what_made_the_weights_grow_is_said(runs, name, through, said):
+    """A lower rate lowers the decay, too, so that it alone would not tell."""
+    found = explain(getattr(planted, name)(runs(name)))
+    assert (found.blame, found.grown_through) == ("weights", through)
+    assert said in found.sentence
+    if name == "weight_decay":
+        assert remedy_of(found, found.remedies[0].name).advice.startswith("Change the sign of weight_decay=-9e+06")
+
+
+def test_a_rate_that_a_schedule_raised_is_told_and_kept_low_in_a_trial(runs):
+    found = explain(planted.schedule(runs("schedule")))
+    assert found.learning_rates == (pytest.approx(0.01), 1e4)
+    assert (
+        "The learning rate of this step is 10000, and was 0.01 before the steps that were taken again" in found.sentence
+    )
+    assert remedy_of(found, "the learning rate kept at 0.01 for the last 4 steps").helps
+    assert (found.blame, found.grown_through, found.example) == ("weights", "learning rate", None)
+
+
+def test_a_rate_that_is_not_a_number_is_told(runs):
+    found = explain(planted.nan_rate(runs("nan_rate")))
+    assert (found.verdict, found.step) == ("update", 5)
+    assert "The learning rate of this step is nan, and was 0.0017" in found.sentence
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["learning_rates"][1] is None
+
+
+def test_an_outlier_of_a_healthy_run_blames_nobody(runs):
+    """What would have to be tried first is not: a learning rate is no cure of one large example."""
+    run = runs("outlier")
+    skipped = [row["step"] for row in rows(run) if not row["applied"]]
+    assert skipped == [7]
+    found = explain(planted.outlier(run))
+    assert (found.verdict, found.blame, found.grown_through) == ("healthy", None, None)
+    asked = explain(planted.outlier(run), 7)
+    assert (asked.example, asked.grown_through) == (2, None)
+
+
+def test_what_an_action_did_to_a_weight_is_seen_from_the_checkpoint_that_holds_it(tmp_path):
+    """Taken again from the beginning the weight is as it was."""
+
+    def made():
+        loop = planted.healthy(tmp_path)
+        kernel = loop.train_step.model.trainable_variables[0]
+
+        def spoil(visit):
+            if visit.counters.data == 4:
+                kernel.assign(tf.tensor_scatter_nd_update(kernel.value, [[0, 0]], [1e6]))
+
+        return loops.Loop(loop.train_step, loop.position.dataset, actions=[spoil, *loop.actions])
+
+    made().run(7)
+    found = explain(made())
+    assert found.reproduced
+    assert (found.step, found.where, found.blame) == (5, "weights", "weights")
+
+
+def test_a_remedy_that_leaves_no_gradient_is_none(runs):
+    """A prediction that is clipped away passes nothing back."""
+    found = explain(planted.distance(runs("distance")))
+    clipped = remedy_of(found, "predictions clipped to [0.001, 0.999]")
+    assert (clipped.finite, clipped.gradients_left, clipped.helps) == (True, 0.0, False)
+    assert "What helped" not in found.sentence
+
+
+def test_a_remedy_whose_loss_is_far_from_the_usual_is_none(runs):
+    """Float32 holds a variance of 1e6 and trains nothing with it; the usual loss is that of another remedy."""
+    found = explain(planted.unbounded_variance(runs("unbounded_variance")))
+    wide, clipped = (
+        remedy_of(found, name) for name in ("every layer in float32", "inputs of 'sampling' clipped to [-5, 5]")
+    )
+    assert (wide.finite, wide.helps, clipped.helps, clipped.loss_ratio) == (True, False, True, 1.0)
+    assert wide.loss_ratio > 1e5
+    assert "every layer in float32, since its loss of" in found.sentence
+    assert wide.gradients_left > 0.9
+    values = json.loads(json.dumps(found.to_dict(), allow_nan=False))["remedies"][0]
+    assert {"gradients_left", "loss_ratio", "helps", "why_not"} <= set(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "example", "said"),
+    [
+        ("small_epsilon", 1, "Example 1 of the batch, counted from 0, does this by itself."),
+        ("outlier_in_a_window", 1, "Example 1 of the batch, counted from 0, does this by itself."),
+        ("beyond_float16", 2, "the batch held a value that a cast to 16 bits made an infinity, first in example 2 ("),
+        ("window", 1, "the batch held a NaN, first in example 1 ("),
+        ("large_weights", None, "octaves above the format's largest. The loss itself is not finite"),
+    ],
+)
+def test_the_example_that_does_it_is_named(runs, name, example, said):
+    """Of a layer and of a micro-batch, too; none where every example does."""
+    found = explain(getattr(planted, name)(runs(name)))
+    assert found.example == example
+    assert said in found.sentence
+
+
+@contextlib.contextmanager
+def products_regrouped(regroups):
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": regroups})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": not regroups})
+
+
+def test_a_step_whose_products_are_regrouped_is_taken_as_it_is_written(tmp_path, monkeypatch):
+    """Which products TensorFlow regroups depends on the whole graph: here those of the autopsy, and not the run's."""
+    as_it_was = attempts.Attempts.as_it_was
+
+    @contextlib.contextmanager
+    def regrouping(self):
+        with as_it_was(self), contextlib.nullcontext() if self.literal else products_regrouped(True):
+            yield
+
+    monkeypatch.setattr(attempts.Attempts, "as_it_was", regrouping)
+    try:
+        with products_regrouped(False):
+            planted.regrouped(tmp_path).run(planted.STEPS["regrouped"])
+            found = explain(planted.regrouped(tmp_path))
+    finally:
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
+    assert (found.verdict, found.where, found.layer, found.kind) == ("loss", "forward", "cube", "inf")
+    assert "'cube' in float32" in [one.name for one in found.remedies if one.finite]
+    assert found.reproduced
+
+
+def test_a_scale_that_hides_the_cause_is_lowered_to_see_it(runs):
+    found = explain(planted.root_under_an_overflow(runs("root_under_an_overflow")))
+    assert (found.loss_scale, found.seen_at, found.operation) == (2.0**10, 1.0, "SqrtGrad")
+    assert found.sentence.startswith("Step 1 was skipped at loss scale 1024, and would be at 1: the backward pass gave")
+
+
+def test_a_loss_is_a_loss_by_any_name(runs):
+    found = explain(planted.nameless_loss(runs("nameless_loss")), 1)
+    assert (found.verdict, found.where, found.operation) == ("loss", "forward", "Log")
+    assert not [one.name for one in found.remedies if one.finite and not one.name.startswith("predictions")]
+
+
+@pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
+def test_octaves_and_the_scale_that_fits_are_measured(runs):
+    """The true value is computed in float32, and the scale is the largest at which the step passes."""
+    found = explain(planted.high_floor(runs("high_floor")), 2)
+    assert (found.loss_scale, found.fits_at) == (2.0**23, 8192.0)
+    # The first value that is too large asks for no lower scale than all of them do.
+    assert 2.0**23 / 2 ** math.ceil(found.octaves_over) >= 8192.0
+    assert f"{found.octaves_over:.1f} octaves" in found.sentence
+
+
+def test_a_step_that_was_applied_is_told_to_be(runs):
+    """Nothing is tried for it."""
+    found = explain(planted.nan_batch(runs("nan_batch")), 2)
+    assert (found.verdict, found.remedies, found.masked) == ("healthy", (), ())
+    assert found.sentence == "Step 2 was applied at loss scale 1024: nothing is wrong with it."
+
+
+def test_every_skip_of_a_short_growth_interval_is_accounted_for(runs):
+    """Such a strategy skips a step for each growth, and that is said."""
+    found = explain(planted.short_interval(runs("short_interval")))
+    skips = [row["step"] for row in rows(runs("short_interval")) if not row["applied"]]
+    at_start = next(number for number, step in enumerate(skips) if step > number + 1)
+    assert found.verdict == "healthy"
+    assert found.sentence.startswith(
+        f"Nothing is wrong: {len(skips)} of the 20 steps in the log were skipped: {at_start} while the scale found its "
+        f"level, {len(skips) - at_start} after it had grown, which took it back. The last was step {skips[-1]}, which "
+    )
+    assert found.sentence.endswith("A longer growth interval skips less often.")
+
+
+def test_the_step_is_traced_once_for_each_change(runs, monkeypatch):
+    """Tracing takes most of the time: the step unchanged, measured, and for each remedy that changes it."""
+    traced = []
+    take = attempts.Attempts.take_inlined
+    monkeypatch.setattr(attempts.Attempts, "take_inlined", lambda self, batch: (traced.append(1), take(self, batch))[1])
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    tf.get_logger().addHandler(handler)
+    try:
+        found = explain(planted.nan_batch(runs("nan_batch")))
+    finally:
+        tf.get_logger().removeHandler(handler)
+    changes = [one.name for one in found.remedies if one.name != "another batch"]
+    assert len(traced) == 2 + len(changes)
+    assert [record.getMessage() for record in records] == []
+
+
+def test_nothing_in_the_folder_changes(runs):
+    """An autopsy only reads."""
+    run = runs("nan_batch")
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
+    explain(planted.nan_batch(run), 3)
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_log_that_another_run_wrote_is_noticed(runs, tmp_path):
+    """What follows from a replay that is not the run, says so first."""
+    run = runs("nan_batch")
+    loop = planted.nan_batch(tmp_path)
+    (tmp_path / "steps.jsonl").write_text(
+        "".join(json.dumps({**row, "loss": 7.0} if row["step"] == 1 else row) + "\n" for row in rows(run))
+    )
+    found = explain(loop, 3)
+    assert not found.reproduced
+    assert found.sentence.startswith("The replay is not the run: Loss of step 1 was 7.0 in the run's log")
+
+
+@pytest.mark.parametrize(("name", "layers"), [("small_epsilon", ["norm"]), ("nan_batch", None), ("healthy", [])])
+def test_the_cure_is_the_smallest_set_of_layers(runs, name, layers):
+    """None where float32 does not help, and nothing where the step passes."""
+    step = {"small_epsilon": 2, "nan_batch": 3, "healthy": 12}[name]
+    assert cure(getattr(planted, name)(runs(name)), step) == layers
+
+
+def test_an_explanation_has_every_field_of_the_interface(runs):
+    """What scripts read."""
+    found = explain(planted.nan_batch(runs("nan_batch")), 3).to_dict()
+    names = ("step", "reproduced", "verdict", "pass", "layer", "tensor", "kind", "octaves_over", "fits_at", "remedies")
+    assert set(names) <= set(found)
+    assert {"name", "tried", "finite"} <= set(found["remedies"][0])
+
+
+def test_everything_is_put_back(runs):
+    """Layers, the step and the scaler are as they were, and so is every variable."""
+    loop = planted.high_floor(runs("high_floor"))
+    step = loop.train_step
+    before = [layer.dtype_policy.name for layer in step.model.layers], step.loss_fn, step.optimizer.learning_rate
+    explain(loop, 2)
+    assert ([layer.dtype_policy.name for layer in step.model.layers], step.loss_fn) == before[:2]
+    assert step.optimizer.learning_rate is before[2]
+    assert not {"scale", "apply", "unscale"} & set(vars(step.loss_scaler))
+    assert not any("call" in vars(layer) for layer in step.model.layers)
+    assert int(step.loss_scaler.counters.attempted) == 1
+    assert tf.reduce_all(tf.math.is_finite(step.model.trainable_variables[0]))
+
+
+def test_magnitudes_follow_the_model(runs):
+    """One row a layer, in the order of the forward pass."""
+    found = explain(planted.high_floor(runs("high_floor")), 2)
+    assert [one.layer for one in found.magnitudes] == ["first", "out"]
+    first, out = found.magnitudes
+    assert first.dtype == out.dtype == "float16"
+    assert 0 < first.forward < 100
+    assert math.isinf(out.backward) or math.isnan(out.backward)
+    assert dataclasses.asdict(first)["layer"] == "first"

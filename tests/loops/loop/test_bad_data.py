@@ -1,0 +1,346 @@
+"""Guards that data, steps and places that cannot work are told in one sentence, and that it is what a user sees."""
+
+import functools
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from mirrored import mirrored
+
+import loops
+import loops.record.tensorboard.action
+import scaler
+from loops.loop.replicate import replicate
+
+X = np.ones([64, 4], np.float32)
+Y = np.arange(64) % 10
+cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+both_loops = pytest.mark.parametrize("steps_per_call", [1, 4])
+
+
+def model():
+    return keras.Sequential([keras.Input([4]), keras.layers.Dense(10)])
+
+
+def subclassed():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(10)
+
+        def call(self, x):
+            return self.dense(x)
+
+    return Own()
+
+
+def step(made=None, loss_fn=cross_entropy, **arguments):
+    return loops.TrainStep(made or model(), loss_fn, keras.optimizers.SGD(), **arguments)
+
+
+def labels(worst):
+    changed = Y.copy()
+    changed[20] = worst
+    return changed
+
+
+slices = tf.data.Dataset.from_tensor_slices
+WORDS = np.array(["word"] * 64)
+DATA = {
+    "a label too large": (lambda: slices((X, labels(11))).batch(8), "a label is 11, and the model tells 10 classes"),
+    "a negative label": (lambda: slices((X, labels(-1))).batch(8), "a label is -1, and the model tells 10 classes"),
+    "not batched": (lambda: slices((X, Y)), r"a single example: x has shape \(4,\).*dataset.batch"),
+    "no y": (lambda: slices(X).batch(8), "the batch has no y"),
+    "no y, one part": (lambda: slices((X,)).batch(8), "the batch has no y"),
+    "four parts": (lambda: slices((X, Y, X, X)).batch(8), "a batch has 4 parts"),
+    "text for x": (lambda: slices((WORDS, Y)).batch(8), "the batch holds text"),
+    "text for y": (lambda: slices((X, WORDS)).batch(8), "the batch holds text"),
+    "another shape": (
+        lambda: slices((X[:, :3], Y)).batch(8),
+        r"x has shape \((8|None), 3\), and the model takes \(None, 4\)",
+    ),
+}
+
+
+@both_loops
+@pytest.mark.parametrize("case", DATA)
+def test_data_that_cannot_work_is_told_in_one_sentence(case, steps_per_call):
+    make, says = DATA[case]
+    with pytest.raises((loops.BadBatch, scaler.InvalidArgument), match=says) as caught:
+        loops.Loop(step(), make(), steps_per_call=steps_per_call).run(8)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", DATA)
+def test_so_it_is_without_a_loop(case):
+    make, says = DATA[case]
+    run = step()
+    with pytest.raises((loops.BadBatch, scaler.InvalidArgument), match=says) as caught:
+        list(map(run, make()))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["not batched", "no y"])
+def test_so_it_is_for_a_model_that_is_not_built(case):
+    make, says = DATA[case]
+    with pytest.raises(loops.BadBatch, match=says.replace("x has shape", ".*")):
+        loops.Loop(step(subclassed()), make()).run(8)
+
+
+def test_a_loss_that_needs_no_y_and_other_odd_batches_are_fine():
+    no_y = step(loss_fn=lambda y, prediction: tf.reduce_mean(tf.square(prediction)))
+    assert loops.Loop(no_y, slices(X).batch(8)).run(8).applied == 8
+    temperature = step(loss_fn=lambda y, prediction: tf.reduce_mean(tf.square(prediction)) * y)
+    pairs = slices(X).batch(8).map(lambda x: (x, 2.0))
+    assert loops.Loop(temperature, pairs).run(8).applied == 8
+
+
+def test_errors_of_a_users_own_stay_what_they_are():
+    def loss_fn(y, prediction):
+        raise RuntimeError("of my own")
+
+    with pytest.raises(RuntimeError, match="of my own"):
+        loops.Loop(step(loss_fn=loss_fn), slices((X, Y)).batch(8)).run(8)
+
+
+@both_loops
+def test_batches_that_replicas_cannot_share(steps_per_call):
+    strategy = mirrored(2)
+    with strategy.scope():
+        run = step()
+    loop = loops.Loop(run, slices((X, Y)).batch(9), strategy=strategy, steps_per_call=steps_per_call)
+    with pytest.raises(loops.BadBatch, match="no multiple of 2 replicas: batch with drop_remainder=True"):
+        loop.run(3)
+
+
+def test_replicas_meet_only_over_a_batch_that_they_can_share():
+    """An error while they meet for the first time would cancel their group for the rest of the process."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        run = replicate(step(), strategy)
+    spec = (tf.TensorSpec([None, *X.shape[1:]], X.dtype), tf.TensorSpec([None], Y.dtype))
+    graph = tf.function(run).get_concrete_function(spec).graph
+    meetings = [op for op in graph.get_operations() if op.type.startswith("Collective")]
+    assert meetings
+    for op in meetings:
+        before, waiting = set(), [op]
+        while waiting:
+            one = waiting.pop()
+            waiting += [other for other in (*(t.op for t in one.inputs), *one.control_inputs) if other not in before]
+            before.update(waiting)
+        assert any(one.type == "Assert" or "assert" in one.name for one in before), op.name
+
+
+def test_evaluations_tell_it_too():
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+    for data, says in ((slices(X).batch(8), "has no y"), (slices((X, Y)), "a single example")):
+        evaluate = loops.Evaluate(model(), data, [accuracy], every=1)
+        with pytest.raises(loops.BadBatch, match=rf"Evaluate\('validation'\): the batch.*{says}"):
+            loops.Loop(step(), slices((X, Y)).batch(8), actions=[evaluate]).run(1)
+
+
+def pair(x, y):
+    return {"loss": tf.reduce_sum(x) + tf.cast(tf.reduce_sum(y), tf.float32)}
+
+
+class Pair:
+    def __call__(self, x, y):
+        return pair(x, y)
+
+    def method(self, x, y, scale=1.0):
+        return pair(x * scale, y)
+
+
+@both_loops
+@pytest.mark.parametrize(
+    "train_step",
+    [
+        pair,
+        Pair(),
+        Pair().method,
+        tf.function(pair),
+        functools.partial(lambda a, x, y: pair(x, y), 0),
+        lambda x, y, *z: pair(x, y),
+    ],
+    ids=["function", "object", "method", "tf.function", "partial", "any number"],
+)
+def test_a_step_of_two_arguments_takes_the_parts_of_a_batch(train_step, steps_per_call):
+    visits = []
+    loop = loops.Loop(train_step, slices((X, Y)).batch(32), steps_per_call=steps_per_call, actions=[visits.append])
+    assert loop.run(2).data == 2
+    assert visits[0].outputs["loss"][0] == 32 * 4 + Y[:32].sum()
+
+
+@pytest.mark.parametrize("train_step", [lambda batch: batch, lambda batch, k=1: batch, lambda *parts: parts[0]])
+def test_a_step_of_one_argument_takes_the_batch(train_step):
+    def whole(*arguments):
+        x, _ = train_step(*arguments)
+        return {"loss": tf.reduce_sum(x)}
+
+    whole.__signature__ = __import__("inspect").signature(train_step)
+    assert loops.Loop(whole, slices((X, Y)).batch(32)).run(2).data == 2
+
+
+@pytest.mark.parametrize(
+    ("train_step", "named"),
+    [
+        (lambda x, y, z: None, r"needs the arguments \(x, y, z\), and a batch of the dataset has 2 parts"),
+        (lambda: None, r"needs the arguments \(\)"),
+        (lambda batch, *, rate: None, r"needs the arguments \(batch, rate\)"),
+    ],
+)
+def test_a_step_of_other_arguments_is_told(train_step, named):
+    with pytest.raises(scaler.InvalidArgument, match=named):
+        loops.Loop(train_step, slices((X, Y)).batch(8))
+
+
+def test_a_step_of_two_for_batches_of_one():
+    with pytest.raises(scaler.InvalidArgument, match=r"needs the arguments \(x, y\).*has 1 part:"):
+        loops.Loop(pair, slices(X).batch(8))
+
+
+PLACES = {
+    "JsonLines": lambda place: loops.JsonLines(place / "steps.jsonl"),
+    "Csv": lambda place: loops.Csv(place / "steps.csv"),
+    "TensorBoard": lambda place: loops.TensorBoard(place),
+    "Profile": lambda place: loops.Profile(place),
+    "Checkpoint": lambda place: loops.Checkpoint(place, every=1),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_place_that_cannot_be_written_is_told_before_the_first_step(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(loops.record.tensorboard.action.importlib.util, "find_spec", lambda name: name)
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "in it", pathlib.Path("/proc/none")):
+        taken = []
+        loop = loops.Loop(step(), slices((X, Y)).batch(8), actions=[taken.append, PLACES[name](place)])
+        with pytest.raises(loops.LoopError, match=rf"^{name}\('.*cannot be written \(.*\)\. Choose another") as caught:
+            loop.run(3)
+        assert name == "Checkpoint" or isinstance(caught.value, (loops.NotWritable, OSError))
+        assert loop.counters.data == 0
+        assert not taken
+
+
+@pytest.mark.parametrize("place", [3, None, b"steps", 1.5, [], ""])
+@pytest.mark.parametrize(
+    "make",
+    [loops.JsonLines, loops.Csv, loops.TensorBoard, loops.Profile, functools.partial(loops.Checkpoint, every=1)],
+)
+def test_what_is_no_path_is_told(make, place):
+    with pytest.raises(scaler.InvalidArgument, match="expected a path"):
+        make(place)
+
+
+def test_other_arguments_of_actions():
+    with pytest.raises(scaler.InvalidArgument, match=r"Checkpoint\(run=3\): expected a dict"):
+        loops.Checkpoint("run", every=1, run=3)
+    with pytest.raises(scaler.InvalidArgument, match=r"Progress\(console=3\)"):
+        loops.Progress(console=3)
+
+
+def half():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input([4], dtype="float16"), keras.layers.Dense(10, dtype="float16")])
+
+
+@pytest.mark.parametrize(
+    ("masters", "says"),
+    [
+        (lambda variables: scaler.weights.KahanWeights(half().trainable_variables), "masters of other variables"),
+        (lambda variables: scaler.MasterWeights(variables[:1]), "masters of other variables"),
+        (lambda variables: None, "returned None: expected a scaler.MasterWeights"),
+        (lambda variables: variables, "expected a scaler.MasterWeights"),
+    ],
+)
+def test_masters_of_another_model_are_refused(masters, says):
+    with pytest.raises(scaler.InvalidArgument, match=says):
+        step(half(), masters=masters)
+
+
+SCRIPT = """
+import keras, numpy as np, tensorflow as tf, loops, scaler
+x, y = np.ones([64, 4], "float32"), np.full(64, {label})
+model = keras.Sequential([keras.Input([4]), keras.layers.Dense(10)])
+loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+loss_scaler, optimizer = scaler.LossScaler(), keras.optimizers.SGD()
+data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+
+def train_step(x, y):
+    scaled = loss_scaler.scale(x)
+    return {{"loss": scaled}}
+
+step = loops.TrainStep(model, loss_fn, optimizer)
+{run}
+"""
+RUNS = {
+    "labels": ("loops.Loop(step, data).run(3)", "loops.support.errors.BadBatch: a label is 12", 9),
+    "labels, many steps": (
+        "loops.Loop(step, data, steps_per_call=3).run(3)",
+        "loops.support.errors.BadBatch: a label is",
+        9,
+    ),
+    "ours in a step": (
+        "loops.Loop(train_step, data).run(3)",
+        "scaler.errors.InvalidArgument: scale(loss): the loss",
+        10,
+    ),
+    "ours in a tf.function": (
+        "tf.function(train_step)(x, y)",
+        "scaler.errors.InvalidArgument: scale(loss): the loss",
+        16,
+    ),
+    "a place": (
+        "loops.Loop(step, data, actions=[loops.Csv('/proc/x/y')]).run(3)",
+        "loops.support.errors.NotWritable: Csv(",
+        9,
+    ),
+}
+
+
+# Runs scripts as Python does, and shows the error that each ends with as if it had been run alone.
+RUNNER = """
+import pathlib, sys
+for path in sys.argv[1:]:
+    print("SCRIPT", path, file=sys.stderr, flush=True)
+    try:
+        exec(compile(pathlib.Path(path).read_text(), path, "exec"), {"__name__": "__main__"})
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__.tb_next)
+"""
+
+
+@pytest.fixture(scope="module")
+def shown_by_scripts(tmp_path_factory):
+    """What each of RUNS shows on standard error; one process runs them all."""
+    paths = [tmp_path_factory.mktemp("script") / "script.py" for _ in RUNS]
+    for path, (run, _, _) in zip(paths, RUNS.values(), strict=True):
+        path.write_text(SCRIPT.format(label=12, run=run))
+    done = subprocess.run([sys.executable, "-c", RUNNER, *paths], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(RUNS, done.stderr.split("SCRIPT ")[1:], strict=True))
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_a_script_shows_the_sentence_once_and_little_else(case, shown_by_scripts):
+    _, sentence, lines = RUNS[case]
+    errors = shown_by_scripts[case]
+    shown = errors[errors.index("Traceback") :].strip().splitlines()
+    assert sum(sentence in line for line in shown) == 1
+    assert len(shown) <= lines, errors
+    assert "During handling" not in errors
+    assert "in user code" not in errors
+
+
+def test_the_cause_can_still_be_had():
+    with pytest.raises(loops.BadBatch) as caught:
+        loops.Loop(step(), slices((X, labels(11))).batch(8)).run(8)
+    found, chain = caught.value, []
+    while found is not None:
+        chain.append(type(found))
+        found = found.__cause__ or found.__context__
+    assert tf.errors.InvalidArgumentError in chain

@@ -1,0 +1,166 @@
+"""Guards what a loop does when its dataset ends, is empty, or is made of something else than pairs."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loops
+
+
+def sums():
+    total = tf.Variable(0.0)
+    return (lambda number: {"loss": total.assign_add(number)}), total
+
+
+def numbers(count):
+    return tf.data.Dataset.range(1, count + 1).map(lambda number: tf.cast(number, tf.float32))
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2, 3, 5, 100])
+def test_a_dataset_that_ends_keeps_counters_and_lines(tmp_path, steps_per_call):
+    step, total = sums()
+    path = tmp_path / "steps.jsonl"
+    loop = loops.Loop(step, numbers(5), steps_per_call=steps_per_call, actions=[loops.JsonLines(path)])
+    with pytest.raises(loops.OutOfData, match="ended after 5 of 12 steps"):
+        loop.run(12)
+    assert loop.counters == loops.Counters(5, 5, 5)
+    assert total.numpy() == 15
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == [{"step": n, "loss": n * (n + 1) / 2} for n in range(1, 6)]
+    with pytest.raises(loops.OutOfData, match="ended after 5 of 6 steps"):
+        loop.run(6)
+    assert loop.counters.data == 5
+    assert path.read_text().count("\n") == 5
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2, 5, 100])
+def test_a_dataset_of_exactly_the_steps_is_enough(steps_per_call):
+    step, _ = sums()
+    assert loops.Loop(step, numbers(5), steps_per_call=steps_per_call).run(5).data == 5
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 10])
+def test_an_empty_dataset_is_said_to_be_empty(steps_per_call):
+    step, _ = sums()
+    visits = []
+    data = numbers(3).batch(4, drop_remainder=True).map(tf.reduce_sum)
+    loop = loops.Loop(step, data, steps_per_call=steps_per_call, actions=[visits.append])
+    with pytest.raises(loops.OutOfData, match=r"empty.*drop_remainder"):
+        loop.run(1)
+    assert loop.counters == loops.Counters()
+    assert not visits
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_an_epoch_ends_and_a_repeated_one_does_not(steps_per_call):
+    step, total = sums()
+    loops.Loop(step, numbers(3).repeat(), steps_per_call=steps_per_call).run(7)
+    assert total.numpy() == 13
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize(
+    ("elements", "read"),
+    [
+        ({"a": [1.0, 2.0], "b": [3.0, 4.0]}, lambda batch: batch["a"] + batch["b"]),
+        (([1.0, 2.0], ([3.0, 4.0], [0.0, 0.0])), lambda batch: batch[0] + batch[1][0]),
+        ([4.0, 6.0], lambda batch: batch),
+    ],
+)
+def test_batches_of_any_structure(steps_per_call, elements, read):
+    visits = []
+    data = tf.data.Dataset.from_tensor_slices(elements).repeat()
+    loop = loops.Loop(lambda batch: {"sum": read(batch)}, data, steps_per_call=steps_per_call, actions=[visits.append])
+    loop.run(4)
+    np.testing.assert_array_equal(np.concatenate([visit.outputs["sum"] for visit in visits]), [4, 6, 4, 6])
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_an_error_in_the_dataset_reaches_the_caller_and_the_loop_goes_on(steps_per_call):
+    data = numbers(6).map(lambda number: tf.debugging.check_numerics(1 / (number - 3), "third"))
+    step, _ = sums()
+    loop = loops.Loop(step, data, steps_per_call=steps_per_call)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="third"):
+        loop.run(6)
+    done = loop.counters.data
+    assert done == 2
+    loop.run(done + 3)
+    assert loop.counters == loops.Counters(done + 3, done + 3, done + 3)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_endless_data_of_which_a_filter_leaves_nothing_is_said_to_be_empty(steps_per_call):
+    data = numbers(5).filter(lambda number: number > 9).repeat()
+    assert data.cardinality() == tf.data.INFINITE_CARDINALITY
+    step, total = sums()
+    loop = loops.Loop(step, data, steps_per_call=steps_per_call)
+    with pytest.raises(loops.OutOfData, match="empty"):
+        loop.run(1)
+    assert loop.counters == loops.Counters()
+    assert total.numpy() == 0
+
+
+def test_endless_data_that_ends_all_the_same_keeps_counters_and_outputs():
+    left = [1.0, 2.0]
+
+    def generate():
+        while left:
+            yield left.pop(0)
+
+    data = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([], tf.float32)).repeat()
+    assert data.cardinality() == tf.data.INFINITE_CARDINALITY
+    step, total = sums()
+    visits = []
+    loop = loops.Loop(step, data, steps_per_call=4, actions=[visits.append])
+    with pytest.raises(loops.OutOfData, match="ended after 2 of 4 steps"):
+        loop.run(4)
+    assert loop.counters == loops.Counters(2, 2, 2)
+    assert total.numpy() == 3
+    assert list(visits[0].outputs["loss"]) == [1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "endless"),
+    [("numbers", True), ("filter", False), ("generator", False), ("zip", True), ("choice", True), ("once", False)],
+)
+def test_what_is_sure_never_to_end(name, endless):
+    data = {
+        "numbers": lambda: numbers(5).shuffle(5, seed=0).repeat().batch(2).map(tf.reduce_sum).prefetch(1),
+        "filter": lambda: numbers(5).filter(lambda number: number > 2).repeat(),
+        "generator": lambda: tf.data.Dataset.from_generator(
+            lambda: iter([1.0]), output_signature=tf.TensorSpec([], tf.float32)
+        ).repeat(),
+        "zip": lambda: tf.data.Dataset.zip(numbers(2).repeat(), numbers(3).repeat()).map(lambda a, b: a + b),
+        "choice": lambda: tf.data.Dataset.sample_from_datasets([numbers(2).repeat(), numbers(3).repeat()], seed=0),
+        "once": lambda: numbers(5),
+    }[name]()
+    loop = loops.Loop(lambda number: {"loss": number}, data, steps_per_call=3)
+    assert loop.position.endless == endless
+    assert loop.run(5).data == 5
+
+
+def test_data_that_is_sure_never_to_end_and_does_is_said_to(monkeypatch):
+    monkeypatch.setattr(loops.loop.state.position.Position, "endless", True)
+    step, total = sums()
+    loop = loops.Loop(step, numbers(2), steps_per_call=4)
+    with pytest.raises(loops.OutOfData, match=r"ended after 2 steps.*never ends"):
+        loop.run(4)
+    assert loop.counters == loops.Counters(2, 2, 2)
+    assert total.numpy() == 3
+
+
+@pytest.mark.parametrize("endless", [False, True])
+def test_a_step_that_fails_has_not_taken_the_batch_after_its_own(endless):
+    total = tf.Variable(0.0)
+
+    def step(number):
+        with tf.control_dependencies([tf.debugging.assert_less(number, 3.0)]):
+            return {"loss": total.assign_add(number)}
+
+    loop = loops.Loop(step, numbers(9).repeat(None if endless else 1), steps_per_call=5)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        loop.run(5)
+    assert (loop.counters.data, float(total)) == (2, 3.0)
+    assert float(next(loop.position.iterator)) == 4.0

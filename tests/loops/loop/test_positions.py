@@ -1,0 +1,221 @@
+"""Guards the position in a dataset: saved where it can be, recognised with its operation's name where it cannot."""
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loops
+from loops.loop.state import folder
+
+
+def numbers(count=20):
+    return tf.data.Dataset.range(count)
+
+
+def generated():
+    return tf.data.Dataset.from_generator(lambda: iter(range(20)), output_signature=tf.TensorSpec([], tf.int64))
+
+
+UNSAVABLE = {
+    "from_generator": (generated, "PyFunc (from_generator or numpy_function)"),
+    "numpy_function": (
+        lambda: numbers().map(lambda n: tf.ensure_shape(tf.numpy_function(lambda x: x, [n], tf.int64), [])),
+        "PyFunc (from_generator or numpy_function)",
+    ),
+    "py_function": (
+        lambda: numbers().map(lambda n: tf.ensure_shape(tf.py_function(lambda x: x, [n], tf.int64), [])),
+        "EagerPyFunc (py_function)",
+    ),
+    "random map": (
+        lambda: numbers().map(lambda n: n + 0 * tf.random.uniform([], 0, 9, tf.int64)),
+        "RandomUniformInt (a map with random numbers)",
+    ),
+}
+
+
+def looping(dataset, place, resume=False, steps_per_call=1):
+    """A loop whose losses are the numbers it was given."""
+    total = tf.Variable(0, dtype=tf.int64)
+    seen = []
+
+    def step(number):
+        total.assign_add(number)
+        return {"loss": number}
+
+    loop = loops.Loop(
+        step,
+        dataset,
+        steps_per_call=steps_per_call,
+        actions=[
+            lambda visit: seen.extend(visit.outputs["loss"].tolist()),
+            loops.Checkpoint(place, every=100, resume=resume),
+        ],
+    )
+    return loop, seen, total
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize("kind", UNSAVABLE)
+def test_what_cannot_save_its_position_is_named_and_skipped(kind, steps_per_call, tmp_path):
+    make, named = UNSAVABLE[kind]
+    loop, seen, _ = looping(make(), tmp_path, steps_per_call=steps_per_call)
+    with pytest.warns(loops.ResumeWarning, match="position in the dataset cannot be saved") as caught:
+        loop.run(7)
+    message = str(caught[0].message)
+    assert len(caught) == 1
+    for text in (named, "skips the batches", "That takes their time again", "stateless"):
+        assert text in message
+    assert seen == list(range(7))
+    data = folder.read_facts(folder.prefix(tmp_path, 7))["data"]
+    assert (data["batches"], data["caveats"]) == (7, [message.removeprefix("Checkpoint: ")])
+    assert named in data["problem"]
+
+    loop, seen, total = looping(make(), tmp_path, resume=True, steps_per_call=steps_per_call)
+    with pytest.warns(loops.ResumeWarning, match="cannot be saved"):
+        loop.run(12)
+    assert seen == list(range(7, 12))
+    assert int(total) == sum(range(12))
+
+
+SAVABLE = {
+    "range": numbers,
+    "shuffled beyond an epoch": lambda: numbers(5).shuffle(5, seed=2).repeat(),
+    "cached": lambda: numbers(5).cache().shuffle(5, seed=2).repeat().prefetch(3),
+    "stateless random map": lambda: numbers().map(lambda n: tf.random.stateless_uniform([], [n, n], 0, 99, tf.int64)),
+    "interleaved": lambda: numbers(3).interleave(lambda n: numbers(6).map(lambda m: 10 * n + m), cycle_length=2),
+}
+
+
+@pytest.mark.parametrize("kind", SAVABLE)
+def test_what_can_save_its_position_goes_on_without_a_warning(kind, tmp_path):
+    whole = [int(number) for number in SAVABLE[kind]().take(12)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", loops.ResumeWarning)
+        loop, seen, _ = looping(SAVABLE[kind](), tmp_path)
+        loop.run(7)
+        loop, again, _ = looping(SAVABLE[kind](), tmp_path, resume=True)
+        loop.run(12)
+    assert seen + again == whole
+
+
+def test_a_position_in_a_dataset_built_otherwise_is_refused(tmp_path):
+    looping(numbers(), tmp_path)[0].run(3)
+    other = numbers().map(lambda n: n).shuffle(5, seed=0)
+    with pytest.raises(loops.CheckpointError, match=r"does not fit this dataset.*other operations"):
+        looping(other, tmp_path, resume=True)[0].run(5)
+
+
+def test_a_shuffle_without_a_seed_is_named(tmp_path):
+    # A global seed counts as one, so that this says what a script without any sees.
+    tf.random.set_seed(None)
+    loop, _, _ = looping(numbers(5).shuffle(5).repeat().batch(1).map(lambda n: n[0]), tmp_path)
+    with pytest.warns(loops.ResumeWarning, match=r"shuffled without a seed.*seed=0"):
+        loop.run(2)
+    for dataset in (numbers(5).shuffle(5, seed=0), numbers(5).shuffle(5, reshuffle_each_iteration=False)):
+        loop, _, _ = looping(dataset, tmp_path, resume=True)
+        assert loop.caveats() == []
+    tf.random.set_seed(0)
+    assert looping(numbers(5).shuffle(5), tmp_path)[0].caveats() == []
+
+
+def test_a_position_in_one_kind_of_dataset_is_not_taken_for_that_of_another(tmp_path):
+    looping(numbers(), tmp_path)[0].run(2)
+    with pytest.raises(loops.CheckpointError, match="holds a position in the data"):
+        looping(generated(), tmp_path, resume=True)[0].run(4)
+
+
+def test_random_numbers_whose_position_cannot_be_saved_are_named(tmp_path):
+    def step(number):
+        return {"loss": tf.cond(number > 3, lambda: tf.random.normal([]), lambda: 0.0)}
+
+    loop = loops.Loop(step, numbers(), actions=[loops.Checkpoint(tmp_path, every=1)])
+    with pytest.warns(loops.ResumeWarning, match=r"RandomStandardNormal.*tf.random.Generator"):
+        loop.run(2)
+
+
+def test_an_iterator_may_also_end_where_it_was_saved(tmp_path):
+    looping(numbers(4), tmp_path)[0].run(4)
+    loop, seen, _ = looping(numbers(4), tmp_path, resume=True)
+    with pytest.raises(loops.OutOfData, match="ended after 4 of 6"):
+        loop.run(6)
+    np.testing.assert_equal(seen, [])
+
+
+def shuffled():
+    return numbers(10).shuffle(10, seed=1)
+
+
+FORGETFUL = {
+    "batch": lambda: shuffled().batch(4).prefetch(2).repeat(),
+    "batch ahead of a map": lambda: shuffled().batch(4, drop_remainder=True).map(lambda n: n + 0, 2).repeat(),
+    "filter": lambda: shuffled().filter(lambda n: n < 7).prefetch(4).repeat(),
+    "take": lambda: shuffled().take(7).prefetch(4).repeat(),
+    "zip": lambda: tf.data.Dataset.zip((shuffled(), shuffled())).map(lambda a, b: a + b).prefetch(4).repeat(),
+}
+
+
+@pytest.mark.parametrize("kind", FORGETFUL)
+def test_a_shuffle_that_tensorflow_forgets_is_named_and_skipped_to(kind, tmp_path):
+    """The plain iterator is saved without an error and goes on differently: shown first, to be seen when mended."""
+    make = FORGETFUL[kind]
+    whole = [number.numpy().sum() for number in make().take(30)]
+    assert any(after_saving(make, stop, 30, tmp_path / "plain") != whole[stop:] for stop in range(1, 20))
+    for stop in (1, 4, 5):
+        place = tmp_path / str(stop)
+        with pytest.warns(loops.ResumeWarning, match=f"with {kind.split()[0]} between shuffle and repeat, TensorFlow"):
+            looping(make().map(tf.reduce_sum), place)[0].run(stop)
+        loop, seen, _ = looping(make().map(tf.reduce_sum), place, resume=True)
+        with pytest.warns(loops.ResumeWarning):
+            loop.run(30)
+        assert seen == whole[stop:]
+
+
+HOLDING_ON = {
+    "at once": lambda: shuffled().repeat().batch(4),
+    "through a parallel map": lambda: shuffled().map(lambda n: n, tf.data.AUTOTUNE).prefetch(4).repeat().batch(4),
+    "twice": lambda: shuffled().shuffle(4, seed=2).repeat(),
+    "cached": lambda: shuffled().cache().repeat(),
+}
+
+
+@pytest.mark.parametrize("kind", HOLDING_ON)
+def test_a_shuffle_that_tensorflow_remembers_is_saved(kind, tmp_path):
+    make = HOLDING_ON[kind]
+    whole = [number.numpy().sum() for number in make().take(40)]
+    for stop in range(1, 25):
+        assert after_saving(make, stop, 40, tmp_path / "plain") == whole[stop:]
+    assert looping(make().map(tf.reduce_sum), tmp_path)[0].caveats() == []
+
+
+def after_saving(make, stop, end, path):
+    """What an iterator that was saved after `stop` elements gives then, restored into another."""
+    taken, restored = iter(make()), iter(make())
+    for _ in range(stop):
+        next(taken)
+    tf.train.Checkpoint(iterator=restored).read(tf.train.Checkpoint(iterator=taken).write(str(path)))
+    return [next(restored).numpy().sum() for _ in range(end - stop)]
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_batches_of_unknown_size_go_on_too(tmp_path, steps_per_call):
+    """The step is traced for the dataset's shapes before it sees a batch."""
+
+    def batches():
+        return numbers(10).shuffle(10, seed=1).repeat(3).batch(4).map(lambda n: tf.cast(n, tf.float32))
+
+    def run(place, resume, steps):
+        total = tf.Variable(0.0)
+        loop = loops.Loop(
+            lambda batch: {"loss": total.assign(0.5 * total + tf.reduce_sum(batch))},
+            batches(),
+            steps_per_call=steps_per_call,
+            actions=[loops.Checkpoint(place, every=50, resume=resume)],
+        )
+        loop.run(steps)
+        return float(total)
+
+    whole = run(tmp_path / "whole", False, 8)
+    run(tmp_path / "a", False, 3)
+    assert run(tmp_path / "a", True, 8) == whole

@@ -1,0 +1,114 @@
+"""A step that was applied though its loss is not finite is named once, at the visit; a skipped one is not."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from loop_cases import batch, plain_model
+
+import loops
+import scaler
+from loops.loop.unseen import of_applied
+
+FAR = 300.0
+"""A target whose square float16 does not hold; the derivative of that square it does."""
+
+
+def squares(y, prediction):
+    """Infinite in float16, with a finite gradient, as of a loss that nobody casts in time."""
+    return tf.cast(tf.reduce_mean(tf.square(tf.cast(y, tf.float16) - tf.cast(prediction, tf.float16))), tf.float32)
+
+
+def data(far, steps=12):
+    """Batches, of which those with a number in `far` (from 1) have far targets."""
+    batches = [batch(number) for number in range(1, steps + 1)]
+    batches = [(x, y + FAR * (number in far)) for number, (x, y) in enumerate(batches, 1)]
+    return tf.data.Dataset.from_tensor_slices(tuple(tf.stack(part) for part in zip(*batches, strict=True)))
+
+
+def train_step(strategy, **options):
+    return loops.TrainStep(
+        plain_model(),
+        squares,
+        keras.optimizers.SGD(1e-6),
+        loss_scaler=scaler.LossScaler(strategy),
+        **options,
+    )
+
+
+def said(step, far, steps_per_call=4, steps=12):
+    """The warnings of a run about a loss that cannot be seen."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop = loops.Loop(step, data(far, steps), steps_per_call=steps_per_call)
+        loop.run(steps)
+    return [str(one.message) for one in caught if "loss is not finite" in str(one.message)]
+
+
+EVERY = range(1, 13)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize(("strategy", "first"), [(scaler.Static(64.0), 1), (scaler.Dynamic(2.0**12), 4)])
+def test_the_first_applied_step_is_named_once(strategy, first, steps_per_call):
+    (message,) = said(train_step(strategy), EVERY, steps_per_call)
+    assert message.startswith(f"Step {first} was applied though its loss is not finite.")
+    assert "Compute the loss in float32" in message
+
+
+def test_one_step_of_many_is_enough():
+    (message,) = said(train_step(scaler.Static(64.0)), [6])
+    assert message.startswith("Step 6 was applied")
+
+
+def test_a_skipped_step_may_have_an_infinite_loss():
+    assert said(train_step(scaler.Static(2.0**12)), [3, 6]) == []
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3, 4])
+def test_the_losses_of_a_window_that_is_applied(steps_per_call):
+    (message,) = said(train_step(scaler.Static(64.0), accumulate=3), [5], steps_per_call)
+    assert message.startswith("Step 5 was applied")
+    # Its third micro-batch is not finite, and takes the others with it.
+    assert said(train_step(scaler.Static(2.0**12), accumulate=3), [5], steps_per_call) == []
+
+
+class ByHand:
+    """A step of the user's own, which returns what is asked for."""
+
+    def __init__(self, returns, loss_scale=64.0):
+        self.model = plain_model()
+        self.optimizer = keras.optimizers.SGD(1e-6)
+        self.loss_scaler = scaler.LossScaler(scaler.Static(loss_scale))
+        self.returns = returns
+
+    def __call__(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = squares(y, self.model(x, training=True))
+            scaled = self.loss_scaler.scale(loss)
+        weights = self.model.trainable_variables
+        outcome = self.loss_scaler.apply(self.optimizer, tape.gradient(scaled, weights), weights)
+        outputs = {"loss": loss, "error": loss, "applied": outcome.finite, "norm": outcome.grad_norm}
+        return {name: outputs[name] for name in self.returns}
+
+
+@pytest.mark.parametrize("returns", [("loss",), ("loss", "applied")])
+def test_a_step_by_hand_that_returns_its_loss(returns):
+    (message,) = said(ByHand(returns), [6])
+    assert message.startswith("Step 6 was applied")
+    assert said(ByHand(returns, 2.0**12), [6]) == []
+
+
+def test_of_a_loss_that_is_not_returned_the_scaler_knows_that_of_the_last_step():
+    (message,) = said(ByHand(("norm",)), EVERY)
+    assert message.startswith("The last of 4 attempted steps was applied")
+    assert said(ByHand(("error",)), [6]) == []
+    assert said(ByHand(("norm",), 2.0**12), [4, 8, 12]) == []
+
+
+def test_a_batch_moves_the_weights_with_its_window():
+    attempted = np.array([False, True, False, True, False])
+    found = of_applied(attempted, np.array([False, True, False, False, False]))
+    assert found.tolist() == [True, True, False, False, False]

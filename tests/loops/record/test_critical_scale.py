@@ -1,0 +1,103 @@
+"""Guards the critical scale: what is said of other scales is what casts at those scales do."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from loops.record.trace.critical import critical_scales
+from loops.record.trace.measured import margins
+from loops.record.trace.tensors import Tensor
+
+GRADIENT = {name: Tensor("weight_gradients/w", name, True) for name in ("float16", "bfloat16")}
+ACTIVATION = Tensor("activations/a", "float16", False)
+CASTS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+HALF_STEP = 2.0**-11
+
+
+def cast(values, scale, name):
+    """The largest magnitude after a cast, as float64."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.max(np.abs((np.asarray(values) * scale).astype(CASTS[name]).astype(np.float64))))
+
+
+def by_trying(values, name):
+    """The largest power of two at which a cast leaves all of them finite."""
+    powers = [2.0**power for power in range(-160, 320)]
+    fitting = [power for power in powers if np.isfinite(cast(values, power, name))]
+    return max(fitting)
+
+
+def found(values, scale, name):
+    low, high = critical_scales(np.array([[cast(values, scale, name)]]), np.array([scale]), [GRADIENT[name]])
+    return low[0], high[0]
+
+
+# Float32 numbers: a cast of a float64 to bfloat16 would round twice.
+magnitudes = st.floats(2.0**-60, 2.0**60, width=32)
+near_powers = st.builds(
+    lambda power, halves: 2.0**power * (1 + halves * HALF_STEP / 2), st.integers(-20, 20), st.integers(-5, 5)
+)
+powers = st.integers(-30, 40).map(lambda power: 2.0**power)
+
+
+@given(st.lists(magnitudes | near_powers, min_size=1, max_size=3), powers)
+@example([65520.0 / 2**10], 2.0**10)
+@example([65519.0 / 2**10], 2.0**10)
+@example([32752.0], 1.0)
+@example([32760.0], 1.0)
+@example([2.0**-25], 1.0)
+@example([1.5 * 2.0**-24], 1.0)
+def test_at_powers_of_two_the_answer_is_that_of_casts(values, scale):
+    low, high = found(values, scale, "float16")
+    assert low <= by_trying(values, "float16") <= high
+    seen = cast(values, scale, "float16")
+    # Neighbours below the smallest normal number are as far apart as those above it.
+    if np.isfinite(seen) and seen > 2.0**-14:
+        assert low == high
+    if np.isinf(seen):
+        assert (low, high) == (0, scale / 2)
+
+
+@given(st.lists(magnitudes, min_size=1, max_size=3), st.floats(1e-6, 1e9))
+def test_at_other_scales_it_lies_between_the_ends(values, scale):
+    low, high = found(values, scale, "float16")
+    assert low <= by_trying(values, "float16") <= high
+    if np.isfinite(cast(values, scale, "float16")) and cast(values, scale, "float16") >= 2.0**-14:
+        assert high <= 2 * low
+
+
+@given(magnitudes, powers)
+def test_of_bfloat16_too(value, scale):
+    low, high = found([value], scale, "bfloat16")
+    assert low == high == by_trying([value], "bfloat16")
+
+
+def test_zeros_and_subnormals_say_less_and_infinities_nothing_below():
+    amax = np.array([[0.0], [2.0**-24], [np.inf], [np.nan], [1.0]])
+    low, high = critical_scales(amax, np.full(5, 2.0**10), [GRADIENT["float16"]])
+    assert low.tolist() == [2.0**50, 2.0**49, 0.0, 0.0, 2.0**25]
+    assert high.tolist() == [np.inf, 2.0**50, 2.0**9, 2.0**9, 2.0**25]
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_no_scale_helps_an_infinite_activation_and_a_finite_one_asks_for_none(bad):
+    amax = np.array([[1.0, 60000.0], [1.0, bad]])
+    low, high = critical_scales(amax, np.array([4.0, 4.0]), [GRADIENT["float16"], ACTIVATION])
+    assert low.tolist() == high.tolist() == [2.0**17, 0.0]
+    assert np.isinf(critical_scales(amax[:1, 1:], np.ones(1), [ACTIVATION]).low).all()
+
+
+def test_headroom_is_that_of_what_the_scale_does_not_touch():
+    weights = Tensor("weights/w", "bfloat16", False)
+    amax = np.array([[65504.0 / 8, 1.0, 3e4], [0.0, 0.0, 1.0], [np.nan, 1.0, 1.0], [np.inf, 1.0, 1.0]])
+    headroom = margins(amax, np.ones(4), [ACTIVATION, weights, GRADIENT["float16"]]).headroom
+    assert headroom.tolist() == [3.0, np.inf, -np.inf, -np.inf]
+
+
+def test_an_uncertain_gradient_may_be_a_sum_of_float16_and_a_finite_step_proves_its_scale():
+    unsure = Tensor("weight_gradients/w", "float16", True, certain=False)
+    low, high = critical_scales(np.array([[2.0**23], [60000.0]]), np.full(2, 2.0**16), [unsure])
+    assert low.tolist() == [2.0**16, 2.0**16]
+    assert (high >= 2.0**120).all()

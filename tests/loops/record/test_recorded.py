@@ -1,0 +1,190 @@
+"""Guards what is read of a recorded run: each step once, from a trace, a log or both, whatever a kill left."""
+
+import json
+
+import numpy as np
+import pytest
+from recorded_cases import write_run
+
+import loops
+import scaler
+from loops.record import as_recorded, read_run
+from loops.record.summary import digest, sentence
+from loops.record.thin import envelope, moving_mean, sampled
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("run"))
+
+
+def test_a_trace_and_a_log_are_one_run(folder):
+    run = read_run(folder)
+    assert run.step.tolist() == list(range(1, 61))
+    assert run.step[run.skipped].tolist() == [3, 4]
+    assert run.column("loss")[1] == 1.5
+    # 4 and 8 at a scale of 2^15: 8 x 2^12 is the largest power of two below 65520.
+    assert run.margin[0] == 12.0
+    assert run.margin[2] < 0
+    assert run.tensors.amax.shape == (60, 3)
+    assert run.tensors.frames[-1] == 60
+    assert run.notes == ()
+
+
+def test_the_log_alone_says_what_is_missing_and_how_to_record_it(folder, tmp_path):
+    run = read_run(folder / "steps.jsonl")
+    assert run.step[run.skipped].tolist() == [3, 4]
+    assert run.tensors is None
+    (note,) = run.notes
+    assert "loops.Trace(" in note
+    assert "observe.watch(model)" in note
+    alone = read_run(write_run(tmp_path, trace=True, log=False))
+    assert alone.step[alone.skipped].tolist() == [3, 4]
+    assert alone.notes == ()
+
+
+def test_what_the_trace_lacks_comes_from_the_log(folder, tmp_path):
+    """A log of a program's own, with the causes that its trace has not, and fewer of the steps."""
+    for name in ("trace.arrow", "steps.jsonl"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    lines = [{**line, "grad_norm": 2.0, "cause": "OVERFLOW" if not line["applied"] else None} for line in lines[:30]]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read_run(tmp_path)
+    assert {cause: steps.tolist() for cause, steps in run.causes.items()} == {"OVERFLOW": [3, 4]}
+    assert np.nansum(run.column("grad_norm")) == 60.0
+    assert len(run) == 60
+
+
+def test_torn_and_foreign_lines_are_passed_over_and_the_last_of_a_step_counts(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text(
+        '{"step": 2, "loss": 1.0}\n[]\nnot json\n{"step": 1, "loss": null}\n{"step": 2, "loss": 5}\n{"step": 3,'
+    )
+    run = read_run(tmp_path)
+    assert run.step.tolist() == [1, 2]
+    np.testing.assert_array_equal(run.column("loss"), [np.nan, 5.0])
+    assert any("3 torn or foreign lines" in note for note in run.notes)
+
+
+def test_a_csv_is_a_log(tmp_path):
+    text = "step,applied,attempted,cause,loss,loss_scale\n1,1,1,0,nan,8.0\n2,0,1,3,0.5,8.0\n3,1"
+    (tmp_path / "steps.csv").write_text(text)
+    run = read_run(tmp_path)
+    assert run.step.tolist() == [1, 2]
+    assert list(run.causes) == ["OVERFLOW"]
+    assert np.isnan(run.column("loss")[0])
+
+
+def test_a_torn_trace_is_read_up_to_there(folder, tmp_path):
+    (tmp_path / "trace.arrow").write_bytes((folder / "trace.arrow").read_bytes()[:-100])
+    run = read_run(tmp_path)
+    assert 0 < len(run) < 61
+    assert any("torn or damaged" in note for note in run.notes)
+
+
+def test_a_damaged_trace_beside_a_log_is_a_note(folder, tmp_path):
+    (tmp_path / "steps.jsonl").write_bytes((folder / "steps.jsonl").read_bytes())
+    (tmp_path / "trace.arrow").write_bytes(b"nothing of the kind")
+    run = read_run(tmp_path)
+    assert len(run) == 60
+    assert any("not a trace of this version" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (lambda place: None, scaler.InvalidArgument, "no such folder"),
+        (lambda place: place.mkdir(), loops.LoopError, "no step is recorded there"),
+        (lambda place: (place.mkdir(), (place / "steps.jsonl").touch()), loops.LoopError, "no step is recorded there"),
+        (
+            lambda place: (place.mkdir(), (place / "a.jsonl").touch(), (place / "b.jsonl").touch()),
+            loops.LoopError,
+            "a.jsonl, b.jsonl",
+        ),
+    ],
+)
+def test_what_is_no_run_is_refused(tmp_path, make, error, said):
+    make(tmp_path / "run")
+    with pytest.raises(error, match=said):
+        read_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("source", [7, {}, {"loss": [[1.0]]}, {"loss": [1.0], "applied": [1, 0]}, {"name": "x"}])
+def test_what_holds_no_run_is_refused(source):
+    with pytest.raises(scaler.InvalidArgument, match="expected"):
+        as_recorded(source)
+
+
+def test_arrays_and_tables_are_runs(folder):
+    run = as_recorded({"loss": [1.0, 2.0], "applied": [True, False], "cause": [None, "LOSS"]})
+    assert run.step.tolist() == [1, 2]
+    assert {cause: steps.tolist() for cause, steps in run.causes.items()} == {"LOSS": [2]}
+    assert len(as_recorded(loops.observe.read(folder / "trace.arrow"))) == 60
+
+
+def test_the_margin_is_what_is_there_at_least():
+    """Of a step that was not finite, and where no scale helps, what is there at most."""
+    arrays = {
+        "loss_scale": [8.0] * 4,
+        "critical_low": [16.0, 0.0, 0.0, np.inf],
+        "critical_high": [64.0, 4.0, 0.0, np.inf],
+    }
+    run = as_recorded(arrays)
+    np.testing.assert_array_equal(run.margin, [1.0, -1.0, -np.inf, np.nan])
+    np.testing.assert_array_equal(run.critical, [16.0, 4.0, np.nan, np.nan])
+
+
+def test_a_digest_counts_and_its_sentence_says_so(folder):
+    run = read_run(folder)
+    found = digest(run)
+    assert (found.steps, found.attempts, found.skips, found.by_cause) == (60, 60, 2, {"unknown": 2})
+    assert (found.final_scale, found.mean_log2_scale, found.margin) == (2.0**15, 15.0, 12.0)
+    assert found.final_loss == pytest.approx(np.mean([3.0 / step for step in range(55, 61)]))
+    said = sentence(run, found)
+    assert "60 steps, 2 skipped (3.3%)" in said
+    assert "from 3 to 0.0522" in said
+    assert "ended at 2¹⁵, 12 octaves below" in said
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"loss": [np.nan] * 3, "applied": [0] * 3}, "all of them skipped; the loss was never finite"),
+        (
+            {"loss": [np.nan, np.nan, 2.0], "applied": [0, 1, 1]},
+            "the loss of 1 of 2 applied steps (50%) is not finite, so that it cannot be seen though the run trains",
+        ),
+        (
+            {"loss": [np.nan] * 2, "applied": [0, 1], "cause": ["LOSS", ""]},
+            "1 skipped (50%), what went wrong last at step 1; the loss was never finite; the loss of 1 of 1",
+        ),
+        ({"loss": [1.0, np.nan], "applied": [1, 0]}, "began at 1 and was not finite at the end"),
+        ({"loss": [1.0], "applied": [0]}, "1 step, the only attempt skipped; the loss"),
+        ({"loss": [1.0]}, "1 step, of which the log does not say"),
+        ({"loss": [1.0] * 2, "applied": [1, 1], "loss_scale": [1.0, 1.0]}, "none skipped; the loss went from 1 to 1."),
+    ],
+)
+def test_the_sentence_of_a_run_that_went_otherwise(columns, said):
+    run = as_recorded({name: np.array(values) for name, values in columns.items()})
+    assert said in sentence(run, digest(run))
+
+
+def test_no_extreme_is_lost_in_columns():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=10_000)
+    values[[17, 4444]] = 100.0, -100.0
+    values[6000:6200] = np.nan
+    found = envelope(np.linspace(0, 1, 10_000), values, 100)
+    assert (found.low.min(), found.high.max()) == (-100.0, 100.0)
+    assert len(found.x) == 98
+    assert found.broken.sum() == 1
+    few = envelope(np.array([0.0, 0.5, 1.0]), np.array([1.0, np.nan, 3.0]), 100)
+    assert (few.x.tolist(), few.broken.tolist()) == ([0.0, 1.0], [False, True])
+
+
+def test_means_and_samples():
+    np.testing.assert_array_equal(moving_mean(np.array([1.0, np.nan, 3.0, np.inf]), 3), [1.0, 2.0, 3.0, 3.0])
+    assert np.isnan(moving_mean(np.array([np.nan]), 3)).all()
+    assert sampled(10, 4).tolist() == [0, 3, 6, 9]
+    assert sampled(1, 4).tolist() == [0]

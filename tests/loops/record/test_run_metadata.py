@@ -1,0 +1,61 @@
+"""Guards what a run says of itself: its summary first, and else its newest checkpoint, of which no value is read."""
+
+import json
+
+import pytest
+
+from loops.loop.state import folder
+from loops.record.run_metadata import said_of
+
+RUN = {"task": "digits", "policy": "float16"}
+SAVED = {"identity": {"run": RUN, "replicas": 2, "workers": 1}, "versions": {"tensorflow": "2.18"}}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run's folder, of which the checkpoints of steps 3 and 2 say what is given."""
+    saved = {}
+
+    def read(path, *, whole=True):
+        assert not whole
+        number = int(path.rpartition("-")[2])
+        if number not in saved:
+            raise folder.Damaged("it is torn")
+        return saved[number]
+
+    monkeypatch.setattr(folder, "numbers", lambda place: [3, 2] if place.name == "checkpoints" else [])
+    monkeypatch.setattr(folder, "read_facts", read)
+
+    def made(summary=None, **checkpoints):
+        saved.update({int(name[1:]): facts for name, facts in checkpoints.items()})
+        if summary is not None:
+            (tmp_path / "summary.json").write_text(json.dumps(summary))
+        return tmp_path
+
+    return made
+
+
+def test_nothing_is_known_of_an_empty_folder(run):
+    assert said_of(run()) == ({}, {})
+
+
+def test_a_summary_says_it_also_beside_checkpoints_of_another_run(run):
+    summary = {"task": "text", "digest_depends_on": {"tensorflow": "2.20"}}
+    assert said_of(run(summary, _3=SAVED)) == (summary, {"tensorflow": "2.20"})
+
+
+@pytest.mark.parametrize("step", ["_3", "_2"])
+def test_else_the_newest_checkpoint_that_can_be_read_says_it(run, step):
+    facts, versions = said_of(run(**{step: SAVED}))
+    assert facts == {**RUN, "replicas": 2, "workers": 1}
+    assert versions == {"tensorflow": "2.18"}
+
+
+def test_what_a_summary_leaves_open_is_of_the_checkpoint(run):
+    facts, versions = said_of(run({"task": "text"}, _3=SAVED))
+    assert (facts["task"], facts["policy"], versions) == ("text", "float16", {"tensorflow": "2.18"})
+
+
+def test_a_summary_that_cannot_be_read_says_nothing(run):
+    (run() / "summary.json").write_text('{"task": ')
+    assert said_of(run(_2=SAVED)).facts["task"] == "digits"

@@ -1,0 +1,167 @@
+"""Which logs are healthy, and which step of the others to look at."""
+
+import pytest
+
+from loops.record.skips import health, in_words, too_often, what_is_wrong
+
+
+def log(text, cause="OVERFLOW", scale=1024.0):
+    """Rows of a run: "." for an applied step, "x" for a skipped one, "m" for a micro-batch."""
+    return [
+        {
+            "step": step,
+            "attempted": letter != "m",
+            "applied": letter == ".",
+            "cause": cause if letter == "x" else None,
+            "loss_scale": scale,
+        }
+        for step, letter in enumerate(text, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        ("." * 20, None),
+        ("xxxx" + "." * 20, 4),
+        ("xxxxxxxx" + "." * 20, 8),
+        ("." * 20 + "x" + "." * 20 + "x" + "." * 10, 42),
+        ("mxmx" + "m." * 10, 4),
+        ("xx.x." + "." * 20, 4),
+        ("." * 30 + "xx", 32),
+        ("", None),
+    ],
+)
+def test_a_scale_that_finds_its_level_is_healthy(text, step):
+    """Skips at the start, one for each growth, and a spike of a few octaves."""
+    found = health(log(text))
+    assert (found.healthy, found.step) == (True, step)
+    assert found.skips == text.count("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        ("x" * 20, 1),
+        ("...." + "x" * 8, 5),
+        ("...xxxxx......", 4),
+        ("....." * 4 + "xx..x.x.xx..x.x.xx..", 37),
+    ],
+)
+def test_a_scale_that_falls_is_not(text, step):
+    """The first skip of what went wrong last is the step to look at."""
+    found = health(log(text))
+    assert (found.healthy, found.step) == (False, step)
+
+
+def test_a_loss_that_is_not_finite_is_never_calibration():
+    """Its first skip is the step, also where other skips follow."""
+    rows = log("...x......")
+    rows[3]["cause"] = "LOSS"
+    assert (health(rows).healthy, health(rows).step) == (False, 4)
+    rows = log("xx.x.....xxx......")
+    rows[10]["cause"] = "BACKWARD"
+    assert health(rows).step == 11
+
+
+def test_causes_may_be_numbers_or_missing():
+    """`Csv` writes numbers, and programs of one's own nothing."""
+    rows = log("..x..")
+    rows[2]["cause"] = 1
+    assert not health(rows).healthy
+    rows[2]["cause"] = 3
+    assert health(rows).healthy
+    del rows[2]["cause"]
+    assert health(rows).healthy
+
+
+def test_a_scale_below_one_is_no_level():
+    """No healthy gradient of float16 has to be made smaller."""
+    assert not health(log("...x....", scale=0.25)).healthy
+    assert health(log("...x....", scale=1.0)).healthy
+
+
+def test_rows_without_a_decision_are_passed_over():
+    """A program may log a loss alone."""
+    assert health([{"step": 1, "loss": 1.0}]) == health([]).__class__(None, True, 0, 0, 1)
+
+
+def cycles(text, scales):
+    """Rows of a run with a loss scale for each step."""
+    return [{**row, "loss_scale": scale} for row, scale in zip(log(text), scales, strict=True)]
+
+
+def test_a_scale_that_grows_often_is_healthy_however_often_that_is():
+    """One skip for each growth, which takes the scale back to where it was."""
+    rows = cycles("xx" + "....x" * 8, [4096.0, 2048.0] + [1024.0, 1024.0, 1024.0, 1024.0, 2048.0] * 8)
+    found = health(rows)
+    assert (found.healthy, found.skips, found.at_start, found.of_growth) == (True, 10, 2, 8)
+    assert in_words(found) == (
+        "10 of the 42 steps in the log were skipped: 2 while the scale found its level, 8 after it had grown, which "
+        "took it back"
+    )
+
+
+def test_a_scale_that_is_lower_after_each_growth_is_not():
+    """Growth does not explain why it falls."""
+    scales = [scale for level in range(8) for scale in [2.0**-level * 2**20] * 3 + [2.0**-level * 2**21]]
+    text = "...x" * 8
+    found = health(cycles(text, scales))
+    assert (found.healthy, found.of_growth, found.often) == (False, 1, (3, 16))
+    assert too_often(found) == (
+        "In the second half of the log 3 of 16 steps were skipped though the scale had not grown before: that is 19%, "
+        "and up to 5% is usual."
+    )
+
+
+def test_the_verb_agrees_with_the_number_of_skips():
+    """One was, two were."""
+    assert in_words(health(log("x" + "." * 29))).startswith("1 of the 30 steps in the log was skipped: 1 while")
+    assert in_words(health(log("xx" + "." * 28))).startswith("2 of the 30 steps in the log were skipped: 2 while")
+    assert in_words(health(log("x"))).startswith("the only step in the log was skipped: 1 while")
+    assert in_words(health(log("."))) == "the only step in the log was not skipped"
+
+
+def test_skips_of_each_kind_are_told_apart():
+    """Together they are all skips of the log."""
+    rows = cycles(
+        "x" + "." * 40 + "x" + "." * 38 + "x", [1024.0] + [512.0] * 40 + [512.0] + [256.0] * 37 + [512.0, 512.0]
+    )
+    found = health(rows)
+    assert (found.healthy, found.at_start, found.of_growth) == (True, 1, 1)
+    assert in_words(found).endswith("level, 1 after it had grown, which took it back, 1 beside, where gradients grew")
+    assert in_words(health(log("...."))) == "none of the 4 steps in the log was skipped"
+    assert too_often(found) == ""
+
+
+def unseen(text, lost):
+    """As `log`, with a loss of null in the steps of these numbers."""
+    return [{**row, "loss": None if row["step"] in lost else 1.0} for row in log(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "lost", "said"),
+    [
+        ("....", [2, 3], (3, 2, 4)),
+        ("xx..", [1, 2, 3, 4], (4, 2, 2)),
+        ("mm.mmxmm.", [2, 5], (2, 1, 6)),
+    ],
+)
+def test_a_run_whose_loss_cannot_be_seen_is_not_healthy(text, lost, said):
+    """Micro-batches count with their window; a skipped step may have any loss."""
+    found = health(unseen(text, lost))
+    assert not found.healthy
+    assert (found.step, found.unseen, found.moved) == said
+
+
+def test_the_infinite_loss_of_a_skipped_step_is_no_trouble():
+    found = health(unseen("xx..", [1, 2]))
+    assert (found.healthy, found.unseen) == (True, 0)
+    assert what_is_wrong(found) == ""
+    assert health(log("....")).healthy
+
+
+def test_how_many_losses_cannot_be_seen_is_said():
+    assert what_is_wrong(health(unseen(".x..", [1]))) == (
+        "1 of the 3 applied steps in the log has a loss that is not finite."
+    )

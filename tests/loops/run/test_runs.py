@@ -1,0 +1,179 @@
+"""Guards one run: what it leaves, that its digest says whether two ended in the same place, and bad options."""
+
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+from loops.record.files import write_json
+from loops.run.digest import weights_digest
+from loops.run.train import RunOptions, train
+
+
+def test_a_run_leaves_a_line_for_every_step_and_a_summary(run):
+    summary, out = run(policy="mixed_float16", strategy="dynamic:growth_interval=5")
+    assert sorted(path.name for path in out.iterdir()) == ["steps.jsonl", "summary.json"]
+    assert json.loads((out / "summary.json").read_text()) == summary
+    lines = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    scale, good = 2.0**15, 0
+    for line in lines:
+        assert set(line) == {
+            "step",
+            "loss",
+            "attempted",
+            "applied",
+            "loss_scale",
+            "grad_norm",
+            "clipped_norm",
+            "cause",
+            "variable",
+        }
+        assert (line["cause"] is None) == (line["variable"] is None) == line["applied"]
+        assert line["attempted"] is True
+        assert line["loss_scale"] == scale
+        good = good + 1 if line["applied"] else 0
+        if not line["applied"]:
+            scale /= 2
+        elif good == 5:
+            scale, good = scale * 2, 0
+    assert summary["loss_scale"] == scale > 2.0**15
+    np.testing.assert_allclose(summary["final_loss"], np.mean([line["loss"] for line in lines[-2:]]), rtol=1e-6)
+    assert summary["applied"] == sum(line["applied"] for line in lines)
+
+
+def test_the_fields_of_a_summary(run):
+    summary = run()[0]
+    expected = {"task": "digits", "policy": "float32", "strategy": "none", "steps": 20, "seed": 0, "masters": True}
+    assert {name: summary[name] for name in expected} == expected
+    assert (summary["loss_factor"], summary["learning_rate"], summary["batch_size"]) == (1.0, 0.01, 64)
+    assert (summary["attempted"], summary["applied"], summary["skipped"]) == (20, 20, 0)
+    assert summary["loss_scale"] == 1.0
+    assert summary["weights_finite"] is True
+    # Ten classes: a model that learned nothing is right on a tenth.
+    assert 0.2 < summary["accuracy"] <= 1
+    assert summary["final_loss"] < math.log(10)
+    assert len(bytes.fromhex(summary["weights_digest"])) == 32
+    settings = summary["digest_depends_on"]
+    assert settings["op_determinism"] is True
+    assert settings["jit_compile"] is False
+    assert settings["intra_op_threads"] >= 1
+    assert settings["inter_op_threads"] >= 1
+    assert (settings["tensorflow"], settings["keras"]) == (tf.__version__, keras.__version__)
+    assert set(settings["devices"]) >= {"CPU"}
+
+
+def test_the_same_options_end_in_the_same_bits(run, digits, tmp_path):
+    again = train(digits, RunOptions("float32", "none", 20, 0), tmp_path)
+    assert again == run()[0]
+    assert (tmp_path / "steps.jsonl").read_bytes() == (run()[1] / "steps.jsonl").read_bytes()
+
+
+def test_another_seed_ends_elsewhere(run):
+    assert run(seed=1)[0]["weights_digest"] != run()[0]["weights_digest"]
+
+
+@pytest.mark.parametrize("options", [{"loss_factor": 2.0**-20}, {"strategy": "dynamic:growth_interval=3"}])
+def test_powers_of_two_change_no_bit_of_a_float32_run(run, options):
+    ours, plain = run(**options)[0], run()[0]
+    assert ours["weights_digest"] == plain["weights_digest"]
+    assert ours["final_loss"] == plain["final_loss"]
+    assert ours["accuracy"] == plain["accuracy"]
+
+
+def test_a_run_of_one_step_has_a_final_loss(digits, tmp_path):
+    losses = []
+    summary = train(digits, RunOptions("float32", "none", 1, 0), tmp_path, lambda model: [losses.append])
+    assert summary["final_loss"] == losses[0].outputs["loss"][0]
+
+
+def test_pure_float16_without_masters_is_trained_as_asked(run):
+    summary = run(policy="float16", strategy="none", masters=False)[0]
+    assert summary["masters"] is False
+    assert summary["attempted"] == 20
+    assert summary["weights_digest"] != run(policy="float16", strategy="none")[0]["weights_digest"]
+
+
+def one_of_each():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2), keras.layers.BatchNormalization()])
+    model.build([None, 3])
+    return model
+
+
+def test_a_digest_sees_the_last_bit_of_every_variable():
+    model = one_of_each()
+    before = weights_digest(model)
+    assert weights_digest(model) == before
+    for variable in model.variables:
+        value = variable.numpy()
+        bits = value.copy().view(np.uint32)
+        bits.ravel()[-1] ^= 1
+        variable.assign(bits.view(np.float32))
+        assert weights_digest(model) != before
+        variable.assign(value)
+        assert weights_digest(model) == before
+
+
+def test_a_digest_tells_zeros_signs_shapes_and_dtypes_apart_but_not_names():
+    def digest(shape, dtype, value=0.0):
+        keras.utils.set_random_seed(0)
+        layer = keras.layers.Dense(shape[1], use_bias=False, kernel_initializer="zeros", dtype=dtype)
+        model = keras.Sequential([keras.Input(shape[:1], dtype=dtype), layer])
+        layer.kernel.assign(np.full(shape, value))
+        return weights_digest(model)
+
+    digests = [digest((2, 6), "float32"), digest((6, 2), "float32"), digest((2, 6), "float16")]
+    digests += [digest((2, 6), "bfloat16"), digest((2, 6), "float32", -0.0)]
+    assert len(set(digests)) == 5
+    assert digest((2, 6), "float32") == digests[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"policy": "float8"}, ["policy 'float8'", "mixed_float16", "bfloat16"]),
+        ({"policy": ""}, ["policy ''"]),
+        ({"strategy": "warp"}, ["strategy 'warp'", "dynamic"]),
+        ({"strategy": "static:0"}, ["loss_scale=0"]),
+    ],
+)
+def test_options_that_cannot_work_are_named(options, named):
+    with pytest.raises(scaler.InvalidArgument) as caught:
+        RunOptions(**{"policy": "float32", "strategy": "none", "steps": 1, "seed": 0, **options})
+    for text in named:
+        assert text in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_training(digits, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    visits = []
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OSError, match="file"):
+            train(digits, RunOptions("float32", "none", 1, 0), out, lambda model: [visits.append])
+    assert not visits
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_run_that_breaks_leaves_no_summary_of_an_older_one(digits, tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+
+    def stop(visit):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(digits, RunOptions("float32", "none", 2, 0), tmp_path, lambda model: [stop])
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.jsonl"]
+    assert (tmp_path / "steps.jsonl").read_text().count("\n") == 2
+
+
+def test_json_is_whole_and_has_no_nan(tmp_path):
+    path = tmp_path / "value.json"
+    write_json(path, {"a": float("nan"), "b": [1.5, float("inf")], "c": {"d": (-float("inf"), "x")}, "e": None})
+    assert json.loads(path.read_text()) == {"a": None, "b": [1.5, None], "c": {"d": [None, "x"]}, "e": None}
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text())["b"] == [1.5, None]

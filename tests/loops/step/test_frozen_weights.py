@@ -1,0 +1,67 @@
+"""Guards where a loop looks for the models of a step that somebody wrote by hand."""
+
+import functools
+
+import keras
+import pytest
+import tensorflow as tf
+
+from loops.step.frozen_weights import models_of
+
+GLOBAL = keras.layers.Dense(1, name="global")
+
+
+def names_a_global(x):
+    return GLOBAL(x)
+
+
+def by_way_of_another(x):
+    return names_a_global(x)
+
+
+def inside_of_an_inner_function(x):
+    return (lambda: GLOBAL(x))()
+
+
+class Step:
+    def __init__(self):
+        self.layer = GLOBAL
+
+    def __call__(self, x):
+        return self.layer(x)
+
+    def step(self, x):
+        return self.layer(x)
+
+
+def in_a_closure():
+    layer, unset = GLOBAL, None
+    del unset
+    return lambda x: (layer(x), unset)  # noqa: F821
+
+
+def in_a_list():
+    layers = [GLOBAL]
+    return lambda x: layers[0](x)
+
+
+STEPS = {
+    "global": names_a_global,
+    "helper": by_way_of_another,
+    "inner": inside_of_an_inner_function,
+    "closure": in_a_closure(),
+    "list": in_a_list(),
+    "object": Step(),
+    "method": Step().step,
+    "partial": functools.partial(lambda layer, x: layer(x), GLOBAL),
+    "tf.function": tf.function(names_a_global),
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_a_model_is_found(step):
+    assert models_of(step) == [GLOBAL]
+
+
+def test_what_names_no_model_has_none():
+    assert models_of(lambda x: x) == models_of(len) == models_of(tf.function(lambda x: keras.ops.abs(x))) == []

@@ -1,0 +1,89 @@
+"""Guards steps with several models, optimizers and scalers: the GANs of `docs/gan.md`, which this file runs.
+
+Each trains in float16 without a value that is not finite, and an overflow skips the optimizer it is in and no other.
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+from loop_cases import raw
+from markdown_blocks import run_blocks
+
+TEXT = (pathlib.Path(__file__).parents[3] / "docs" / "gan.md").read_text(encoding="utf-8")
+"""The blocks up to the WGAN, and all of them: names are used again there."""
+
+
+@pytest.fixture(scope="module")
+def dcgan(tmp_path_factory):
+    return run_blocks(TEXT.split("## WGAN-GP")[0], tmp_path_factory.mktemp("dcgan"))
+
+
+@pytest.fixture(scope="module")
+def wgan(tmp_path_factory):
+    setup, rest = TEXT.split("## DCGAN")
+    random = "```python\nrandom = tf.random.Generator.from_seed(0)\n```\n"
+    return run_blocks(setup + random + rest.split("## WGAN-GP")[1], tmp_path_factory.mktemp("wgan"))
+
+
+def held(names, player):
+    """What one player's step moves."""
+    model = names[{"g": "generator", "d": "discriminator", "c": "critic"}[player]]
+    masters = names.get(f"{player}_masters")
+    return [*model.variables, *(masters.weights if masters else []), *names[f"{player}_optimizer"].variables]
+
+
+def all_finite(variables):
+    values = [tf.convert_to_tensor(variable).numpy() for variable in variables]
+    return all(np.isfinite(value.astype(np.float64)).all() for value in values if value.dtype.kind not in "iub")
+
+
+@pytest.mark.parametrize(("kind", "players"), [("dcgan", "dg"), ("wgan", "cg")])
+def test_it_learns_in_float16_and_stays_finite(kind, players, request):
+    names = request.getfixturevalue(kind)
+    dtypes = {variable.dtype for variable in names["generator"].trainable_variables}
+    assert dtypes == ({"float16"} if kind == "dcgan" else {"float32"})
+    for player in players:
+        assert all_finite(held(names, player))
+        counters = names[f"{player}_scaler"].counters
+        assert counters.applied >= 280
+    assert names["distance"](names["generator"]) < 0.6 * names["start"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "bad", "good"),
+    [("dcgan", "dcgan_step", "d", "g"), ("dcgan", "dcgan_step", "g", "d"), ("wgan", "wgan_step", "g", "c")],
+)
+def test_an_overflow_skips_the_optimizer_it_is_in_and_no_other(kind, step, bad, good, request):
+    names = request.getfixturevalue(kind)
+    names[f"{bad}_scaler"]._state["loss_scale"].assign(2.0**100)
+    compiled = tf.function(names[step])
+    reals = names["images"][: 2 * names["BATCH"] if kind == "wgan" else names["BATCH"]]
+    before, other = raw(held(names, bad)), raw(held(names, good))
+    scales = {player: float(names[f"{player}_scaler"].loss_scale) for player in (bad, good)}
+    outputs = compiled(reals)
+    assert not outputs[bad]
+    assert outputs[good]
+    assert not outputs["applied"]
+    assert raw(held(names, bad)) == before
+    assert raw(held(names, good)) != other
+    assert float(names[f"{bad}_scaler"].loss_scale) == scales[bad] / 2
+    assert float(names[f"{good}_scaler"].loss_scale) == scales[good]
+    names[f"{bad}_scaler"]._state["loss_scale"].assign(2.0**8)
+    assert compiled(reals)[bad]
+
+
+def test_bad_data_skips_the_critic_alone_and_its_next_step_is_applied(wgan):
+    reals = wgan["images"][: 2 * wgan["BATCH"]].copy()
+    reals[0, 0, 0, 0] = np.nan  # In the first of two parts.
+    before = [int(count) for count in wgan["c_scaler"].counters]
+    outputs = tf.function(wgan["wgan_step"])(reals)
+    assert outputs["c"]
+    assert outputs["g"]
+    after = [int(count) for count in wgan["c_scaler"].counters]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [2, 1, 1, 0]
+    assert all_finite([*held(wgan, "c"), *held(wgan, "g")])

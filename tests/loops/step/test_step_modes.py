@@ -1,0 +1,177 @@
+"""Guards a `TrainStep` with layer-wise scales, and one whose 16-bit weights have no masters; both on replicas, too."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "distributed"))
+
+import keras
+import numpy as np
+import pytest
+import replica_cases as cases
+import tensorflow as tf
+
+import loops
+import scaler
+
+
+class Steep(keras.layers.Layer):
+    """The identity, with a gradient 2^-13 times as large."""
+
+    def call(self, x):
+        return tf.stop_gradient(x) + 2.0**-13 * (x - tf.stop_gradient(x))
+
+
+def deep():
+    """Two tanh layers, each followed by a Steep: in float16 no gradient reaches the first by itself."""
+    keras.utils.set_random_seed(1)
+    x = inputs = keras.Input([4], dtype="float16")
+    for number in range(2):
+        x = keras.layers.Dense(4, activation="tanh", name=f"dense_{number}", dtype="float16")(x)
+        x = Steep(name=f"steep_{number}", dtype="float16")(x)
+    return keras.Model(inputs, keras.layers.Dense(1, name="head", dtype="float32")(x))
+
+
+def batch(seed=0, size=8):
+    x, y = cases.batch(seed, size)
+    return tf.constant(x), tf.constant(y)
+
+
+def squared(y, prediction):
+    return tf.reduce_mean(tf.square(y - tf.cast(prediction, tf.float32)))
+
+
+def layered(**arguments):
+    model, layerwise = scaler.layerwise.insert_rescales(deep(), ["steep_0", "steep_1"])
+    # The momentum is the sum of all gradients, whose smallest move no float32 weight.
+    optimizer = keras.optimizers.SGD(2.0**-10, momentum=0.5)
+    return loops.TrainStep(model, squared, optimizer, layerwise=layerwise, **arguments)
+
+
+def exponents(step):
+    return np.log2(step.layerwise.scales.numpy()).astype(int).tolist()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}, {"accumulate": 2}], ids=str)
+def test_each_group_finds_its_scale_and_every_layer_trains(arguments):
+    step = layered(**arguments)
+    before = [value.numpy() for value in step.masters.weights]
+    run = tf.function(step)
+    for seed in range(12):
+        outputs = run(batch(seed))
+    assert outputs["applied"]
+    scales = dict(zip(step.layerwise.names, exponents(step), strict=True))
+    assert scales["steep_1"] > scales["outputs"]
+    assert scales["steep_0"] > scales["steep_1"]
+    slots = [variable for variable in step.optimizer.variables if "momentum" in variable.path]
+    assert len(slots) == len(before) == 6
+    assert all(np.any(slot.numpy()) for slot in slots)
+
+
+def test_a_micro_batch_that_overflows_moves_scales_and_no_weights():
+    step = layered(accumulate=2)
+    run = tf.function(step)
+    for seed in range(12):
+        run(batch(seed))
+    before = [value.numpy().tobytes() for value in step.masters.weights]
+    first = exponents(step)
+    x, y = batch()
+    run((x, y * 1e10))
+    assert exponents(step) < first
+    assert not run((x, y))["applied"]
+    assert [value.numpy().tobytes() for value in step.masters.weights] == before
+
+
+def test_layerwise_in_a_loop_on_two_replicas():
+    strategy = cases.mirrored(2)
+    with strategy.scope():
+        step = layered(loss_scaler=scaler.LossScaler(scaler.NoScaling()))
+    dataset = tf.data.Dataset.from_tensor_slices(cases.batch(size=32)).repeat().batch(8)
+    loop = loops.Loop(step, dataset, strategy=strategy, steps_per_call=4)
+    loop.run(8)
+    assert loop.counters.attempted == 8
+    assert loop.counters.applied > 0
+    assert cases.agree(step.layerwise.variables)
+    assert exponents(step)[0] < exponents(step)[1] < exponents(step)[2]
+    assert cases.agree([*step.masters.weights, *step.model.trainable_variables])
+
+
+def narrow():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input([4], dtype="bfloat16"), keras.layers.Dense(64, dtype="bfloat16")])
+
+
+MODES = {
+    "Kahan": scaler.weights.KahanWeights,
+    "stochastic": lambda variables: scaler.weights.StochasticRounding(variables, seed=3),
+}
+
+
+def rounding(make, **arguments):
+    optimizer = keras.optimizers.SGD(2.0**-9)
+    return loops.TrainStep(narrow(), squared, optimizer, masters=make, **arguments)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_is_used_and_tells_what_it_swallowed(mode):
+    step, outside = rounding(MODES[mode]), MODES[mode]
+    model = narrow()
+    weights, loss_scaler = outside(model.trainable_variables), scaler.LossScaler(scaler.NoScaling())
+    optimizer = keras.optimizers.SGD(2.0**-9)
+
+    @tf.function
+    def by_hand(x, y):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(squared(y, model(x, training=True)))
+        loss_scaler.apply(optimizer, tape.gradient(scaled, model.trainable_variables), weights)
+        return weights.swallowed
+
+    run, shares = tf.function(step), []
+    for seed in range(6):
+        outputs = run(batch(seed))
+        shares.append(float(outputs["swallowed"]))
+        assert shares[-1] == float(by_hand(*batch(seed)))
+    assert 0.1 < np.mean(shares) < 1.0
+    for one, other in zip(step.model.trainable_variables, model.trainable_variables, strict=True):
+        assert one.numpy().tobytes() == other.numpy().tobytes()
+    assert isinstance(step.masters, scaler.MasterWeights)
+
+
+def test_masters_swallow_nothing_to_tell():
+    step = loops.TrainStep(narrow(), squared, keras.optimizers.SGD(2.0**-9))
+    assert "swallowed" not in step(batch())
+    assert type(step.masters) is scaler.MasterWeights
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_in_a_loop_on_two_replicas_and_resumed(tmp_path, mode):
+    strategy = cases.mirrored(2)
+
+    def run(steps, folder=None):
+        with strategy.scope():
+            step = rounding(MODES[mode])
+        dataset = tf.data.Dataset.from_tensor_slices(cases.batch(size=32)).repeat().batch(8)
+        seen = []
+        actions = [lambda visit: seen.append(visit.outputs["swallowed"])]
+        actions += [loops.Checkpoint(folder, every=4, resume=True)] if folder else []
+        loops.Loop(step, dataset, strategy=strategy, steps_per_call=4, actions=actions).run(steps)
+        assert cases.agree(step.model.trainable_variables)
+        assert 0.0 < np.mean(seen) < 1.0
+        return [weight.numpy().tobytes() for weight in step.model.trainable_variables]
+
+    whole = run(8)
+    assert run(4, tmp_path / "run") != whole
+    assert run(8, tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"masters": "kahan"}, r"TrainStep\(masters='kahan'.*a function of the variables"),
+        ({"masters": scaler.weights.KahanWeights, "allow_16bit_updates": True}, "allow_16bit_updates=True"),
+        ({"layerwise": scaler.Dynamic()}, r"TrainStep\(layerwise=Dynamic\(.*insert_rescales"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments, says):
+    with pytest.raises(scaler.InvalidArgument, match=says):
+        loops.TrainStep(narrow(), squared, keras.optimizers.SGD(), **arguments)

@@ -1,0 +1,185 @@
+"""Guards the pages of the effects: they say what the numbers beside them say, and the command that makes them."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import command_cases
+import pytest
+from command_cases import strict
+
+from halfstep import effects as command
+from loops.study.effects import PRESETS, Preset, choose, measure, pages
+from loops.study.effects.effect import Claim, Effect, Line, Panel, curve, spread
+from loops.study.effects.figure import figure_of, png_of
+
+DOCS = pathlib.Path(__file__).parents[3] / "docs" / "effects"
+NAMES = [preset.name for preset in PRESETS]
+LARGEST_PICTURE = 60_000
+
+LINE = Line("steps", (1.0, 2.0), (0.5, None), (0.25, None), (0.75, None))
+SMALL = Effect(
+    name="small",
+    title="A small effect",
+    question="Is there one?",
+    published="None.",
+    design="Nothing was run.",
+    seeds=3,
+    steps=10,
+    beside=(("an effect", "none", "0.5"),),
+    columns=("a", "b"),
+    rows=(("1", "2"), ("3", "4")),
+    claims=(Claim("it is there.", True), Claim("it is large.", False)),
+    remarks="It is small.",
+    panels=(
+        Panel("one", "x", "y", (LINE, LINE), reference=(0.1, "a tenth")),
+        Panel("two", "", "y", (LINE,), ticks=("a", "b", "c")),
+    ),
+    measured={"a": [1.0, float("nan"), 2.0]},
+)
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """A preset that takes no time, in place of all others."""
+    asked = []
+
+    def run(seeds, steps):
+        asked.append((seeds, steps))
+        return dataclasses.replace(SMALL, seeds=seeds, steps=steps)
+
+    monkeypatch.setattr("loops.study.effects.PRESETS", (Preset("small", "nothing", 20, run),))
+    monkeypatch.setattr(command, "PRESETS", (Preset("small", "nothing", 20, run),))
+    return asked
+
+
+def run(capsys, *arguments):
+    return command_cases.run(capsys, "study", "--preset", *arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_says_what_its_numbers_say(name):
+    effect = pages.read(DOCS / f"{name}.json")
+    assert (effect.name, effect.steps) == (name, choose(name).steps)
+    assert effect.seeds >= 3
+    assert 0 < effect.seconds < 600
+    assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == pages.page(effect)
+    assert len(figure_of(effect).axes) == len(effect.panels)
+    assert (DOCS / f"{name}.png").stat().st_size < LARGEST_PICTURE
+
+
+def test_there_is_a_page_for_each_effect_and_an_index():
+    assert {path.name for path in DOCS.iterdir()} == {
+        "README.md",
+        *(f"{name}.{ending}" for name in NAMES for ending in ("md", "json", "png")),
+    }
+    index = pages.index([pages.read(DOCS / f"{name}.json") for name in NAMES])
+    assert (DOCS / "README.md").read_text(encoding="utf-8") == index
+
+
+def test_every_part_of_an_effect_is_on_its_page():
+    page = pages.page(SMALL)
+    for part in (SMALL.title, SMALL.question, SMALL.published, SMALL.design, SMALL.remarks, "| 3 | 4 |", "| 0.5 |"):
+        assert part in page
+    assert "- Agrees: it is there." in page
+    assert "- **Does not agree**: it is large." in page
+    assert "`halfstep study --preset small --seeds 3 --steps 10 --out docs/effects`" in page
+
+
+def test_a_picture_is_the_same_for_the_same_numbers():
+    assert png_of(SMALL).startswith(b"\x89PNG")
+    assert png_of(SMALL) == png_of(SMALL)
+
+
+def test_a_curve_leaves_out_what_is_not_finite():
+    found = curve("a", [1, 2], [[1.0, 3.0], [float("nan"), 1.0]])
+    assert (found.y, found.low, found.high) == ((2.0, None), (1.0, None), (3.0, None))
+    assert spread([1.0, 2.0, 3.0], ".1f") == "2.0 (1.0 to 3.0)"
+    assert spread([2.0, 2.0]) == "2"
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no json", '{"claims": 3}'])
+def test_a_file_that_holds_no_effect_is_refused(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(pages.scaler.InvalidArgument, match="effect"):
+        pages.read(tmp_path / "a.json")
+
+
+def test_the_command_writes_a_page(capsys, tmp_path, stub):
+    status, printed, _ = run(capsys, "small", "--out", tmp_path / "new")
+    assert status == 0
+    assert stub == [(3, 20)]
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"small.md", "small.json", "small.png"}
+    assert "does not agree: it is large." in printed
+    assert str(tmp_path / "new" / "small.md") in printed
+    effect = pages.read(tmp_path / "new" / "small.json")
+    assert (tmp_path / "new" / "small.md").read_text() == pages.page(effect)
+
+
+def test_all_of_them_have_an_index(capsys, tmp_path, stub):
+    status, printed, _ = run(capsys, "all", "--seeds", 4, "--steps", 30, "--out", tmp_path, "--json")
+    assert status == 0
+    assert stub == [(4, 30)]
+    assert [effect["name"] for effect in strict(printed)] == ["small"]
+    assert "[A small effect](small.md) | 1 of 2" in (tmp_path / "README.md").read_text()
+
+
+def test_json_is_the_file(capsys, tmp_path, stub):
+    status, printed, _ = run(capsys, "small", "--out", tmp_path, "--json")
+    assert status == 0
+    assert strict(printed) == json.loads((tmp_path / "small.json").read_text())
+    assert strict(printed)["measured"] == {"a": [1.0, None, 2.0]}
+
+
+def test_the_list_says_what_there_is(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    status, printed, _ = run(capsys, "list")
+    assert status == 0
+    assert [name for name in NAMES if name not in printed] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "expected one of underflow, "),
+        (["lag", "--steps", 5], "expected an integer of at least 10"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_in_one_line(capsys, tmp_path, arguments, said):
+    status, printed, errors = run(capsys, *arguments, "--out", tmp_path)
+    assert (status, printed) == (2, "")
+    assert errors.startswith("halfstep: preset ")
+    assert said in errors
+    assert errors.count("\n") == 1
+
+
+def test_only_digits_are_measured(capsys, tmp_path):
+    status, _, errors = command_cases.run(capsys, "study", "mnist", "--preset", "lag", "--out", tmp_path)
+    assert status == 2
+    assert "measured on digits" in errors
+
+
+def test_a_preset_and_a_strategy_do_not_go_together(capsys, tmp_path):
+    status, _, errors = run(capsys, "lag", "--strategy", "dynamic", "--out", tmp_path)
+    assert status == 2
+    assert "not allowed with" in errors
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(capsys, tmp_path, stub):
+    (tmp_path / "file").touch()
+    status, printed, errors = run(capsys, "small", "--out", tmp_path / "file" / "new")
+    assert (status, printed, stub) == (1, "", [])
+    assert "Choose a folder that can be written with --out." in errors
+
+
+def test_without_matplotlib_nothing_runs(capsys, tmp_path, stub, monkeypatch):
+    monkeypatch.delitem(sys.modules, "loops.study.effects.figure")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, errors = run(capsys, "small", "--out", tmp_path)
+    assert (status, stub) == (1, [])
+    assert 'the figures need matplotlib: pip install "halfstep[study]"' in errors
+
+
+def test_a_measured_effect_knows_how_long_it_took(stub):
+    assert measure(choose("small"), 1).seconds >= 0

@@ -1,0 +1,127 @@
+"""Guards the effects: each runs and shows its direction at a small size, and what they stand on is right."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+from loops.study.effects import PRESETS, choose, course, measure, networks, pages
+from loops.study.effects.lag import Lagging, _skipped
+from loops.study.effects.look_ahead import interval
+
+# Steps, and which claims hold in so few of them, by number.
+SMALL = {
+    "underflow": (20, [0, 1, 3, 5]),
+    "static-scale": (120, [0, 1, 2]),
+    "sixteen-bit-weights": (60, [0, 1, 2, 3]),
+    "skip-rate": (150, [0]),
+    "look-ahead": (60, [1, 2, 3]),
+    "updated-scale": (60, [0, 1, 2, 3]),
+    "layerwise": (10, [2, 4]),
+    "float8": (60, [0, 2, 3, 4]),
+    "flushed-part": (100, [3]),
+    "lag": (60, [0, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_effect_shows_its_direction(name):
+    steps, held = SMALL[name]
+    effect = measure(choose(name), 2, steps)
+    assert (effect.name, effect.seeds, effect.steps) == (name, 2, steps)
+    assert {len(row) for row in effect.rows} == {len(effect.columns)}
+    assert effect.beside
+    assert {len(values) for values in effect.measured.values()} == {2}
+    assert [number for number in held if not effect.claims[number].holds] == []
+    assert pages.from_values(pages.to_values(effect)) == effect
+
+
+def test_the_flushed_part_is_what_float16_misses():
+    """By far more than two networks differ by chance. A claim about one point of accuracy needs more of them."""
+    accuracy = {
+        name: np.mean(values)
+        for name, values in measure(choose("flushed-part"), 2, 100).measured.items()
+        if name.startswith("accuracy")
+    }
+    for factor in ("2^-18", "2^-20", "2^-22"):
+        assert accuracy[f"accuracy put back {factor}"] > accuracy["accuracy float32"] - 0.1
+        assert accuracy[f"accuracy float16 {factor}"] < 0.5
+        assert accuracy[f"accuracy flushed alone {factor}"] < 0.5
+
+
+def test_every_effect_is_tried():
+    assert {preset.name for preset in PRESETS} == set(SMALL)
+    assert len(PRESETS) == 10
+
+
+@pytest.mark.parametrize(("seeds", "steps"), [(0, 20), (1, 9), (1, 2.5), (True, 20)])
+def test_what_is_no_number_of_seeds_or_steps_is_refused(seeds, steps):
+    with pytest.raises(scaler.InvalidArgument, match="expected an integer of at least"):
+        measure(choose("lag"), seeds, steps)
+
+
+def test_the_backward_pass_is_that_of_a_tape():
+    weights = networks.start(2)
+    images = tf.random.stateless_uniform([2, 8, 64], [0, 1])
+    labels = tf.random.stateless_uniform([2, 8], [0, 2], 0, 10, tf.int32)
+    seen = networks.backward(weights, images, labels, tf.constant([4.0, 1.0]), networks.exact, networks.exact)
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        given = images
+        for number, (kernel, bias) in enumerate(zip(weights[0::2], weights[1::2], strict=True)):
+            given = (tf.nn.relu(given) if number else given) @ kernel + bias
+        losses = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, given), axis=1)
+        total = tf.reduce_sum(losses * [4.0, 1.0])
+    np.testing.assert_allclose(seen.loss, losses, rtol=1e-6)
+    for own, exact in zip(seen.grads, tape.gradient(total, weights), strict=True):
+        np.testing.assert_allclose(own, exact, rtol=1e-4, atol=1e-6)
+
+
+def test_float16_is_what_the_backward_pass_rounds_to():
+    values = tf.constant([1.0, 2.0**-24, 2.0**-25, 2.0**-13 + 2.0**-25, 65504.0, 65520.0])
+    expected = [1.0, 2.0**-24, 0.0, 2.0**-13, 65504.0, np.inf]
+    assert networks.half(values).numpy().tolist() == expected
+
+
+def test_an_infinity_skips_one_copy_and_leaves_the_others():
+    weights, momenta = [tf.ones([2, 1, 1])], [tf.zeros([2, 1, 1])]
+    grads = [tf.constant([[[4.0]], [[np.inf]]])]
+    moved, kept = course.descend(weights, momenta, grads, tf.constant([2.0, 2.0]), networks.all_finite(grads))
+    assert kept[0].numpy().ravel().tolist() == [2.0, 0.0]
+    np.testing.assert_allclose(moved[0].numpy().ravel(), [1 - course.RATE * 2, 1])
+
+
+def test_the_largest_magnitude_of_each_copy():
+    tensors = [tf.constant([[[1.0, -3.0]], [[np.nan, 1.0]]]), tf.constant([[[2.0]], [[5.0]]])]
+    assert networks.largest(tensors).numpy().tolist() == [3.0, np.inf]
+
+
+def test_copies_are_counted_as_one_alone_is():
+    grads = [tf.constant([[[1.0, -40.0]], [[np.inf, 0.5]]]), tf.constant([[[8.0]], [[9.0]]])]
+    counts = course._histogram(grads, (2.0, 8.0))
+    for copy in range(2):
+        alone = scaler.gradients.histogram([grad[copy] for grad in grads], (2.0, 8.0))
+        assert counts[:, copy].numpy().tolist() == alone.numpy().tolist()
+
+
+def test_wilsons_interval():
+    low, high = interval(np.array([True] * 10 + [False] * 90))
+    assert (round(low, 4), round(high, 4)) == (0.0552, 0.1744)
+    assert interval(np.zeros([1000], bool))[0] == 0
+
+
+def test_a_scale_that_lags_uses_what_it_saw_so_long_ago():
+    strategy, scales = Lagging(2, 1), []
+    state = strategy.init()
+    for amax in (1.0, 4.0, 16.0, 64.0):
+        state = strategy.update(state, scaler.Event(tf.constant(True), tf.constant(amax)))
+        scales.append(float(state.loss_scale))
+    assert scales == [2.0**10, 2.0**14, 2.0**12, 2.0**10]
+
+
+def test_a_lag_overflows_where_gradients_have_risen():
+    trace = np.array([1.0, 1.0, 4.0, 4.0, 1.0])[:, None]
+    assert _skipped(trace, 1, 0).tolist() == [1 / 4]
+    assert _skipped(trace, 2, 0).tolist() == [2 / 3]
+    assert _skipped(trace, 1, 2).tolist() == [0]
+    assert np.isnan(_skipped(trace, 5, 0)).all()

@@ -1,0 +1,132 @@
+"""Guards the figures of a study: each set-up has a look of its own, the same everywhere, and is in every figure."""
+
+import itertools
+
+import matplotlib.colors
+import pytest
+from test_study_report import BARE, DYNAMIC, FLOAT32, NONE, SMALL_DYNAMIC, figures_of, write_study
+
+from loops.study.comparison_figure import comparison_figure
+from loops.study.curves import loss_figure, loss_scale_figure
+from loops.study.histograms import gradients_figure
+from loops.study.setups import SETUPS, Setup
+from loops.support.plot_style import marks
+from loops.support.text import share
+
+STRATEGIES = [
+    Setup(f"static-{n}", f"static:{n}$", "mixed_float16", f"static:{n}") for n in (1, 2, 4, 8, 16, 32, 64, 128)
+]
+# Okabe and Ito's, but for yellow.
+PALETTE = {"#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"}
+
+
+@pytest.fixture(scope="module")
+def strategies(tmp_path_factory):
+    folder = write_study(tmp_path_factory.mktemp("strategies"), [FLOAT32, *STRATEGIES], broken={("static-8", 1): 7})
+    return figures_of(folder)
+
+
+def panels(figure):
+    """The panels that stand for a set-up, by its title."""
+    return {axes.get_legend().get_texts()[0].get_text(): axes for axes in figure.axes if axes.get_legend()}
+
+
+def look(line):
+    return matplotlib.colors.to_hex(line.get_color()), line.get_linestyle(), line.get_marker()
+
+
+def test_no_two_strategies_look_alike_and_none_looks_like_float32():
+    rows = [{"name": "float32"}, *({"name": f"strategy-{n}"} for n in range(84))]
+    found = marks({"setups": rows})
+    assert len(set(found.values())) == 85
+    assert {mark.colour for name, mark in found.items() if name != "float32"} == PALETTE
+    assert found["float32"].colour == "#000000"
+    for one, other in itertools.pairwise(list(found.values())[1:]):
+        assert all(a != b for a, b in zip(one, other, strict=True))
+
+
+def test_the_set_ups_of_the_study_look_different_and_small_ones_like_their_twins():
+    found = marks({"setups": [{"name": setup.name} for setup in SETUPS]})
+    assert len(set(found.values())) == len(SETUPS)
+    for name in ("float32", "mixed-none", "mixed-dynamic"):
+        twin, small = found[name], found[f"small-{name}"]
+        assert (twin.colour, twin.marker) == (small.colour, small.marker)
+        assert twin.dashes != small.dashes
+
+
+@pytest.mark.parametrize("draw", [loss_figure, loss_scale_figure])
+def test_the_line_in_a_panel_is_that_of_its_legend(strategies, draw):
+    summary, steps = strategies
+    found = marks(summary)
+    drawn = panels(draw(summary, steps))
+    without = {"static:1$", "float32"} if draw is loss_scale_figure else set()
+    assert set(drawn) == {row["title"] for row in summary["setups"]} - without
+    for row in summary["setups"]:
+        if row["title"] in drawn:
+            axes = drawn[row["title"]]
+            (sample,) = axes.get_legend().get_lines()
+            curves = [line for line in axes.get_lines() if line.get_marker() not in ("x", "None")]
+            assert {look(line) for line in curves} == {look(sample)}
+            assert look(sample)[0].upper() == found[row["name"]].colour
+
+
+def test_a_constant_scale_is_named_in_its_own_panel_only(strategies):
+    figure = loss_scale_figure(*strategies)
+    words = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert not [word for word in words if "constant" in word]
+    assert len(figure.axes) == 7
+
+
+def test_every_strategy_has_its_histograms(strategies):
+    summary, _ = strategies
+    figure = gradients_figure(summary)
+    assert [title for title in panels(figure) if title] == [setup.title for setup in STRATEGIES]
+    assert len(figure.axes) == 2 * len(STRATEGIES)
+
+
+def test_one_figure_compares_all(strategies):
+    summary, steps = strategies
+    figure = comparison_figure(summary, steps)
+    accuracy, flushed, skips, scales = figure.axes
+    assert [label.get_text() for label in accuracy.get_yticklabels()] == [row["title"] for row in summary["setups"]]
+    assert [axes.get_title(loc="left") for axes in (accuracy, flushed, skips)] == [
+        "accuracy",
+        "gradients made zero",
+        "skipped steps",
+    ]
+    said = [text.get_text() for text in accuracy.texts]
+    assert said == ["98.6%", *["90.1%"] * 3, "90.0%, 1 failed", *["90.1%"] * 4]
+    assert [text.get_text() for text in flushed.texts] == ["8.5%"] * len(STRATEGIES)
+    assert len(scales.get_lines()) == len(STRATEGIES)
+    found = marks(summary)
+    assert [look(line)[0].upper() for line in scales.get_lines()] == [found[s.name].colour for s in STRATEGIES]
+
+
+@pytest.mark.parametrize(
+    "setups", [[FLOAT32], [FLOAT32, NONE, SMALL_DYNAMIC], [DYNAMIC, BARE]], ids=["one", "small", "two"]
+)
+def test_any_study_can_be_compared(tmp_path, setups):
+    figure = comparison_figure(*figures_of(write_study(tmp_path, setups)))
+    assert len(figure.axes[0].get_yticklabels()) == len(setups)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0%"),
+        (0.0, "0%"),
+        (3e-8, "<0.001%"),
+        (1e-5, "0.001%"),
+        (3e-5, "0.003%"),
+        (1.234e-4, "0.012%"),
+        (0.00214, "0.21%"),
+        (0.0849, "8.5%"),
+        (0.6449, "64%"),
+        (0.9949, "99%"),
+        (0.9968, "99.7%"),
+        (0.9991, ">99.9%"),
+        (1, "100%"),
+    ],
+)
+def test_shares_are_percentages_of_two_digits(value, text):
+    assert share(value) == text

@@ -1,0 +1,85 @@
+"""Guards the plots of a run: each a Figure, of a folder, a trace or arrays, with what was recorded in it."""
+
+import numpy as np
+import pytest
+from recorded_cases import write_run
+
+import loops
+import scaler
+from loops.views import plots
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("run") / "mine")
+
+
+def drawn(figure, tmp_path):
+    """The first panel, once the figure is known to be one that can be saved."""
+    figure.savefig(tmp_path / "figure.svg")
+    return figure.axes[0]
+
+
+def labels(axes):
+    return [text.get_text() for legend in axes.figure.legends for text in legend.get_texts()]
+
+
+def test_each_is_a_figure_of_a_folder(folder, tmp_path):
+    for plot in (plots.loss, plots.loss_scale, plots.headroom, plots.exponents):
+        assert drawn(plot(folder), tmp_path).get_xlabel() == "step"
+    axes = drawn(plots.histogram(folder, "activations/dense", 41), tmp_path)
+    assert axes.get_title(loc="left") == "activations/dense, step 40"
+    assert sum(bar.get_height() for bar in axes.patches if bar.get_height() < 1) == pytest.approx(0.9)
+
+
+def test_skips_are_marked_by_cause():
+    run = {"loss_scale": [8.0, 8.0, 4.0], "applied": [1, 0, 0], "cause": [None, "OVERFLOW", "LOSS"]}
+    axes = plots.loss_scale(run).axes[0]
+    assert labels(axes) == ["loss scale", "skipped: LOSS (1)", "skipped: OVERFLOW (1)"]
+    assert [line.get_xdata().tolist() for line in axes.lines[1:]] == [[3], [2]]
+
+
+def test_losses_of_several_runs(folder):
+    axes = plots.loss(folder, {"loss": np.arange(1.0, 9.0)}).axes[0]
+    assert labels(axes) == ["mine", "arrays"]
+    (line,) = plots.loss({"loss": [1.0, np.nan, 3.0]}).axes[0].lines[2:]
+    assert line.get_xdata().tolist() == [2]
+
+
+def test_a_trace_has_headroom_and_a_map(folder):
+    tables = loops.observe.read(folder / "trace.arrow")
+    assert labels(plots.headroom(tables).axes[0]) == ["activations, weights", "gradients, at the loss scale"]
+    axes = plots.exponents(tables, "weight_gradients").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["dense/kernel"]
+
+
+def test_a_long_run_keeps_its_extremes():
+    loss = np.ones(100_000)
+    loss[70_000] = 50.0
+    line = plots.loss({"loss": loss}).axes[0].lines[0]
+    assert len(line.get_ydata()) < 10_000
+    assert max(line.get_ydata()) == 50.0
+
+
+@pytest.mark.parametrize(
+    ("draw", "error", "said"),
+    [
+        (lambda run: plots.headroom(run), loops.LoopError, "not known"),
+        (lambda run: plots.exponents(run), loops.LoopError, "no tensor was measured"),
+        (lambda run: plots.histogram(run, "x"), loops.LoopError, "no histograms"),
+        (lambda run: plots.loss_scale(run), loops.LoopError, "no loss_scale"),
+        (lambda run: plots.loss(), scaler.InvalidArgument, "0 runs"),
+        (lambda run: plots.loss(*[run] * 7), scaler.InvalidArgument, "7 runs"),
+        (lambda run: plots.loss({"loss": [np.nan]}), loops.LoopError, "nothing to draw"),
+    ],
+)
+def test_what_cannot_be_drawn_says_so(draw, error, said):
+    with pytest.raises(error, match=said):
+        draw({"loss": [1.0, 2.0]})
+
+
+def test_a_tensor_or_kind_that_was_not_measured_is_refused(folder):
+    with pytest.raises(scaler.InvalidArgument, match="activations/dense"):
+        plots.histogram(folder, "activations/other")
+    with pytest.raises(scaler.InvalidArgument, match="activation_gradients, activations, weight_gradients"):
+        plots.exponents(folder, "slots")

@@ -1,0 +1,278 @@
+"""Guards the report of a run: one file that opens offline, with words and numbers for each figure, of any run."""
+
+import base64
+import html.parser
+import json
+import re
+
+import numpy as np
+import pytest
+from recorded_cases import NAMES, write_run
+
+import halfstep as cli
+import loops
+import scaler
+from loops.views.report.cells import ALL_ZERO, INFINITE, NOT_A_NUMBER
+
+VOID = {"meta", "br", "img"}
+FETCHED = re.compile(r"(?:src|href|url|import|fetch|XMLHttpRequest)\s*[=(]|//[a-z]+\.", re.IGNORECASE)
+
+
+class Page(html.parser.HTMLParser):
+    """The elements of a page with their attributes and texts; every one has to be closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open = [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        one = {"tag": tag, "text": "", "inside": [other["tag"] for other in self.open], **dict(attributes)}
+        self.elements.append(one)
+        if tag not in VOID:
+            self.open.append(one)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append({"tag": tag, "text": "", "inside": [], **dict(attributes)})
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()["tag"] == tag
+
+    def handle_data(self, data):
+        for one in self.open:
+            one["text"] += data
+
+    def all(self, tag):
+        return [one for one in self.elements if one["tag"] == tag]
+
+
+def report(capsys, *arguments):
+    try:
+        status = cli.main(["report", *map(str, arguments)])
+    except SystemExit as exit:
+        status = exit.code
+    output = capsys.readouterr()
+    return status, output.out, output.err
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("run") / "mine")
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    loops.observe.report([folder], folder / "report.html")
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_it_opens_offline(text):
+    page = Page(text)
+    # The name of SVG looks like an address, and is none that is fetched.
+    assert not re.search(r"https?:", text.replace("http://www.w3.org/2000/svg", ""))
+    assert not [one for one in page.elements if {"src", "href"} & set(one)]
+    assert not [one for one in page.elements if one["tag"] in ("link", "img", "iframe")]
+    assert "default-src 'none'" in text
+    script = page.all("script")[-1]["text"]
+    assert not FETCHED.search(script.replace("http://www.w3.org/2000/svg", ""))
+
+
+def test_each_figure_has_words_and_numbers(text):
+    page = Page(text)
+    figures = page.all("figure")
+    assert [one["text"] for one in page.all("h3")][:4] == [
+        "Loss", "Loss scale and skips", "Headroom, in octaves", "Exponents by tensor and step",
+    ]  # fmt: skip
+    pictures = [one for one in page.elements if one.get("role") == "img"]
+    assert len(pictures) == len(figures) == 4
+    assert all(len(one["aria-label"]) > 30 for one in pictures)
+    assert len([one for one in page.all("details") if "figure" in one["inside"]]) == 4
+    assert all("details" in one["inside"] for one in page.all("table") if "figure" in one["inside"])
+    assert "2 steps were skipped: 2 by unknown" in pictures[1]["aria-label"]
+
+
+def test_it_is_for_light_and_dark_and_for_phones(text):
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+    assert "max-width: 600px" in text
+
+
+def test_every_skip_has_a_mark(text):
+    lane = re.search(r'<svg class="lane".*?d="([^"]*)"', text).group(1)
+    assert lane.count("M") == 2
+
+
+def test_one_skip_was_and_two_were(text, tmp_path):
+    assert "2 steps were skipped" in text
+    write_run(tmp_path / "one", skips=(3,), trace=False)
+    loops.observe.report([tmp_path / "one"], tmp_path / "report.html")
+    assert "1 step was skipped: 1 by" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_map_holds_what_was_measured(text):
+    data = json.loads(Page(text).all("script")[0]["text"])
+    cells = np.frombuffer(base64.b64decode(data["cells"]), np.uint8).reshape(len(data["tensors"]), -1)
+    assert [tensor[:2] for tensor in data["tensors"]] == [list(name.split("/", 1)) for name in NAMES]
+    assert cells.shape == (3, 60)
+    assert (cells[0].astype(int) - data["first"] + data["lowest"] == 1).all()
+    assert np.flatnonzero(cells[1] == INFINITE).tolist() == [2, 3]
+    bars = np.frombuffer(base64.b64decode(data["bars"]), np.uint8).reshape(len(data["frames"]), 3, -1)
+    shares = np.where(bars, 2.0 ** ((bars - 255.0) / 254 * data["octaves"]), 0.0)
+    np.testing.assert_allclose(shares.sum(axis=2), 1.0, atol=0.05)
+    assert data["frames"][-1] == 60
+    bins = data["bins"]
+    np.testing.assert_allclose(shares[-1, 0, [bins - 1, bins]], [0.7, 0.1], atol=0.03)
+
+
+def test_a_map_tells_zero_nan_and_infinity_apart(tmp_path):
+    values = {1: 0.0, 2: np.nan, 3: np.inf, 4: 1.0}
+    run = write_run(tmp_path, steps=4, skips=(), amax=lambda step, place: values[step], log=False)
+    loops.observe.report([run], tmp_path / "report.html")
+    data = json.loads(Page((tmp_path / "report.html").read_text()).all("script")[0]["text"])
+    assert list(base64.b64decode(data["cells"]))[:4] == [
+        ALL_ZERO,
+        NOT_A_NUMBER,
+        INFINITE,
+        data["first"] - data["lowest"],
+    ]
+
+
+def test_the_names_of_layers_are_no_markup(tmp_path):
+    bad = 'activations/</script><script>alert("1")</script>'
+    run = write_run(tmp_path / "<b>run</b>&", names=(bad,), steps=5)
+    loops.observe.report([run, run], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "<script>alert" not in text
+    assert "<b>run" not in text
+    page = Page(text)
+    assert json.loads(page.all("script")[0]["text"])["tensors"][0][1] == bad.partition("/")[2]
+    assert len(page.all("script")) == 3
+
+
+@pytest.mark.parametrize("missing", ["trace", "log"])
+def test_half_of_a_run_is_a_report(tmp_path, capsys, missing):
+    run = write_run(tmp_path / "run", **{missing: False})
+    status, printed, _ = report(capsys, run, "--out", tmp_path / "report.html")
+    assert status == 0
+    assert printed.startswith(f"wrote {tmp_path}/report.html, ")
+    text = (tmp_path / "report.html").read_text()
+    assert len(Page(text).all("figure")) == (2 if missing == "trace" else 4)
+    assert ("loops.Trace(" in text) == (missing == "trace")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"steps": 1, "skips": ()},
+        {"steps": 1, "skips": (1,)},
+        {"steps": 12, "skips": range(1, 13), "loss": lambda step: np.nan},
+        {"dtype": "bfloat16", "skips": (), "scale": lambda step: 1.0},
+        {"names": (), "steps": 5},
+    ],
+)
+def test_any_run_is_a_report(tmp_path, made):
+    run = write_run(tmp_path, **made)
+    loops.observe.report([run], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert Page(text).all("h1")
+    for wrong in ("nan", "inf"):
+        assert not re.search(rf'[d=" MHVL%]{wrong}\b', " ".join(re.findall(r'(?: d|style)="[^"]*"', text)))
+
+
+def test_runs_stand_side_by_side(tmp_path, capsys):
+    first = write_run(tmp_path / "first")
+    other = write_run(tmp_path / "other", skips=(), names=("activations/conv",), scale=lambda step: 2.0**10)
+    status, _, _ = report(capsys, first, other, "--out", tmp_path / "report.html")
+    assert status == 0
+    text = (tmp_path / "report.html").read_text()
+    headings = [one["text"] for one in Page(text).all("h2")]
+    assert headings == ["Side by side", "first", "other", "How it was made"]
+    assert f"halfstep report {first} {other} --out {tmp_path}/report.html" in text
+
+
+def test_a_long_run_with_many_tensors_fits(tmp_path):
+    names = tuple(f"activations/block_{place}/dense" for place in range(1600))
+    run = write_run(tmp_path / "run", names=names, steps=20, log=False)
+    size = loops.observe.report([run, run, run], tmp_path / "report.html")
+    assert size == (tmp_path / "report.html").stat().st_size <= 1_000_000
+
+
+def test_many_runs_fit(tmp_path):
+    names = tuple(f"activations/block_{place}/dense" for place in range(100))
+    runs = [write_run(tmp_path / "run", names=names, steps=20)] * 40
+    assert loops.observe.report(runs, tmp_path / "report.html") <= 1_000_000
+    text = (tmp_path / "report.html").read_text()
+    (shown,) = re.findall(r"Only the first (\d+) runs have figures of their own", text)
+    assert len([one for one in Page(text).all("canvas")]) == int(shown) > 4
+
+
+def test_every_skip_of_a_long_run_is_seen(tmp_path):
+    """The marks of skips that are far apart stay apart, and each of the rest lies in a marked column."""
+    steps = 50_000
+    applied = np.ones(steps)
+    applied[[0, 25_000, 25_001, 49_999]] = 0
+    run = {"applied": applied, "loss": np.linspace(1, 2, steps), "loss_scale": np.full(steps, 8.0)}
+    size = loops.observe.report([run], tmp_path / "report.html")
+    lane = re.search(r'<svg class="lane".*?d="([^"]*)"', (tmp_path / "report.html").read_text()).group(1)
+    assert re.findall(r"M([\d.]+)", lane) == ["0", "500", "1000"]
+    assert size < 100_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["missing"], 2, "no such folder"),
+        (["empty"], 1, "no step is recorded there"),
+        (["run", "--out", "."], 2, "a folder: expected the file to write"),
+        (["run", "--out", "run/steps.jsonl/report.html"], 1, "cannot be written"),
+        (["run", "--build", "x:y"], 2, "--build is for --explain"),
+        ([], 2, "RUN"),
+    ],
+)
+def test_what_cannot_be_is_one_line(capsys, tmp_path, monkeypatch, arguments, status, said):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run", steps=3, skips=())
+    (tmp_path / "empty").mkdir()
+    found, printed, errors = report(capsys, *arguments)
+    assert found == status
+    assert said in errors
+    assert "Traceback" not in errors
+    assert printed == ""
+
+
+def test_strategies_that_were_replayed_are_a_table(tmp_path):
+    run = write_run(tmp_path / "run", steps=5)
+    row = {"strategy": "dynamic:<b>", "skips": 12, "skip_rate": 0.25, "mean_log2_scale": 14.5, "final_scale": 512.0}
+    (run / "replay.json").write_text(json.dumps({"steps": 5, "strategies": [{**row, "flushed": None}]}))
+    loops.observe.report([run], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "Other strategies, replayed" in text
+    assert "dynamic:&lt;b&gt;</th><td>12</td><td>25%</td><td>14.5</td><td>512</td><td>–</td>" in text
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"strategies": [1]}', '{"strategies": {"strategy": 1}}'])
+def test_what_is_no_replay_is_a_note(tmp_path, text):
+    run = write_run(tmp_path / "run", steps=5)
+    (run / "replay.json").write_text(text)
+    loops.observe.report([run], tmp_path / "report.html")
+    assert "replay.json is not what halfstep replay --json prints" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_with_trouble_names_the_step_to_explain(tmp_path):
+    run = write_run(tmp_path / "run", skips=(*range(41, 49), 60))
+    loops.observe.report([run], tmp_path / "report.html")
+    assert "halfstep explain" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_that_cannot_be_explained_says_why(tmp_path, capsys):
+    run = write_run(tmp_path / "run", skips=(*range(41, 49), 60))
+    status, _, _ = report(capsys, run, "--explain", "--out", tmp_path / "report.html")
+    assert status == 0
+    assert "This run cannot be explained" in (tmp_path / "report.html").read_text()
+
+
+def test_no_run_is_refused(tmp_path):
+    with pytest.raises(scaler.InvalidArgument, match="no run"):
+        loops.observe.report([], tmp_path / "report.html")
