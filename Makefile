@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: dist wheel-test study test test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench effects mutants mutants-by-hand
+.PHONY: dist wheel-test study test test-select test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench gpu effects mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -18,6 +18,11 @@ test: .venv/ready
 # What tests/slow.txt names.
 test-slow: .venv/ready
 	$(BIN)/pytest $(SHARED) -m "slow and not exhaustive"
+
+# The promise once more, with steps that select their new values as on a GPU.
+test-select: .venv/ready
+	$(BIN)/pytest $(SHARED) --select tests/faults tests/properties/test_promise_machine.py tests/distributed/test_one_replica_overflows.py \
+	    tests/scaler/test_apply.py tests/scaler/test_rollback.py tests/scaler/test_masters.py tests/scaler/test_duplicates.py
 
 # And what tests/exhaustive.txt names: further parameters, which CI has no time for.
 test-all: .venv/ready
@@ -71,7 +76,7 @@ wheel-test: dist
 
 # The promise, driven through a hundred thousand random rules.
 promise: .venv/ready
-	HYPOTHESIS_PROFILE=slow $(BIN)/pytest -m exhaustive tests/properties/test_promise_machine.py
+	HYPOTHESIS_PROFILE=slow $(BIN)/pytest -m exhaustive "tests/properties/test_promise_machine.py::test_many_rules[100000]"
 
 # Keras's own tests of its LossScaleOptimizer, and of optimizers on replicas, with ours in its place.
 keras-tests: .venv/ready
@@ -112,6 +117,14 @@ crash: .venv/ready
 # What scaling costs, as ratios within one run: benchmarks/README.md.
 bench: .venv/ready
 	$(BIN)/python benchmarks/all.py
+
+# All that is claimed of GPUs, on one, as a page in benchmarks/results. Where a card is, TensorFlow's libraries of CUDA come first.
+gpu: .venv/ready $(if $(wildcard /dev/nvidia0),.venv/cuda-ready)
+	$(BIN)/python benchmarks/gpu_page.py
+
+.venv/cuda-ready: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt "tensorflow[and-cuda]"
+	touch .venv/cuda-ready
 
 # The pages in docs/effects, all of them anew: two minutes.
 effects: .venv/ready

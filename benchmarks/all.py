@@ -1,4 +1,4 @@
-"""Runs all benchmarks of time and memory, each in a process of its own, and keeps what they found.
+"""Runs the benchmarks of time and memory that need no GPU, each in a process of its own, and keeps what they found.
 
     python benchmarks/all.py [--quick] [--only gate] [--out benchmarks/results]
 
@@ -15,7 +15,9 @@ import pathlib
 import subprocess
 import sys
 
-BENCHMARKS = ("gate", "step", "replicas", "first_call", "memory", "loop", "fit", "gpu")
+import pages
+
+BENCHMARKS = ("gate", "step", "selecting", "replicas", "first_call", "memory", "loop", "fit")
 _HERE = pathlib.Path(__file__).parent
 
 
@@ -54,17 +56,8 @@ def as_markdown(found: list[dict]) -> str:
         lines.append("; ".join(f"{key} {value}" for key, value in found[0]["machine"].items()) + "\n")
     for benchmark in found:
         lines.append(f"## {benchmark['benchmark']} ({benchmark['seconds']:.0f} s)\n")
-        lines += ["| figure | median | quartiles | target | |", "|---|---|---|---|---|"]
-        lines += [_row(entry) for entry in benchmark["figures"]]
-        lines.append("")
+        lines += [*pages.figures(benchmark["figures"]), ""]
     return "\n".join(lines)
-
-
-def _row(entry: dict) -> str:
-    quartiles = "" if entry["quartiles"] is None else " to ".join(f"{value:.2f}" for value in entry["quartiles"])
-    target = "" if entry["target"] is None else f"{'≥' if entry['at_least'] else '≤'} {entry['target']:g}"
-    verdict = {None: "", True: "reached", False: "missed"}[entry["reached"]]
-    return f"| {entry['name']} | {entry['value']:.2f} | {quartiles} | {target} | {verdict} |"
 
 
 if __name__ == "__main__":

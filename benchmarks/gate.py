@@ -9,7 +9,7 @@ the user, before the step is traced, as Keras's guides write it. PyTorch takes p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -71,10 +71,10 @@ SECONDS = 2.0
 """For each case; compiling takes longer than that."""
 
 
-def ours(grads: list[tf.Tensor], weights: list[np.ndarray], make_optimizer, clip, jit) -> Callable[[], tf.Tensor]:
+def ours(grads: list[tf.Tensor], weights: list[np.ndarray], make_optimizer, clip, jit, select=None):
     own = [tf.Variable(value, dtype=grad.dtype) for value, grad in zip(weights, grads, strict=True)]
     targets = scaler.MasterWeights(own) if grads[0].dtype == tf.float16 else own
-    optimizer, loss_scaler = make_optimizer(), scaler.LossScaler()
+    optimizer, loss_scaler = make_optimizer(), scaler.LossScaler(select=select)
     optimizer.build(targets.weights if isinstance(targets, scaler.MasterWeights) else targets)
     assert loss_scaler.loss_scale == 2.0**15  # The gradients are as if their loss was scaled by it.
     return tf.function(

@@ -1,40 +1,42 @@
-"""Step time, peak memory and host synchronisations on a GPU, by number format, with and without our scaler.
+"""Step time, peak memory and synchronisations on a GPU, by number format, without a scaler, with Keras's and with ours.
 
     python benchmarks/gpu.py [--json] [--quick]
 
-A ResNet-style CNN and a transformer in float32, TF32, mixed_float16 and mixed_bfloat16. Without a GPU it says so.
+A ResNet-style CNN and a transformer in float32, TF32, mixed_float16, mixed_bfloat16 and float16 with masters, in a
+graph and compiled by XLA. `make gpu` runs it, with all else that is for a GPU.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import pathlib
-import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import keras
 import models
 import paired
 import steps
 import tensorflow as tf
+from profiled import profiled
 
 MODELS = {
     "ResNet": models.resnet,
     "transformer": functools.partial(models.transformer, width=512, heads=8, length=256, words=8000, batch_size=32),
 }
+QUICK_MODELS = {"two dense layers": models.tiny}
+MASTERS, MIXED = "float16 with masters", "mixed_float16"
 FORMATS = {
     "float32": ("float32", False),
     "TF32": ("float32", True),
-    "mixed_float16": ("mixed_float16", False),
+    MIXED: ("mixed_float16", False),
     "mixed_bfloat16": ("mixed_bfloat16", False),
+    MASTERS: ("float16", False),
 }
-SIDES = ("no scaler", "halfstep")
+"""A policy, and whether TensorFlow may use TF32."""
+QUICK_FORMATS = (MIXED, MASTERS)
+PLAIN, KERAS, OURS = "no scaler", steps.KERAS, "halfstep"
 TARGET = 1.03
 SECONDS = 10.0
-_PROFILED = 10
-_WAITS = ("MemcpyD2H", "cuMemcpyDtoH", "StreamSynchronize", "EventSynchronize", "CtxSynchronize")
 
 
 def contender(make_model: Callable, number_format: str, side: str, jit: bool) -> Callable[[], tf.Tensor]:
@@ -49,14 +51,16 @@ def contender(make_model: Callable, number_format: str, side: str, jit: bool) ->
     return take
 
 
-def measure(make_model: Callable, jit: bool, quick: bool) -> tuple[paired.Seconds, dict[str, dict]]:
-    """Times of all formats with and without a scaler, and for each its memory and synchronisations."""
-    names = {f"{chosen}, {side}": (chosen, side) for chosen, side in itertools.product(FORMATS, SIDES)}
+def measure(make_model: Callable, formats: Iterable[str], jit: bool, quick: bool) -> tuple[paired.Seconds, dict]:
+    """Times of the formats with each scaler and without, and for each its memory and synchronisations."""
     made, seen = {}, {}
-    for name, (chosen, side) in names.items():
+    for chosen, side in itertools.product(formats, (PLAIN, KERAS, OURS)):
+        if chosen == MASTERS and side != OURS:
+            continue  # Nobody else has masters.
+        name = f"{chosen}, {side}"
         made[name] = contender(make_model, chosen, side, jit)
-        made[name]().numpy()
-        seen[name] = {"peak_bytes": peak_bytes(made[name]), "synchronisations": synchronisations(made[name])}
+        found = profiled(made[name])
+        seen[name] = {"peak_bytes": peak_bytes(made[name]), "synchronisations": found.to_host + found.waits}
     return paired.take_turns(made, SECONDS, quick), seen
 
 
@@ -70,50 +74,34 @@ def peak_bytes(step: Callable) -> int | None:
     return tf.config.experimental.get_memory_info("GPU:0")["peak"] - before
 
 
-def synchronisations(step: Callable) -> float:
-    """Copies from the device to the host, and waits for the device, that the profiler sees in one step.
-
-    The result is read after the last step alone, so that only what a step does by itself is counted.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        with tf.profiler.experimental.Profile(folder):
-            for _ in range(_PROFILED):
-                result = step()
-        result.numpy()
-        return sum(map(_waits, pathlib.Path(folder).rglob("*.xplane.pb"))) / _PROFILED
-
-
-def _waits(path: pathlib.Path) -> int:
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    space = xplane_pb2.XSpace.FromString(path.read_bytes())
-    return sum(
-        any(word in plane.event_metadata[event.metadata_id].name for word in _WAITS)
-        for plane in space.planes
-        if plane.name.startswith("/device:GPU")
-        for line in plane.lines
-        for event in line.events
-    )
-
-
 def run(quick: bool) -> paired.Report:
-    if not tf.config.list_physical_devices("GPU"):
-        print("TensorFlow sees no GPU here: nothing was measured.", file=sys.stderr)
-        return paired.Report([], {})
     figures, found = [], {}
-    for (model, make_model), jit in itertools.product(MODELS.items(), (False, True)):
-        taken, seen = measure(make_model, jit, quick)
+    chosen_models, formats = (QUICK_MODELS, QUICK_FORMATS) if quick else (MODELS, FORMATS)
+    modes = (True,) if quick else (False, True)
+    for (model, make_model), jit in itertools.product(chosen_models.items(), modes):
+        taken, seen = measure(make_model, formats, jit, quick)
         title = f"{model}, {'jit' if jit else 'graph'}"
-        found[title] = paired.case(taken, "float32, no scaler", by_contender=seen)
-        for chosen in FORMATS:
-            ours, plain = f"{chosen}, halfstep", f"{chosen}, no scaler"
-            figures.append(paired.figure(f"{title}, {chosen}: to no scaler", taken, ours, plain, TARGET))
-            added = seen[ours]["synchronisations"] - seen[plain]["synchronisations"]
-            figures.append(paired.Figure(f"{title}, {chosen}: synchronisations added", added, None, 0.0))
-            memory = seen[ours]["peak_bytes"] / seen[plain]["peak_bytes"]
-            figures.append(paired.Figure(f"{title}, {chosen}: peak memory to no scaler", memory))
+        found[title] = paired.case(taken, next(iter(taken)), by_contender=seen)
+        for chosen in formats:
+            figures += compared(f"{title}, {chosen}", chosen, taken, seen)
         keras.backend.clear_session()
     return paired.Report(figures, found)
+
+
+def compared(title: str, chosen: str, taken: paired.Seconds, seen: dict[str, dict]) -> list[paired.Figure]:
+    """Ours to none and to Keras's; masters to mixed precision, which computes in float16 as well."""
+    ours, beside = f"{chosen}, {OURS}", MIXED if chosen == MASTERS else chosen
+    plain, other = f"{beside}, {PLAIN}", f"{beside}, {KERAS}"
+    added = seen[ours]["synchronisations"] - seen[plain]["synchronisations"]
+    figures = [
+        paired.figure(f"{title}: to {plain}", taken, ours, plain, TARGET),
+        paired.figure(f"{title}: to {other}", taken, ours, other),
+        paired.Figure(f"{title}: synchronisations added", added, None, 0.0),
+    ]
+    if seen[ours]["peak_bytes"] is not None:
+        memory = seen[ours]["peak_bytes"] / seen[plain]["peak_bytes"]
+        figures.append(paired.Figure(f"{title}: peak memory to {plain}", memory))
+    return figures
 
 
 if __name__ == "__main__":

@@ -84,3 +84,10 @@ def resnet(policy: str, *, filters=(64, 128, 256, 512), size=64, batch_size=64) 
     pixels = tf.constant(rng.standard_normal((batch_size, size, size, 3), np.float32))
     labels = tf.constant(rng.integers(0, 10, batch_size), tf.int32)
     return Problem(keras.Model(images, logits), cross_entropy, (pixels, labels))
+
+
+def tiny(policy: str) -> Problem:
+    """Two dense layers with BatchNorm, which are traced in no time."""
+    inner = [keras.layers.Dense(4, dtype=policy), keras.layers.BatchNormalization(dtype=policy)]
+    model = keras.Sequential([keras.layers.Input([4]), *inner, keras.layers.Dense(3, dtype=policy)])
+    return Problem(model, cross_entropy, (tf.ones([8, 4]), tf.zeros([8], tf.int32)))

@@ -151,13 +151,16 @@ def machine() -> dict:
     }
 
 
-def main(doc: str, name: str, run: Callable[[bool], Report]) -> None:
+def main(doc: str, name: str, run: Callable[[bool], Report]) -> Report:
     """The command line that all benchmarks share: a table for people, `--json` for programs.
 
     Args:
         doc: The benchmark's docstring, whose first line is its help.
         name: The benchmark's name.
         run: Measures; its argument is whether to be quick, with tiny sizes and figures that mean nothing.
+
+    Returns:
+        What `run` found.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -171,12 +174,13 @@ def main(doc: str, name: str, run: Callable[[bool], Report]) -> None:
         figures = [{**entry._asdict(), "reached": entry.reached} for entry in report.figures]
         found = {"benchmark": name, "machine": where, "quick": options.quick, "seconds": seconds}
         print(json.dumps({**found, "figures": figures, "cases": report.cases}, indent=2))
-        return
+        return report
     console = rich.console.Console(width=None if sys.stdout.isatty() else 150)
     console.print(" · ".join(f"{key} {value}" for key, value in where.items()))
     for title, found in report.cases.items():
         console.print(_contenders(title, found))
     console.print(table(report.figures))
+    return report
 
 
 def table(figures: Sequence[Figure]) -> rich.table.Table:

@@ -8,6 +8,7 @@ puts back. Keras's scaler looks at the first replica's gradients alone and puts 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import keras
@@ -29,10 +30,12 @@ def network(policy: str, blocks: int) -> models.Problem:
     return models.resnet(policy, filters=(16,) * blocks, size=16, batch_size=16)
 
 
-def contender(strategy: tf.distribute.Strategy, side: str, policy: str, blocks: int) -> Callable[[], tf.Tensor]:
+def contender(
+    strategy: tf.distribute.Strategy, side: str, make: Callable[[], models.Problem]
+) -> Callable[[], tf.Tensor]:
     """A step on every replica, each on a batch of its own."""
     with strategy.scope():
-        problem = network(policy, blocks)
+        problem = make()
         inner = keras.optimizers.Adam(1e-4)
         optimizer = keras.optimizers.LossScaleOptimizer(inner) if side == KERAS else inner
         optimizer.build(problem.model.trainable_variables)
@@ -57,7 +60,7 @@ def _keras(problem: models.Problem, optimizer: keras.optimizers.Optimizer) -> Ca
         with tf.GradientTape() as tape:
             loss = problem.loss(y, model(x, training=True))
             # On several replicas the mean over all samples is what is differentiated, as `TrainStep` does it.
-            scaled = optimizer.scale_loss(loss / REPLICAS)
+            scaled = optimizer.scale_loss(loss / tf.distribute.get_strategy().num_replicas_in_sync)
         optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
         return loss
 
@@ -71,9 +74,8 @@ def run(quick: bool) -> paired.Report:
     figures, found = [], {}
     for blocks in (1,) if quick else (4, 8):
         sides = ("halfstep", KERAS, PLAIN)
-        taken = paired.take_turns(
-            {side: contender(strategy, side, "mixed_float16", blocks) for side in sides}, SECONDS, quick, threads=1
-        )
+        make = functools.partial(network, "mixed_float16", blocks)
+        taken = paired.take_turns({side: contender(strategy, side, make) for side in sides}, SECONDS, quick, threads=1)
         title = f"{REPLICAS} replicas, {len(network('float32', blocks).model.trainable_variables)} variables"
         found[title] = paired.case(taken, PLAIN)
         figures.append(paired.figure(f"{title}: to {PLAIN}", taken, "halfstep", PLAIN, TO_PLAIN))

@@ -12,10 +12,14 @@ import loops
 import scaler
 
 
-def halfstep(problem: models.Problem) -> Callable:
-    """A `TrainStep` with dynamic scaling."""
+def halfstep(problem: models.Problem, loss_scaler: scaler.LossScaler | None = None, **arguments) -> Callable:
+    """A `TrainStep` with dynamic scaling, or with another scaler."""
     step = loops.TrainStep(
-        problem.model, problem.loss, keras.optimizers.Adam(1e-4), loss_scaler=scaler.LossScaler(scaler.Dynamic())
+        problem.model,
+        problem.loss,
+        keras.optimizers.Adam(1e-4),
+        loss_scaler=loss_scaler or scaler.LossScaler(scaler.Dynamic()),
+        **arguments,
     )
     return lambda: step(problem.batch)["loss"]
 
@@ -44,4 +48,5 @@ def _keras(problem, optimizer):
     return step
 
 
-STEPS = {"halfstep": halfstep, "Keras LossScaleOptimizer": keras_scaled, "no scaler": plain}
+KERAS = "Keras LossScaleOptimizer"
+STEPS = {"halfstep": halfstep, KERAS: keras_scaled, "no scaler": plain}

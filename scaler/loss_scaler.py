@@ -16,6 +16,7 @@ from scaler.backend.tapes import tape_records
 from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
 from scaler.checks import as_flag, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument, ScaleWarning
+from scaler.gate import choose
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
 from scaler.gate.optimizers import (
@@ -33,6 +34,7 @@ from scaler.gradients.pairs import as_list, check_pairs
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss
 from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
+from scaler.mistakes.kept_sums import look_at_end
 from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, Marks, mark
 from scaler.mistakes.mixed_scales import refuse_mixed
 from scaler.mistakes.open_losses import OpenLosses
@@ -103,9 +105,15 @@ class LossScaler(tf.Module):
             Embedding makes such duplicates from repeated ids. The optimizer then moves as with the dense gradient.
             With False it receives the slices unchanged, as from Keras alone: Adam and others then square each slice by
             itself. The finite check and the norm use the sum either way.
+        select: How a graph keeps a skipped step from moving anything. With True every new value is
+            `where(finite, new, old)`, and nothing waits for the decision. With False the update stands in a branch, for
+            which a GPU waits at each step, and a skip is looked at more closely: docs/concepts/skips.md has the table.
+            Default: True on a GPU and where XLA compiles the whole step, for optimizers of Keras that are proven to
+            keep finite values finite, else False. Weights, slots and scales are the same either way.
 
     Raises:
-        InvalidArgument: If `strategy` is not a strategy, or its state has no scalar `loss_scale`.
+        InvalidArgument: If `strategy` is not a strategy, or its state has no scalar `loss_scale`. In `apply`, if
+            `select=True` does not fit the optimizer.
     """
 
     def __init__(
@@ -114,11 +122,14 @@ class LossScaler(tf.Module):
         *,
         stuck: StuckPolicy | None = None,
         sum_duplicates: bool = True,
+        select: bool | None = None,
         name: str = "loss_scaler",
     ):
         super().__init__(name=name)
         check_flag("sum_duplicates", sum_duplicates)
-        self.sum_duplicates = sum_duplicates
+        if select is not None:
+            check_flag("select", select)
+        self.sum_duplicates, self.select = sum_duplicates, select
         self.strategy: Strategy = Dynamic() if strategy is None else strategy
         require_strategy(self.strategy)
         with tf.init_scope():
@@ -424,24 +435,29 @@ class LossScaler(tf.Module):
         if waits_for_values(optimizer, targets):
             optimizer = move_nothing
         moved = Targets(optimizer, targets, positions, masters)
-        gate = Gate(moved, clipping, needs_of(self.strategy), self.sum_duplicates)
+        gate = Gate(moved, clipping, needs_of(self.strategy), self.sum_duplicates, self.select)
         if loss_scale is None:
             loss_scale, loss_finite = self.carried(
-                "apply", grads, targets, may_be_unscaled=unscaled is not False, found=found
+                "apply", grads, targets, may_be_unscaled=unscaled is not False, found=found, always=when is True
             )
         else:
             loss_scale, loss_finite = as_scale("apply: loss_scale", loss_scale), self._loss_was_finite()
         if tf.executing_eagerly():
             self._open_losses.ends(grads, targets)
+        selects = gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
 
-        def told_in_branch(skip: Skip) -> Skip:
-            return told_apart(skip, loss_scale, floor, diagnose) if alone and diagnose is not None else skip
+        def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
+            if diagnose is not None and alone and where is None:
+                skip = told_apart(skip, loss_scale, floor, diagnose)
+            return self._kept.keep(loss_scale, skip, replica, names_from(), where)
 
         def names_from() -> int:
             # Known when the optimizer has created its slots.
             values = (*targets, *moved.own_values)
-            return self._names.begin([getattr(value, "path", value.name) for value in values], name_of(optimizer))
+            paths = [getattr(value, "path", value.name) for value in values]
+            model = masters.model_variables if masters else targets
+            return self._names.begin(paths, name_of(optimizer), list(map(replicas.native, model)) if selects else ())
 
         decision = gate.decide(
             gradients.matching([grads[i] for i in positions], moved.updated),
@@ -449,14 +465,14 @@ class LossScaler(tf.Module):
             loss_finite,
             rollback,
             tf.convert_to_tensor(when),
-            lambda skip, replica: self._kept.keep(loss_scale, told_in_branch(skip), replica, names_from()),
-            self._update if update else (lambda event, done: None),
+            on_skip,
+            self._update if update else (lambda event, done, when: None),
         )
         self._open.end(decision.attempted)
         if not tf.executing_eagerly():
             moving_statistics.decided()
         skip = decision.skip
-        if diagnose is not None and not alone:
+        if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
         return Outcome(
             finite=decision.finite,
@@ -498,15 +514,20 @@ class LossScaler(tf.Module):
             self._use.say_once(moving_statistics.sentence(missing))
         return Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved)) if moved else None
 
-    @staticmethod
-    def may_diagnose() -> bool:
+    def may_diagnose(self) -> bool:
         """Whether `apply(diagnose=...)` is worth its price in the function that is traced now.
 
         Returns:
             False inside of a function with `jit_compile=True`, where every activation would be kept for it at each
-            step; else True.
+            step, and where steps select their new values; else True.
         """
-        return not in_xla()
+        return not (in_xla() or self.selects())
+
+    def selects(self) -> bool:
+        """Whether steps that are traced now select their new values, where the optimizer allows it."""
+        if tf.executing_eagerly():
+            return False
+        return choose.selects_by_default() if self.select is None else self.select
 
     def check_precision(self, prediction: Any, loss: Any) -> None:
         """Warns once about probabilities or a loss in float16.
@@ -570,19 +591,24 @@ class LossScaler(tf.Module):
         else:
             replicas.merge(lambda strategy, event: self._update(_of_first(strategy, event)), event)
 
-    def _update(self, event: Event, done: tf.Tensor | None = None) -> None:
+    def _update(self, event: Event, done: tf.Tensor | None = None, when: tf.Tensor | None = None) -> None:
         before = self._state_now()
         state = as_called(self.strategy.update)(before, event)
         counts, applied = self._counts, tf.cast(event.finite, tf.int64)
         skips = (counts["consecutive_skips"] + 1) * (1 - applied)
+        always = when is None or tf.get_static_value(when)
+
+        def assign(variable: tf.Variable, value: tf.Tensor) -> None:
+            variable.assign(value if always else tf.where(when, value, variable))
+
         # Nothing below depends on `done` by itself, and a step that fails must not be counted.
         with tf.control_dependencies([] if done is None else [done]):
             for field, variable in self._state.items():
                 if getattr(state, field) is not getattr(before, field):
-                    variable.assign(getattr(state, field))
-            counts["attempted"].assign_add(1)
+                    assign(variable, getattr(state, field))
+            counts["attempted"].assign_add(1 if always else tf.cast(when, tf.int64))
             counts["applied"].assign_add(applied)
-            counts["consecutive_skips"].assign(skips)
+            assign(counts["consecutive_skips"], skips)
 
     @property
     def last_skip(self) -> Outcome:
@@ -600,7 +626,11 @@ class LossScaler(tf.Module):
         known = self.last_skip if outcome is None else outcome
         if outcome is None and int(known.cause) == Cause.NONE:
             return self._explain_none()
-        names, optimizer = self._names.of(int(known.names_from))
+        beginning = int(known.names_from)
+        names, optimizer = self._names.of(beginning)
+        if int(known.weight) < 0 and int(known.cause) in (Cause.LOSS, Cause.OVERFLOW):
+            # A weight moves in no skipped step, so that it is now as it was.
+            known = known._replace(weight=tf.constant(self._names.spoiled(beginning)))
         return explain(known, names, self._pinned(float(known.loss_scale)), optimizer)
 
     def _explain_none(self) -> str:
@@ -695,6 +725,7 @@ class LossScaler(tf.Module):
         *,
         may_be_unscaled: bool = False,
         found: Marks | None = None,
+        always: bool = True,
     ) -> Carried:
         """The scale that gradients carry, and whether their losses were finite.
 
@@ -704,6 +735,7 @@ class LossScaler(tf.Module):
             variables: What they are applied to, if it is known.
             may_be_unscaled: Whether they may be unscaled already, so that no scale has to be found.
             found: `marks_of(grads)`, if it is known.
+            always: Whether every call of the step that is traced takes them.
 
         Raises:
             InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
@@ -718,6 +750,7 @@ class LossScaler(tf.Module):
             known = self._open_losses.of(method, grads, variables, used)
         elif movable and not may_be_unscaled:
             known = carried_in_graph(method, grads, found, self, now, used)
+            look_at_end(method, grads, variables or (), self, always, self._use.say_once)
         if known is not None:
             return Carried(
                 known.loss_scale, self._loss_was_finite() if known.loss_finite is None else known.loss_finite

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import ways
 from mirrored import let_strategies_follow_each_other
 from tensorflow.python.framework import config
 
@@ -38,6 +39,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+# The environment may turn it on for all tests, as `make gpu` does.
+DETERMINISTIC = config.is_op_determinism_enabled()
+# On a GPU products of float32 would be rounded to ten bits before they are added. Tests compare with references.
+tf.config.experimental.enable_tensor_float_32_execution(False)
+
 MODES = ("eager", "graph", "loop", "xla")
 HERE = pathlib.Path(__file__).parent
 LISTED = {
@@ -45,13 +51,24 @@ LISTED = {
 }
 
 
+def pytest_addoption(parser):
+    parser.addoption("--select", action="store_true", help="steps select their new values, as on a GPU")
+
+
+def pytest_configure(config):
+    if config.getoption("--select"):
+        ways.select_always()
+
+
 def pytest_report_header():
     return f"TensorFlow {tf.__version__}, Keras {keras.__version__}, NumPy {np.__version__}"
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Marks what `exhaustive.txt` names, and of the rest what `slow.txt` names, before `-m` chooses."""
+    if config.getoption("--select"):
+        items[:] = [item for item in items if not item.get_closest_marker("second_look")]
     for item in items:
         test = item.nodeid.partition("[")[0]
         named = {item.nodeid, test, test.partition("::")[0]}
@@ -85,7 +102,8 @@ def _clean_state():
     keras.config.set_dtype_policy("float32")
     keras.config.set_floatx("float32")
     tf.config.run_functions_eagerly(False)
-    config.disable_op_determinism()
+    if not DETERMINISTIC:
+        config.disable_op_determinism()
 
 
 @pytest.fixture(scope="session", params=MODES)

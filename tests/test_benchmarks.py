@@ -58,12 +58,9 @@ def test_a_benchmark_prints_figures_and_what_they_come_from(name):
             assert case["state"] >= 4 + 8  # A float32 weight and Adam's two slots.
 
 
-def test_without_a_gpu_the_benchmark_of_gpus_says_so_and_all_is_kept_in_a_file(tmp_path):
-    done = run("all.py", "--only", "gpu", "--quick", "--out", str(tmp_path))
+def test_what_was_found_is_kept_in_a_file(tmp_path):
+    run("all.py", "--only", "gate", "--quick", "--out", str(tmp_path))
     (path,) = tmp_path.glob("*.json")
     (found,) = json.loads(path.read_text())
-    assert found["benchmark"] == "gpu"
-    assert "## gpu" in path.with_suffix(".md").read_text()
-    if not found["machine"]["gpus"]:
-        assert "no GPU" in done.stderr
-        assert found["figures"] == []
+    assert found["benchmark"] == "gate"
+    assert "## gate" in path.with_suffix(".md").read_text()

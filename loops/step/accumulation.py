@@ -46,25 +46,31 @@ class MicroBatches(tf.Module):
 
     def open(self) -> scaler.Snapshot:
         """Starts a window if none is open, and returns the non-trainable state from before its first micro-batch."""
-        tf.cond(tf.equal(self._count, 0), self._start, lambda: None)
+        for saved, variable in zip(self._before, self._state, strict=True):
+            saved.assign(tf.where(self._opens, variable, saved))
         return scaler.Snapshot(tuple(self._state), tuple(tf.identity(variable) for variable in self._before))
 
-    def add(self, grads: list, loss_scale: tf.Tensor) -> None:
+    def add(self, grads: list, loss_scale: tf.Tensor, may_branch: bool) -> None:
         """Adds a micro-batch.
 
         Args:
             grads: A gradient, or None, for each weight.
             loss_scale: Scalar float32, what their loss was multiplied by.
+            may_branch: Whether the look at a micro-batch that spoils its window may stand in a branch.
 
         Raises:
             scaler.InvalidArgument: If other weights have a gradient than in an earlier micro-batch.
         """
         self._check_same_weights(grads)
-        moved = tf.logical_and(self._scale > 0.0, tf.not_equal(self._scale, loss_scale))
-        tf.cond(moved, lambda: self._follow(loss_scale), lambda: None)
+        # No sum holds anything but finite values, so that a factor of 0 begins anew.
+        factor = tf.where(self._opens, 0.0, self._factor(loss_scale))
+        self._take([_plus(total, factor, grad) for total, grad in zip(self._sums, grads, strict=True)], may_branch)
         self._scale.assign(loss_scale)
-        self._take([_plus(total, grad) for total, grad in zip(self._sums, grads, strict=True)])
         self._count.assign((self._count + 1) % self._size)
+
+    @property
+    def _opens(self) -> tf.Tensor:
+        return tf.equal(self._count, 0)
 
     @property
     def whole(self) -> tf.Tensor:
@@ -74,23 +80,17 @@ class MicroBatches(tf.Module):
     @property
     def complete(self) -> tf.Tensor:
         """Whether the micro-batch added last was the last of its window, scalar bool."""
-        return tf.equal(self._count, 0)
+        return self._opens
 
     def gradients(self, grads: list) -> list:
         """The sum for every weight that has a gradient in `grads`, or what spoiled it."""
-        known = [position for position, grad in enumerate(grads) if grad is not None]
-        totals = [tf.identity(self._sums[position]) for position in known]
+        seen = tf.gather([0.0, float("inf"), float("nan")], self._broken)
 
-        def spoiled() -> list:
-            seen = tf.gather([0.0, float("inf"), float("nan")], self._broken)
-            pairs = zip(known, totals, strict=True)
-            return [
-                tf.where(tf.equal(seen[position], 0.0), total, tf.cast(seen[position], total.dtype))
-                for position, total in pairs
-            ]
+        def found(position: int) -> tf.Tensor:
+            total, spoiled = tf.identity(self._sums[position]), seen[position]
+            return tf.where(tf.equal(spoiled, 0.0), total, tf.cast(spoiled, total.dtype))
 
-        found = dict(zip(known, tf.cond(self._whole, lambda: totals, spoiled), strict=True))
-        return [found.get(position) for position in range(len(grads))]
+        return [None if grad is None else found(position) for position, grad in enumerate(grads)]
 
     def _check_same_weights(self, grads: list) -> None:
         # Which weights an update moves is fixed in a trace, and a trace knows no other micro-batch of its window.
@@ -107,32 +107,29 @@ class MicroBatches(tf.Module):
             )
         self._with_gradient = before
 
-    def _follow(self, loss_scale: tf.Tensor) -> None:
-        """Brings the sums to another scale, or spoils the window if that is beyond float32."""
+    def _factor(self, loss_scale: tf.Tensor) -> tf.Tensor:
+        """What brings the sums to another scale; NaN, which spoils the window, if that is beyond float32."""
         factor = loss_scale / self._scale
         # Below the normal numbers the sums would become zeros.
         factor = tf.where(factor >= _SMALLEST_NORMAL, factor, float("nan"))
-        self._take([total * tf.cast(factor, total.dtype) for total in self._sums])
+        # The scale is 0 where a checkpoint does not say it.
+        return tf.where(self._scale > 0.0, factor, 1.0)
 
-    def _take(self, sums: list) -> None:
+    def _take(self, sums: list, may_branch: bool) -> None:
         """New sums, unless one of them is not finite."""
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in sums])
-        spoils = tf.logical_and(self._whole, tf.logical_not(finite))
-        self._broken.assign(
-            tf.cond(spoils, lambda: tf.stack(list(map(_kind, sums))), lambda: tf.identity(self._broken))
-        )
-        self._whole.assign(tf.logical_and(self._whole, finite))
+        whole = tf.logical_or(self._opens, self._whole)
+        spoils = tf.logical_and(whole, tf.logical_not(finite))
+        known = tf.where(self._opens, tf.zeros_like(self._broken), self._broken)
+
+        def broken() -> tf.Tensor:
+            return tf.stack(list(map(_kind, sums)))
+
+        found = tf.cond(spoils, broken, lambda: known) if may_branch else tf.where(spoils, broken(), known)
+        self._broken.assign(found)
+        self._whole.assign(tf.logical_and(whole, finite))
         for total, value in zip(self._sums, sums, strict=True):
             total.assign(tf.where(finite, value, total))
-
-    def _start(self) -> None:
-        self._whole.assign(True)
-        self._scale.assign(0.0)
-        self._broken.assign(tf.zeros_like(self._broken))
-        for total in self._sums:
-            total.assign(tf.zeros_like(total))
-        for saved, variable in zip(self._before, self._state, strict=True):
-            saved.assign(tf.convert_to_tensor(variable))
 
 
 _SMALLEST_NORMAL = 2.0**-126
@@ -154,11 +151,10 @@ def _kind(value: tf.Tensor) -> tf.Tensor:
     return tf.where(has_nan, 2, tf.cast(tf.reduce_any(tf.math.is_inf(value)), tf.int32))
 
 
-def _plus(total: tf.Variable, grad: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor:
-    if grad is None:
-        return tf.identity(total)
+def _plus(total: tf.Tensor, factor: tf.Tensor, grad: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor:
+    moved = total * tf.cast(factor, total.dtype)
     # Cast first: making slices dense sums those of one index.
-    return total + tf.convert_to_tensor(tf.cast(grad, total.dtype))
+    return moved if grad is None else moved + tf.convert_to_tensor(tf.cast(grad, total.dtype))
 
 
 def _sum_dtype(weight: Any) -> tf.DType:

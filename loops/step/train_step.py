@@ -364,8 +364,8 @@ class TrainStep(tf.Module):
         if self.window:
             diagnose = None  # It looks at the last micro-batch alone.
             loss_scale = self.loss_scaler.scale_of_gradients
-            self.window.add(grads, loss_scale)
-            tf.cond(self.window.whole, before.restore_nonfinite, before.restore)
+            self.window.add(grads, loss_scale, may_branch=not self.loss_scaler.selects())
+            before.restore_unless(self.window.whole)
             grads, complete = self.window.gradients(grads), self.window.complete
         outcome = self.loss_scaler.apply(
             self.optimizer,

@@ -1,15 +1,17 @@
-"""Where a graph that is being traced assigns a variable, and how old an eager tensor is.
+"""Where a graph assigns a variable, when its trace ends, and how old an eager tensor is.
 
 captures                     its captured tensors              absent: every operation counts as an assignment
 _read_only_resource_inputs   which inputs a call only reads    absent: a call counts as assigning all that it is given
 _id                          numbers eager tensors by age      absent: a gradient counts as younger than every loss
+_add_scope_exit_callback     runs when a trace ends            absent: sums of scaled gradients by hand are not noticed
 
-Without one of them it is unknown more often which scale a gradient carries. A sentence then refuses the gradient.
+Without one of the first three it is unknown more often which scale a gradient carries. A sentence then refuses it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -45,6 +47,47 @@ def assignments(variable: Any, since: Any = None, until: Any = None) -> list[Any
 def value_assigned(op: Any) -> list[tf.Tensor]:
     """The tensor that an operation assigns or adds, in a list; an empty one for what does more than that."""
     return [op.inputs[1]] if op.type in _ASSIGNMENTS else []
+
+
+def assigned_before(handle: tf.Tensor, until: Any, places: dict[Any, dict]) -> Any:
+    """The last operation of its graph that may assign the variable of a handle, or None.
+
+    Args:
+        handle: A handle, as the graph itself has it.
+        until: The operation of this graph before which to look. With None the whole graph is looked at.
+        places: Where operations stand in their graphs, for graphs that do not change any more. It is filled.
+    """
+    found = [op for op in handle.consumers() if any(given is handle for given in _assigned_by(op))]
+    if not found:
+        return None
+    graph = handle.graph
+    if graph not in places:
+        places[graph] = {op: place for place, op in enumerate(graph.get_operations())}
+    place = places[graph]
+    earlier = [op for op in found if until is None or place[op] < place[until]]
+    return max(earlier, key=place.__getitem__, default=None)
+
+
+def is_one_of(handle: tf.Tensor, variables: Sequence[Any]) -> bool:
+    """Whether a handle is that of one of these variables."""
+    own = _handles(handle)
+    return any(own & _handles(variable) for variable in variables)
+
+
+def is_function(graph: Any) -> bool:
+    """Whether a graph is that of a function, a branch or a loop."""
+    return type(graph).__name__.endswith("FuncGraph")
+
+
+def is_loop_body(graph: Any) -> bool:
+    """Whether a graph is the body of a loop."""
+    return type(graph).__name__ == "WhileBodyFuncGraph"
+
+
+def at_end_of_trace(graph: Any, look: Callable[[], None]) -> None:
+    """Calls `look` when the trace of a function ends. An error from it is raised by the trace."""
+    with contextlib.suppress(AttributeError, RuntimeError):
+        graph._add_scope_exit_callback(look)
 
 
 def operations_around() -> list[Any]:

@@ -1,10 +1,13 @@
-"""The bits of floating-point numbers as unsigned integers: TensorFlow keeps int32 arithmetic in the host's memory.
+"""The bits of the magnitudes of floating-point numbers as integers: patterns up to `MAGNITUDE`.
 
-On a GPU an operation on int32 tensors would copy each of them to the host and back at every step. There are device
-kernels for uint32, but none for its maximum.
+TensorFlow keeps int32 arithmetic in the host's memory. On a GPU an operation on int32 tensors would copy each of them
+to the host and back at every step. There are device kernels for uint32, but none for its maximum. A CPU computes in
+int32, for which it has one.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -14,23 +17,30 @@ MAGNITUDE = 0x7FFFFFFF
 """All bits of a float32 but its sign."""
 
 
+def kind() -> tf.DType:
+    """What patterns are kept in: uint32 for a GPU, and int32 for a CPU."""
+    return tf.uint32 if has_gpu() else tf.int32
+
+
 def constant(pattern: int) -> tf.Tensor:
-    """A pattern of bits, scalar uint32."""
-    return tf.constant(pattern, tf.uint32)
+    """A pattern of bits, a scalar of `kind()`."""
+    return tf.constant(pattern, kind())
 
 
 def magnitude_bits(values: tf.Tensor) -> tf.Tensor:
-    """The bits of |x| of float32 values, uint32, which are ordered as the magnitudes are, with NaN above infinity."""
-    return tf.bitwise.bitwise_and(tf.bitcast(values, tf.uint32), constant(MAGNITUDE))
+    """The bits of |x| of float32 values, of `kind()`: ordered as the magnitudes are, with NaN above infinity."""
+    return tf.bitwise.bitwise_and(tf.bitcast(values, kind()), constant(MAGNITUDE))
 
 
-def largest(bits: tf.Tensor) -> tf.Tensor:
-    """The largest of patterns up to `MAGNITUDE`, scalar int64; the least integer of the dtype if there is none."""
+def largest(patterns: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The largest of all patterns in some tensors, a scalar for `as_float`; 0 of none."""
     if has_gpu():
-        return tf.reduce_max(tf.cast(bits, tf.int64))
-    return tf.cast(tf.reduce_max(tf.bitcast(bits, tf.int32)), tf.int64)
+        patterns = [tf.cast(one, tf.int64) for one in patterns]
+    zero = tf.constant(0, tf.int64 if has_gpu() else tf.int32)
+    # Of no values the maximum is the least integer.
+    return tf.reduce_max(tf.stack([zero, *map(tf.reduce_max, patterns)]))
 
 
-def as_float(pattern: tf.Tensor) -> tf.Tensor:
-    """The float32 numbers of patterns of bits, int64 or uint32."""
-    return tf.bitcast(tf.cast(pattern, tf.uint32), tf.float32)
+def as_float(patterns: tf.Tensor) -> tf.Tensor:
+    """The float32 numbers of patterns of bits, of `kind()` or int64."""
+    return tf.bitcast(tf.cast(patterns, kind()), tf.float32)

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import keras
+import tensorflow as tf
+
 from scaler.backend import replicas
+from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import in_xla
+from scaler.errors import InvalidArgument
 from scaler.gate.grouped import Grouped, grouped
-from scaler.gate.optimizers import variables_of
+from scaler.gate.optimizers import move_nothing, name_of, variables_of
 from scaler.gate.plain import Plain
 from scaler.gate.proofs import largest_learning_rate
 from scaler.gate.targets import Targets
@@ -39,14 +45,50 @@ def choose_attempt(strategy: Any, targets: Targets, sum_duplicates: bool) -> Att
         targets: What the update moves.
         sum_duplicates: Whether the optimizer is given the sum of an index's duplicates.
     """
-    # An optimizer that works in 16 bits was asked for by name, with all it does.
-    unsafe = any(replicas.native(target).dtype.size < 4 for target in targets.updated)
-    rate = float("inf") if unsafe else largest_learning_rate(targets.optimizer, targets.updated)
-    # The proofs say nothing about an index that occurs several times.
-    if rate is not None and (sum_duplicates or unsafe):
+    rate = _proven_up_to(targets, sum_duplicates)
+    if rate is not None:
         return Proven(targets.optimizer, rate)
     masters = (*targets.masters.model_variables, *targets.masters.variables) if targets.masters else ()
     kept = [*targets.known, *variables_of(targets.optimizer), *masters]
     looked_at, count = [*targets.updated, *targets.own_values], len(targets.known)
     indices = [*targets.positions, *range(count, count + len(targets.own_values))]
     return Transaction(strategy, targets.optimizer, kept, looked_at, indices)
+
+
+def selects(asked: bool | None, targets: Targets, sum_duplicates: bool) -> bool:
+    """Whether the step chooses every new value by its decision, and takes no branch.
+
+    Args:
+        asked: `LossScaler(select=...)`.
+        targets: What the update moves.
+        sum_duplicates: Whether the optimizer is given the sum of an index's duplicates.
+
+    Raises:
+        InvalidArgument: If it is asked for, and the optimizer may make values that are not finite, or is not Keras's.
+    """
+    if tf.executing_eagerly() or asked is False:
+        return False
+    optimizer = targets.optimizer
+    known = optimizer is move_nothing or isinstance(optimizer, keras.optimizers.Optimizer)
+    fits = known and _proven_up_to(targets, sum_duplicates) is not None
+    if asked and not fits:
+        raise InvalidArgument(
+            f"apply: LossScaler(select=True) with {name_of(optimizer)}: its update has to be looked at before it "
+            "counts, which takes a branch. Expected SGD, Adam, AdamW, Adamax, Nadam, Lion or RMSprop of Keras, without "
+            "constraints, for variables of float32 or with masters; or select=None, which branches where it has to."
+        )
+    return fits and (bool(asked) or selects_by_default())
+
+
+def selects_by_default() -> bool:
+    """Whether steps traced here wait for nothing if nobody chose: for a GPU, and where XLA compiles all of the step."""
+    return has_gpu() or in_xla()
+
+
+def _proven_up_to(targets: Targets, sum_duplicates: bool) -> float | None:
+    """The learning rate up to which new values are proven to stay finite, or None."""
+    # An optimizer that works in 16 bits was asked for by name, with all it does.
+    if any(replicas.native(target).dtype.size < 4 for target in targets.updated):
+        return float("inf")
+    # The proofs say nothing about an index that occurs several times.
+    return largest_learning_rate(targets.optimizer, targets.updated) if sum_duplicates else None

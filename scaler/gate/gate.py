@@ -12,10 +12,11 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.graphs import apart
-from scaler.gate.choose import Attempt, choose_attempt, choose_update
+from scaler.gate.choose import Attempt, choose_attempt, choose_update, selects
 from scaler.gate.events import event_of
 from scaler.gate.optimizers import build_optimizer
-from scaler.gate.rollback import Snapshot, keep_finite
+from scaler.gate.rollback import Snapshot, chosen_state
+from scaler.gate.selecting import move_where, reason_by_norms, restore_where
 from scaler.gate.skip_reasons import reason_of
 from scaler.gate.targets import Targets
 from scaler.gate.unscale_and_clip import finish_all
@@ -54,12 +55,19 @@ class Gate:
         clip: How unscaled gradients are limited, or None.
         needs: Statistics that the strategy wants.
         sum_duplicates: Whether the optimizer is given the sum of an index's duplicates, or each by itself.
+        select: Whether new values are selected and nothing branches; None for where that is faster.
     """
 
     targets: Targets
     clip: Clipping | None
     needs: Needs
     sum_duplicates: bool = True
+    select: bool | None = None
+
+    @property
+    def selects(self) -> bool:
+        """Whether a step that is traced here selects its new values, see `selecting`."""
+        return selects(self.select, self.targets, self.sum_duplicates)
 
     def decide(
         self,
@@ -68,8 +76,8 @@ class Gate:
         loss_finite: tf.Tensor,
         rollback: Snapshot | None,
         when: tf.Tensor,
-        on_skip: Callable[[Skip, tf.Tensor | None], Skip],
-        after: Callable[[Event, tf.Tensor], None],
+        on_skip: Callable[[Skip, tf.Tensor | None, tf.Tensor | None], Skip],
+        after: Callable[[Event, tf.Tensor, tf.Tensor], None],
     ) -> Decision:
         """Decides once for all replicas; every replica calls it.
 
@@ -79,10 +87,10 @@ class Gate:
             loss_finite: Scalar bool, of this replica.
             rollback: Of this replica, or None.
             when: Scalar bool, the same on all replicas: whether to decide at all.
-            on_skip: Called once for all replicas in the branch of a skip, with why, and with `Decision.replica`; it
-                returns why, which it may know better.
-            after: Called once for all replicas with what was seen, and a tensor that is there when the weights have
-                moved or not.
+            on_skip: Called once for all replicas with why the step is skipped, `Decision.replica`, and whether it is
+                skipped, or None in the branch of a skip. It returns why, which it may know better.
+            after: Called once for all replicas with what was seen, a tensor that is there when the weights have moved
+                or not, and whether there was a step, scalar bool.
         """
         if replicas.replica_count() > 1:
             grads = self._to_be_summed(grads)
@@ -91,15 +99,18 @@ class Gate:
         def decide(strategy: Any, grads: list, before: tuple, loss_finite: tf.Tensor, when: tf.Tensor) -> Decision:
             build_optimizer(self.targets.optimizer, self.targets.known)
 
-            def now() -> Decision:
+            when = replicas.of_each(strategy, when)[0]
+
+            def now(when: tf.Tensor) -> Decision:
                 state = list(zip(variables, before, strict=True))
-                decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state, on_skip)
-                after(event, decision.clipped_norm)
+                decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state, when, on_skip)
+                after(event, decision.clipped_norm, when)
                 return decision
 
-            when = replicas.of_each(strategy, when)[0]
-            constant = tf.get_static_value(when)
-            return now() if constant else tf.cond(_after_side_effects(when), now, lambda: _not_now(strategy))
+            if self.selects or tf.get_static_value(when):
+                return now(when)
+            true = tf.constant(True)
+            return tf.cond(_after_side_effects(when), lambda: now(true), lambda: _not_now(strategy))
 
         return replicas.merge(decide, grads, before, loss_finite, when)
 
@@ -116,14 +127,16 @@ class Gate:
         loss_scale: tf.Tensor,
         loss_finite: tf.Tensor,
         state: list[tuple],
-        on_skip: Callable[[Skip, tf.Tensor | None], Skip],
+        when: tf.Tensor,
+        on_skip: Callable[[Skip, tf.Tensor | None, tf.Tensor | None], Skip],
     ) -> tuple[Decision, Event]:
         """One step, in its order: reduce, measure, decide, apply or skip, put back, and the event."""
         totals = replicas.total(strategy, grads)
         summed = replicas.each(strategy, gradients.sum_duplicates, totals)
         given = summed if self.sum_duplicates else totals
 
-        squared_norms = replicas.each(strategy, self.targets.squared_norms, summed, loss_scale)
+        selects = self.selects
+        squared_norms = replicas.each(strategy, self.targets.squared_norms, summed, loss_scale, not selects)
         squared_norm = replicas.each(strategy, tf.reduce_sum, squared_norms)
         squares = replicas.of_each(strategy, squared_norms)[0]
         norm = tf.cast(tf.sqrt(replicas.of_each(strategy, squared_norm)[0]), tf.float32)
@@ -137,14 +150,25 @@ class Gate:
         def move() -> None:
             update.move(given, loss_scale, self._limit(squares))
 
-        applied = attempt.holds(finite, move)
+        def clipped() -> tf.Tensor:
+            return norm if self.clip is None else self._clipped_norm(strategy, given, loss_scale, squares)
+
+        def selected() -> tuple[tf.Tensor, tf.Tensor, Skip, tf.Tensor | None]:
+            applied = tf.logical_and(finite, when)
+            move_where(applied, self.targets, move)
+            restore_where(strategy, state, applied, when)
+            skipped = tf.logical_and(when, tf.logical_not(applied))
+            reason = reason_by_norms(self.targets, squares, replicas.all_of(strategy, loss_finite), skipped)
+            reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
+            replica = self._to_blame(strategy, grads, loss_finite)
+            replica = None if replica is None else tf.where(skipped, replica, -1)
+            return applied, tf.where(applied, clipped(), float("nan")), on_skip(reason, replica, skipped), replica
 
         def apply() -> tuple[tf.Tensor, Skip, tf.Tensor | None]:
             attempt.complete(move)
             for variable, value in state:
-                replicas.assign_each(strategy, variable, keep_finite, value)
-            clipped_norm = norm if self.clip is None else self._clipped_norm(strategy, given, loss_scale, squares)
-            return clipped_norm, not_skipped(), _no_replica(strategy)
+                replicas.assign_each(strategy, variable, chosen_state, value)
+            return clipped(), not_skipped(), _no_replica(strategy)
 
         def put_back(state: list[tuple]) -> None:
             for variable, value in state:
@@ -163,12 +187,16 @@ class Gate:
             reason = tf.cond(attempt.failed(finite, norm), undo, look)
             reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
             replica = self._to_blame(strategy, grads, loss_finite)
-            return tf.constant(float("nan")), on_skip(reason, replica), replica
+            return tf.constant(float("nan")), on_skip(reason, replica, None), replica
 
-        # Several workers meet in operations that a function of its own cannot hold.
-        skip_apart = skip if tf.distribute.has_strategy() else functools.partial(apart, skip)
-        clipped_norm, reason, replica = tf.cond(applied, apply, skip_apart)
-        decision = Decision(tf.constant(True), applied, norm, clipped_norm, reason, replica)
+        def branched() -> tuple[tf.Tensor, tf.Tensor, Skip, tf.Tensor | None]:
+            applied = attempt.holds(finite, move)
+            # Several workers meet in operations that a function of its own cannot hold.
+            skip_apart = skip if tf.distribute.has_strategy() else functools.partial(apart, skip)
+            return applied, *tf.cond(applied, apply, skip_apart)
+
+        applied, clipped_norm, reason, replica = selected() if selects else branched()
+        decision = Decision(when, applied, _where(when, norm), clipped_norm, reason, replica)
         own, summed = self.targets.derivatives(grads), self.targets.derivatives(summed)
         return decision, event_of(strategy, self.needs, applied, own, summed, loss_scale)
 
@@ -215,6 +243,10 @@ class Gate:
 def _not_now(strategy: tf.distribute.Strategy) -> Decision:
     false, nan = tf.constant(False), tf.constant(float("nan"))
     return Decision(false, false, nan, nan, not_skipped(), _no_replica(strategy))
+
+
+def _where(when: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
+    return norm if tf.get_static_value(when) else tf.where(when, norm, float("nan"))
 
 
 def _no_replica(strategy: tf.distribute.Strategy) -> tf.Tensor | None:

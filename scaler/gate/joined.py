@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend import replicas, twins
+from scaler.backend.selected import assign_chosen, flag_of
 from scaler.gate.on_values import is_value_by_value, moved, works_on_values
 from scaler.weights import masters as weights
 from scaler.weights.masters import MasterWeights
@@ -83,14 +84,15 @@ def move(
     own = [replicas.native(variables[place]) for place in chunk.places]
     model = [each for each in _models(masters, [variables[place] for place in chunk.places]) if each is not None]
     slots = [twins.slots_of(optimizer, each) for each in own]
-    weight = weights.refreshed(joined(own), joined(model)) if model else joined(own)
-    values = {name: joined([each[name] for each in slots]) for name in slots[0]}
-    weight, values = moved(optimizer, chunk.decaying, grad, weight, values, learning_rate)
+    held, before = joined(own), {name: joined([each[name] for each in slots]) for name in slots[0]}
+    copies = joined(model) if model else held
+    weight = weights.refreshed(held, copies) if model else held
+    weight, values = moved(optimizer, chunk.decaying, grad, weight, before, learning_rate)
     for name, value in values.items():
-        _assign([each[name] for each in slots], value)
-    _assign(own, weight)
+        _assign([each[name] for each in slots], value, before[name])
+    _assign(own, weight, held)
     if model:
-        _assign(model, weights.rounded(weight, model[0].dtype))
+        _assign(model, weights.rounded(weight, model[0].dtype), copies)
 
 
 def joined(tensors: Sequence) -> tf.Tensor:
@@ -123,6 +125,8 @@ def _models(masters: MasterWeights | None, variables: Sequence) -> list:
     return [None] * len(variables) if masters is None else masters.rounded_into(variables)
 
 
-def _assign(variables: Sequence, value: tf.Tensor) -> None:
+def _assign(variables: Sequence, value: tf.Tensor, before: tf.Tensor) -> None:
+    flag = flag_of(variables[0])
+    value = value if flag is None else tf.where(flag, value, before)
     for variable, part in zip(variables, tf.split(value, [each.shape[0] for each in variables]), strict=True):
-        variable.assign(part)
+        assign_chosen(variable, part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,10 +31,10 @@ class Snapshot:
             variable.assign(value)
 
     @as_written
-    def restore_nonfinite(self) -> None:
-        """Restores the saved values of those elements that are non-finite now."""
+    def restore_unless(self, kept: tf.Tensor) -> None:
+        """Restores all saved values unless `kept`, a scalar bool, is true; then those of non-finite elements alone."""
         for variable, value in zip(self.variables, self.values, strict=True):
-            variable.assign(keep_finite(variable, value))
+            variable.assign(chosen_state(variable, value, kept))
 
 
 @as_written
@@ -75,10 +76,18 @@ def state_of(model: keras.layers.Layer) -> list[Any]:
     return list({id(variable): variable for variable in found}.values())
 
 
-def keep_finite(now: Any, before: tf.Tensor) -> tf.Tensor:
-    """The current value of a variable, with the value `before` in the elements that are non-finite now.
+def chosen_state(now: Any, before: tf.Tensor, kept: tf.Tensor | None = None) -> tf.Tensor:
+    """A variable's value now, with the value before where it is non-finite now, and everywhere unless `kept`.
 
     A moving statistic kept in float16 can overflow in a step whose loss and gradients are finite.
+
+    Args:
+        now: The variable.
+        before: Its value before the step.
+        kept: Scalar bool. Default: True.
     """
     value = tf.convert_to_tensor(now)
-    return tf.where(tf.math.is_finite(value), value, before) if value.dtype.is_floating else value
+    flags = [] if kept is None else [kept]
+    if value.dtype.is_floating:
+        flags.append(tf.math.is_finite(value))
+    return tf.where(functools.reduce(tf.logical_and, flags), value, before) if flags else value

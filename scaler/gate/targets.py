@@ -53,7 +53,7 @@ class Targets:
         """Those of the gradients that are derivatives of the loss."""
         return [grad for grad, derivative in zip(grads, self.takes_derivative, strict=True) if derivative]
 
-    def squared_norms(self, grads: Sequence, loss_scale: tf.Tensor) -> tf.Tensor:
+    def squared_norms(self, grads: Sequence, loss_scale: tf.Tensor, may_branch: bool) -> tf.Tensor:
         """The squared norm of each unscaled gradient, float32 or float64 [n].
 
         A new value counts as 0, or infinity if not finite.
@@ -61,11 +61,12 @@ class Targets:
         Args:
             grads: Scaled gradients without duplicate indices, of any floating dtype.
             loss_scale: Scalar float32, what the derivatives among them are scaled by.
+            may_branch: As for `measurement.squared_norms`.
         """
         if all(self.takes_derivative):
-            return measurement.squared_norms(grads, loss_scale)
+            return measurement.squared_norms(grads, loss_scale, may_branch)
         derivatives = self.derivatives(grads)
-        squares = measurement.squared_norms(derivatives, loss_scale) if derivatives else tf.zeros([0])
+        squares = measurement.squared_norms(derivatives, loss_scale, may_branch) if derivatives else tf.zeros([0])
         measured, pairs = iter(tf.unstack(squares)), zip(grads, self.takes_derivative, strict=True)
 
         def one(grad: tf.Tensor | tf.IndexedSlices, derivative: bool) -> tf.Tensor:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from scaler.backend import graphs
 from scaler.backend.autograph import as_written
+from scaler.backend.devices import has_gpu
 from scaler.backend.variables import overwrites as overwrites
 from scaler.checks import is_symbolic
 from scaler.gradients.reduced import sums_of_squares
@@ -102,6 +103,9 @@ def add(one: Gradient, other: Gradient) -> Gradient:
         return tf.IndexedSlices(tf.concat([one.values, other.values], 0), indices, shape)
     dense, sparse = (other, one) if isinstance(one, tf.IndexedSlices) else (one, other)
     if isinstance(sparse, tf.IndexedSlices):
+        if has_gpu():
+            # Where operations have to be deterministic, a scatter copies all to the host and back.
+            return dense + tf.math.unsorted_segment_sum(sparse.values, sparse.indices, tf.shape(dense)[0])
         return tf.tensor_scatter_nd_add(dense, sparse.indices[:, tf.newaxis], sparse.values)
     return one + other
 
@@ -185,8 +189,11 @@ def _sum_duplicates(grad: tf.IndexedSlices) -> tf.IndexedSlices:
     count = tf.shape(grad.indices)[0]
     # Of no indices the maximum is the least integer.
     rows = tf.maximum(tf.reduce_max(grad.indices), -1) + 1 if grad.dense_shape is None else grad.dense_shape[0]
-    first = tf.math.unsorted_segment_min(tf.range(count), grad.indices, rows)
-    summed = tf.math.unsorted_segment_sum(values, tf.gather(first, grad.indices), count)
+    # On a GPU an int32 range would be copied from the host; there is no minimum of int64, and float64 holds any count.
+    on_gpu = has_gpu() and not graphs.in_xla()
+    places = tf.range(tf.cast(count, tf.float64)) if on_gpu else tf.range(count)
+    first = tf.math.unsorted_segment_min(places, grad.indices, rows)
+    summed = tf.math.unsorted_segment_sum(values, tf.cast(tf.gather(first, grad.indices), tf.int32), count)
     return tf.IndexedSlices(summed, grad.indices, grad.dense_shape)
 
 

@@ -40,8 +40,7 @@ def amax(grads: Sequence[Gradient]) -> tf.Tensor:
             `LossScaler.unscale` returns them.
     """
     # Bit patterns are ordered as magnitudes are, with every NaN above infinity; a maximum of floats may lose a NaN.
-    largest = [tf.constant(0, tf.int64), *map(bits.largest, map(_magnitudes, _present(grads)))]
-    return bits.as_float(tf.minimum(tf.reduce_max(tf.stack(largest)), _INFINITY))
+    return bits.as_float(tf.minimum(bits.largest(list(map(_magnitudes, _present(grads)))), _INFINITY))
 
 
 def histogram(grads: Sequence[Gradient], edges: Sequence[float]) -> tf.Tensor:

@@ -108,16 +108,12 @@ class Window(tf.Module):
     def _followed(self, sums: list, first: tf.Tensor, loss_scale: tf.Tensor) -> list:
         """The sums rescaled to `loss_scale`; NaN if the factor underflows float32."""
         before = tf.identity(self._scale)
-        moved = tf.logical_not(tf.reduce_any([first, before <= 0.0, tf.equal(before, loss_scale)]))
         factor = loss_scale / before
         # A factor below the smallest normal number would turn the sums into zeros.
         factor = tf.where(factor >= SMALLEST_SCALE, factor, float("nan"))
-        pairs = list(zip(sums, self._overwrites, strict=True))
-
-        def follow() -> list:
-            return [own if kept else own * tf.cast(factor, own.dtype) for own, kept in pairs]
-
-        return tf.cond(moved, follow, lambda: sums)
+        factor = tf.where(tf.logical_or(first, before <= 0.0), 1.0, factor)
+        pairs = zip(sums, self._overwrites, strict=True)
+        return [own if kept else own * tf.cast(factor, own.dtype) for own, kept in pairs]
 
 
 def take_over(inner: Any, targets: Sequence) -> Window | None:

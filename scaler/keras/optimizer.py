@@ -54,6 +54,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         initial_scale: The first loss scale of the default `Dynamic`, as in Keras's class. Default: 2^15.
         dynamic_growth_steps: The growth interval of the default `Dynamic`. Default: 2000.
         sum_duplicates: As for `LossScaler`. False reproduces Keras bit for bit on an Embedding's repeated ids.
+        select: As for `LossScaler`: whether new values are selected and no step branches.
         name: The optimizer's name.
         **keras_arguments: `inner_optimizer` for `inner`, `dynamic=True`, and the arguments in old configurations of
             Keras's class with the values that they hold there. Nothing else.
@@ -78,6 +79,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         initial_scale: float | None = None,
         dynamic_growth_steps: int | None = None,
         sum_duplicates: bool = True,
+        select: bool | None = None,
         name: str | None = None,
         **keras_arguments: Any,
     ):
@@ -94,7 +96,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         inner.loss_scale_factor = None  # Keras's class does not reset it before 3.10.
         self._strategy_given = given is not None
         self.dynamic_growth_steps = getattr(strategy, "growth_interval", None)
-        self.loss_scaler = LossScaler(strategy, sum_duplicates=sum_duplicates)
+        self.loss_scaler = LossScaler(strategy, sum_duplicates=sum_duplicates, select=select)
         # No warning of a missing rollback: `protect` rolls statistics back, and without it `apply` where it can.
         self.loss_scaler._use.statistics_are_kept = self.loss_scaler._use.unconnected_are_named = True
         self.masters = None
@@ -297,6 +299,8 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         config = {"name": self.name, "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer)}
         if not self.loss_scaler.sum_duplicates:
             config["sum_duplicates"] = False
+        if self.loss_scaler.select is not None:
+            config["select"] = self.loss_scaler.select
         if self._strategy_given:
             return {**config, "strategy": configs.to_config(self.loss_scaler.strategy)}
         return {**config, "initial_scale": self.initial_scale, "dynamic_growth_steps": self.dynamic_growth_steps}

@@ -15,7 +15,7 @@ from scaler.backend import replicas
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning
-from scaler.gate.rollback import keep_finite, state_of
+from scaler.gate.rollback import chosen_state, state_of
 from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.keras.shown_metrics import Shown
@@ -87,9 +87,9 @@ def protect(model: keras.Model) -> keras.Model:
         _check_nothing_new(model, before)
         state = {id(variable) for variable in _state(model)}
         left = [pair for pair in before if id(pair[0]) in state]
-        moved = [(replicas.own_component(variable), value) for variable, value in left]
-        fixed = [pair for pair, (variable, _) in zip(moved, left, strict=True) if not variable.trainable]
-        tf.cond(bad, lambda: _put_back(moved), lambda: _put_finite_back(fixed))
+        for variable, value in left:
+            own = replicas.own_component(variable)
+            own.assign(tf.where(bad, value, own) if variable.trainable else chosen_state(own, value, ~bad))
         return shown.end(logs, counted, bad)
 
     @functools.wraps(own_reset)
@@ -183,14 +183,3 @@ def _check_nothing_new(model: keras.Model, before: list) -> None:
 
 def _rejected(optimizers: list[LossScaleOptimizer]) -> tf.Tensor:
     return tf.add_n([optimizer.rejected for optimizer in optimizers])
-
-
-def _put_back(moved: list) -> None:
-    for variable, value in moved:
-        variable.assign(value)
-
-
-def _put_finite_back(moved: list) -> None:
-    for variable, value in moved:
-        if value.dtype.is_floating:
-            variable.assign(keep_finite(variable, value))

@@ -29,7 +29,8 @@ _KINDS = (SCALED, UNSCALED, LOSS_SCALE, READ)
 # Neither a value nor its derivative passes through these.
 _OPAQUE = ("OnesLike", "ZerosLike", "Fill", "StopGradient", "Shape", "Sign")
 
-_Node = tuple[tf.Tensor, tuple]
+Node = tuple[tf.Tensor, tuple]
+"""A tensor with the functions entered on the way to it, each as an operation and the graph that it calls."""
 
 
 def mark(tensor: tf.Tensor, kind: str) -> tf.Tensor:
@@ -78,22 +79,25 @@ def upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any] | No
     return (tensor for tensor, _ in _nodes_upstream(tensors, ends or kind_of))
 
 
-def _nodes_upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any]) -> Iterator[_Node]:
+def _nodes_upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any]) -> Iterator[Node]:
     return (node for node, _ in edges_upstream(tensors, ends))
 
 
-def edges_upstream(
-    tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any]
-) -> Iterator[tuple[_Node, list[_Node]]]:
+def edges_upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any]) -> Iterator[tuple[Node, list[Node]]]:
     """As `upstream`: each tensor with the functions entered on the way to it, and the same of what it comes from."""
-    waiting: list[_Node] = [(tensor, ()) for tensor in tensors]
+    return edges_upstream_of([(tensor, ()) for tensor in tensors], ends)
+
+
+def edges_upstream_of(nodes: Iterable[Node], ends: Callable[[tf.Tensor], Any]) -> Iterator[tuple[Node, list[Node]]]:
+    """As `edges_upstream`, from tensors inside of functions, each with the functions entered on the way to it."""
+    waiting = list(nodes)
     seen: set[tuple] = set()
     while waiting:
         tensor, calls = waiting.pop()
         if (tensor.ref(), calls) in seen or not tensor.dtype.is_floating:
             continue
         seen.add((tensor.ref(), calls))
-        sources = [] if ends(tensor) else list(_sources(tensor, calls))
+        sources = [] if ends(tensor) else list(sources_of(tensor, calls))
         yield (tensor, calls), sources
         waiting += sources
 
@@ -106,7 +110,7 @@ def kind_of(tensor: tf.Tensor) -> str | None:
     return next((kind for kind in _KINDS if name.startswith(kind)), None)
 
 
-def _sources(tensor: tf.Tensor, calls: tuple) -> Iterator[_Node]:
+def sources_of(tensor: tf.Tensor, calls: tuple) -> Iterator[Node]:
     """The tensors that a tensor is computed from. `calls` are the functions entered on the way to it."""
     if is_eager(tensor) or tensor.op.type in _OPAQUE:
         return
@@ -129,7 +133,7 @@ def parameters(op: Any, index: int) -> Iterator[tuple[Any, tf.Tensor]]:
             yield body, body.inputs[index - first_argument(op)]
 
 
-def _arguments(placeholder: tf.Tensor, calls: tuple) -> Iterator[_Node]:
+def _arguments(placeholder: tf.Tensor, calls: tuple) -> Iterator[Node]:
     """The tensors that a function received for a placeholder."""
     if not calls:
         outer = captured_from(placeholder)

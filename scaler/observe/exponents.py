@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from scaler.backend import graphs
+from scaler.backend import bits, graphs
 from scaler.backend.autograph import as_written
+from scaler.backend.devices import has_gpu
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient, values_of
 from scaler.observe.bins import BINS, LOWEST, NAN
 
-_MAGNITUDE = 0x7FFFFFFF
 _INFINITY = 0x7F800000
 _FIRST_NORMAL = 0x00800000
 _FIELDS = 256
@@ -53,8 +53,10 @@ def counts_of(rows: Sequence[Sequence[Gradient]]) -> tf.Tensor:
         Int64 [rows, 280].
     """
     values = [flat_values(row) for row in rows]
-    # XLA joins the operations on a value into one loop, so that the exact way costs little more there.
-    return _exact(values) if graphs.in_xla() or not any(values) else _fast_where_possible(values)
+    # XLA joins the operations on a value into one loop, so that the exact way costs little more there. On a GPU the
+    # second look would wait for the first.
+    at_once = graphs.in_xla() or has_gpu() or not any(values)
+    return _exact(values) if at_once else _fast_where_possible(values)
 
 
 def flat_values(tensors: Sequence[Gradient]) -> list[tf.Tensor]:
@@ -100,20 +102,20 @@ def _fast_where_possible(rows: list[list[tf.Tensor]]) -> tf.Tensor:
 def _sign_and_field(values: tf.Tensor) -> tf.Tensor:
     if values.dtype == tf.bfloat16:
         return tf.cast(tf.bitwise.right_shift(tf.bitcast(values, tf.uint16), tf.constant(7, tf.uint16)), tf.int32)
-    bits = tf.bitcast(tf.cast(values, tf.float32), tf.uint32)
-    return tf.bitcast(tf.bitwise.right_shift(bits, tf.constant(23, tf.uint32)), tf.int32)
+    pattern = tf.bitcast(tf.cast(values, tf.float32), tf.uint32)
+    return tf.bitcast(tf.bitwise.right_shift(pattern, tf.constant(23, tf.uint32)), tf.int32)
 
 
 def _any_subnormal(rows: list[list[tf.Tensor]]) -> tf.Tensor:
     """Whether there is a float32 or bfloat16 subnormal."""
     wide = [value for row in rows for value in row if value.dtype != tf.float16]
     # The sum takes 0 to the greatest integer and 1, 2, 3, ... to the least ones.
-    least = [tf.reduce_min(magnitude_bits(value) + _MAGNITUDE) for value in wide]
+    least = [tf.reduce_min(magnitude_bits(value) + bits.MAGNITUDE) for value in wide]
     return tf.reduce_min(tf.stack(least)) < _FIRST_NORMAL - 1 + tf.int32.min
 
 
 def _exact(rows: list[list[tf.Tensor]]) -> tf.Tensor:
-    return tf.stack([_sum([_count(_bin(magnitude_bits(value)), BINS) for value in row], BINS) for row in rows])
+    return tf.stack([_sum([_count_bins(magnitude_bits(value)) for value in row], BINS) for row in rows])
 
 
 def _sum(counts: list[tf.Tensor], size: int) -> tf.Tensor:
@@ -121,22 +123,36 @@ def _sum(counts: list[tf.Tensor], size: int) -> tf.Tensor:
 
 
 def magnitude_bits(values: tf.Tensor) -> tf.Tensor:
-    """The bits of |x| in float32, as int32, which are ordered as the magnitudes are, with NaN above infinity."""
+    """The bits of |x| in float32, as `bits.magnitude_bits` gives them."""
     if values.dtype == tf.bfloat16:
-        bits = tf.cast(tf.bitcast(values, tf.uint16), tf.int32)
-        return tf.bitwise.left_shift(tf.bitwise.bitwise_and(bits, 0x7FFF), 16)
+        pattern = tf.cast(tf.bitcast(values, tf.uint16), bits.kind())
+        return tf.bitwise.left_shift(tf.bitwise.bitwise_and(pattern, bits.constant(0x7FFF)), bits.constant(16))
     # Float16 has no number that is subnormal in float32, so this cast flushes nothing.
-    return tf.bitwise.bitwise_and(tf.bitcast(tf.cast(values, tf.float32), tf.int32), _MAGNITUDE)
+    return bits.magnitude_bits(tf.cast(values, tf.float32))
+
+
+def _count_bins(magnitude: tf.Tensor) -> tf.Tensor:
+    index = tf.cast(_bin(magnitude), tf.int32)
+    if graphs.in_xla() or not has_gpu():
+        return _count(index, BINS)
+    # Of ones of its own TensorFlow would make a constant, which for int32 lies in the host's memory.
+    ones = tf.cast(magnitude <= bits.constant(bits.MAGNITUDE), tf.int32)
+    return tf.cast(tf.math.unsorted_segment_sum(ones, index, BINS), tf.int64)
 
 
 def _bin(magnitude: tf.Tensor) -> tf.Tensor:
-    normal = tf.bitwise.right_shift(magnitude, 23) + _SUBNORMAL_BINS
+    normal = _field(magnitude) + bits.constant(_SUBNORMAL_BINS)
     # A subnormal is its bits times 2^-149, and an integer below 2^24 keeps its logarithm as a float.
-    as_float = tf.bitcast(tf.cast(magnitude, tf.float32), tf.int32)
-    subnormal = tf.maximum(tf.bitwise.right_shift(as_float, 23) - 126, 0)
-    finite = tf.where(magnitude < _FIRST_NORMAL, subnormal, normal)
-    return tf.where(magnitude > _INFINITY, NAN, finite)
+    as_float = tf.bitcast(tf.cast(magnitude, tf.float32), bits.kind())
+    subnormal = tf.maximum(_field(as_float), bits.constant(126)) - bits.constant(126)
+    finite = tf.where(magnitude < bits.constant(_FIRST_NORMAL), subnormal, normal)
+    return tf.where(magnitude > bits.constant(_INFINITY), bits.constant(NAN), finite)
+
+
+def _field(magnitude: tf.Tensor) -> tf.Tensor:
+    return tf.bitwise.right_shift(magnitude, bits.constant(23))
 
 
 def _count(indices: tf.Tensor, size: int) -> tf.Tensor:
+    # Its GPU kernel takes no int64 weights, and refuses to run where operations have to be deterministic.
     return tf.raw_ops.DenseBincount(input=indices, size=size, weights=tf.constant([], tf.int64))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from scaler.backend import bits
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient
 from scaler.observe.bins import BINS
@@ -43,7 +44,7 @@ def measured(rows: Mapping[str, Sequence[Gradient]], when: tf.Tensor | None = No
     if not rows:
         return Measured(tf.zeros([0, BINS], tf.int64), tf.zeros([0]))
     tensors = list(rows.values())
-    largest = tf.bitcast(tf.stack([_largest(row) for row in tensors]), tf.float32)
+    largest = bits.as_float(tf.stack([bits.largest(list(map(magnitude_bits, flat_values(row)))) for row in tensors]))
     if when is None:
         return Measured(counts_of(tensors), largest)
     nothing = tf.zeros([len(tensors), BINS], tf.int64)
@@ -61,18 +62,11 @@ def swallowed_share(weights: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
     after = tf.saturate_cast(tf.cast(weights, tf.float32) + updates, weights.dtype)
     # Of bits: XLA may leave out a cast to 16 bits whose result is compared in float32.
     lost = tf.logical_and(wanted, tf.equal(_bits(after), _bits(weights)))
-    count = tf.math.count_nonzero(wanted, dtype=tf.int32)
-    return tf.cast(tf.math.count_nonzero(lost, dtype=tf.int32), tf.float32) / tf.cast(tf.maximum(count, 1), tf.float32)
-
-
-def _largest(row: Sequence[Gradient]) -> tf.Tensor:
-    # Of no values the maximum is the least integer.
-    return tf.reduce_max(
-        tf.stack([tf.constant(0), *(tf.reduce_max(magnitude_bits(each)) for each in flat_values(row))])
-    )
+    count = tf.maximum(tf.math.count_nonzero(wanted), tf.constant(1, tf.int64))
+    return tf.cast(tf.math.count_nonzero(lost), tf.float32) / tf.cast(count, tf.float32)
 
 
 def _bits(values: tf.Tensor) -> tf.Tensor:
-    bits = tf.bitcast(values, tf.int32 if values.dtype == tf.float32 else tf.int16)
-    negative_zero = bits.dtype.min
-    return tf.where(tf.equal(bits, negative_zero), tf.zeros_like(bits), bits)
+    pattern = tf.bitcast(values, tf.uint32 if values.dtype == tf.float32 else tf.uint16)
+    negative_zero = tf.constant(1 << (8 * pattern.dtype.size - 1), pattern.dtype)
+    return tf.where(tf.equal(pattern, negative_zero), tf.constant(0, pattern.dtype), pattern)

@@ -43,11 +43,19 @@ class LastSkip:
     def __init__(self) -> None:
         self.variables = {field: shared_variable(value, field) for field, value in _NEVER.items()}
 
-    def keep(self, loss_scale: tf.Tensor, skip: Skip, replica: tf.Tensor | None, names_from: int = 0) -> Skip:
-        """Stores a skip, in the branch of the graph where the step is skipped, and returns it."""
+    def keep(
+        self,
+        loss_scale: tf.Tensor,
+        skip: Skip,
+        replica: tf.Tensor | None,
+        names_from: int = 0,
+        where: tf.Tensor | None = None,
+    ) -> Skip:
+        """Stores a skip where `where`, scalar bool, is true, or always in the branch of a skip; and returns it."""
         moved = _moved(skip, names_from) if names_from else skip
         for field, value in {"loss_scale": loss_scale, **packed(moved, replica)}.items():
-            self.variables[field].assign(value)
+            variable = self.variables[field]
+            variable.assign(value if where is None else tf.where(where, value, variable))
         return skip
 
     def keep_where(self, skipped: tf.Tensor, outcome: Outcome) -> None:

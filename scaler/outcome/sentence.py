@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+
+import tensorflow as tf
 
 from scaler.outcome.last_skip import LAST_REPLICA, MOST_COUNTED, MOST_NAMES
 from scaler.outcome.outcome import Cause, Outcome
@@ -51,13 +54,23 @@ class Names:
     def __init__(self) -> None:
         self._forget()
 
+    def __getstate__(self) -> dict:
+        return {**vars(self), "_weights": {}}
+
     def _forget(self) -> None:
         self.beginnings: list[int] = []
         self._known: dict[tuple[str, tuple[str, ...]], int] = {}
+        self._weights: dict[int, list[weakref.ref]] = {}
         self._count = 0
 
-    def begin(self, names: Sequence[str], optimizer: str) -> int:
-        """Adds the names of an `apply`, unless they are known, and returns where they begin."""
+    def begin(self, names: Sequence[str], optimizer: str, weights: Sequence = ()) -> int:
+        """Adds the names of an `apply`, unless they are known, and returns where they begin.
+
+        Args:
+            names: Of its variables.
+            optimizer: Its name.
+            weights: The model's variables, if the step does not look at them itself when it skips.
+        """
         key = optimizer, tuple(names)
         if self._count + len(names) > MOST_NAMES:
             self._forget()
@@ -65,7 +78,15 @@ class Names:
             self._known[key] = self._count
             self.beginnings.append(self._count)
             self._count += max(len(names), 1)
+        self._weights[self._known[key]] = list(map(weakref.ref, weights))
         return self._known[key]
+
+    def spoiled(self, beginning: int) -> int:
+        """The position of the first weight that is not finite now, -1 if there is none or the step looked itself."""
+        for position, weight in enumerate(reference() for reference in self._weights.get(beginning, ())):
+            if weight is not None and not bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(weight)))):
+                return position
+        return -1
 
     def of(self, beginning: int) -> tuple[Sequence[str], str]:
         """The names that begin there, and the name of their optimizer."""

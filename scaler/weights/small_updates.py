@@ -84,8 +84,8 @@ def swallowed_share(before: tf.Tensor, update: tf.Tensor, after: tf.Tensor) -> t
     """
     wanted = tf.not_equal(update, tf.zeros_like(update))
     lost = tf.logical_and(wanted, tf.equal(before, after))
-    count = tf.math.count_nonzero(wanted, dtype=tf.int32)
-    return tf.cast(tf.math.count_nonzero(lost, dtype=tf.int32), tf.float32) / tf.cast(tf.maximum(count, 1), tf.float32)
+    count = tf.maximum(tf.math.count_nonzero(wanted), tf.constant(1, tf.int64))
+    return tf.cast(tf.math.count_nonzero(lost), tf.float32) / tf.cast(count, tf.float32)
 
 
 def _nearest(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

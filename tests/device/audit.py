@@ -18,7 +18,7 @@ LARGEST = 1024
 _NO_KERNEL_NEEDED = frozenset({"Placeholder", "PlaceholderWithDefault", "NoOp", "_Arg", "_Retval"})
 _BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", *LOOPS, *_BRANCHES})
-_ON_THE_HOST = frozenset({"PyFunc", "EagerPyFunc", "PyFuncStateless", "PrintV2", "Print"})
+_ON_THE_HOST = frozenset({"PyFunc", "EagerPyFunc", "PyFuncStateless", "PrintV2", "Print", "Assert"})
 
 
 class Found(NamedTuple):
@@ -49,13 +49,18 @@ class Audit(NamedTuple):
 
 def audit(concrete) -> Audit:
     """Looks at all that a concrete function executes, but for what XLA compiles."""
-    seen, found = set(), []
-    for op, path in _operations(concrete.graph, "", seen):
+    found = []
+    for op, path in operations(concrete):
         why = _why(op)
         if why:
             dtypes = ", ".join(sorted({tensor.dtype.name for tensor in (*op.inputs, *op.outputs)}))
             found.append(Found(f"{op.type}({dtypes})", why, f"{path}{op.name}"))
     return Audit(found, _predicates(concrete.graph))
+
+
+def operations(concrete) -> Iterator[tuple]:
+    """Each operation that a concrete function executes, and the functions around it, but for what XLA compiles."""
+    return _operations(concrete.graph, "", set())
 
 
 def _operations(graph, path, seen) -> Iterator[tuple]:

@@ -1,91 +1,55 @@
 """No step copies a tensor between a GPU and its host, by TensorFlow's list of kernels: every strategy, all weights."""
 
-import keras
 import pytest
 import tensorflow as tf
+import traced_steps as steps
 from audit import audit
 
-import loops
 import scaler
-from scaler.backend import bits, kernels
+from scaler import strategies
+from scaler.backend import kernels
 from scaler.errors import UnsupportedVersion
+from scaler.observe import KINDS
 
-STRATEGIES = {
-    "dynamic": scaler.Dynamic,
-    "headroom": scaler.Headroom,
-    "histogram": scaler.Histogram,
-    "log_normal": scaler.LogNormal,
-    "delayed_amax": scaler.DelayedAmax,
-    "smooth": scaler.Smooth,
-    "none": scaler.NoScaling,
-}
-WEIGHTS = {
-    "masters": scaler.MasterWeights,
-    "stochastic": scaler.weights.StochasticRounding,
-    "kahan": scaler.weights.KahanWeights,
-}
-BATCH = tf.zeros([32, 64]), tf.zeros([32], tf.int32)
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+PREDICATES = {"an optimizer that is looked at": 4, "probes of all, every 10th": 2, "fit, protect, accumulate": 5}
+"""Branches that an applied step executes, each of which waits for the device. An update that has to be looked at takes
+some, as does that of an optimizer with `gradient_accumulation_steps`. What is due now and then is one by itself."""
+AT_THE_END_OF_DATA = 2
+"""Branches of a call whose loop asks the data whether it ends, which the host knows."""
+USUAL = ("strategy dynamic", "probes of all", "measured by hand", "fit, protect", "loop of 5, until the data ends")
+"""What stands for all in a quick run."""
+READ_AT_A_VISIT = "in host memory int32(None, 2) int32(None, 2)"
+"""`cause` and `variable` of the steps of a call, which the host reads at its end: the only int32 outputs of a step."""
+
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    """What is traced is for a GPU."""
-    monkeypatch.setattr(bits, "has_gpu", lambda: True)
+def check(kind):
+    found, predicates = audit(steps.TRACED[kind]())
+    in_a_loop = kind.startswith("loop of 5")
+    assert [one for one in found if not (in_a_loop and one.why == READ_AT_A_VISIT)] == []
+    ends = AT_THE_END_OF_DATA if kind.endswith("until the data ends") else 0
+    assert predicates == PREDICATES.get(kind, 0) + ends
 
 
-def model(policy):
-    keras.config.set_dtype_policy(policy)
-    hidden = [keras.layers.Dense(128, "relu"), keras.layers.BatchNormalization(dtype="float32")]
-    return keras.Sequential([keras.Input([64]), *hidden, keras.layers.Dense(10, dtype="float32")])
+@pytest.mark.parametrize("kind", USUAL)
+def test_the_usual_steps(kind):
+    check(kind)
 
 
-def audited(step):
-    return audit(tf.function(step).get_concrete_function(BATCH))
+@pytest.mark.parametrize("kind", [kind for kind in steps.TRACED if kind not in USUAL])
+def test_steps_of_every_kind(kind):
+    check(kind)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_step_of_every_strategy(strategy):
-    optimizer = keras.optimizers.Adam(1e-3)
-    made = loops.TrainStep(
-        model("mixed_float16"), LOSS, optimizer, loss_scaler=scaler.LossScaler(STRATEGIES[strategy]())
-    )
-    found, predicates = audited(made)
-    assert found == []
-    assert predicates == (1 if strategy == "none" else 2)
-
-
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_a_step_of_every_kind_of_weights(weights):
-    made = model("float16")
-    masters, optimizer = WEIGHTS[weights](made.trainable_variables), keras.optimizers.Adam(1e-3)
-    loss_scaler = scaler.LossScaler()
-
-    def step(batch):
-        x, y = batch
-        with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(LOSS(y, made(x, training=False)))
-        return loss_scaler.apply(optimizer, tape.gradient(scaled, made.trainable_variables), masters).finite
-
-    found, predicates = audited(step)
-    assert found == []
-    assert predicates == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "optimizer", "wanted"),
-    [
-        ({"clip_norm": 1.0}, keras.optimizers.Adam, 2),
-        ({"accumulate": 4, "clip_norm": 1.0}, keras.optimizers.Adam, 9),
-        ({}, keras.optimizers.Adafactor, 4),
-    ],
-    ids=["clipped", "accumulated", "an optimizer that is looked at"],
-)
-def test_clipping_windows_and_updates_that_are_looked_at(options, optimizer, wanted):
-    made = loops.TrainStep(model("mixed_float16"), LOSS, optimizer(1e-3), loss_scaler=scaler.LossScaler(), **options)
-    found, predicates = audited(made)
-    assert found == []
-    assert predicates == wanted
+def test_no_strategy_and_no_kind_of_weights_is_left_out():
+    offered = {value for value in vars(strategies).values() if isinstance(value, type)}
+    wanted = {one for one in offered if hasattr(one, "init") and one is not strategies.Strategy}
+    assert {type(strategy) for strategy in steps.STRATEGIES.values()} == wanted
+    weights = {value for value in vars(scaler.weights).values() if isinstance(value, type)}
+    assert set(steps.WEIGHTS.values()) == {one for one in weights if issubclass(one, scaler.MasterWeights)}
+    assert set(steps.ALL_KINDS["kinds"]) == set(KINDS)
+    assert set(PREDICATES) | set(USUAL) <= set(steps.TRACED)
 
 
 def test_what_leaves_the_device_is_found():
@@ -96,13 +60,15 @@ def test_what_leaves_the_device_is_found():
         largest = tf.reduce_max(tf.bitcast(x, tf.int32))
         places = tf.argmax(tf.cast(x, tf.int32), axis=1)
         told = tf.py_function(lambda value: value, [x], tf.float32)
+        tf.debugging.Assert(tf.reduce_all(x < 9.0), ["too large"])
         return tf.cond(largest > 0, lambda: places, lambda: tf.zeros([32], tf.int64)), told
 
-    found, predicates = audited(step)
+    found, predicates = audit(tf.function(step).get_concrete_function(steps.BATCH))
     assert {one.type.partition("(")[0]: one.why for one in found} == {
         "Max": "in host memory int32(32, 64)",
         "ArgMax": "no GPU kernel int32(32, 64)",
         "EagerPyFunc": "runs on the host",
+        "Assert": "runs on the host",
     }
     assert predicates == 1
 

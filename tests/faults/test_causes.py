@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from fault_cases import MODES, batches, run_in
 from mirrored import mirrored
+from ways import second_look
 
 import scaler
 from scaler import Cause
@@ -163,6 +164,7 @@ def test_a_look_again_with_python_branches_is_rewritten_as_the_step_is():
 
 
 @pytest.mark.parametrize("how", ["default", "one device", "mirrored"])
+@second_look
 def test_one_replica_looks_again_as_a_replica(how):
     strategy = {
         "default": tf.distribute.get_strategy,

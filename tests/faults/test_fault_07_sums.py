@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fault_cases import MODES, assert_finite, batch, batches, raw, run_in, spoil_gradient
+from ways import selects
 
 import loops
 import scaler
+from scaler import Cause
 
 IDS = {"duplicates": [3, 1, 3, 3], "distinct": [0, 1, 2, 3]}
 
@@ -132,7 +134,8 @@ def test_a_norm_that_overflows_does_not_clip_to_zero(mode):
     together, alone = run([(np.float32([8e18, 9e18, 8e18]),), (np.float32([1, 1, 1e20]),)])
     for skipped, index in ((together, 1), (alone, 2)):
         assert not skipped["applied"]
-        assert skipped["cause"] == scaler.Cause.TOO_LARGE
+        # A squared norm that is infinite by itself may stand for an infinity, where nothing else is looked at.
+        assert skipped["cause"] == (Cause.OVERFLOW if selects(mode) and skipped is alone else Cause.TOO_LARGE)
         assert skipped["index"] == index
         assert not np.isfinite(skipped["norm"])
     assert raw(variables) == before

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from ways import second_look
 
 import loops
 import scaler
@@ -40,6 +41,7 @@ def inputs(rows=4, value=1.0):
 @pytest.mark.parametrize(
     ("policy", "bad"), [("float32", np.nan), ("mixed_float16", np.inf), ("float16", np.nan)], ids=str
 )
+@second_look
 def test_a_weight_that_is_not_finite_already_is_named(policy, bad):
     model = model_of(policy)
     step, call = stepped(model, strategy=scaler.Dynamic(8.0))
@@ -132,6 +134,7 @@ def singular(policy):
         ("float32", 2.0**15),
     ],
 )
+@second_look
 def test_a_singular_derivative_is_not_called_an_overflow_though_float16_flushes_it(policy, scale, rows):
     step, call, current = singular(policy)
     current.assign(scale)
@@ -248,6 +251,7 @@ def test_a_window_names_what_its_first_bad_micro_batch_had():
         assert call(inputs())["variable"] == call(inputs())["variable"] == -1
 
 
+@second_look
 def test_a_window_names_a_weight_that_is_not_finite():
     model = model_of("mixed_float16")
     step, call = stepped(model, accumulate=2)

@@ -1,5 +1,7 @@
 """Guards `observe.exponents`: every value of three formats is in its bin, however the step is run."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +9,7 @@ from exponent_cases import EDGES, FORMATS, PATTERNS, patterns_at, reference, val
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mirrored import mirrored
+from seeming import seeming_gpu
 
 import scaler
 from scaler import observe
@@ -18,9 +21,10 @@ def counted(*tensors):
     return [observe.exponents(tensor) for tensor in tensors]
 
 
-@pytest.fixture(scope="module")
-def count(execute):
-    return execute(counted)
+@pytest.fixture(scope="module", params=[contextlib.nullcontext, seeming_gpu], ids=["cpu", "gpu"])
+def count(execute, request):
+    with request.param():
+        yield execute(counted)
 
 
 def words(name):

@@ -88,6 +88,13 @@ def about_gpus(found: Surroundings) -> list[str]:
     return said
 
 
+def unusable(found: Surroundings) -> str | None:
+    """Why TensorFlow can use no GPU here, a sentence; None where it can."""
+    if found.gpus:
+        return _too_old(found)
+    return next(iter(about_gpus(found)), "There is no GPU here.")
+
+
 def _about(gpu: Gpu, found: Surroundings) -> list[str]:
     if gpu.capability is None:
         return [f"{gpu.name}: TensorFlow does not say its compute capability."]
@@ -131,20 +138,30 @@ def _formats(capability: tuple[int, int]) -> str:
 
 
 def _driver(found: Surroundings) -> list[str]:
-    version, cuda = _numbers(found.driver), _numbers(str(found.build.get("cuda_version", "")))
-    if version is None or cuda is None or len(cuda) < 2 or cuda[0] not in _DRIVERS:
+    if _numbers(found.driver) is None or _oldest_driver(found) is None:
         return []
+    return [_too_old(found) or f"driver {found.driver}, CUDA {found.build['cuda_version']} in this build: they fit."]
+
+
+def _too_old(found: Surroundings) -> str | None:
+    version, wanted = _numbers(found.driver), _oldest_driver(found)
+    if version is None or wanted is None or version[:2] >= wanted:
+        return None
+    least = f"{wanted[0]}.{wanted[1]}" if wanted[1] else str(wanted[0])
+    cuda = found.build["cuda_version"]
+    return f"driver {found.driver}: too old for CUDA {cuda} and this card. Install {least} or newer."
+
+
+def _oldest_driver(found: Surroundings) -> tuple[int, int] | None:
+    """The oldest that runs this build on these cards; None for a CUDA that is not known."""
+    cuda = _numbers(str(found.build.get("cuda_version", "")))
+    if cuda is None or len(cuda) < 2 or cuda[0] not in _DRIVERS:
+        return None
     wanted = _DRIVERS[cuda[0]]
     cards = [gpu.capability for gpu in found.gpus if gpu.capability]
     if not all(_has_code(one, found.build) for one in cards):
         wanted = max(wanted, (_WITH_CUDA.get((cuda[0], cuda[1]), 0), 0))
-    if max(cards, default=(0, 0)) >= _BLACKWELL:
-        wanted = max(wanted, _DRIVER_OF_BLACKWELL)
-    said = f"driver {found.driver}"
-    if version[:2] < wanted:
-        least = f"{wanted[0]}.{wanted[1]}" if wanted[1] else str(wanted[0])
-        return [f"{said}: too old for CUDA {found.build['cuda_version']} and this card. Install {least} or newer."]
-    return [f"{said}, CUDA {found.build['cuda_version']} in this build: they fit."]
+    return max(wanted, _DRIVER_OF_BLACKWELL) if max(cards, default=(0, 0)) >= _BLACKWELL else wanted
 
 
 def _unseen(found: Surroundings) -> list[str]:
@@ -153,9 +170,9 @@ def _unseen(found: Surroundings) -> list[str]:
         return [f"There is an NVIDIA GPU, and this TensorFlow is built without CUDA: {_install(found)}, on Linux."]
     if found.driver is None:
         return ["There is an NVIDIA GPU, and no driver: install NVIDIA's driver for it, then start again."]
-    too_old = [line for line in _driver(found) if "too old" in line]
-    return too_old or [
-        f"There is an NVIDIA GPU with driver {found.driver}, and TensorFlow does not see it. Its libraries of CUDA "
+    return [
+        _too_old(found)
+        or f"There is an NVIDIA GPU with driver {found.driver}, and TensorFlow does not see it. Its libraries of CUDA "
         f"are usually missing: {_install(found)}. CUDA_VISIBLE_DEVICES may hide the card, too."
     ]
 

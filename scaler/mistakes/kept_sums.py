@@ -1,0 +1,197 @@
+"""Finds gradients that are added to what a variable kept, scaled, from an earlier call: perhaps at another scale.
+
+Which assignments a step makes is known when its trace ends. Eager mode has no graph to look at.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import tensorflow as tf
+
+from scaler import gradients
+from scaler.backend.assignments import at_end_of_trace, is_function, is_loop_body, is_one_of
+from scaler.backend.graphs import functions_called, graphs_around, is_eager, variables_read
+from scaler.backend.replicas import native, replica_count
+from scaler.errors import InvalidArgument
+from scaler.mistakes.carried import KEEP_UNSCALED
+from scaler.mistakes.contents import (
+    CALLS,
+    CHOICE,
+    PART,
+    Content,
+    Contents,
+    Held,
+    Source,
+    Value,
+    held_at_first,
+    rescales,
+)
+from scaler.mistakes.marks import LOSS_SCALE, READ, edges_upstream_of, kind_of
+from scaler.mistakes.scaled_twice import owner_of_scale
+
+
+def look_at_end(
+    method: str,
+    grads: Sequence[gradients.Gradient],
+    targets: Sequence,
+    owner: object,
+    always: bool,
+    say_once: Callable[[str, str], None],
+) -> None:
+    """Looks, when the trace of the step ends, at what its gradients take over from earlier calls.
+
+    A step is the body of the innermost loop, or else the outermost function that is known to lead here.
+
+    Args:
+        method: Who asks, for the sentences.
+        grads: Scaled gradients.
+        targets: The variables to update. They hold no gradients.
+        owner: The loss scaler.
+        always: Whether every call of the step takes these gradients.
+        say_once: Gives a warning, once for all of the same mistake.
+    """
+    values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
+    values = [value for value in values if not is_eager(value)]
+    graphs: list[Any] = []
+    for graph in filter(is_function, graphs_around()):
+        graphs.append(graph)
+        if is_loop_body(graph):
+            break
+    if not values or not graphs:
+        return
+    replica_is_one = replica_count() == 1
+    handled = sys.exc_info()[1]
+
+    def look() -> None:
+        # An error that ends the trace says enough.
+        if sys.exc_info()[1] is not handled:
+            return
+        calls = _calls_of(graphs)
+        starts = [Value(value.ref(), calls[value.graph]) for value in values if value.graph in calls]
+        step = _Step(starts, owner)
+        plain = replica_is_one and all(call.type in CALLS for call, _ in calls[graphs[0]])
+        for kept in step.kept([native(target) for target in targets]):
+            name, wrong = _name(kept), step.wrong(kept, always and plain)
+            if wrong and replica_is_one:
+                raise InvalidArgument(
+                    f"{method}(grads): {name} keeps scaled gradients from call to call, {wrong}. The loss scale moves "
+                    "between the calls, so that no single scale divides the sum: expected gradients of losses that one "
+                    f"scale multiplied. {KEEP_UNSCALED}"
+                )
+            say_once(
+                f"{method}(grads): {name} sums scaled gradients over several calls, and the scale of the last loss "
+                "divides them all. This is right only while the loss scale does not move inside of a window. To be "
+                "sure, sum what unscale(grads) returns, and pass the sum to apply(..., unscaled=True).",
+                "a sum of scaled gradients",
+            )
+
+    at_end_of_trace(graphs[-1], look)
+
+
+def _calls_of(graphs: Sequence[Any]) -> dict[Any, tuple]:
+    """The calls by which the outermost of these graphs reaches each of them.
+
+    Graphs around one that none of them seems to call are left out.
+    """
+    links: list[tuple] = []
+    for inner, outer in pairwise(graphs):
+        call = next((op for op in outer.get_operations() if any(one is inner for one in functions_called(op))), None)
+        if call is None:
+            break
+        links.append((call, inner))
+    return {graph: tuple(links[place:][::-1]) for place, graph in enumerate(graphs[: len(links) + 1])}
+
+
+class _Step:
+    """What one step takes over from an earlier call.
+
+    Args:
+        starts: Its gradients.
+        owner: The loss scaler.
+    """
+
+    def __init__(self, starts: Sequence[Value], owner: object):
+        self._starts, self._owner = starts, owner
+        self._contents = Contents()
+        self._upstream = self._contents.follow(starts)
+        self._scaled: dict[Value, bool | None] = {}
+
+    def kept(self, targets: Sequence) -> list[Held]:
+        """What variables held before this call, if the gradients hold it and each call leaves scaled gradients."""
+        first = [one for one in self._upstream if isinstance(one, Held) and one == held_at_first(one.handle)]
+        return [one for one in first if not is_one_of(one.handle.deref(), targets) and self._is_kept(one)]
+
+    def _is_kept(self, first: Held) -> bool:
+        last = Held(first.handle, ())
+        left = self._contents.follow([last])
+        if first in left and len(left) == 2:
+            return False
+        if last not in self._contents.holding(self._scaled_of(left), left, self._is_whole):
+            return False
+        holding = self._contents.holding({first}, self._upstream, self._is_taken)
+        return any(start in holding for start in self._starts) and (first in left or self._takes_new(holding))
+
+    def _takes_new(self, holding: set[Content]) -> bool:
+        """Whether gradients that hold what was kept hold gradients of this call, too."""
+        new = self._contents.holding(self._scaled_of(self._upstream), self._upstream, self._is_whole)
+        return any(start in holding and start in new for start in self._starts)
+
+    def wrong(self, first: Held, always: bool) -> str | None:
+        """Why this is no sum of a window's micro-batches, or None if it may be one."""
+        last = Held(first.handle, ())
+        left = self._contents.follow([last])
+        if first not in left:
+            return "and adds the last call's to those of this one" if always else None
+        holding = self._contents.holding({first}, left, self._is_taken)
+        met = self._contents.shares(last, first, holding, self._is_taken)
+        return "as a momentum or an average does, times a constant" if PART in met and CHOICE not in met else None
+
+    def _scaled_of(self, contents: Iterable[Content]) -> set[Content]:
+        """Those of these contents that nothing is followed behind, and that carry the scale."""
+        ends = [one for one in contents if isinstance(one, Value) and not self._contents.sources[one]]
+        ends = [one for one in ends if not kind_of(one.tensor.deref())]
+        self._find_scaled(ends)
+        return {one for one in ends if self._scaled[one]}
+
+    def _is_whole(self, content: Content, source: Source) -> bool:
+        """Whether a source still carries the scale in a product: not if the factor does, as an inverse norm."""
+        return source.factor is None or not self._carries(source.factor)
+
+    def _is_taken(self, content: Content, source: Source) -> bool:
+        """Whether a product takes a sum over: not one of a weight and a gradient, but one with a factor that clips."""
+        if source.factor is None or not self._carries(source.factor):
+            return True
+        factor, taken = source.factor.tensor.deref(), source.content
+        return factor.shape.rank == 0 and isinstance(taken, Value) and taken.tensor.deref().shape.rank != 0
+
+    def _carries(self, value: Value) -> bool:
+        self._find_scaled([value])
+        return bool(self._scaled[value])
+
+    def _find_scaled(self, values: Iterable[Value]) -> None:
+        """Finds which values depend on a scale of the owner that nothing divides them by."""
+        nodes = [(one.tensor.deref(), one.calls) for one in values if self._scaled.setdefault(one, None) is None]
+        users: dict[Value, list[Value]] = {}
+        waiting = []
+        for (tensor, calls), sources in edges_upstream_of(nodes, lambda one: kind_of(one) or rescales(one)):
+            value = Value(tensor.ref(), calls)
+            is_own = kind_of(tensor) in (LOSS_SCALE, READ) and owner_of_scale(tensor) is self._owner
+            if is_own or self._scaled.get(value):
+                waiting.append(value)
+            self._scaled[value] = False
+            for source, inner in sources:
+                users.setdefault(Value(source.ref(), inner), []).append(value)
+        while waiting:
+            value = waiting.pop()
+            if not self._scaled[value]:
+                self._scaled[value] = True
+                waiting += users.get(value, ())
+
+
+def _name(kept: Held) -> str:
+    variable = variables_read(kept.handle.deref().graph).get(kept.handle)
+    return "a variable" if variable is None else f"the variable {variable.name!r}"

@@ -1,0 +1,378 @@
+"""Guards that scaled gradients of an earlier call are never added to this call's in silence: refused, or warned of."""
+
+import pytest
+import tensorflow as tf
+from scaler_cases import modes, plain_descent
+
+import scaler
+
+
+class Step:
+    """One weight of the gradient -1, and what a step keeps from call to call."""
+
+    def __init__(self, strategy=None):
+        self.loss_scaler = scaler.LossScaler(
+            scaler.Dynamic(2.0**10, growth_interval=1) if strategy is None else strategy
+        )
+        self.weight, self.kept = tf.Variable([0.0], name="weight"), tf.Variable([0.0], name="kept")
+        self.count = tf.Variable(0)
+
+    def gradient(self):
+        with tf.GradientTape() as tape:
+            scaled = self.loss_scaler.scale(-tf.reduce_sum(self.weight))
+        return tape.gradient(scaled, self.weight)
+
+    def apply(self, grad, **options):
+        return self.loss_scaler.apply(plain_descent, [grad], [self.weight], **options).finite
+
+    def counted(self):
+        """Whether this call is the first of a window of two."""
+        return tf.equal(self.count.assign_add(1) % 2, 1)
+
+
+def momentum(own):
+    own.kept.assign(0.9 * own.kept + own.gradient())
+    return own.apply(own.kept.read_value())
+
+
+def momentum_in_two_assignments(own):
+    own.kept.assign(own.kept * 0.9)
+    own.kept.assign_add(own.gradient())
+    return own.apply(own.kept + 0.0)
+
+
+def nesterov_that_is_stored_after_it_was_applied(own):
+    grad = own.gradient()
+    speed = 0.9 * own.kept + grad
+    finite = own.apply(grad + 0.9 * speed)
+    own.kept.assign(speed)
+    return finite
+
+
+def average(own):
+    own.kept.assign_sub(0.1 * (own.kept - own.gradient()))
+    return own.apply(own.kept / 0.5)
+
+
+def average_that_a_branch_applies(own):
+    own.kept.assign(0.5 * (own.kept + own.gradient()))
+    return tf.cond(own.counted(), lambda: own.apply(own.kept.read_value()), lambda: True)
+
+
+def average_for_unscale(own):
+    own.kept.assign(0.9 * own.kept + 0.1 * own.gradient())
+    return own.loss_scaler.unscale([own.kept.read_value()])
+
+
+def last_gradient(own):
+    grad = own.gradient()
+    total = grad + own.kept
+    own.kept.assign(grad)
+    return own.apply(total)
+
+
+def last_gradient_kept_after_apply(own):
+    grad = own.gradient()
+    finite = own.apply((grad + own.kept) / 2.0)
+    own.kept.assign(grad)
+    return finite
+
+
+def last_gradient_in_a_function(own):
+    @tf.function
+    def inner():
+        return last_gradient(own)
+
+    return inner()
+
+
+REFUSED = {
+    **dict.fromkeys(
+        [
+            momentum,
+            momentum_in_two_assignments,
+            nesterov_that_is_stored_after_it_was_applied,
+            average,
+            average_that_a_branch_applies,
+            average_for_unscale,
+        ],
+        "times a constant",
+    ),
+    **dict.fromkeys(
+        [last_gradient, last_gradient_kept_after_apply, last_gradient_in_a_function], "adds the last call's"
+    ),
+}
+
+
+@pytest.mark.parametrize("step", REFUSED)
+@pytest.mark.parametrize("compiles", [False, True], ids=["graph", "xla"])
+def test_what_no_window_begins_anew_is_refused(step, compiles):
+    own, words = Step(), REFUSED[step]
+    with pytest.raises(scaler.InvalidArgument, match=rf"the variable 'kept:0' keeps.*{words}.*unscaled=True"):
+        tf.function(lambda: step(own), jit_compile=compiles)()
+    assert own.weight.numpy() == [0.0]
+
+
+def assign_add(own):
+    due = tf.logical_not(own.counted())
+    own.kept.assign_add(own.gradient() / 2.0)
+    finite = own.apply(own.kept.read_value(), when=due)
+    own.kept.assign(tf.where(due, tf.zeros_like(own.kept), own.kept))
+    return finite
+
+
+def assign_add_in_a_branch(own):
+    first, grad = own.counted(), own.gradient() / 2.0
+    total = tf.cond(first, lambda: own.kept.assign(grad), lambda: own.kept.assign_add(grad))
+    return own.apply(total, when=tf.logical_not(first))
+
+
+def where(own):
+    first, grad = own.counted(), own.gradient()
+    own.kept.assign(tf.where(first, grad, own.kept + grad))
+    return own.apply(own.kept / 2.0, when=tf.logical_not(first))
+
+
+def masked(own):
+    first = own.counted()
+    own.kept.assign(own.kept * tf.cast(tf.logical_not(first), tf.float32) + own.gradient() / 2.0)
+    return own.apply(own.kept + 0.0, when=tf.logical_not(first))
+
+
+def sum_that_a_branch_applies_and_clears(own):
+    own.kept.assign_add(own.gradient() * 0.5)
+
+    def due():
+        own.apply(own.kept.read_value())
+        own.kept.assign([0.0])
+        return True
+
+    return tf.cond(own.counted(), lambda: False, due)
+
+
+def pairs(own):
+    first, grad = own.counted(), own.gradient() / 2.0
+    return tf.cond(first, lambda: own.kept.assign(grad)[0] > 0.0, lambda: own.apply(own.kept + grad))
+
+
+def pairs_that_are_replaced_each_time(own):
+    first, grad = own.counted(), own.gradient() / 2.0
+    finite = own.apply(own.kept + grad, when=tf.logical_not(first))
+    own.kept.assign(grad)
+    return finite
+
+
+def clipped(own):
+    first, grad = own.counted(), own.gradient() / 2.0
+    own.kept.assign(tf.where(first, grad, own.kept + grad))
+    (grad,), _ = tf.clip_by_global_norm([own.kept.read_value()], 2.0**20)
+    return own.apply(grad, when=tf.logical_not(first))
+
+
+WINDOWS = [
+    assign_add,
+    assign_add_in_a_branch,
+    where,
+    masked,
+    sum_that_a_branch_applies_and_clears,
+    pairs,
+    pairs_that_are_replaced_each_time,
+    clipped,
+]
+
+
+@pytest.mark.parametrize("step", WINDOWS)
+@modes("graph", "xla")
+def test_a_window_works_and_a_warning_says_what_it_needs(execute, step):
+    own = Step()
+    run = execute(lambda: step(own))
+    with pytest.warns(
+        scaler.ScaleWarning, match=r"'kept:0' sums.*does not move inside of a window.*unscaled=True"
+    ) as said:
+        run()
+    for _ in range(7):
+        run()
+    assert len(said) == 1
+    assert own.weight.numpy() == [4.0]
+
+
+@pytest.mark.parametrize("step", [assign_add, where])
+def test_so_does_one_in_a_loop_of_the_graph(step):
+    own = Step()
+
+    @tf.function
+    def run(count):
+        for _ in tf.range(count):
+            step(own)
+
+    with pytest.warns(scaler.ScaleWarning, match="'kept:0' sums"):
+        run(8)
+    assert own.weight.numpy() == [4.0]
+
+
+@pytest.mark.parametrize("strategy", [scaler.Static(2.0**7), scaler.NoScaling()])
+@pytest.mark.parametrize("step", [momentum, last_gradient, where])
+def test_a_scale_that_cannot_move_is_not_suspected(step, strategy):
+    own = Step(strategy)
+    tf.function(lambda: step(own))()
+
+
+def with_its_own_scale(own):
+    grad, scale = own.gradient(), own.loss_scaler.scale_of_gradients
+    own.kept.assign(0.9 * own.kept + grad)
+    return own.apply(own.kept.read_value(), loss_scale=scale)
+
+
+def momentum_of_unscaled(own):
+    (grad,) = own.loss_scaler.unscale([own.gradient()])
+    own.kept.assign(0.9 * own.kept + grad)
+    return own.apply(own.kept.read_value(), unscaled=True)
+
+
+def unscaled_by_hand(own):
+    grad = own.gradient() / own.loss_scaler.scale_of_gradients
+    own.kept.assign(0.9 * own.kept + grad)
+    return own.apply(own.kept.read_value(), unscaled=True)
+
+
+def unscaled_by_an_inverse_and_scaled_again(own):
+    grad, scale = own.gradient(), own.loss_scaler.scale_of_gradients
+    total = grad + own.kept * scale
+    own.kept.assign(0.9 * own.kept + grad * (1.0 / scale))
+    return own.apply(total)
+
+
+def rescaled_sum(own):
+    grad, scale = own.gradient(), own.loss_scaler.scale_of_gradients
+    own.kept.assign(own.kept * (scale / 2.0**10) + grad)
+    return own.apply(own.kept.read_value())
+
+
+def sum_inside_of_one_call(own):
+    own.kept.assign([0.0])
+    for _ in tf.range(4):
+        own.kept.assign_add(own.gradient() / 4.0)
+    return own.apply(own.kept.read_value())
+
+
+def sum_that_each_call_clears(own):
+    for _ in range(2):
+        own.kept.assign_add(own.gradient() / 2.0)
+    finite = own.apply(own.kept.read_value())
+    own.kept.assign([0.0])
+    return finite
+
+
+def copy_of_the_gradient(own):
+    grad = own.gradient()
+    own.kept.assign(grad)
+    return own.apply(own.kept + grad)
+
+
+def norm_for_a_log(own):
+    grad = own.gradient()
+    own.kept.assign(0.9 * own.kept + 0.1 * tf.norm(grad))
+    return own.apply(grad)
+
+
+def clipping_by_an_average_norm(own):
+    grad = own.gradient()
+    norm = tf.norm(grad)
+    own.kept.assign(0.9 * own.kept + 0.1 * norm)
+    return own.apply(grad * tf.minimum(1.0, own.kept[0] / norm))
+
+
+def weight_decay_by_hand(own):
+    return own.apply(own.gradient() + 0.01 * own.weight * own.loss_scaler.scale_of_gradients)
+
+
+def descent_with_momentum(own):
+    def descent(grads, variables):
+        own.kept.assign(0.9 * own.kept + grads[0])
+        variables[0].assign_sub(own.kept)
+
+    return own.loss_scaler.apply(descent, [own.gradient()], [own.weight]).finite
+
+
+def sharpness_aware(own):
+    def gradient():
+        with tf.GradientTape() as tape:
+            scaled = own.loss_scaler.scale(tf.reduce_sum((own.weight - 1.0) ** 2) + tf.nn.l2_loss(own.weight))
+        return tape.gradient(scaled, own.weight)
+
+    grad = gradient()
+    away = 0.05 * grad / (tf.norm(grad) + 1e-12)
+    own.weight.assign_add(away)
+    grad = gradient()
+    own.weight.assign_sub(away)
+    return own.apply(grad)
+
+
+def two_applies(own):
+    def gradient():
+        with tf.GradientTape() as tape:
+            scaled = own.loss_scaler.scale(tf.reduce_sum(own.weight * own.kept) + tf.nn.l2_loss(own.kept))
+        return tape.gradient(scaled, [own.weight, own.kept])
+
+    own.apply(gradient()[0])
+    return own.loss_scaler.apply(plain_descent, gradient()[1:], [own.kept]).finite
+
+
+def penalty(own):
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            loss = own.loss_scaler.scale(tf.reduce_sum(own.weight**3 + own.weight))
+        (slope,) = own.loss_scaler.unscale([inner.gradient(loss, own.weight)])
+        own.kept.assign(slope)
+        scaled = own.loss_scaler.scale(tf.reduce_sum((slope - 1.0) ** 2))
+    return own.apply(tape.gradient(scaled, own.weight))
+
+
+def state_of_the_forward_pass(own):
+    with tf.GradientTape() as tape:
+        state = tf.tanh(own.kept + own.weight)
+        scaled = own.loss_scaler.scale(tf.reduce_sum(own.weight * tf.stop_gradient(own.kept) + state))
+    own.kept.assign(state)
+    return own.apply(tape.gradient(scaled, own.weight))
+
+
+def average_of_the_weight(own):
+    finite = own.apply(own.gradient() + 0.0 * own.kept)
+    own.kept.assign(0.9 * own.kept + 0.1 * own.weight)
+    return finite
+
+
+def scale_that_is_kept(own):
+    grad = own.gradient()
+    own.kept.assign(tf.reshape(own.loss_scaler.scale_of_gradients, [1]))
+    return own.apply(grad + 0.0 * own.kept)
+
+
+HEALTHY = [
+    with_its_own_scale,
+    momentum_of_unscaled,
+    unscaled_by_hand,
+    unscaled_by_an_inverse_and_scaled_again,
+    rescaled_sum,
+    sum_inside_of_one_call,
+    sum_that_each_call_clears,
+    copy_of_the_gradient,
+    norm_for_a_log,
+    clipping_by_an_average_norm,
+    weight_decay_by_hand,
+    descent_with_momentum,
+    sharpness_aware,
+    two_applies,
+    penalty,
+    state_of_the_forward_pass,
+    average_of_the_weight,
+    scale_that_is_kept,
+]
+
+
+@pytest.mark.parametrize("step", HEALTHY)
+def test_other_steps_that_keep_something_are_not_suspected(step):
+    own = Step()
+    run = tf.function(lambda: step(own))
+    run()
+    run()

@@ -1,0 +1,257 @@
+"""A step that selects its new values moves what a step that branches moves, bit for bit, and takes no branch."""
+
+import hypothesis
+import hypothesis.strategies as st
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from mirrored import mirrored
+
+import loops
+import scaler
+from scaler.errors import InvalidArgument
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(1e-2),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "decay and averages": lambda: keras.optimizers.AdamW(
+        1e-2, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3
+    ),
+    "rmsprop": lambda: keras.optimizers.RMSprop(1e-2),
+    "schedule": lambda: keras.optimizers.Nadam(keras.optimizers.schedules.ExponentialDecay(1e-2, 2, 0.5)),
+    "lion": lambda: keras.optimizers.Lion(1e-3),
+    "adamax": lambda: keras.optimizers.Adamax(1e-2),
+}
+MASTERS = {
+    "masters": scaler.MasterWeights,
+    "stochastic": scaler.weights.StochasticRounding,
+    "kahan": scaler.weights.KahanWeights,
+}
+
+
+def raw(variables):
+    return [np.asarray(variable).tobytes() for variable in variables]
+
+
+def batches(count=12):
+    """A forward pass that overflows, a NaN, and healthy ones between."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        x = rng.standard_normal((8, 6)).astype(np.float32)
+        x *= np.float32(1e6 if number in (2, 3) else 1.0)
+        x[1, 2] = np.nan if number == 6 else x[1, 2]
+        yield tf.constant(x), tf.constant(rng.integers(0, 4, 8))
+
+
+def trained(select, optimizer, policy="mixed_float16", **options):
+    """All that a run of twelve steps left, as bytes, and what its steps returned."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(policy)
+    hidden = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(dtype="float32")]
+    head = keras.layers.Dense(4, dtype=None if policy == "float16" else "float32")
+    model = keras.Sequential([keras.Input([6]), *hidden, keras.layers.Dropout(0.2, seed=1), head])
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(growth_interval=2), select=select)
+    step = loops.TrainStep(model, LOSS, OPTIMIZERS[optimizer](), loss_scaler=loss_scaler, **options)
+    call = tf.function(step)
+    outputs = [{name: value.numpy() for name, value in call(batch).items()} for batch in batches()]
+    masters = step.masters.variables if step.masters else ()
+    state = (*loss_scaler._state.values(), *loss_scaler._counts.values())
+    return raw([*model.variables, *step.optimizer.variables, *state, *masters]), outputs
+
+
+CASES = [
+    *((name, "mixed_float16", {}) for name in OPTIMIZERS),
+    *(("adam", "float16", {"masters": kind, "clip_norm": 1.0}) for kind in MASTERS),
+    ("adam", "float16", {"accumulate": 3, "clip_norm": 0.5}),
+    ("momentum", "mixed_bfloat16", {"clip": scaler.ClipByValue(1e-2)}),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "policy", "options"), CASES, ids=str)
+def test_a_run_is_the_same_bit_for_bit(optimizer, policy, options):
+    options = {**options, **({"masters": MASTERS[options["masters"]]} if "masters" in options else {})}
+    (selected, outputs), (branched, expected) = (trained(way, optimizer, policy, **options) for way in (True, False))
+    assert selected == branched
+    assert [output["applied"] for output in outputs] == [output["applied"] for output in expected]
+    # A second look may have told an overflow to be none.
+    assert [output["cause"] > 0 for output in outputs] == [output["cause"] > 0 for output in expected]
+    assert 0 < sum(output["applied"] for output in outputs) < len(outputs)
+
+
+class Given:
+    """Gradients applied to variables of chosen values in both ways, each traced once."""
+
+    def __init__(self):
+        self.ways = {}
+        for select in (True, False):
+            variables = [tf.Variable(tf.zeros([4])), tf.Variable(tf.zeros([3, 2]))]
+            optimizer = keras.optimizers.SGD(0.5)
+            optimizer.build(variables)
+            loss_scaler = scaler.LossScaler(scaler.Static(8.0), select=select)
+
+            def apply(dense, rows, indices, optimizer=optimizer, variables=variables, loss_scaler=loss_scaler):
+                grads = [dense, tf.IndexedSlices(rows, indices, [3, 2])]
+                return loss_scaler.apply(optimizer, grads, variables, unscaled=True).finite
+
+            self.ways[select] = tf.function(apply), variables
+
+    def __call__(self, select, weights, dense, rows, indices):
+        apply, variables = self.ways[select]
+        for variable, value in zip(variables, weights, strict=True):
+            variable.assign(value)
+        return bool(apply(dense, rows, indices)), raw(variables)
+
+
+@pytest.fixture(scope="module")
+def given():
+    return Given()
+
+
+BITS = [0x00000001, 0x807FFFFF, 0x80000000, 0x00800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x3F800000, 0x477FE000, 0x477FF000]
+"""Subnormals, -0.0, the smallest and largest float32 numbers, 1, 65504 and 65520."""
+WEIGHTS = st.lists(st.sampled_from(BITS), min_size=10, max_size=10)
+VALUES = st.sampled_from([0.0, -0.0, 1.0, -3.5, 65504.0, 2.0**-24, 1e20, float("inf"), float("-inf"), float("nan")])
+
+
+@hypothesis.given(
+    WEIGHTS, st.lists(VALUES, min_size=8, max_size=8), st.lists(st.integers(0, 2), min_size=2, max_size=2)
+)
+def test_a_skip_keeps_every_bit_also_of_rows_that_occur_twice(given, patterns, values, indices):
+    held = np.array(patterns, np.uint32).view(np.float32)
+    weights = held[:4], held[4:].reshape(3, 2)
+    dense, rows = np.float32(values[:4]), np.float32(values[4:]).reshape(2, 2)
+    arguments = [tf.constant(value) for value in (dense, rows, np.int64(indices))]
+    selected, branched = (given(way, weights, *arguments) for way in (True, False))
+    assert selected == branched
+    if not selected[0]:
+        assert selected[1] == raw(weights)
+
+
+@pytest.mark.parametrize(("select", "branches"), [(None, False), (True, False), (False, True)])
+def test_xla_is_given_no_branch(select, branches):
+    variable, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.Adam()
+    optimizer.build([variable])
+    loss_scaler = scaler.LossScaler(select=select)
+
+    @tf.function(jit_compile=True)
+    def step(x):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(variable * x))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable], clip_norm=1.0).finite
+
+    x = tf.constant([1.0, 2.0])
+    assert bool(step(x))
+    assert (step.experimental_get_compiler_ir(x)(stage="hlo").count("conditional(") > 0) is branches
+
+
+@pytest.mark.parametrize("optimizer", [keras.optimizers.Adafactor(), lambda grads, variables: None])
+def test_an_optimizer_that_does_not_fit_is_refused(optimizer):
+    variable, loss_scaler = tf.Variable([1.0, 2.0]), scaler.LossScaler(select=True)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(variable))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable]).finite
+
+    with pytest.raises(InvalidArgument, match=r"select=True.*Expected SGD, Adam.*or select=None"):
+        step()
+    np.testing.assert_array_equal(variable, [1.0, 2.0])
+
+
+def test_no_other_value_is_taken():
+    with pytest.raises(InvalidArgument, match=r"select.*'gpu'"):
+        scaler.LossScaler(select="gpu")
+
+
+@pytest.mark.parametrize(("count", "bad"), [(2, 0), (2, 1), (4, 3)])
+def test_all_replicas_skip_where_one_overflows(count, bad):
+    strategy = mirrored(count)
+    with strategy.scope():
+        variable, moved = tf.Variable([1.0, 2.0]), tf.Variable(0.0, trainable=False)
+        optimizer, loss_scaler = keras.optimizers.Adam(0.5), scaler.LossScaler(select=True)
+        optimizer.build([variable])
+
+    def step(x):
+        before = scaler.snapshot([moved])
+        moved.assign_add(1.0)
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(variable * x))
+        grads = tape.gradient(scaled, [variable])
+        outcome = loss_scaler.apply(optimizer, grads, [variable], clip_norm=1.0, rollback=before)
+        return outcome.finite, outcome.replica
+
+    run = tf.function(lambda xs: strategy.run(step, [xs]))
+
+    def given(values):
+        xs = strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(values[context.replica_id_in_sync_group])
+        )
+        finite, replica = run(xs)
+        return bool(strategy.experimental_local_results(finite)[0]), int(
+            strategy.experimental_local_results(replica)[0]
+        )
+
+    state = [variable, moved, *optimizer.variables]
+    everywhere = [part for v in state for part in strategy.experimental_local_results(getattr(v, "value", v))]
+    assert given([1.0] * count) == (True, -1)
+    before = raw(everywhere)
+    assert given([3e38 if number == bad else 1.0 for number in range(count)]) == (False, bad)
+    assert raw(everywhere) == before
+    assert given([1.0] * count) == (True, -1)
+    assert raw(everywhere) != before
+
+
+def test_explain_looks_at_the_weights_where_the_step_did_not():
+    variable, optimizer, loss_scaler = (
+        tf.Variable([1.0, 2.0], name="w"),
+        keras.optimizers.SGD(),
+        scaler.LossScaler(select=True),
+    )
+    optimizer.build([variable])
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(tf.square(variable)))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable])
+
+    assert bool(step().finite)
+    assert "No step was skipped yet" in loss_scaler.explain()
+    variable.assign([1.0, float("nan")])
+    assert int(step().weight) == -1
+    assert "the weight 'w:0' is already non-finite, and so is the loss" in loss_scaler.explain()
+
+
+def test_fit_takes_it_and_saves_it():
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.Adam(), select=True)
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert again.loss_scaler.select is True
+    assert "select" not in scaler.LossScaleOptimizer(keras.optimizers.Adam()).get_config()
+
+
+def test_an_update_by_hand_is_selected_for_a_window_that_is_not_complete():
+    """`when`: nothing moves in between, and the strategy and the counters do not either."""
+    variable, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.Adam()
+    optimizer.build([variable])
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(growth_interval=1), select=True)
+
+    @tf.function
+    def step(when, x):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(variable * x))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable], when=when)
+
+    state = [variable, *optimizer.variables, *loss_scaler._state.values(), *loss_scaler._counts.values()]
+    before = raw(state)
+    for x in (1.0, float("nan")):
+        outcome = step(tf.constant(False), tf.constant(x))
+        assert not bool(outcome.finite)
+        assert int(outcome.cause) == scaler.Cause.NONE
+        assert np.isnan(outcome.grad_norm)
+        assert raw(state) == before
+    assert int(loss_scaler.last_skip.cause) == scaler.Cause.NONE
+    assert bool(step(tf.constant(True), tf.constant(1.0)).finite)
+    assert int(loss_scaler.counters.attempted) == 1

@@ -1,0 +1,22 @@
+"""The two ways in which a step keeps a skip from moving anything: it selects its new values, or it branches."""
+
+import pytest
+
+from scaler.gate import choose
+
+ASKED = choose.selects_by_default
+"""What chooses outside of tests."""
+
+
+def select_always():
+    """Has steps of graphs select, as on a GPU."""
+    choose.selects_by_default = lambda: True
+
+
+def selects(mode):
+    """Whether a step in one of the `MODES` selects."""
+    return mode == "xla" or (mode != "eager" and choose.selects_by_default is not ASKED)
+
+
+second_look = pytest.mark.second_look
+"""A test of what only a step that branches tells, because it looks at gradients or weights again."""
