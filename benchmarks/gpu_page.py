@@ -29,7 +29,7 @@ from loops.diagnose.doctor.surroundings import surroundings
 
 NO_GPU = 3
 ROOT = pathlib.Path(__file__).parents[1]
-PROMISE, RESUME = "tests/properties/test_promise_machine.py", "tests/loops/test_exact_resume.py"
+PROMISE, RESUME = "tests/properties/test_promise_machine.py", "tests/loops/loop/test_exact_resume.py"
 PARTS = {
     "Copies and waits, beside the audit": ("benchmarks/gpu_copies.py", "benchmarks/gpu_copies.py --quick"),
     "Faults": (

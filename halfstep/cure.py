@@ -59,7 +59,7 @@ def text(step: int, cure: Cure) -> str:
     from loops.support.text import amount
 
     if not cure.known:
-        return f"Step {step}: nobody knows which layers need float32. {cure.why}"
+        return f"Step {step}: it is unknown which layers need float32. {cure.why}"
     if cure.layers is None:
         return f"Step {step} does not pass with every layer in float32 either: `halfstep explain` says why."
     at = "" if cure.at_scale is None else f", at a loss scale of {cure.at_scale:g}"

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     elif findings:
         _print(findings)
     else:
-        print("Nothing was found that float16 is known not to bear.")
+        print("No known problems with float16 were found.")
     return EXIT_FOUND if any(not finding.is_note for finding in findings) else 0
 
 

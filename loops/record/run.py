@@ -101,7 +101,7 @@ class Recorded:
     def critical(self) -> np.ndarray:
         """Float64 [steps]: the largest power of two at which each step would have been finite; NaN if not known.
 
-        It is what it is at least. Where a step was not finite, it is what it is at most.
+        A lower bound; for a step that was not finite, an upper bound.
         """
         low, high = self.column("critical_low"), self.column("critical_high")
         found = np.where(low > 0, low, high)
@@ -111,8 +111,8 @@ class Recorded:
     def margin(self) -> np.ndarray:
         """Float64 [steps]: octaves from the loss scale to the critical scale, NaN where it is not known.
 
-        It is what is there at least. Where a step was not finite, nobody knows by how much, and it is what is there at
-        most, which is below 0; minus infinity where no scale helps.
+        A lower bound on the headroom. For a step that was not finite it is a negative upper bound, and minus infinity
+        where no scale helps.
         """
         low, high, scale = (self.column(name) for name in ("critical_low", "critical_high", "loss_scale"))
         with np.errstate(divide="ignore", invalid="ignore"):

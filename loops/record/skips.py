@@ -174,6 +174,6 @@ def too_often(found: Health) -> str:
         return ""
     skips, steps = found.often
     return (
-        f"In the second half of the log {skips} of {steps} steps were skipped though the scale had not grown before: "
-        f"that is {skips / steps:.0%}, and up to {SHARE:.0%} is usual."
+        f"In the second half of the log {skips} of {steps} steps ({skips / steps:.0%}) were skipped without a growth "
+        f"of the scale before; up to {SHARE:.0%} is normal."
     )

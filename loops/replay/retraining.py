@@ -60,8 +60,7 @@ def change_strategy(loop: Loop, strategy: scaler.Strategy) -> None:
     step = loop.train_step
     if not isinstance(step, TrainStep) or step.layerwise is not None:
         raise LoopError(
-            "the run's train step is no loops.TrainStep with one loss scale, so that nobody knows where to put another "
-            "strategy."
+            "cannot change the strategy of this run: its train step is not a loops.TrainStep with a single loss scale."
         )
     step.loss_scaler = scaler.LossScaler(strategy)
 

@@ -1,4 +1,4 @@
-"""Modules that have moved, which are found at their old paths, too."""
+"""Modules that have moved, which are found at their old paths, too: by the table `_MOVED` of their package."""
 
 from __future__ import annotations
 

@@ -32,23 +32,49 @@ class Kind(str, enum.Enum):
     RECOMPUTE = "recompute"
 
 
+_NAMES = {
+    Kind.PREFETCH: "prefetch",
+    Kind.STEPS_PER_CALL: f"{STEPS_A_CALL} steps a call",
+    Kind.JIT_COMPILE: "jit_compile=True",
+    Kind.POLICY: "{policy}",
+    Kind.RECOMPUTE: "gradient checkpointing",
+}
+_ADVICE = {
+    Kind.PREFETCH: "end the dataset with .prefetch(tf.data.AUTOTUNE)",
+    Kind.STEPS_PER_CALL: (
+        f"loops.Loop(..., steps_per_call={STEPS_A_CALL}); in fit compile(steps_per_execution={STEPS_A_CALL})"
+    ),
+    Kind.JIT_COMPILE: "loops.TrainStep(..., jit_compile=True); in fit compile(jit_compile=True)",
+    Kind.POLICY: "keras.config.set_dtype_policy('{policy}') before the model is made",
+    Kind.RECOMPUTE: "tf.recompute_grad around each block: for memory, at the price of time",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
     """One change, tried.
 
     Attributes:
         kind: Of the change.
-        name: The same in a few words.
-        advice: What to write to have it.
         turns: Times before and after; None where it could not be tried.
         problem: Why it could not.
+        policy: The dtype policy that was tried, or None.
     """
 
     kind: Kind
-    name: str
-    advice: str
     turns: Turns | None
     problem: str | None = None
+    policy: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The change in a few words."""
+        return _NAMES[self.kind].format(policy=self.policy)
+
+    @property
+    def advice(self) -> str:
+        """What to write to have it."""
+        return _ADVICE[self.kind].format(policy=self.policy)
 
     @property
     def verdict(self) -> str:
@@ -57,7 +83,7 @@ class Trial:
 
     def as_dict(self) -> dict:
         """For JSON."""
-        return {**dataclasses.asdict(self), "verdict": self.verdict}
+        return {"name": self.name, "advice": self.advice, **dataclasses.asdict(self), "verdict": self.verdict}
 
 
 def try_all(program: Program, step: Running, seconds: float) -> Iterator[Trial]:
@@ -72,14 +98,12 @@ def try_all(program: Program, step: Running, seconds: float) -> Iterator[Trial]:
         plain = Batches(program.dataset, program.batch)
         ahead = Batches(program.dataset.prefetch(tf.data.AUTOTUNE), program.batch)
         turns = take_turns(lambda: step(plain.next()), lambda: step(ahead.next()), seconds)
-        yield Trial(Kind.PREFETCH, "prefetch", "end the dataset with .prefetch(tf.data.AUTOTUNE)", turns)
+        yield Trial(Kind.PREFETCH, turns)
     if program.settings.get("accumulate", 1) == 1 and program.steps_per_call == 1:
         yield _many_steps_a_call(program, step, seconds)
     if not (program.settings.get("jit_compile") or program.compiled):
         yield _tried(
             Kind.JIT_COMPILE,
-            "jit_compile=True",
-            "loops.TrainStep(..., jit_compile=True); in fit compile(jit_compile=True)",
             lambda: take_turns(step, Running(program, program.step(jit_compile=True)), seconds),
         )
     own = own_policy(program.model)
@@ -87,23 +111,17 @@ def try_all(program: Program, step: Running, seconds: float) -> Iterator[Trial]:
         if policy != own:
             yield _tried(
                 Kind.POLICY,
-                policy,
-                f"keras.config.set_dtype_policy({policy!r}) before the model is made",
                 functools.partial(_in_policy, program, step, policy, seconds),
+                policy,
             )
     if blocks_of(program.model):
         yield _tried(
             Kind.RECOMPUTE,
-            "gradient checkpointing",
-            "tf.recompute_grad around each block: for memory, at the price of time",
             lambda: take_turns(step, _changed(program, checkpointed(program.model)), seconds),
         )
 
 
 def _many_steps_a_call(program: Program, step: Running, seconds: float) -> Trial:
-    name = f"{STEPS_A_CALL} steps a call"
-    advice = f"loops.Loop(..., steps_per_call={STEPS_A_CALL}); in fit compile(steps_per_execution={STEPS_A_CALL})"
-
     def measure() -> Turns:
         many = Running(program, program.step(), many=True)
         return take_turns(lambda: _each(step, STEPS_A_CALL), many, seconds).of_one(STEPS_A_CALL)
@@ -112,8 +130,8 @@ def _many_steps_a_call(program: Program, step: Running, seconds: float) -> Trial
     took = milliseconds(step)
     if took > _LONG:
         problem = f"a step takes {took / 1000:.1f} s, and the time between two steps does not matter"
-        return Trial(Kind.STEPS_PER_CALL, name, advice, None, problem)
-    return _tried(Kind.STEPS_PER_CALL, name, advice, measure)
+        return Trial(Kind.STEPS_PER_CALL, None, problem)
+    return _tried(Kind.STEPS_PER_CALL, measure)
 
 
 def _in_policy(program: Program, step: Running, policy: str, seconds: float) -> Turns:
@@ -130,11 +148,11 @@ def _each(step: Callable[[], object], count: int) -> None:
         step()
 
 
-def _tried(kind: Kind, name: str, advice: str, measure: Callable[[], Turns]) -> Trial:
+def _tried(kind: Kind, measure: Callable[[], Turns], policy: str | None = None) -> Trial:
     try:
-        return Trial(kind, name, advice, measure())
+        return Trial(kind, measure(), policy=policy)
     except (scaler.ScalerError, tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
-        return Trial(kind, name, advice, None, sentence(error))
+        return Trial(kind, None, sentence(error), policy)
 
 
 def sentence(error: Exception) -> str:

@@ -167,11 +167,11 @@ class Attempts:
         return dataclasses.replace(lower, at_scale=1.0) if lower.finite else attempt
 
     def take_at(self, factor: float, batch: Any = None) -> Attempt:
-        """Takes the step once with gradients as large as at so many times its loss scale.
+        """Runs the step once with its loss scale multiplied by a factor.
 
         Args:
-            factor: As for `listening`.
-            batch: In the place of the step's own.
+            factor: The factor.
+            batch: A batch to take instead of the step's own.
         """
         batch = self.moment.batch if batch is None else batch
         hears = listening(self.scalers, self._factor, moves=False, nonzero=self._nonzero)

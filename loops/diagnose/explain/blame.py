@@ -16,7 +16,7 @@ from loops.diagnose.explain.worth import weighed
 _SURE = (Kind.OWN_VARIABLES_CLEARED, Kind.WEIGHT_DECAY)
 """Where one of these helps, it is what was wrong."""
 _GROWN = 100.0
-"""A loss that is so many times the least before it has left where it was."""
+"""If the loss exceeds the smallest loss before it by this factor, training has gone astray."""
 
 
 def in_order(known: Explanation, attempts: Attempts, proposed: list[Proposal]) -> list[Remedy]:

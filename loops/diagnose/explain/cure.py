@@ -62,10 +62,10 @@ def cure(
     a loss scale of 1, where an overflow of its own scale hides nothing.
 
     Args:
-        loop: As for `explain`.
-        step: As for `explain`.
-        run: As for `explain`.
-        progress: As for `explain`.
+        loop: The run's, with its `Checkpoint` and its log among the actions, before its first step.
+        step: The number of the step, from 1 on.
+        run: The folder with the log `steps.jsonl`, where the loop has no `JsonLines`.
+        progress: Called now and then with what is done.
 
     Returns:
         The layers' paths, in the order of the model; an empty list where the step passes as it is, and None where it
@@ -73,7 +73,7 @@ def cure(
 
     Raises:
         scaler.InvalidArgument: As for `explain`.
-        LoopError: As for `explain`, and if float32 could not be tried, so that nobody knows.
+        LoopError: As for `explain`, and if float32 could not be tried.
     """
     found = find_cure(loop, step, run=run, progress=progress)
     if not found.known:
@@ -88,10 +88,10 @@ def find_cure(
     """As `cure`, with why there is none.
 
     Args:
-        loop: As for `cure`.
-        step: As for `cure`.
-        run: As for `cure`.
-        progress: As for `cure`.
+        loop: The run's, as `cure` takes it.
+        step: The number of the step, from 1 on.
+        run: The folder with the log, as `cure` takes it.
+        progress: Called now and then with what is done.
     """
     moment = rewind(loop, step, run=None if run is None else pathlib.Path(run), progress=of_steps(progress))
     attempts = Attempts(moment, counted(progress))

@@ -26,7 +26,7 @@ def _replayed(found: Explanation) -> str:
     if found.reproduced:
         return ""
     if not found.comparable:
-        return f"Nobody can tell whether the replay is the run: {found.differs}"
+        return f"It is unknown whether the replay is the run: {found.differs}"
     return f"The replay is not the run: {found.differs} What follows is about the replay."
 
 
@@ -191,8 +191,8 @@ def _observed(found: Explanation) -> str:
     if found.observed_alike:
         return ""
     return (
-        "With every tensor read the step did something else than without, since TensorFlow then fuses less: "
-        "where it began is not certain."
+        "Reading every tensor changed the result, because TensorFlow then fuses fewer operations: where it began is "
+        "not certain."
     )
 
 

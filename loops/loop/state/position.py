@@ -121,13 +121,14 @@ def unlike(findings: Findings, *, skipping: bool) -> list[str]:
         )
     if findings.unknown:
         found.append(
-            f"the dataset uses {', '.join(findings.unknown)}, of which nobody has tried whether a saved position is "
-            "exact: a resumed run may see other data. Compare a resumed run with a whole one, or do without it."
+            f"the dataset uses {', '.join(findings.unknown)}, whose saved position has not been verified to "
+            "be exact: a resumed run may see other data. Compare a resumed run with an uninterrupted one, or avoid it."
         )
     if findings.unsaid:
         found.append(
-            f"{versions()} hides parts of the dataset ({', '.join(findings.unsaid)}), so that nobody can tell whether "
-            "a saved position is exact: a resumed run may see other data. Compare a resumed run with a whole one."
+            f"{versions()} hides parts of the dataset ({', '.join(findings.unsaid)}), so that it is unknown whether "
+            "a saved position is exact: a resumed run may see other data. Compare a resumed run with an "
+            "uninterrupted one."
         )
     return found
 

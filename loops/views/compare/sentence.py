@@ -105,8 +105,8 @@ def _tensors(found: Comparison) -> str:
 def _closer(found: Comparison) -> str:
     if found.reference is None:
         return (
-            "Which is closer to float32 cannot be told, since none of them is float32: train the same with the policy "
-            "float32 and the same seed, and give it as a third run."
+            "Cannot tell which is closer to float32: neither run is float32. Train the same with the policy float32 "
+            "and the same seed, and give it as a third run."
         )
     known = [row for row in found.rows if not any(map(math.isnan, row.distances))]
     if not known:

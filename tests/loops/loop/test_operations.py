@@ -209,7 +209,7 @@ def test_an_operation_that_nobody_tried_is_named(tmp_path):
     position.probe(tmp_path)
     assert position.problem is None
     (caveat,) = position.caveats
-    assert "uses Strange, of which nobody has tried" in caveat
+    assert "uses Strange, whose saved position has not been verified" in caveat
 
 
 @pytest.mark.parametrize("above", ["nothing", "batch"])

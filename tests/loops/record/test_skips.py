@@ -109,8 +109,8 @@ def test_a_scale_that_is_lower_after_each_growth_is_not():
     found = health(cycles(text, scales))
     assert (found.healthy, found.of_growth, found.often) == (False, 1, (3, 16))
     assert too_often(found) == (
-        "In the second half of the log 3 of 16 steps were skipped though the scale had not grown before: that is 19%, "
-        "and up to 5% is usual."
+        "In the second half of the log 3 of 16 steps (19%) were skipped without a growth of the scale before; up to 5% "
+        "is normal."
     )
 
 

@@ -28,7 +28,7 @@ lock.take()
 child = os.fork() if "fork" in sys.argv else 0
 if child or "fork" not in sys.argv:
     print(child, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

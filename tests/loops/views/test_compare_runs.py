@@ -40,7 +40,7 @@ def test_where_they_part_and_by_how_much(tmp_path):
     assert (row.octaves, row.largest, row.steps) == (1.0, 1.0, 60)
     assert by_name(found)["loss"].parts_at == 30
     assert "They part at update 17: activations/dense by 1 octave," in found.sentence
-    assert "cannot be told" in found.sentence
+    assert "Cannot tell which is closer" in found.sentence
 
 
 def test_rounding_is_no_parting(tmp_path):
