@@ -99,7 +99,7 @@ __all__ = [
     "weights",
 ]
 
-_MOVED = {
+MOVED_MODULES = {
     "explain": "scaler.outcome.sentence",
     "formats": "scaler.backend.formats",
     "layers": "scaler.backend.layers",

@@ -20,7 +20,7 @@ _DENSE: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "assign_add": lambda old, value: old + value,
     "assign_sub": lambda old, value: old - value,
 }
-_FLAG = "_halfstep_assigned_where"
+_FLAG = "halfstep_assigned_where"
 _SPARSE = ("scatter_update", "scatter_add", "scatter_sub")
 
 
