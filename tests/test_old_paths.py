@@ -34,7 +34,8 @@ def test_an_old_path_is_the_new_module_and_warns_once(old, monkeypatch):
 
 
 def test_the_warning_is_of_the_line_that_imports():
-    code = "import loops\nfrom loops.plots import loss\nfrom loops.workers.join import join_workers\n"
+    code = "import loops; loops.views.plots.loss\nfrom loops.plots import loss\n"
+    code += "from loops.workers.join import join_workers\n"
     code += "assert join_workers is loops.join_workers and loss is loops.plots.loss"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
