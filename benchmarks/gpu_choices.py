@@ -26,13 +26,22 @@ import tensorflow as tf
 import scaler
 from scaler.gate import compiled, joined
 
+NOTHING, CPUS, ALL = (0, 1), (2**11, 2**14), (2**40, 2**40)
+"""What `joined.limits` returns: elements of a variable that is joined, and of a chunk."""
+
+
+def joining(limits: tuple[int, int]) -> tuple:
+    return joined, "limits", lambda: limits
+
+
 CHOICES: dict[str, list[tuple]] = {
-    "nothing joined": [(joined, "_LARGEST", 0)],
-    "joined up to 2^16 elements": [(joined, "_LARGEST", 2**16), (joined, "_CHUNK", 2**16)],
-    "all joined": [(joined, "_LARGEST", 2**40), (joined, "_CHUNK", 2**40)],
-    "all compiled": [(joined, "_LARGEST", 0), (compiled, "_WORTH_COMPILING", 1)],
-    "all compiled in one call": [(joined, "_LARGEST", 0), (compiled, "_WORTH_COMPILING", 1), (compiled, "_MOST", 1)],
-    "nothing joined or compiled": [(joined, "_LARGEST", 0), (compiled, "_WORTH_COMPILING", 2**62)],
+    "nothing joined": [joining(NOTHING)],
+    "joined as on CPUs": [joining(CPUS)],
+    "joined up to 2^16 elements in chunks of 2^16": [joining((2**16, 2**16))],
+    "all joined": [joining(ALL)],
+    "all compiled": [joining(NOTHING), (compiled, "_WORTH_COMPILING", 1)],
+    "all compiled in one call": [joining(NOTHING), (compiled, "_WORTH_COMPILING", 1), (compiled, "_MOST", 1)],
+    "nothing joined or compiled": [joining(NOTHING), (compiled, "_WORTH_COMPILING", 2**62)],
 }
 QUICK_CHOICES = ("nothing joined", "all compiled")
 SELECTS = {"selecting": True, "branching": False} if "select" in inspect.signature(scaler.LossScaler).parameters else {}

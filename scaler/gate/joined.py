@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scaler.backend import replicas, twins
+from scaler.backend.devices import has_gpu
 from scaler.backend.selected import assign_chosen, flag_of
 from scaler.gate.on_values import is_value_by_value, moved, works_on_values
 from scaler.weights import masters as weights
@@ -25,6 +26,9 @@ _LARGEST = 2**11
 """Elements of a variable. To copy a larger one takes as long as the operations that this saves."""
 _CHUNK = 2**14
 """Elements of a chunk: float32 gradient, weight and slots stay in a core's cache from one operation to the next."""
+_LARGEST_ON_GPU, _CHUNK_ON_GPU = 2**16, 2**22
+"""A GPU starts an operation in the time in which it copies a quarter of a megabyte, and has no use for small chunks.
+Reckoned and not measured: `make gpu` compares them with others."""
 _FEWEST = 4
 """Variables of a chunk. Joining fewer costs more than it saves."""
 
@@ -52,14 +56,15 @@ def chunks_of(optimizer: Any, grads: Sequence, variables: Sequence, masters: Mas
     """
     if not works_on_values(optimizer):
         return []
+    largest, most = limits()
     models = _models(masters, variables)
     alike: dict[tuple, list[int]] = {}
     for place, (grad, variable, model) in enumerate(zip(grads, variables, models, strict=True)):
-        if _joins(optimizer, grad, variable):
+        if _joins(optimizer, grad, variable, largest):
             decaying = twins.decays(optimizer, variable)
             key = (decaying, grad.dtype, None if model is None else model.dtype, *variable.shape[1:])
             alike.setdefault(key, []).append(place)
-    chunks = [Chunk(tuple(places), key[0]) for key, found in alike.items() for places in cut(found, variables, _CHUNK)]
+    chunks = [Chunk(tuple(places), key[0]) for key, found in alike.items() for places in cut(found, variables, most)]
     return [chunk for chunk in chunks if len(chunk.places) >= _FEWEST]
 
 
@@ -114,9 +119,14 @@ def cut(places: Sequence[int], variables: Sequence, most: int) -> list[list[int]
     return groups
 
 
-def _joins(optimizer: Any, grad: Any, variable: Any) -> bool:
+def limits() -> tuple[int, int]:
+    """The most elements of a variable that is joined, and of a chunk, on the device that there is."""
+    return (_LARGEST_ON_GPU, _CHUNK_ON_GPU) if has_gpu() else (_LARGEST, _CHUNK)
+
+
+def _joins(optimizer: Any, grad: Any, variable: Any, largest: int) -> bool:
     shape = variable.shape
-    if isinstance(grad, tf.IndexedSlices) or not shape.rank or not 0 < shape.num_elements() <= _LARGEST:
+    if isinstance(grad, tf.IndexedSlices) or not shape.rank or not 0 < shape.num_elements() <= largest:
         return False
     return is_value_by_value(optimizer, variable)
 
