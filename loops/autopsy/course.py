@@ -142,7 +142,7 @@ def _cleared(attempts: Attempts, since: str) -> Remedy:
         return _tried(
             attempts,
             f"{OWN} before each step {since}",
-            f"Clear what the step sums before each update: {names}.",
+            f"Look at what the step makes of its own variables: {names}. Clear sums before each update.",
             lambda loop: None,
         )
     finally:

@@ -103,5 +103,5 @@ def blame_of(remedies: list[Remedy], where: str | None, fits_at: float | None) -
     precision = any(one.helps and "'" in one.name and one.name.endswith(" in float32") for one in remedies)
     if helped(remedies, ANOTHER_BATCH) and fits_at is None and not precision:
         return "batch"
-    course = any(remedy.helps for remedy in remedies if SINCE in remedy.name)
+    course = any(remedy.helps for remedy in remedies if SINCE in remedy.name and not remedy.name.startswith(OWN))
     return "weights" if where == "weights" or course else None

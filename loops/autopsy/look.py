@@ -176,7 +176,7 @@ def _with_origin(
     if more:
         proposed = proposals(attempts, layers, own, nearest, singular=singular, order=seen.order, operation=operation)
     remedies = in_order(dataclasses.replace(known, where=where), attempts, proposed)
-    if any(remedy.helps and remedy.name == OWN for remedy in remedies):
+    if known.fits_at is not None and helped(remedies, OWN):
         known = dataclasses.replace(known, verdict="overflow")
     known = dataclasses.replace(
         known,
