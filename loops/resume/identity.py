@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import json
+import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from loops.errors import CheckpointError
+from loops.errors import CheckpointError, ResumeWarning
+
+_NUMBER = re.compile(r"^([^/]*?)_\d+/")
 
 
 def identity(
@@ -51,7 +56,7 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
         CheckpointError: If they differ; the message names what does.
     """
     then, now = _flat(saved), _flat(here)
-    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    names = [name for name in {**then, **now} if not _same(then.get(name), now.get(name))]
     differences = [f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in names]
     if differences:
         raise CheckpointError(
@@ -62,6 +67,8 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
 
 def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
     """Compares what `variables.layout` returned then and now. Names may differ: Keras numbers layers by process.
+
+    Warns where variables have changed places among themselves, as far as their names tell.
 
     Raises:
         CheckpointError: If a variable is missing, added, or has another shape or dtype.
@@ -81,6 +88,44 @@ def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
             f"{path} was saved with another model, optimizer or train step: {what}. Build what that run built, or "
             "choose another folder."
         )
+    for group, now in here.items():
+        names = [[entry[0] for entry in entries] for entries in (saved[group], now)]
+        # Keras numbers a Sequential, too, whose name begins those of its variables.
+        moved = _changed_places(*names) or _changed_places(
+            *([_NUMBER.sub(r"\1/", name) for name in own] for own in names)
+        )
+        if moved:
+            pairs = ", ".join(f"{names[1][place]!r} that of {names[0][place]!r}" for place in moved[:3])
+            warnings.warn(
+                f"{path} holds the variables of its {group} in another order. By its place each gets the value of "
+                f"another one: {pairs}{', ...' if moved[3:] else ''}. Build the layers in the order of that run.",
+                ResumeWarning,
+                stacklevel=4,
+            )
+            return
+
+
+def _changed_places(then: list[str], now: list[str]) -> list[int]:
+    """The places whose names went round in a circle.
+
+    Where Keras numbers layers anew names move in one direction, and come back to no place.
+    """
+    counts = collections.Counter(then), collections.Counter(now)
+    places = {name: place for place, name in enumerate(now)}
+    to = {place: places[name] for place, name in enumerate(then) if counts[0][name] == counts[1][name] == 1}
+
+    def comes_back(place: int) -> bool:
+        at = to.get(place)
+        while at is not None and at != place:
+            at = to.get(at)
+        return at == place
+
+    return [place for place, at in to.items() if at != place and comes_back(place)]
+
+
+def _same(then: object, now: object) -> bool:
+    """Whether two values are the same; NaN is, also in lists."""
+    return then == now or json.dumps(then) == json.dumps(now)
 
 
 def _describe(optimizer: object) -> Any:

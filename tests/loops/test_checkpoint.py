@@ -357,3 +357,50 @@ def test_a_dataset_that_cannot_be_iterated_is_not_blamed_on_the_folder(tmp_path)
     with pytest.raises((tf.errors.InvalidArgumentError, loops.LoopError), match="cycle_length") as raised:
         loop.run(2)
     assert "folder" not in str(raised.value)
+
+
+def test_nan_is_no_other_number(tmp_path):
+    """A schedule that ends in NaN is one's own to find, and no other run."""
+
+    def optimizer():
+        return keras.optimizers.SGD(keras.optimizers.schedules.PolynomialDecay(0.1, 50, end_learning_rate=np.nan))
+
+    training(tmp_path, optimizer=optimizer()).run(2)
+    assert training(tmp_path, optimizer=optimizer(), resume=True).run(4).data == 4
+
+
+def layers(*names):
+    keras.utils.set_random_seed(0)
+    dense = [keras.layers.Dense(4, name=name) for name in names]
+    return keras.Sequential([keras.layers.Input((4,)), *dense, keras.layers.Dense(1, name="last")])
+
+
+def of_own_step(place, model):
+    optimizer, loss_scaler = keras.optimizers.SGD(0.1, momentum=0.9), scaler.LossScaler()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+            scaled = loss_scaler.scale(loss)
+        grads = tape.gradient(scaled, model.trainable_variables)
+        return {"applied": loss_scaler.apply(optimizer, grads, model.trainable_variables).finite, "loss": loss}
+
+    data = tf.data.Dataset.from_tensors((tf.ones([8, 4]), tf.ones([8, 1]))).repeat()
+    return loops.Loop(step, data, actions=[loops.Checkpoint(place, every=2, resume=True)])
+
+
+@pytest.mark.parametrize("names", [["first", "second"], ["block_1", "block_2"]])
+def test_layers_that_changed_places_are_named(tmp_path, names):
+    """Another model in the process gives the second Sequential another number."""
+    of_own_step(tmp_path, layers(*names)).run(2)
+    wrong = (
+        rf"holds the variables of its step in another order.*: '\S*{names[1]}/kernel' that of '\S*{names[0]}/kernel'"
+    )
+    with pytest.warns(loops.ResumeWarning, match=wrong):
+        of_own_step(tmp_path, layers(*reversed(names))).run(4)
+
+
+def test_layers_that_keras_numbers_anew_are_the_same(tmp_path):
+    """The names of three layers move by one: each but the last is that of another one in the checkpoint."""
+    of_own_step(tmp_path, layers("dense", "dense_1", "dense_2")).run(2)
+    of_own_step(tmp_path, layers("dense_1", "dense_2", "dense_3")).run(4)
