@@ -13,6 +13,7 @@ from loops.compared.aligned import aligned, lost_of, other_batches_at, step_at
 from loops.compared.result import Comparison, Row
 from loops.compared.sentence import sentence_of
 from loops.compared.series import LOSS, Series, is_float32, median_octaves, octaves, series_of, together, tolerance
+from loops.compared.settings import settings_that_differ
 from loops.compared.truth import Truth
 from loops.recorded import Recorded, as_recorded
 
@@ -72,6 +73,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
             tuple(name for name in first if name not in second and name != LOSS),
             tuple(name for name in second if name not in first and name != LOSS),
         ),
+        settings=settings_that_differ(*(run.facts for run in runs)),
         reference=true.name if true else None,
         closer=_closer(runs, rows, true),
         sentence="",

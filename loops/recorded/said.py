@@ -30,7 +30,8 @@ def facts_of(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except (CheckpointError, OSError):
         return said, {}
     run = saved["identity"].get("run")
-    return {**(run if isinstance(run, dict) else {}), **said}, dict(saved["versions"])
+    of_loop = {name: saved["identity"][name] for name in ("optimizer", "batches") if name in saved["identity"]}
+    return {**of_loop, **(run if isinstance(run, dict) else {}), **said}, dict(saved["versions"])
 
 
 def replayed_in(folder: pathlib.Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
