@@ -26,6 +26,7 @@ from loops.resume.held import Held, held_by
 from loops.resume.identity import identity
 from loops.resume.kernels import caveats as kernels_of
 from loops.resume.position import Position
+from loops.resume.settings import settings
 from loops.resume.state import RunState
 from loops.resume.variables import variable_groups
 from loops.signature import taking_batches
@@ -187,6 +188,7 @@ class Loop:
             position=self.position,
             actions=self.actions if actions is None else actions,
             identity=identity,
+            settings=settings(self.train_step, self.position.dataset),
             loss_scaler=self._loss_scaler,
         )
 

@@ -38,7 +38,7 @@ def identity(
         facts["strategy"] = repr(loss_scaler.strategy)
     optimizer = getattr(train_step, "optimizer", None)
     if optimizer is not None:
-        facts["optimizer"] = _describe(optimizer)
+        facts["optimizer"] = describe_optimizer(optimizer)
     for name in ("accumulate", "clip_norm"):
         if hasattr(train_step, name):
             facts[name] = getattr(train_step, name)
@@ -46,7 +46,7 @@ def identity(
     if clip is not None:
         facts["clip"] = repr(clip)
     facts["run"] = dict(run)
-    return json.loads(json.dumps(facts, default=_told_apart_by))
+    return as_json(facts)
 
 
 def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
@@ -55,8 +55,8 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
     Raises:
         CheckpointError: If they differ; the message names what does.
     """
-    then, now = _flat(saved), _flat(here)
-    names = [name for name in {**then, **now} if not _same(then.get(name), now.get(name))]
+    then, now = flat(saved), flat(here)
+    names = [name for name in {**then, **now} if not same(then.get(name), now.get(name))]
     differences = [f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in names]
     if differences:
         raise CheckpointError(
@@ -123,16 +123,22 @@ def _changed_places(then: list[str], now: list[str]) -> list[int]:
     return [place for place, at in to.items() if at != place and comes_back(place)]
 
 
-def _same(then: object, now: object) -> bool:
+def same(then: object, now: object) -> bool:
     """Whether two values are the same; NaN is, also in lists."""
     return then == now or json.dumps(then) == json.dumps(now)
 
 
-def _describe(optimizer: object) -> Any:
+def describe_optimizer(optimizer: object) -> Any:
+    """Its class and its configuration, where it is one of Keras."""
     if isinstance(optimizer, keras.optimizers.Optimizer):
         config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
         return {"class": type(optimizer).__name__, **config}
     return getattr(optimizer, "__qualname__", type(optimizer).__qualname__)
+
+
+def as_json(facts: Mapping) -> dict:
+    """The same after a way through JSON, as another process reads it."""
+    return json.loads(json.dumps(facts, default=_told_apart_by))
 
 
 def _told_apart_by(value: object) -> Any:
@@ -142,11 +148,12 @@ def _told_apart_by(value: object) -> Any:
     return type(value).__qualname__  # A repr may hold an address, which differs between processes.
 
 
-def _flat(facts: Mapping, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(facts: Mapping, prefix: str = "") -> dict[str, Any]:
+    """Without dicts inside: their names are joined with dots."""
+    found: dict[str, Any] = {}
     for name, value in facts.items():
-        flat.update(_flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value})
-    return flat
+        found.update(flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value})
+    return found
 
 
 def _variable(entry: list) -> str:
