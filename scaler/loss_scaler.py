@@ -454,10 +454,12 @@ class LossScaler(tf.Module):
 
         def names_from() -> int:
             # Known when the optimizer has created its slots.
-            values = (*targets, *moved.own_values)
-            paths = [getattr(value, "path", value.name) for value in values]
+            paths, own = (
+                [getattr(value, "path", value.name) for value in values] for values in (targets, moved.own_values)
+            )
             model = masters.model_variables if masters else targets
-            return self._names.begin(paths, name_of(optimizer), list(map(replicas.native, model)) if selects else ())
+            weights = list(map(replicas.native, model)) if selects else ()
+            return self._names.begin(paths, name_of(optimizer), weights, own)
 
         decision = gate.decide(
             gradients.matching([grads[i] for i in positions], moved.updated),
@@ -612,8 +614,12 @@ class LossScaler(tf.Module):
 
     @property
     def last_skip(self) -> Outcome:
-        """The outcome of the last skipped step, without norms. Its cause is `Cause.NONE` before the first skip."""
-        return self._kept.outcome(self._names.beginnings)
+        """The outcome of the last skipped step, without norms. Its cause is `Cause.NONE` before the first skip.
+
+        After a checkpoint was restored, `names_from` is -1 until this process has traced the step that was skipped, and
+        the positions of variables are beyond the end of any list.
+        """
+        return self._kept.outcome(self._names.lists)
 
     def explain(self, outcome: Outcome | None = None) -> str:
         """Explains in one sentence what a step did, with the name of the variable.

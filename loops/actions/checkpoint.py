@@ -15,6 +15,7 @@ from loops.loop.cadence import Cadence, Seconds
 from loops.loop.state import folder
 from loops.loop.state.common import Found, newest_common, place
 from loops.loop.state.identity import check_identity, check_layout
+from loops.loop.state.settings import differences
 from loops.loop.state.variables import layout
 from loops.loop.workers.workers import Workers
 from loops.support.checks import check_count
@@ -66,7 +67,8 @@ class Checkpoint:
             there is a best one. `best` is a folder of checkpoints like others, which a run can go on from.
         run: Names and values, as JSON has them, by which a run differs from others, such as its seed. The optimizer,
             the scaling strategy, the shapes of variables and of batches of a fixed size (`drop_remainder=True`) and the
-            number of replicas need no mention.
+            number of replicas need no mention. A step of one's own that goes on with other settings of an optimizer
+            that it names, or any run with another batch size or seed of its dataset, gets a `ResumeWarning`.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -133,6 +135,14 @@ class Checkpoint:
         checkpoint = tf.train.Checkpoint(**state.trackables())
         if number is not None:
             check_layout(path, facts["variables"], layout(state.groups))
+            different = differences(facts.get("settings", {}), state.settings)
+            if different:
+                warnings.warn(
+                    f"{path} was saved by a program with other settings: {'; '.join(different)}. A learning rate goes "
+                    "on as it was saved, all else is as it is now.",
+                    ResumeWarning,
+                    stacklevel=2,
+                )
             state.restore(checkpoint, path, facts)
         for caveat in loop.caveats():
             warnings.warn(f"Checkpoint: {caveat}", ResumeWarning, stacklevel=2)

@@ -23,6 +23,7 @@ from loops.loop.state.held import Held, held_by
 from loops.loop.state.identity import identity
 from loops.loop.state.kernels import caveats as kernels_of
 from loops.loop.state.position import Position
+from loops.loop.state.settings import settings
 from loops.loop.state.state import RunState
 from loops.loop.state.variables import variable_groups
 from loops.loop.unseen import UnseenLosses
@@ -187,6 +188,7 @@ class Loop:
             position=self.position,
             actions=self.actions if actions is None else actions,
             identity=identity,
+            settings=settings(self.train_step, self.position.dataset),
             loss_scaler=self._loss_scaler,
         )
 

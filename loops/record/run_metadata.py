@@ -30,15 +30,18 @@ def said_of(folder: pathlib.Path) -> Said:
     """
     summary = read_summary(folder) or {}
     versions = summary.get("digest_depends_on")
-    if isinstance(versions, dict):
-        return Said(summary, versions)
     saved = _newest_facts(folder)
     if saved is None:
-        return Said(summary, {})
+        return Said(summary, versions if isinstance(versions, dict) else {})
     identity = saved["identity"]
     run = identity.get("run")
-    counts = {name: identity[name] for name in ("replicas", "workers") if name in identity}
-    return Said({**(run if isinstance(run, dict) else {}), **counts, **summary}, dict(saved["versions"]))
+    of_loop = {name: identity[name] for name in _OF_A_LOOP if name in identity}
+    known = versions if isinstance(versions, dict) else dict(saved["versions"])
+    return Said({**(run if isinstance(run, dict) else {}), **of_loop, **summary}, known)
+
+
+_OF_A_LOOP = ("replicas", "workers", "optimizer", "batches")
+"""What a checkpoint's identity says beside its run."""
 
 
 def _newest_facts(folder: pathlib.Path) -> dict[str, Any] | None:

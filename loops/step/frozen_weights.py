@@ -19,14 +19,24 @@ from loops.step.scalers_in_graph import captured
 
 
 def models_of(train_step: object) -> list[keras.layers.Layer]:
-    """The models and layers that a step names: in its closure, as globals, or as attributes of its object.
+    """The models and layers that a step names.
+
+    Args:
+        train_step: Any callable.
+    """
+    return named_by(train_step, keras.layers.Layer)
+
+
+def named_by(train_step: object, sought: type) -> list[Any]:
+    """The objects of a class that a step names: in its closure, as globals, or as attributes of its object.
 
     Functions of the same module that it names are looked through, too. What it reaches in other ways is not found.
 
     Args:
         train_step: Any callable.
+        sought: The class.
     """
-    found: list[keras.layers.Layer] = []
+    found: list[Any] = []
     seen: dict[int, object] = {}
     waiting: list[Any] = [train_step, *_attributes(train_step)]
     while waiting:
@@ -34,10 +44,10 @@ def models_of(train_step: object) -> list[keras.layers.Layer]:
         if id(one) in seen:
             continue
         seen[id(one)] = one
-        if isinstance(one, keras.layers.Layer):
+        if isinstance(one, sought):
             found.append(one)
         elif isinstance(one, (list, tuple)):
-            waiting += [part for part in one if isinstance(part, keras.layers.Layer)]
+            waiting += [part for part in one if isinstance(part, sought)]
         elif isinstance(one, functools.partial):
             waiting += [one.func, *one.args, *one.keywords.values()]
         elif isinstance(one, types.MethodType):

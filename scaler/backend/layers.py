@@ -35,13 +35,14 @@ def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
         for layer in _layers_among(held):
             if id(layer) not in seen:
                 seen.add(id(layer))
-                own = _unused(f"{path}{layer.name}", found)
+                own = unused(f"{path}{layer.name}", found)
                 found[own] = layer
                 waiting.append((f"{own}/", layer))
     return found
 
 
-def _unused(path: str, taken: dict) -> str:
+def unused(path: str, taken: dict) -> str:
+    """The path, with ":2", ":3", ... behind it if it is taken."""
     number, free = 1, path
     while free in taken:
         number += 1

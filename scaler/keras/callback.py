@@ -24,8 +24,9 @@ class LossScaleLogger(keras.callbacks.Callback):
     `loss_scale`; `skipped_steps`, counted since the optimizer was created; and `last_skip`, the `Cause` of the last
     skip as a number, 0 if there was none. `model.optimizer.loss_scaler.explain()` explains it in words.
 
-    A model may have several `LossScaleOptimizer`s as attributes, as a GAN does. Each is then logged under the
-    attribute's name: `d_optimizer_loss_scale`.
+    A model may hold several `LossScaleOptimizer`s, as a GAN does. Each is then logged under the name of the attribute
+    that holds it: `d_optimizer_loss_scale`, `optimizers_0_loss_scale` in a list, `critic_optimizer_loss_scale` for that
+    of a compiled model `critic` inside.
 
     A model keeps its compiled step until `compile` is called again, also for the next `fit`. If layers were frozen or
     unfrozen since, the callback refuses to go on with it, when `fit` or the next epoch begins.

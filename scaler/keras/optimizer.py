@@ -18,7 +18,7 @@ from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import build_optimizer, move_nothing, waits_for_values
 from scaler.gradients.lists import Gradient
 from scaler.gradients.pairs import as_list
-from scaler.keras import accumulation, arguments, configs, following_masters
+from scaler.keras import accumulation, arguments, configs, following_masters, protected_step
 from scaler.keras.other_names import OtherNames
 from scaler.keras.variable_order import Order
 from scaler.loss_scaler import LossScaler
@@ -205,6 +205,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         if trainable_variables is None and not self.built:
             raise InvalidArgument("apply(grads): pass the variables, too, or call build(variables) first.")
         variables = self._order.variables if trainable_variables is None else list(trainable_variables)
+        protected_step.applies(self, (v for g, v in zip(grads, variables, strict=False) if g is not None))
         if not self.built:
             unique = list({id(replicas.native(variable)): variable for variable in variables}.values())
             if waits_for_values(self, unique):

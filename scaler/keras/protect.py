@@ -16,8 +16,9 @@ from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.gate.rollback import chosen_state, state_of
-from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored
+from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored, optimizers_of
 from scaler.keras.optimizer import LossScaleOptimizer
+from scaler.keras.protected_step import ProtectedStep
 from scaler.keras.shown_metrics import Shown
 from scaler.weights.trainable import TrainableSet
 
@@ -47,15 +48,17 @@ def protect(model: keras.Model) -> keras.Model:
     once.
 
     Args:
-        model: A Keras model. At its first step it must be compiled with a `LossScaleOptimizer`, or have some as
-            attributes. A skip by any of them rolls back all of the state.
+        model: A Keras model. At its first step it must be compiled with a `LossScaleOptimizer`, or hold some in
+            attributes, also in lists and dicts or on layers; those of compiled models inside count, too. A skip by any
+            of them rolls back all of the state, and nothing that another optimizer has applied.
 
     Returns:
         The model.
 
     Raises:
-        InvalidArgument: If `model` is not a Keras model. At the first step, if there is no `LossScaleOptimizer`, or if
-            the step creates variables whose earlier values cannot be known.
+        InvalidArgument: If `model` is not a Keras model. At the first step, if there is no `LossScaleOptimizer`, if
+            the step applies gradients with one that the model does not hold, or if it creates variables whose earlier
+            values cannot be known.
     """
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"protect({model!r}): expected a keras.Model.")
@@ -69,6 +72,7 @@ def protect(model: keras.Model) -> keras.Model:
             stacklevel=2,
         )
     shown = Shown(model)
+    protected = ProtectedStep(model.name)
     made: list[bool] = []
     own_step, own_reset, own_results = model.train_step, model.reset_metrics, model.get_metrics_result
 
@@ -77,19 +81,28 @@ def protect(model: keras.Model) -> keras.Model:
         optimizers = _optimizers(model)
         # The optimizer alone cannot notice that layers were unfrozen.
         TrainableSet.of(model.weights).keep(f"fit of model {model.name!r}", "Compile the model again.")
-        step = _with_its_variables(own_step, data, made)
-        before = [(variable, tf.identity(variable)) for variable in _state(model)]
+        with protected.open(optimizers):
+            step = _with_its_variables(own_step, data, made)
+        before = [(variable, tf.identity(variable)) for variable in _state(model, protected)]
+        every = [held.optimizer for held in optimizers_of(model)]
+        iterations = [tf.identity(optimizer.iterations) for optimizer in every]
         rejected = _rejected(optimizers)
         shown.begin()
-        logs = step(data)
+        with protected.open(optimizers):
+            logs = step(data)
         bad = _rejected(optimizers) > rejected
         counted = shown.results()
-        _check_nothing_new(model, before)
-        state = {id(variable) for variable in _state(model)}
+        _check_nothing_new(model, before, protected)
+        state = {id(variable) for variable in _state(model, protected)}
         left = [pair for pair in before if id(pair[0]) in state]
+        applied = [tf.identity(one.iterations) > then for one, then in zip(every, iterations, strict=True)]
         for variable, value in left:
             own = replicas.own_component(variable)
-            own.assign(tf.where(bad, value, own) if variable.trainable else chosen_state(own, value, ~bad))
+            if variable.trainable:
+                kept = [flag for one, flag in zip(every, applied, strict=True) if _updates(one, variable)]
+                own.assign(tf.where(bad & ~tf.reduce_any([False, *kept]), value, own))
+            else:
+                own.assign(chosen_state(own, value, ~bad))
         return shown.end(logs, counted, bad)
 
     @functools.wraps(own_reset)
@@ -148,31 +161,33 @@ def _making_variables_outside(step: Callable, data: Any) -> Any:
         return step(data)
 
 
-def _state(model: keras.Model) -> list:
+def _state(model: keras.Model, protected: ProtectedStep) -> list:
     """All variables of the model except those that an optimizer is known to update, and all that its layers assign."""
     assigned = {id(variable): variable for variable in state_of(model)}
     variables = {id(v): v for v in (*model.variables, *model.metrics_variables)}
-    others = {place: one for place, one in variables.items() if place in assigned or not _updated(model, one)}
+    own = [held.optimizer for held in optimizers_of(model) if held.own]
+    others = {
+        place: one
+        for place, one in variables.items()
+        if place in assigned or not (protected.updates(one) or any(_updates(optimizer, one) for optimizer in own))
+    }
     return list((others | assigned).values())
 
 
-def _updated(model: keras.Model, variable: Any) -> bool:
-    for optimizer in vars(model).values():
-        if isinstance(optimizer, LossScaleOptimizer):
-            if optimizer.updates(variable):
-                return True
-        elif isinstance(optimizer, keras.optimizers.Optimizer) and optimizer.built:
-            known = built_for(optimizer)
-            if known is None:
-                raise unsupported("protect", f"does not tell which variables {type(optimizer).__name__} updates.")
-            if any(variable is own for own in known):
-                return True
-    return False
+def _updates(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
+    if isinstance(optimizer, LossScaleOptimizer):
+        return optimizer.updates(variable)
+    if not optimizer.built:
+        return False
+    known = built_for(optimizer)
+    if known is None:
+        raise unsupported("protect", f"does not tell which variables {type(optimizer).__name__} updates.")
+    return any(variable is own for own in known)
 
 
-def _check_nothing_new(model: keras.Model, before: list) -> None:
+def _check_nothing_new(model: keras.Model, before: list, protected: ProtectedStep) -> None:
     known = {id(variable) for variable, _ in before}
-    new = [variable.path for variable in _state(model) if id(variable) not in known]
+    new = [variable.path for variable in _state(model, protected) if id(variable) not in known]
     if new:
         raise InvalidArgument(
             f"protect: the train step of model {model.name!r} made the variables {new}: their values before the step "

@@ -9,13 +9,16 @@ checkpoint. With more variables an older run folder or Keras file would be refus
 The position belongs to the non-finite weight if there is one, else to the nearest gradient. Models have at most 2^20
 variables. A replica beyond the 14th is kept as the 15th.
 
-A scaler may apply gradients to several lists of variables. Positions are kept among the names of all of them, so that
-they tell which list it was. An index of -1 or -2 is no position: twice the place where the names begin is taken off it.
+A scaler may apply gradients to several lists of variables, and another process may trace them in another order. Each
+list has a place that follows from its names, and positions are kept from that place on, so that they tell which list it
+was. An index of -1 or -2 is no position: twice the place is taken off it. Positions below `FIRST_PLACE` are those of an
+older checkpoint, which counted them in the order of tracing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import tensorflow as tf
 
@@ -29,6 +32,8 @@ LAST_REPLICA = 14
 """The largest number of a replica that is kept. It stands for this one or a later one."""
 MOST_NAMES = 2**20
 """How many names of variables a position may stand for."""
+FIRST_PLACE = 2**16
+"""Where the first list of names may begin."""
 _HELPS, _IS_WEIGHT, _POSITION, _REPLICA, _COUNT = 2**4, 2**5, 2**6, 2**27, 2**20
 _NEVER = {"loss_scale": 0.0, "cause": int(Cause.NONE), "has_nan": False, "index": -1}
 
@@ -69,23 +74,25 @@ class LastSkip:
         """Corrects a stored cause of OVERFLOW after the diagnosis. Both arguments are scalar bools."""
         self.variables["cause"].assign_add(correction(backward, lower_helps))
 
-    def outcome(self, beginnings: Sequence[int] = ()) -> Outcome:
+    def outcome(self, lists: Mapping[int, int] = MappingProxyType({})) -> Outcome:
         """The outcome of the stored skip, without norms.
 
         Args:
-            beginnings: Where the names of each list of variables begin, in order.
+            lists: How many names each list has that the scaler knows, by the place where it begins.
         """
         kept = {field: tf.identity(variable) for field, variable in self.variables.items()}
         loss_scale, nan = kept.pop("loss_scale"), tf.constant(float("nan"))
         skip = unpacked(**kept)
-        names_from = _beginning(skip.index, beginnings)
-        skip = _moved(skip, -names_from)
+        place = tf.where(skip.index < 0, (-skip.index - 1) // 2, skip.index)
+        names_from = _beginning(place, lists)
+        # The positions of a list that nobody knows here are left beyond any list.
+        moved = _moved(skip, -tf.where((names_from < 0) & (skip.index < 0), place, tf.maximum(names_from, 0)))
         return Outcome(
             finite=tf.equal(skip.cause, int(Cause.NONE)),
             loss_scale=loss_scale,
             grad_norm=nan,
             clipped_norm=nan,
-            **skip._asdict(),
+            **moved._asdict(),
             replica=kept["cause"] // _REPLICA - 1,
             names_from=names_from,
         )
@@ -98,10 +105,11 @@ def _moved(skip: Skip, by: int | tf.Tensor) -> Skip:
     return skip._replace(index=index, **{field: tf.where(at < 0, at, at + by) for field, at in positions.items()})
 
 
-def _beginning(index: tf.Tensor, beginnings: Sequence[int]) -> tf.Tensor:
-    """Where the list of names begins that a moved index belongs to, scalar int32."""
-    place = tf.where(index < 0, (-index - 1) // 2, index)
-    return tf.reduce_max(tf.where(tf.constant([0, *beginnings]) <= place, [0, *beginnings], 0))
+def _beginning(place: tf.Tensor, lists: Mapping[int, int]) -> tf.Tensor:
+    """Where the list begins that holds this place, scalar int32. 0 for an older checkpoint, -1 if no list does."""
+    lists = {0: FIRST_PLACE, **lists}
+    begin, count = tf.constant(list(lists)), tf.constant(list(lists.values()))
+    return tf.reduce_max(tf.where((begin <= place) & (place < begin + count), begin, -1))
 
 
 def packed(skip: Skip, replica: tf.Tensor | None = None) -> dict[str, tf.Tensor]:

@@ -95,7 +95,8 @@ class Outcome(NamedTuple):
         replica: Int32, the first replica whose own loss or gradients were not finite. -1 if there is one replica alone,
             if the step was applied, and if all replicas were alike: then it is no replica's share of the batch.
         names_from: Int32, where the names of this step's variables begin among the names that the scaler knows, for
-            `LossScaler.explain`. 0 unless the scaler applies gradients to several lists of variables.
+            `LossScaler.explain`. -1 if the scaler does not know them, in `LossScaler.last_skip` after a checkpoint was
+            restored.
     """
 
     finite: tf.Tensor

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from scaler.outcome.last_skip import LAST_REPLICA, MOST_COUNTED, MOST_NAMES
+from scaler.outcome.last_skip import FIRST_PLACE, LAST_REPLICA, MOST_COUNTED, MOST_NAMES
 from scaler.outcome.outcome import Cause, Outcome
 
 
@@ -28,12 +29,13 @@ def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer:
     if why is Cause.UPDATE:
         return _of_update(outcome, names, optimizer)
     where, weight = _where(outcome, names) + _whose(outcome), int(outcome.weight)
+    named = "a weight" if int(outcome.names_from) < 0 else f"the weight {_name(names, weight)!r}"
     if weight >= 0 and bool(outcome.lower_helps):
-        where += f"; the weight {_name(names, weight)!r} is already non-finite, but that is not why"
+        where += f"; {named} is already non-finite, but that is not why"
     elif weight >= 0:
         loss = ", and so is the loss" if why is Cause.LOSS else ""
         return (
-            f"The step was skipped because the weight {_name(names, weight)!r} is already non-finite"
+            f"The step was skipped because {named} is already non-finite"
             f"{loss}; {where}. No loss scale can help: load earlier weights, and look for what assigned it."
         )
     return _SENTENCES[why].format(
@@ -44,11 +46,16 @@ def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer:
     )
 
 
+_ATTEMPTS = 100
+"""How many places are tried for a list of names before those of all others are forgotten."""
+
+
 class Names:
-    """The names of the variables that a scaler applies gradients to, in one list for all its `apply`.
+    """The names of the variables that a scaler applies gradients to, by list.
 
     Attributes:
-        beginnings: Where the names of each list of variables begin, in order.
+        lists: How many names each list has, by the place where it begins. The place follows from the names, so that it
+            is the same in every process.
     """
 
     def __init__(self) -> None:
@@ -58,28 +65,37 @@ class Names:
         return {**vars(self), "_weights": {}}
 
     def _forget(self) -> None:
-        self.beginnings: list[int] = []
+        self.lists: dict[int, int] = {}
         self._known: dict[tuple[str, tuple[str, ...]], int] = {}
         self._weights: dict[int, list[weakref.ref]] = {}
-        self._count = 0
 
-    def begin(self, names: Sequence[str], optimizer: str, weights: Sequence = ()) -> int:
-        """Adds the names of an `apply`, unless they are known, and returns where they begin.
+    def begin(self, names: Sequence[str], optimizer: str, weights: Sequence = (), own: Sequence[str] = ()) -> int:
+        """Adds the names of an `apply`, unless they are known, and returns the place where they begin.
 
         Args:
             names: Of its variables.
             optimizer: Its name.
             weights: The model's variables, if the step does not look at them itself when it skips.
+            own: The names of the optimizer's own variables. Keras counts optimizers there, of all models: a place does
+                not depend on them.
         """
-        key = optimizer, tuple(names)
-        if self._count + len(names) > MOST_NAMES:
-            self._forget()
+        key = optimizer, (*names, *own)
         if key not in self._known:
-            self._known[key] = self._count
-            self.beginnings.append(self._count)
-            self._count += max(len(names), 1)
+            count = max(len(key[1]), 1)
+            place = self._free_place((optimizer, tuple(names)), count)
+            self._known[key] = place
+            self.lists[place] = count
         self._weights[self._known[key]] = list(map(weakref.ref, weights))
         return self._known[key]
+
+    def _free_place(self, key: tuple[str, tuple[str, ...]], count: int) -> int:
+        for attempt in range(_ATTEMPTS):
+            digest = hashlib.sha256(repr((attempt, key)).encode()).digest()
+            place = FIRST_PLACE + int.from_bytes(digest[:8], "big") % max(MOST_NAMES - FIRST_PLACE - count, 1)
+            if all(place + count <= begin or begin + many <= place for begin, many in self.lists.items()):
+                return place
+        self._forget()
+        return place
 
     def spoiled(self, beginning: int) -> int:
         """The position of the first weight that is not finite now, -1 if there is none or the step looked itself."""
@@ -90,10 +106,13 @@ class Names:
 
     def of(self, beginning: int) -> tuple[Sequence[str], str]:
         """The names that begin there, and the name of their optimizer."""
-        found = [(names, optimizer) for (optimizer, names), at in self._known.items() if at == beginning]
-        return found[0] if found else ((), "the optimizer")
+        known = [(names, optimizer, at) for (optimizer, names), at in self._known.items()]
+        # An older checkpoint does not tell the lists apart.
+        found = known if beginning == 0 and len(known) == 1 else [each for each in known if each[2] == beginning]
+        return found[0][:2] if found else ((), "the optimizer")
 
 
+_UNKNOWN = "the variable is unknown in this process until it has traced the step that was skipped"
 _SENTENCES = {
     Cause.LOSS: (
         "The step was skipped because the loss itself was not finite{weights}; {where}. No loss scale makes it finite: "
@@ -125,9 +144,10 @@ def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
             "make weights infinite, although the gradients are finite. Look at the learning rate or its schedule."
         )
     value = "a NaN" if bool(outcome.has_nan) else "an infinity"
-    name = _name(names, int(outcome.index))
+    unknown = int(outcome.names_from) < 0
+    first = f"; {_UNKNOWN}" if unknown else f", first in {_name(names, int(outcome.index))!r}"
     return (
-        f"The step was skipped because {optimizer} turned finite gradients into {value}, first in {name!r}; everything "
+        f"The step was skipped because {optimizer} turned finite gradients into {value}{first}; everything "
         "was rolled back. No loss scale can help: look at its epsilon and its slots, clip the gradients, or use "
         "another optimizer."
     )
@@ -145,6 +165,8 @@ def _where(outcome: Outcome, names: Sequence[str]) -> str:
     first, count, nearest = int(outcome.index), int(outcome.count), int(outcome.nearest)
     if first < 0:
         return "the non-finite gradient was not recorded"
+    if int(outcome.names_from) < 0:
+        return _UNKNOWN
     number = f"{MOST_COUNTED} or more" if count >= MOST_COUNTED else str(count)
     gradient = f"the gradient of {_name(names, first)!r}"
     if int(outcome.cause) == Cause.TOO_LARGE:

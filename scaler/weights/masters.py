@@ -31,6 +31,9 @@ class MasterWeights(tf.Module):
     It belongs to the variables it was made for. Setting `layer.trainable` changes `model.trainable_variables`: then
     make new masters, and a new optimizer. New masters start from the rounded weights.
 
+    Assign to the variables, not to `weights`: a variable that differs from its master wins at the next update. Two
+    objects over one variable would take each other's updates for assigned values, and lose what rounding had kept.
+
     Args:
         variables: The model's trainable variables.
 

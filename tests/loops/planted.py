@@ -533,6 +533,27 @@ def uncleared(run):
 STEPS["uncleared"] = 14
 
 
+def annealed(run):
+    """A temperature of the step's own that reaches 0: no loss scale helps, and no weight has gone bad."""
+    keras.utils.set_random_seed(1)
+    model, temperature = dense(plain(8, "first"), plain(1, "out")), tf.Variable(3.0, name="temperature")
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(4.0)), keras.optimizers.SGD(0.01)
+
+    def step(x, y):
+        temperature.assign_sub(1.0)
+        with tf.GradientTape() as tape:
+            loss = squares(y, tf.cast(model(x, training=True), tf.float32) / temperature)
+            scaled = loss_scaler.scale(loss)
+        grads = tape.gradient(scaled, model.trainable_variables)
+        outcome = loss_scaler.apply(optimizer, grads, model.trainable_variables)
+        return {"loss": loss, "applied": outcome.finite, "loss_scale": outcome.loss_scale}
+
+    return loop_of(step, inputs(16, 8), inputs(16, 1), run)
+
+
+STEPS["annealed"] = 3
+
+
 def compiled(run):
     """A scale that is too high, in a step that is a `tf.function` already."""
     keras.utils.set_random_seed(1)

@@ -1,9 +1,13 @@
 """Guards that a skip is explained with the names of its own variables, also if a scaler has several `apply`."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scaler.explain import Names
+from scaler.last_skip import FIRST_PLACE, MOST_NAMES
 from scaler_cases import modes
 
 import scaler
@@ -79,4 +83,102 @@ def test_the_names_of_an_apply_are_kept_once():
     for _ in range(3):
         parts.step(np.float32(1.0), NAN)
     tf.function(parts.step)(NAN, np.float32(1.0))
-    assert len(parts.loss_scaler._names.beginnings) == 2
+    assert len(parts.loss_scaler._names.lists) == 2
+
+
+class Apart:
+    """Two functions that share a scaler, as in a program whose processes may call them in any order."""
+
+    def __init__(self, names=("alpha", "beta", "gamma", "delta"), rate=0.1):
+        self.loss_scaler = scaler.LossScaler(scaler.Static(64.0))
+        variables = [keras.Variable([1.0], name=name) for name in names]
+        optimizers = [keras.optimizers.SGD(0.1), keras.optimizers.Adam(rate)]
+        for optimizer, own in zip(optimizers, (variables[:2], variables[2:]), strict=True):
+            optimizer.build(own)
+        self.first = tf.function(lambda factor: self.step(optimizers[0], variables[:2], factor))
+        self.second = tf.function(lambda factor: self.step(optimizers[1], variables[2:], factor))
+
+    def step(self, optimizer, variables, factor):
+        values = [variable.value for variable in variables]
+        with tf.GradientTape() as tape:
+            scaled = self.loss_scaler.scale(tf.reduce_sum(values[0]) + tf.sqrt(tf.reduce_sum(values[1]) * factor))
+        return self.loss_scaler.apply(optimizer, tape.gradient(scaled, values), variables)
+
+    def restored(self, path):
+        tf.train.Checkpoint(loss_scaler=self.loss_scaler).restore(path).assert_consumed()
+        return self
+
+
+ONE, ZERO = np.float32(1.0), np.float32(0.0)
+UNKNOWN = "the variable is unknown in this process until it has traced the step that was skipped"
+
+
+def saved_skip(tmp_path):
+    before = Apart()
+    before.first(ONE)
+    before.second(ONE)
+    before.second(ZERO)
+    said = before.loss_scaler.explain()
+    assert "the gradient of 'delta' is the first with" in said
+    return tf.train.Checkpoint(loss_scaler=before.loss_scaler).save(str(tmp_path / "ckpt")), said
+
+
+def test_a_saved_skip_is_named_only_by_a_process_that_knows_its_step(tmp_path):
+    path, said = saved_skip(tmp_path)
+    for order in (["first", "second"], ["second", "first"]):
+        after = Apart().restored(path)
+        assert int(after.loss_scaler.last_skip.names_from) == -1
+        assert UNKNOWN in after.loss_scaler.explain()
+        for function in order:
+            known = function == "second" or after.loss_scaler.explain() == said
+            getattr(after, function)(ONE)
+            assert after.loss_scaler.explain() == said if known else UNKNOWN in after.loss_scaler.explain()
+
+
+def test_a_saved_skip_of_other_variables_is_not_named(tmp_path):
+    path, _ = saved_skip(tmp_path)
+    after = Apart(["gamma", "delta", "epsilon", "zeta"]).restored(path)
+    after.second(ONE)
+    assert UNKNOWN in after.loss_scaler.explain()
+    with pytest.raises(IndexError):
+        _ = ["epsilon", "zeta"][int(after.loss_scaler.last_skip.variable)]
+    after.loss_scaler.stuck = scaler.StuckPolicy(consecutive_skips=1)
+    after.first(ZERO)
+    with pytest.raises(scaler.StuckError, match="delta"):
+        after.loss_scaler.check()
+
+
+def test_a_saved_learning_rate_is_blamed_before_its_step_is_traced(tmp_path):
+    before = Apart(rate=np.nan)
+    before.second(ONE)
+    path = tf.train.Checkpoint(loss_scaler=before.loss_scaler).save(str(tmp_path / "ckpt"))
+    after = Apart().restored(path)
+    assert "the learning rate of the optimizer is NaN" in after.loss_scaler.explain()
+    after.second(ONE)
+    assert "the learning rate of Adam is NaN" in after.loss_scaler.explain()
+
+
+def test_a_saved_weight_is_not_named_either(tmp_path):
+    before = Apart()
+    before.first(ONE)
+    spoiled = keras.Variable([np.inf], name="spoiled")
+    with tf.GradientTape() as tape:
+        scaled = before.loss_scaler.scale(tf.reduce_sum(spoiled.value) * 0.0)
+    before.loss_scaler.apply(keras.optimizers.SGD(), [tape.gradient(scaled, spoiled.value) * NAN], [spoiled])
+    said = before.loss_scaler.explain()
+    assert "the weight 'spoiled' is already non-finite" in said
+    path = tf.train.Checkpoint(loss_scaler=before.loss_scaler).save(str(tmp_path / "ckpt"))
+    after = Apart().restored(path)
+    after.first(ONE)
+    assert f"because a weight is already non-finite, and so is the loss; {UNKNOWN}" in after.loss_scaler.explain()
+
+
+def test_places_do_not_overlap_and_are_never_full():
+    names = Names()
+    for number in range(30):
+        names.begin([f"{number}/{i}" for i in range(40_000)], "SGD")
+        ends = sorted((begin, begin + count) for begin, count in names.lists.items())
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends))
+        assert ends[0][0] >= FIRST_PLACE
+        assert ends[-1][1] <= MOST_NAMES
+    assert names.of(names.begin(["29/0"], "SGD")) == (("29/0",), "SGD")

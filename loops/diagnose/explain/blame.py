@@ -108,5 +108,6 @@ def blame_of(remedies: list[Remedy], where: str | None, fits_at: float | None) -
     precision = any(one.helps and one.kind in IN_PLACE for one in remedies)
     if helped(remedies, Kind.ANOTHER_BATCH) and fits_at is None and not precision:
         return "batch"
-    course = any(remedy.helps for remedy in remedies if remedy.since_checkpoint)
+    own = Kind.OWN_VARIABLES_CLEARED
+    course = any(remedy.helps for remedy in remedies if remedy.since_checkpoint and remedy.kind is not own)
     return "weights" if where == "weights" or course else None

@@ -166,7 +166,7 @@ def _cleared(attempts: Attempts, since: str) -> Remedy:
             attempts,
             Kind.OWN_VARIABLES_CLEARED,
             f"the step's own variables set to zero before each step {since}",
-            f"Clear what the step sums before each update: {names}.",
+            f"Look at what the step makes of its own variables: {names}. Clear sums before each update.",
             lambda loop: None,
         )
     finally:

@@ -174,7 +174,8 @@ def _with_origin(
     if more:
         proposed = proposals(attempts, layers, own, nearest, singular=singular, order=seen.order, operation=operation)
     remedies = in_order(dataclasses.replace(known, where=where), attempts, proposed)
-    if any(one.helps and one.kind is Kind.OWN_VARIABLES_CLEARED and not one.since_checkpoint for one in remedies):
+    cleared = (one for one in remedies if one.kind is Kind.OWN_VARIABLES_CLEARED and not one.since_checkpoint)
+    if known.fits_at is not None and any(one.helps for one in cleared):
         known = dataclasses.replace(known, verdict="overflow")
     wider = helped(remedies, Kind.LAYER_IN_FLOAT32, nearest)
     known = dataclasses.replace(

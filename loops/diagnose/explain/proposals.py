@@ -309,11 +309,12 @@ def _of_state(attempts: Attempts) -> list[Proposal]:
     own = attempts.own_variables
     if not own:
         return []
+    names = ", ".join(one.name.split(":")[0] for one in own[:3])
     return [
         Proposal(
             Kind.OWN_VARIABLES_CLEARED,
             "the step's own variables set to zero",
-            "Clear what the step sums after each update: " + ", ".join(one.name.split(":")[0] for one in own[:3]) + ".",
+            f"Look at what the step makes of its own variables: {names}. Clear sums after each update.",
             lambda: zeroed(own),
         )
     ]

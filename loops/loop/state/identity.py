@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import json
+import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from loops.support.errors import CheckpointError
+from loops.support.errors import CheckpointError, ResumeWarning
+
+_NUMBER = re.compile(r"^([^/]*?)_\d+/")
 
 
 def identity(
@@ -33,7 +38,7 @@ def identity(
         facts["strategy"] = repr(loss_scaler.strategy)
     optimizer = getattr(train_step, "optimizer", None)
     if optimizer is not None:
-        facts["optimizer"] = _describe(optimizer)
+        facts["optimizer"] = describe_optimizer(optimizer)
     for name in ("accumulate", "clip_norm"):
         if hasattr(train_step, name):
             facts[name] = getattr(train_step, name)
@@ -41,7 +46,7 @@ def identity(
     if clip is not None:
         facts["clip"] = repr(clip)
     facts["run"] = dict(run)
-    return json.loads(json.dumps(facts, default=_told_apart_by))
+    return as_json(facts)
 
 
 def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
@@ -50,8 +55,8 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
     Raises:
         CheckpointError: If they differ; the message names what does.
     """
-    then, now = _flat(saved), _flat(here)
-    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    then, now = flat(saved), flat(here)
+    names = [name for name in {**then, **now} if not same(then.get(name), now.get(name))]
     differences = [f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in names]
     if differences:
         raise CheckpointError(
@@ -62,6 +67,8 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
 
 def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
     """Compares what `variables.layout` returned then and now. Names may differ: Keras numbers layers by process.
+
+    Warns where variables have changed places among themselves, as far as their names tell.
 
     Raises:
         CheckpointError: If a variable is missing, added, or has another shape or dtype.
@@ -81,13 +88,57 @@ def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
             f"{path} was saved with another model, optimizer or train step: {what}. Build what that run built, or "
             "choose another folder."
         )
+    for group, now in here.items():
+        names = [[entry[0] for entry in entries] for entries in (saved[group], now)]
+        # Keras numbers a Sequential, too, whose name begins those of its variables.
+        moved = _changed_places(*names) or _changed_places(
+            *([_NUMBER.sub(r"\1/", name) for name in own] for own in names)
+        )
+        if moved:
+            pairs = ", ".join(f"{names[1][place]!r} that of {names[0][place]!r}" for place in moved[:3])
+            warnings.warn(
+                f"{path} holds the variables of its {group} in another order. By its place each gets the value of "
+                f"another one: {pairs}{', ...' if moved[3:] else ''}. Build the layers in the order of that run.",
+                ResumeWarning,
+                stacklevel=4,
+            )
+            return
 
 
-def _describe(optimizer: object) -> Any:
+def _changed_places(then: list[str], now: list[str]) -> list[int]:
+    """The places whose names went round in a circle.
+
+    Where Keras numbers layers anew names move in one direction, and come back to no place.
+    """
+    counts = collections.Counter(then), collections.Counter(now)
+    places = {name: place for place, name in enumerate(now)}
+    to = {place: places[name] for place, name in enumerate(then) if counts[0][name] == counts[1][name] == 1}
+
+    def comes_back(place: int) -> bool:
+        at = to.get(place)
+        while at is not None and at != place:
+            at = to.get(at)
+        return at == place
+
+    return [place for place, at in to.items() if at != place and comes_back(place)]
+
+
+def same(then: object, now: object) -> bool:
+    """Whether two values are the same; NaN is, also in lists."""
+    return then == now or json.dumps(then) == json.dumps(now)
+
+
+def describe_optimizer(optimizer: object) -> Any:
+    """Its class and its configuration, where it is one of Keras."""
     if isinstance(optimizer, keras.optimizers.Optimizer):
         config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
         return {"class": type(optimizer).__name__, **config}
     return getattr(optimizer, "__qualname__", type(optimizer).__qualname__)
+
+
+def as_json(facts: Mapping) -> dict:
+    """The same after a way through JSON, as another process reads it."""
+    return json.loads(json.dumps(facts, default=_told_apart_by))
 
 
 def _told_apart_by(value: object) -> Any:
@@ -97,11 +148,12 @@ def _told_apart_by(value: object) -> Any:
     return type(value).__qualname__  # A repr may hold an address, which differs between processes.
 
 
-def _flat(facts: Mapping, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(facts: Mapping, prefix: str = "") -> dict[str, Any]:
+    """Without dicts inside: their names are joined with dots."""
+    found: dict[str, Any] = {}
     for name, value in facts.items():
-        flat.update(_flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value})
-    return flat
+        found.update(flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value})
+    return found
 
 
 def _variable(entry: list) -> str:

@@ -74,7 +74,7 @@ class _Draw:
 def look(dataset: tf.data.Dataset) -> Findings:
     """Looks through every operation of a dataset, also inside of the functions that they call."""
     walk = _Walk(dataset)
-    for part in _bottom_up(dataset):
+    for part in bottom_up(dataset):
         walk.visit(part)
     return Findings(
         problem=walk.problem,
@@ -90,14 +90,14 @@ def look(dataset: tf.data.Dataset) -> Findings:
 def drawn_anew(dataset: tf.data.Dataset) -> list[str]:
     """The operations that draw other random numbers each time that a dataset starts: their position is not in it."""
     walk = _Walk(dataset)
-    for part in _bottom_up(dataset):
+    for part in bottom_up(dataset):
         walk.visit(part)
     return sorted({spelled(draw.kind) for draw in walk.draws(dataset) if draw.anew and not draw.cached})
 
 
 def operations_called(dataset: tf.data.Dataset) -> set[str]:
     """The kinds of operations in the functions of a dataset."""
-    called = (function for part in _bottom_up(dataset) for function in functions(part))
+    called = (function for part in bottom_up(dataset) for function in functions(part))
     return {node.op for function in called for node in nodes(function.graph.as_graph_def())}
 
 
@@ -200,11 +200,11 @@ def surely_endless(dataset: tf.data.Dataset) -> bool:
 
     Of a filter and a generator nobody knows how much they give: repeated, they count as endless, and may end.
     """
-    sizes = [int(part.cardinality()) for part in _bottom_up(dataset)]
+    sizes = [int(part.cardinality()) for part in bottom_up(dataset)]
     return sizes[-1] == tf.data.INFINITE_CARDINALITY and tf.data.UNKNOWN_CARDINALITY not in sizes
 
 
-def _bottom_up(dataset: Any) -> list:
+def bottom_up(dataset: Any) -> list:
     """A dataset and all that it is made of, each once, inputs first; pipelines may be deeper than Python's stack."""
     order: dict[int, Any] = {}
     stack = [(dataset, False)]

@@ -36,6 +36,7 @@ class RunState:
         position: The loop's place in its dataset.
         actions: The loop's.
         identity: What tells this run from others.
+        settings: Others that the program says before its first step.
         loss_scaler: The train step's, to be described, or None.
     """
 
@@ -48,10 +49,11 @@ class RunState:
         position: Position,
         actions: Iterable,
         identity: Mapping,
+        settings: Mapping,
         loss_scaler: Any = None,
     ):
         self.groups, self.held = groups, held
-        self.identity = dict(identity)
+        self.identity, self.settings = dict(identity), dict(settings)
         self._counters, self._position, self._loss_scaler = counters, position, loss_scaler
         self._actions = _named(actions)
         self._facts = _Facts(self._describe)
@@ -117,6 +119,7 @@ class RunState:
             "format": _FORMAT,
             "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__},
             "identity": self.identity,
+            "settings": self.settings,
             "counters": {
                 "data": counters.data,
                 "attempted": counters.attempted,

@@ -14,6 +14,7 @@ from loops.views.compare.aligned import aligned, lost_of, other_batches_at, step
 from loops.views.compare.result import Comparison, Row
 from loops.views.compare.sentence import sentence_of
 from loops.views.compare.series import LOSS, Series, is_float32, median_octaves, octaves, series_of, together, tolerance
+from loops.views.compare.settings import settings_that_differ
 from loops.views.compare.truth import Truth
 
 _MARGIN = 2.0
@@ -72,6 +73,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
             tuple(name for name in first if name not in second and name != LOSS),
             tuple(name for name in second if name not in first and name != LOSS),
         ),
+        settings=settings_that_differ(*(run.facts for run in runs)),
         reference=true.name if true else None,
         closer=_closer(runs, rows, true),
         sentence="",

@@ -62,6 +62,7 @@ class Comparison:
         parts_at_steps: The step of each run at `parts_at`, or None.
         rows: The loss, then the tensors that both have, in the order of the first run.
         alone: The tensors that only one of them has, for each.
+        settings: The settings that differ as far as the runs say them, such as "learning_rate was 0.1 and 0.2".
         reference: The name of the float32 run, or None.
         closer: The name of the run that is closer to float32, or None.
         sentence: All that as text.
@@ -79,6 +80,7 @@ class Comparison:
     parts_at_steps: tuple[int, int] | None
     rows: tuple[Row, ...]
     alone: tuple[tuple[str, ...], tuple[str, ...]]
+    settings: tuple[str, ...]
     reference: str | None
     closer: str | None
     sentence: str
@@ -93,6 +95,21 @@ class Comparison:
     def parts_at(self) -> int | None:
         """The first update, or what `by` says, at which anything differs by more than rounding, or None."""
         return min((row.parts_at for row in self.rows if row.parts_at is not None), default=None)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether they part by more than rounding after the same bits, in the same formats and at the same loss scale.
+
+        Then something else than arithmetic parts them.
+        """
+        at = self.parts_at
+        if at is None or at == 1 or self.differs_at != at or any(row.formats[0] != row.formats[1] for row in self.rows):
+            return False
+        if self.other_batches_at is not None and self.other_batches_at <= at:
+            return False
+        steps = max(self.parts_at_steps or (at, at))
+        others = (self.scale_differs_at, self.decision_differs_at)
+        return all(other is None or other > steps for other in others)
 
     def to_dict(self) -> dict:
         """As JSON has it: null for numbers that JSON lacks, such as infinite octaves."""

@@ -16,7 +16,7 @@ def sentence_of(found: Comparison) -> str:
     """What came out, in a few sentences."""
     if not found.rows:
         return _parting(found)
-    parts = (_parting(found), _lost(found), _scales(found), _tensors(found), _closer(found))
+    parts = (_parting(found), _otherwise(found), _lost(found), _scales(found), _tensors(found), _closer(found))
     return " ".join(part for part in parts if part)
 
 
@@ -42,6 +42,18 @@ def _parting(found: Comparison) -> str:
             f" As that is the first {found.by}, look whether they began with the same weights and took the same batch."
         )
     return said
+
+
+def _otherwise(found: Comparison) -> str:
+    """What parts them beside their arithmetic; nothing where nothing is known."""
+    if found.settings:
+        return f"They were set up differently: {'; '.join(found.settings)}. What differs is of that, too."
+    if found.at_once:
+        return (
+            "Until then they are the same to the last bit, in the same formats and at the same loss scale, so that "
+            "something else than arithmetic parts them: look for another learning rate, other data or another seed."
+        )
+    return ""
 
 
 def _all(found: Comparison) -> str:
@@ -128,6 +140,8 @@ def _closer(found: Comparison) -> str:
     place = found.runs.index(found.closer)
     wins = sum(row.closer == place for row in known)
     said = f"{found.closer} is closer to float32 ({found.reference}), in {wins} of {amount(len(known), 'value')}"
+    if found.settings or found.at_once:
+        said += ", which tells nothing of their arithmetic"
     return f"{said}; of others it cannot be told{hidden}" if hidden else f"{said}."
 
 

@@ -357,3 +357,76 @@ def test_a_dataset_that_cannot_be_iterated_is_not_blamed_on_the_folder(tmp_path)
     with pytest.raises((tf.errors.InvalidArgumentError, loops.LoopError), match="cycle_length") as raised:
         loop.run(2)
     assert "folder" not in str(raised.value)
+
+
+def test_nan_is_no_other_number(tmp_path):
+    """A schedule that ends in NaN is one's own to find, and no other run."""
+
+    def optimizer():
+        return keras.optimizers.SGD(keras.optimizers.schedules.PolynomialDecay(0.1, 50, end_learning_rate=np.nan))
+
+    training(tmp_path, optimizer=optimizer()).run(2)
+    assert training(tmp_path, optimizer=optimizer(), resume=True).run(4).data == 4
+
+
+def layers(*names):
+    keras.utils.set_random_seed(0)
+    dense = [keras.layers.Dense(4, name=name) for name in names]
+    return keras.Sequential([keras.layers.Input((4,)), *dense, keras.layers.Dense(1, name="last")])
+
+
+def of_own_step(place, model, rate=0.1, momentum=0.9, size=4, seed=1):
+    optimizer, loss_scaler = keras.optimizers.SGD(rate, momentum=momentum), scaler.LossScaler()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+            scaled = loss_scaler.scale(loss)
+        grads = tape.gradient(scaled, model.trainable_variables)
+        return {"applied": loss_scaler.apply(optimizer, grads, model.trainable_variables).finite, "loss": loss}
+
+    data = tf.data.Dataset.from_tensor_slices((tf.ones([8, 4]), tf.ones([8, 1]))).shuffle(8, seed=seed)
+    data = data.repeat().batch(size)
+    return loops.Loop(step, data, actions=[loops.Checkpoint(place, every=2, resume=True)])
+
+
+@pytest.mark.parametrize("names", [["first", "second"], ["block_1", "block_2"]])
+def test_layers_that_changed_places_are_named(tmp_path, names):
+    """Another model in the process gives the second Sequential another number."""
+    of_own_step(tmp_path, layers(*names)).run(2)
+    wrong = (
+        rf"holds the variables of its step in another order.*: '\S*{names[1]}/kernel' that of '\S*{names[0]}/kernel'"
+    )
+    with pytest.warns(loops.ResumeWarning, match=wrong):
+        of_own_step(tmp_path, layers(*reversed(names))).run(4)
+
+
+def test_layers_that_keras_numbers_anew_are_the_same(tmp_path):
+    """The names of three layers move by one: each but the last is that of another one in the checkpoint."""
+    of_own_step(tmp_path, layers("dense", "dense_1", "dense_2")).run(2)
+    of_own_step(tmp_path, layers("dense_1", "dense_2", "dense_3")).run(4)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"rate": 0.2}, r"settings: SGD\.learning_rate was 0\.1\d* and is 0\.2\d*\. A learning rate goes on"),
+        ({"momentum": 0.5}, r"settings: SGD\.momentum was 0\.9 and is 0\.5\. A"),
+        ({"size": 2}, r"settings: batch\.batch_size was 4 and is 2\. A"),
+        ({"seed": 2}, r"settings: shuffle\.seed2 was 1 and is 2\. A"),
+    ],
+    ids=str,
+)
+def test_other_settings_of_a_step_of_ones_own_are_named(tmp_path, other, named):
+    of_own_step(tmp_path, layers("first")).run(2)
+    with pytest.warns(loops.ResumeWarning, match=named) as said:
+        of_own_step(tmp_path, layers("first"), **other).run(4)
+    assert len(said) == 1
+
+
+def test_a_learning_rate_that_the_run_itself_moved_is_no_other_setting(tmp_path):
+    loop = of_own_step(tmp_path, layers("first"))
+    rate = next(variable for variable in loop.state({}).groups["step"] if "learning_rate" in variable.name)
+    loop.actions.insert(0, lambda visit: rate.assign(0.05))
+    loop.run(2)
+    of_own_step(tmp_path, layers("first")).run(4)

@@ -65,6 +65,7 @@ COMPARISON = Comparison(
     parts_at_steps=(17, 17),
     rows=(LONG_ROW,),
     alone=((), ()),
+    settings=(),
     reference="b",
     closer="a",
     sentence="They part.",

@@ -48,6 +48,7 @@ EXPECTED = {
     "loss_over_zero": ("loss", "forward", None, "inf", "denominator in the loss or the step moved by 0.001"),
     "unbounded_variance": ("loss", "forward", "sampling", "inf", "inputs of 'sampling' clipped to [-5, 5]"),
     "uncleared": ("overflow", "backward", None, "inf", "the step's own variables set to zero"),
+    "annealed": ("loss", "forward", None, "inf", "the step's own variables set to zero"),
 }
 
 
@@ -91,6 +92,13 @@ def test_the_cause_is_found_and_the_remedy_works(runs, name):
 
 def remedy_of(found, name):
     return next(one for one in found.remedies if one.name == name)
+
+
+def test_what_the_step_keeps_itself_is_not_the_weights(runs):
+    found = explain(planted.annealed(runs("annealed")))
+    assert (found.step, found.fits_at, found.blame) == (3, None, None)
+    assert "no loss scale helps" in found.sentence
+    assert "Look at what the step makes of its own variables: temperature." in found.sentence
 
 
 def test_a_scale_at_which_the_trouble_becomes_zero_is_no_remedy(runs):

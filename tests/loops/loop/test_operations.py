@@ -9,7 +9,7 @@ from position_cases import forgotten, numbers, resumed, shuffled, take
 
 from loops.backend.datasets import functions
 from loops.loop.state.operations import OPERATIONS, Memory, kind, nodes, spelled
-from loops.loop.state.pipeline import _bottom_up, look
+from loops.loop.state.pipeline import bottom_up, look
 from loops.loop.state.position import Position
 
 Dataset = tf.data.Dataset
@@ -138,7 +138,7 @@ ELSEWHERE = {
 
 def kinds(dataset):
     found = set()
-    for part in _bottom_up(dataset):
+    for part in bottom_up(dataset):
         inside = [node.op for function in functions(part) for node in nodes(function.graph.as_graph_def())]
         found |= {kind(name) for name in (type(part).__name__, *inside)}
     return found
@@ -268,7 +268,7 @@ def test_a_pipeline_deeper_than_the_stack_is_walked(tmp_path):
     dataset = numbers(1)
     for _ in range(1500):
         dataset = dataset.concatenate(numbers(1))
-    assert len(_bottom_up(dataset)) == 3001
+    assert len(bottom_up(dataset)) == 3001
 
 
 def test_names_of_classes_and_kernels_are_one():

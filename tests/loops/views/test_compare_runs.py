@@ -2,8 +2,10 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
+from loop_cases import dataset, plain_model, squared_error
 from recorded_cases import write_run
 
 import halfstep as cli
@@ -250,3 +252,42 @@ def test_a_missing_run_is_one_line(tmp_path, capsys):
     status, printed, errors = command(capsys, tmp_path / "none", tmp_path)
     assert (status, printed) == (2, "")
     assert "no such folder" in errors
+
+
+def test_a_parting_that_no_rounding_makes_is_put_down_to_something_else(tmp_path):
+    """As of another learning rate from update 17 on: until then the runs are the same."""
+    base, true = write_run(tmp_path / "base", skips=()), write_run(tmp_path / "true", skips=(), dtype="float32")
+    other = write_run(tmp_path / "other", skips=(), amax=growing(1.0, 17))
+    found = loops.observe.compare(base, other, true)
+    assert found.at_once
+    assert "the same to the last bit, in the same formats and at the same loss scale, so that" in found.sentence
+    assert "in 3 of 4 values, which tells nothing of their arithmetic." in found.sentence
+    by_rounding = write_run(
+        tmp_path / "by_rounding", skips=(), amax=lambda s, p: growing(2**-9, 9)(s, p) * (1 + (s > 20))
+    )
+    of_another_format = write_run(tmp_path / "of_another", skips=(), amax=growing(1.0, 17), dtype="bfloat16")
+    at_another_scale = write_run(tmp_path / "scaled", skips=(), scale=lambda step: 2.0 ** (15 - (step > 9)))
+    for another in (by_rounding, of_another_format, at_another_scale):
+        found = loops.observe.compare(base, another, true)
+        assert found.parts_at > 1
+        assert not found.at_once
+        assert "nothing of their arithmetic" not in found.sentence
+
+
+def test_settings_that_the_runs_say_are_compared(tmp_path, three):
+    near, far, true = three
+    for run, rate in ((near, 0.1), (far, 0.2)):
+        (run / "summary.json").write_text(json.dumps({"policy": run.name, "learning_rate": rate, "seed": 3}))
+    found = loops.observe.compare(near, far, true)
+    assert found.settings == ("learning_rate is 0.1 and 0.2",)
+    assert "They were set up differently: learning_rate is 0.1 and 0.2. What differs is of that, too." in found.sentence
+    assert "in 3 of 4 values, which tells nothing of their arithmetic." in found.sentence
+
+
+def test_settings_are_read_from_the_checkpoints_of_a_run(tmp_path):
+    runs = []
+    for rate in (0.1, 0.2):
+        runs.append(write_run(tmp_path / str(rate), skips=()))
+        step = loops.TrainStep(plain_model(), squared_error, keras.optimizers.SGD(rate))
+        loops.Loop(step, dataset(2, 8), actions=[loops.Checkpoint(runs[-1] / "checkpoints", every=1)]).run(1)
+    assert loops.observe.compare(*runs).settings == ("optimizer.learning_rate is 0.1 and 0.2",)

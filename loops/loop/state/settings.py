@@ -1,0 +1,46 @@
+"""Settings of a run that a checkpoint cannot restore: those of a step's optimizers, and those of its dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from loops.backend.datasets import argument
+from loops.loop.state.identity import as_json, describe_optimizer, flat, same
+from loops.loop.state.operations import kind, spelled
+from loops.loop.state.pipeline import bottom_up
+from loops.step.frozen_weights import named_by
+
+_ARGUMENTS = ("batch_size", "buffer_size", "seed", "seed2")
+
+
+def settings(train_step: object, dataset: tf.data.Dataset) -> dict:
+    """What the program says of its optimizers and its dataset before the first step, as JSON.
+
+    Args:
+        train_step: Any callable. Of a step of one's own, the optimizers that it names are found.
+        dataset: What it is given.
+    """
+    facts: dict[str, Any] = {}
+    for optimizer in reversed(named_by(train_step, keras.optimizers.Optimizer)):
+        _add(facts, type(optimizer).__name__, describe_optimizer(optimizer))
+    for part in bottom_up(dataset):
+        made_with = {name: value for name in _ARGUMENTS if (value := argument(part, name)) is not None}
+        if made_with:
+            _add(facts, spelled(kind(type(part).__name__) or type(part).__name__), made_with)
+    return as_json(facts)
+
+
+def differences(saved: Mapping, here: Mapping) -> list[str]:
+    """What both programs have and is not the same, each with both values."""
+    then, now = flat(saved), flat(here)
+    names = [name for name in then if name in now and not same(then[name], now[name])]
+    return [f"{name} was {then[name]!r} and is {now[name]!r}" for name in names]
+
+
+def _add(facts: dict, name: str, value: Any) -> None:
+    number = sum(other.split(" ")[0] == name for other in facts) + 1
+    facts[name if number == 1 else f"{name} {number}"] = value
