@@ -47,10 +47,10 @@ def look_upstream(
 
 
 def _all_upstream(values: list) -> list:
-    """Everything that values come from, also behind a `stop_gradient`: a scale may pass through it as a factor."""
+    """All floating-point tensors that values come from, also behind a `stop_gradient`: a scale may be a factor there."""
     seen, waiting = [], values
     while waiting:
-        found = list(upstream(waiting))
+        found = [tensor for tensor in upstream(waiting) if tensor.dtype.is_floating]
         seen += found
         waiting = [tensor.op.inputs[0] for tensor in found if not is_eager(tensor) and tensor.op.type == _STOPS]
     return seen

@@ -13,7 +13,7 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend.graphs import is_eager
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, READ, UNSCALED, Marks, edges_upstream, kind_of
+from scaler.mistakes.marks import LOSS_SCALE, READ, UNSCALED, Marks, edges_of_gradients, kind_of
 from scaler.mistakes.scaled_twice import divides_by_a_scale, owner_of_scale
 
 _SUMS = ("AddV2", "Add", "AddN", "Sub")
@@ -68,7 +68,7 @@ def _carried(values: Sequence[tf.Tensor]) -> dict[tuple, _Factors]:
     users: dict[tuple, list[tuple]] = {}
     carried: dict[tuple, _Factors] = {}
     waiting = []
-    for node, sources in edges_upstream(values, kind_of):
+    for node, sources in edges_of_gradients(values):
         factor = _BY_HAND if divides_by_a_scale(node[0]) else _factor(node[0])
         key = node[0].ref(), node[1]
         carried[key] = frozenset() if factor is None else frozenset([factor])

@@ -11,7 +11,18 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend.graphs import graphs_around, is_eager
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, UNSCALED, Marks, kind_of, mark, marks_upstream, upstream
+from scaler.mistakes.marks import (
+    LOSS_SCALE,
+    READ,
+    SCALED,
+    UNSCALED,
+    Marks,
+    kind_of,
+    mark,
+    marks_of_gradients,
+    marks_upstream,
+    upstream,
+)
 
 _OWNER = "_halfstep_owner"
 
@@ -127,7 +138,7 @@ def owner_of_scale(marked: tf.Tensor) -> object | None:
 
 def marks_of(grads: Sequence[gradients.Gradient]) -> Marks:
     """The marks that gradients come from, by kind."""
-    return marks_upstream(gradients.values_of(grad) for grad in grads if tf.is_tensor(grad))
+    return marks_of_gradients([gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)])
 
 
 def reachable(tensor: tf.Tensor) -> bool:
