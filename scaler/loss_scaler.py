@@ -146,7 +146,7 @@ class LossScaler(tf.Module):
         self._names = Names()
         self._said_unseen = False
         self._use = Use()
-        self._open_losses = OpenLosses()
+        self._open_losses = OpenLosses(self._scale_now if only_scale(self.strategy) is None else None)
         self._is_constant = isinstance(self.strategy, (NoScaling, Static))
         self._is_one = self._is_constant and _equals_one(state.loss_scale)
         if stuck is not None and not isinstance(stuck, StuckPolicy):
@@ -222,7 +222,7 @@ class LossScaler(tf.Module):
             self._use.scales_by_hand()
             now = self._scale_now()
             opened = self._open.begin_by_hand(now)
-            self._opens(opened, tf.constant(True))
+            self._open_losses.opened(opened, tf.constant(True))
             # An open step of a foreign checkpoint may have had another scale, which `apply` would not divide by.
             return owned(opened if only_scale(self.strategy) is None else now, LOSS_SCALE, self)
         self._use.was_read(self._open, self._scale_now)
@@ -290,7 +290,7 @@ class LossScaler(tf.Module):
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
         loss_scale, loss_finite = owned(self._scale_now(), LOSS_SCALE, self), tf.math.is_finite(loss)
         self._open.begin(loss_finite, knows_its_loss(loss_scale, loss_finite))
-        self._opens(loss_scale, loss_finite)
+        self._open_losses.opened(loss_scale, loss_finite)
         return mark(loss * loss_scale, SCALED)
 
     @as_written
@@ -316,8 +316,7 @@ class LossScaler(tf.Module):
         self._use.check_one_scale("unscale", self._open, self._scale_now)
         unscale = gradients.unscale if self.sum_duplicates else gradients.divide
         result = marked_unscaled(unscale(grads, self.carried("unscale", grads, found=found).loss_scale))
-        if tf.executing_eagerly():
-            self._open_losses.ends(grads)
+        self._open_losses.ends(grads)
         self._use.unscales(Unscaled.of(grads, result))
         return result
 
@@ -442,8 +441,7 @@ class LossScaler(tf.Module):
             )
         else:
             loss_scale, loss_finite = as_scale("apply: loss_scale", loss_scale), self._loss_was_finite()
-        if tf.executing_eagerly():
-            self._open_losses.ends(grads, targets)
+        self._open_losses.ends(grads, targets)
         selects = gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
 
@@ -583,8 +581,7 @@ class LossScaler(tf.Module):
         check_event(self.strategy, event)
         self._use.check_open(self._open)
         self._use.ends()
-        if tf.executing_eagerly() and not bool(event.finite):
-            self._open_losses.end_all()
+        self._open_losses.end_all(event.finite)
         self._open.decided.assign(True)
         if tf.distribute.in_cross_replica_context():
             self._update(event)
@@ -762,12 +759,6 @@ class LossScaler(tf.Module):
 
     def _loss_was_finite(self) -> tf.Tensor:
         return tf.identity(self._open.loss_finite)
-
-    def _opens(self, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> None:
-        if not tf.executing_eagerly():
-            self._open_losses.graphs_scale = True
-        elif only_scale(self.strategy) is None:
-            self._open_losses.opened(loss_scale, loss_finite)
 
 
 _MAKE_ANEW = "Create the optimizer, the step and any MasterWeights again, or compile the model again."

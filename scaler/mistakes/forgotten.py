@@ -47,7 +47,7 @@ def look_upstream(
 
 
 def _all_upstream(values: list) -> list:
-    """All floating-point tensors that values come from, also behind a `stop_gradient`: a scale may be a factor there."""
+    """All floating-point tensors that values come from, also behind a `stop_gradient`: a scale may stand there."""
     seen, waiting = [], values
     while waiting:
         found = [tensor for tensor in upstream(waiting) if tensor.dtype.is_floating]
