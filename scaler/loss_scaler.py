@@ -497,6 +497,7 @@ class LossScaler(tf.Module):
             self._use.check_one_scale("apply", self._open, self._scale_now)
             if not self._is_one:
                 self._use.check_scaled(grads, variables)
+                self._use.check_all_scaled(grads, found, variables)
                 self._use.check_unscaled(grads)
         elif unscaled is True and not self._is_constant:
             self._use.check_still_scaled(grads, variables)

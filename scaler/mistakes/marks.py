@@ -62,7 +62,14 @@ class Mark(NamedTuple):
     operation: Any
 
 
-Marks = dict[str, list[Mark]]
+class Marks(dict[str, list[Mark]]):
+    """Marks by their kind.
+
+    Attributes:
+        marked: The keys of the nodes that come from one. Empty where nobody asked.
+    """
+
+    marked: frozenset[tuple] | set[tuple] = frozenset()
 
 
 def marks_upstream(tensors: Iterable[tf.Tensor]) -> Marks:
@@ -72,11 +79,14 @@ def marks_upstream(tensors: Iterable[tf.Tensor]) -> Marks:
 
 def marks_of_gradients(values: Sequence[tf.Tensor]) -> Marks:
     """As `marks_upstream`, also behind a `tf.stop_gradient` of a gradient."""
-    return _marks_in(edges_of_gradients(values))
+    edges = edges_of_gradients(values)
+    found = _marks_in(edges)
+    found.marked = _marked(edges)
+    return found
 
 
 def _marks_in(edges: Iterable[Edge]) -> Marks:
-    found: Marks = {}
+    found = Marks()
     for (tensor, calls), _ in edges:
         kind = kind_of(tensor)
         if kind:
@@ -128,19 +138,21 @@ def edges_of_gradients(values: Sequence[tf.Tensor]) -> list[Edge]:
     """
     edges = list(edges_upstream(values, kind_of))
     if any(_stops(tensor) for (tensor, _), _ in edges):
-        marked = reaching(edges, {node_key(node) for node, _ in edges if kind_of(node[0])})
+        marked = _marked(edges)
         without = [(value, ()) for value in values if node_key((value, ())) not in marked]
         edges += edges_upstream_of(without, kind_of, behind_stops=True)
     return edges
 
 
-def reaching(edges: Iterable[Edge], wanted: set[tuple]) -> set[tuple]:
-    """The keys of all nodes that come from one of the wanted ones, and of these."""
+def _marked(edges: Iterable[Edge]) -> set[tuple]:
+    """The keys of all nodes that come from a mark, and of the marks."""
     users: dict[tuple, list[tuple]] = {}
+    waiting = []
     for node, sources in edges:
         for source in sources:
             users.setdefault(node_key(source), []).append(node_key(node))
-    found, waiting = set(wanted), list(wanted)
+        waiting += [node_key(node)] if kind_of(node[0]) else []
+    found = set(waiting)
     while waiting:
         new = [user for user in users.get(waiting.pop(), ()) if user not in found]
         found.update(new)

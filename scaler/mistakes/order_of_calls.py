@@ -13,6 +13,8 @@ from scaler import gradients
 from scaler.backend.replicas import replica_count
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.mistakes.forgotten import nobody_scaled
+from scaler.mistakes.marks import Marks
+from scaler.mistakes.partly_scaled import partly_scaled
 from scaler.mistakes.still_scaled import still_scaled
 from scaler.open_step import OpenStep
 
@@ -116,6 +118,15 @@ class Use:
                 "an unscaled loss, and the step would be too small by this factor. Differentiate scale(loss). If you "
                 "scale by hand, read the factor from loss_scale. For no scaling use scaler.NoScaling().",
                 "not scaled",
+            )
+
+    def check_all_scaled(self, grads: Sequence, found: Marks, variables: Sequence) -> None:
+        """Warns about gradients of an unscaled loss beside or in a sum with those of a scaled one."""
+        if partly_scaled(grads, found, variables):
+            self.say_once(
+                "apply(grads): the loss scale divides all of these gradients, but only a part of them comes from a "
+                "scaled loss: the rest seem to be gradients of an unscaled loss or penalty, and would be too small by "
+                "this factor. Pass the sum of all losses and penalties to scale(loss)."
             )
 
     def check_open(self, step: OpenStep) -> None:
