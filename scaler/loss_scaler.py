@@ -422,7 +422,7 @@ class LossScaler(tf.Module):
         if rollback is not None and not tf.executing_eagerly():
             _left_out(rollback, trained).warn_of_unfrozen("apply", _MAKE_ANEW)
         found = marks_of(grads)
-        self._check_use(grads, found, unscaled, masters.model_variables if masters else targets)
+        self._check_use(grads, found, unscaled, masters.model_variables if masters else targets, when is not True)
         if update:
             self._use.ends()
         if names_unconnected and not self._use.unconnected_are_named:
@@ -482,18 +482,25 @@ class LossScaler(tf.Module):
             names_from=tf.constant(names_from()),
         )
 
-    def _refuse(self, method: str, grads: Sequence[gradients.Gradient], found: Marks) -> None:
+    def _refuse(
+        self, method: str, grads: Sequence[gradients.Gradient], found: Marks, may_leave_out: bool = False
+    ) -> None:
         # A scale of 1 may divide gradients that another scaler scaled and the user unscaled.
         owner = None if self._is_one else self
         refuse_gradients(method, grads, found, owner)
-        refuse_mixed(method, grads, found, owner)
+        refuse_mixed(method, grads, found, owner, may_leave_out)
 
     def _check_use(
-        self, grads: Sequence[gradients.Gradient], found: Marks, unscaled: bool | tf.Tensor, variables: Sequence
+        self,
+        grads: Sequence[gradients.Gradient],
+        found: Marks,
+        unscaled: bool | tf.Tensor,
+        variables: Sequence,
+        may_leave_out: bool,
     ) -> None:
         """Refuses gradients that are unscaled already, and warns if it seems that nobody scaled the loss."""
         if unscaled is False:
-            self._refuse("apply", grads, found)
+            self._refuse("apply", grads, found, may_leave_out)
             self._use.check_one_scale("apply", self._open, self._scale_now)
             if not self._is_one:
                 self._use.check_scaled(grads, variables)

@@ -28,7 +28,7 @@ from scaler.backend.autograph import nested
 from scaler.backend.versions import say_once
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 LOOPS = ("While", "StatelessWhile")
 _IS_APART: contextvars.ContextVar[bool] = contextvars.ContextVar("is_apart", default=False)
 """Whether this is traced inside of what `apart` calls."""
@@ -65,6 +65,11 @@ def in_steps_of_fit() -> bool:
     names = [getattr(graph, "name", "") for graph in graphs_around()]
     loops = [name for name in names if name.startswith(("while_body", "multi_step_on_iterator"))]
     return any(second.startswith("multi_step") and first.startswith("while_body") for first, second in pairwise(loops))
+
+
+def in_a_branch() -> bool:
+    """Whether this is traced inside of a branch of `tf.cond` or `tf.switch_case`."""
+    return any(type(graph).__name__ == "CondBranchFuncGraph" for graph in graphs_around())
 
 
 def asks_for_shapes() -> bool:
@@ -146,7 +151,7 @@ def _before_each_call(act: Callable[[], None], key: Hashable) -> Any:
 
 def calls_functions(op: Any) -> bool:
     """Whether an operation calls functions: whether it is a call, a branch or a loop."""
-    return op.type in (*_CALLS, *_BRANCHES, *LOOPS)
+    return op.type in (*_CALLS, *BRANCHES, *LOOPS)
 
 
 def functions_called(op: Any) -> list[Any]:
@@ -161,7 +166,7 @@ def functions_called(op: Any) -> list[Any]:
 
 def first_argument(op: Any) -> int:
     """The index of the input that becomes the first argument of the functions that an operation calls."""
-    return 1 if op.type in _BRANCHES else 0
+    return 1 if op.type in BRANCHES else 0
 
 
 def captured_from(placeholder: tf.Tensor) -> tf.Tensor | None:

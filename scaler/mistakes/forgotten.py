@@ -64,6 +64,8 @@ def _may_be_scaled(tensor: tf.Tensor, shapes: list, handles: list) -> bool:
     op = tensor.op
     if calls_functions(op) and not functions_called(op):
         return True
+    if op.type == "Placeholder" and captured_from(tensor) is not None:
+        return False  # What it stands for is among the tensors, too.
     if op.type == "Fill":
         return _looks_like_a_scale(op.inputs[1])
     if any(source.dtype.is_floating for source in op.inputs):

@@ -86,6 +86,29 @@ def test_nothing_else_is(case):
     assert not [str(one.message) for one in said if SAID in str(one.message)]
 
 
+@pytest.mark.parametrize("other", ["plain", "none", "scaled"])
+def test_a_branch_that_does_not_scale_is_noticed(other):
+    model = Model()
+    weight = tf.Variable(tf.ones([3, 2]))
+    given = {
+        "plain": lambda loss: loss,
+        "none": lambda loss: tf.constant(0.0),
+        "scaled": lambda loss: model.loss_scaler.scale(loss * 2.0),
+    }
+
+    @tf.function
+    def step(x, first):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.tanh(x @ weight)))
+            scaled = tf.cond(first, lambda: model.loss_scaler.scale(loss), lambda: given[other](loss))
+        model.loss_scaler.apply(plain_descent, [tape.gradient(scaled, weight)], [weight])
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        step(tf.ones([4, 3]), tf.constant(True))
+    assert any(SAID in str(one.message) for one in said) == (other == "plain")
+
+
 def test_a_gradient_that_is_a_new_value_is_not_scaled():
     model = Model()
     model.second.overwrite_with_gradient = True
