@@ -33,14 +33,14 @@ from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clippin
 from scaler.gradients.pairs import as_list, check_pairs
 from scaler.last_skip import LastSkip
 from scaler.mistakes import moving_statistics
-from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss
+from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, scale_read
 from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
 from scaler.mistakes.kept_sums import look_at_end
 from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, Marks, mark
 from scaler.mistakes.mixed_scales import refuse_mixed
 from scaler.mistakes.open_losses import OpenLosses
 from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
-from scaler.mistakes.scaled_twice import marked_unscaled, marks_of, owned, refuse_gradients, refuse_scaled, scale_read
+from scaler.mistakes.scaled_twice import marked_unscaled, marks_of, owned, refuse_gradients, refuse_scaled
 from scaler.mistakes.unconnected import without_gradient
 from scaler.mistakes.unseen_loss import unseen_loss
 from scaler.open_step import OpenStep
@@ -746,24 +746,25 @@ class LossScaler(tf.Module):
             InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
         """
         found = marks_of(grads) if found is None else found
-        read, in_doubt = scale_read(grads, found, self, self._use.read)
+        stored = self._state["loss_scale"]
+        read, in_doubt = scale_read(method, grads, found, self, self._use.read, stored, self._scale_now)
         if read is not None:
             return Carried(read, tf.logical_or(self._open.decided, self._open.loss_finite))
-        movable, now, used = only_scale(self.strategy) is None, self._state["loss_scale"], self._open.used
+        movable, used = only_scale(self.strategy) is None, self._open.used
         known = None
         if movable and not may_be_unscaled and tf.executing_eagerly():
             known = self._open_losses.of(method, grads, variables, used)
         elif movable and not may_be_unscaled:
-            known = carried_in_graph(method, grads, found, self, now, used)
-            look_at_end(method, grads, variables or (), self, always, self._use.say_once)
+            known = carried_in_graph(method, grads, found, self, stored, used)
+            look_at_end(method, grads, variables or (), self, always, stored, self._use.say_once)
         if known is not None:
             return Carried(
                 known.loss_scale, self._loss_was_finite() if known.loss_finite is None else known.loss_finite
             )
         carried = self._carried()
-        checks = [one_scale(self._open.decided, carried, self._scale_now())] if in_doubt and not may_be_unscaled else []
-        with tf.control_dependencies(checks):
-            return Carried(tf.identity(carried), self._loss_was_finite())
+        if in_doubt and not may_be_unscaled:
+            carried = one_scale(self._open.decided, carried, self._scale_now())
+        return Carried(tf.identity(carried), self._loss_was_finite())
 
     def _loss_was_finite(self) -> tf.Tensor:
         return tf.identity(self._open.loss_finite)

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaler import gradients
+from scaler.backend.graphs import in_xla
 from scaler.backend.replicas import replica_count
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.mistakes.forgotten import nobody_scaled
@@ -164,11 +165,18 @@ class Use:
             warnings.warn(sentence, ScaleWarning, stacklevel=4)
 
 
-def one_scale(decided: tf.Variable, used: tf.Tensor, now: tf.Tensor) -> Any:
-    """Fails in a running graph as `check_one_scale` does in eager mode. XLA drops it."""
+def one_scale(decided: tf.Variable, used: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
+    """Returns `used`. Fails in a running graph as `check_one_scale` does in eager mode.
+
+    XLA drops a check. There the scale is NaN, and the step is skipped.
+    """
     known = tf.logical_or(tf.logical_not(decided), tf.equal(used, now))
+    if in_xla():
+        return tf.where(known, used, float("nan"))
     said = f"the gradients may carry its scale or the present one, which are ({_INSTEAD})"
-    return tf.debugging.Assert(known, [f"apply or unscale: {_READ}: {said}:", used, now])
+    check: Any = tf.debugging.Assert(known, [f"apply or unscale: {_READ}: {said}:", used, now])
+    with tf.control_dependencies([check]):
+        return tf.identity(used)
 
 
 class Unscaled:
