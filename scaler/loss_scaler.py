@@ -32,7 +32,7 @@ from scaler.gate.targets import Targets
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.gradients.pairs import as_list, check_pairs
 from scaler.mistakes import moving_statistics
-from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss
+from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, scale_read
 from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
 from scaler.mistakes.kept_sums import look_at_end
 from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, Marks, mark
@@ -40,7 +40,7 @@ from scaler.mistakes.mixed_scales import refuse_mixed
 from scaler.mistakes.open_losses import OpenLosses
 from scaler.mistakes.open_step import OpenStep
 from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
-from scaler.mistakes.scaled_twice import marked_unscaled, marks_of, owned, refuse_gradients, refuse_scaled, scale_read
+from scaler.mistakes.scaled_twice import marked_unscaled, marks_of, owned, refuse_gradients, refuse_scaled
 from scaler.mistakes.unconnected import without_gradient
 from scaler.mistakes.unseen_loss import unseen_loss
 from scaler.outcome.last_skip import LastSkip
@@ -146,7 +146,7 @@ class LossScaler(tf.Module):
         self._names = Names()
         self._said_unseen = False
         self._use = Use()
-        self._open_losses = OpenLosses()
+        self._open_losses = OpenLosses(self._scale_now if only_scale(self.strategy) is None else None)
         self._is_constant = isinstance(self.strategy, (NoScaling, Static))
         self._is_one = self._is_constant and _equals_one(state.loss_scale)
         if stuck is not None and not isinstance(stuck, StuckPolicy):
@@ -222,7 +222,7 @@ class LossScaler(tf.Module):
             self._use.scales_by_hand()
             now = self._scale_now()
             opened = self._open.begin_by_hand(now)
-            self._opens(opened, tf.constant(True))
+            self._open_losses.opened(opened, tf.constant(True))
             # An open step of a foreign checkpoint may have had another scale, which `apply` would not divide by.
             return owned(opened if only_scale(self.strategy) is None else now, LOSS_SCALE, self)
         self._use.was_read(self._open, self._scale_now)
@@ -290,7 +290,7 @@ class LossScaler(tf.Module):
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
         loss_scale, loss_finite = owned(self._scale_now(), LOSS_SCALE, self), tf.math.is_finite(loss)
         self._open.begin(loss_finite, knows_its_loss(loss_scale, loss_finite))
-        self._opens(loss_scale, loss_finite)
+        self._open_losses.opened(loss_scale, loss_finite)
         return mark(loss * loss_scale, SCALED)
 
     @as_written
@@ -316,8 +316,7 @@ class LossScaler(tf.Module):
         self._use.check_one_scale("unscale", self._open, self._scale_now)
         unscale = gradients.unscale if self.sum_duplicates else gradients.divide
         result = marked_unscaled(unscale(grads, self.carried("unscale", grads, found=found).loss_scale))
-        if tf.executing_eagerly():
-            self._open_losses.ends(grads)
+        self._open_losses.ends(grads)
         self._use.unscales(Unscaled.of(grads, result))
         return result
 
@@ -423,7 +422,7 @@ class LossScaler(tf.Module):
         if rollback is not None and not tf.executing_eagerly():
             _left_out(rollback, trained).warn_of_unfrozen("apply", _MAKE_ANEW)
         found = marks_of(grads)
-        self._check_use(grads, found, unscaled, masters.model_variables if masters else targets)
+        self._check_use(grads, found, unscaled, masters.model_variables if masters else targets, when is not True)
         if update:
             self._use.ends()
         if names_unconnected and not self._use.unconnected_are_named:
@@ -442,8 +441,7 @@ class LossScaler(tf.Module):
             )
         else:
             loss_scale, loss_finite = as_scale("apply: loss_scale", loss_scale), self._loss_was_finite()
-        if tf.executing_eagerly():
-            self._open_losses.ends(grads, targets)
+        self._open_losses.ends(grads, targets)
         selects = gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
 
@@ -486,21 +484,29 @@ class LossScaler(tf.Module):
             names_from=tf.constant(names_from()),
         )
 
-    def _refuse(self, method: str, grads: Sequence[gradients.Gradient], found: Marks) -> None:
+    def _refuse(
+        self, method: str, grads: Sequence[gradients.Gradient], found: Marks, may_leave_out: bool = False
+    ) -> None:
         # A scale of 1 may divide gradients that another scaler scaled and the user unscaled.
         owner = None if self._is_one else self
         refuse_gradients(method, grads, found, owner)
-        refuse_mixed(method, grads, found, owner)
+        refuse_mixed(method, grads, found, owner, may_leave_out)
 
     def _check_use(
-        self, grads: Sequence[gradients.Gradient], found: Marks, unscaled: bool | tf.Tensor, variables: Sequence
+        self,
+        grads: Sequence[gradients.Gradient],
+        found: Marks,
+        unscaled: bool | tf.Tensor,
+        variables: Sequence,
+        may_leave_out: bool,
     ) -> None:
         """Refuses gradients that are unscaled already, and warns if it seems that nobody scaled the loss."""
         if unscaled is False:
-            self._refuse("apply", grads, found)
+            self._refuse("apply", grads, found, may_leave_out)
             self._use.check_one_scale("apply", self._open, self._scale_now)
             if not self._is_one:
                 self._use.check_scaled(grads, variables)
+                self._use.check_all_scaled(grads, found, variables)
                 self._use.check_unscaled(grads)
         elif unscaled is True and not self._is_constant:
             self._use.check_still_scaled(grads, variables)
@@ -585,8 +591,7 @@ class LossScaler(tf.Module):
         check_event(self.strategy, event)
         self._use.check_open(self._open)
         self._use.ends()
-        if tf.executing_eagerly() and not bool(event.finite):
-            self._open_losses.end_all()
+        self._open_losses.end_all(event.finite)
         self._open.decided.assign(True)
         if tf.distribute.in_cross_replica_context():
             self._update(event)
@@ -747,33 +752,28 @@ class LossScaler(tf.Module):
             InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
         """
         found = marks_of(grads) if found is None else found
-        read, in_doubt = scale_read(grads, found, self, self._use.read)
+        stored = self._state["loss_scale"]
+        read, in_doubt = scale_read(method, grads, found, self, self._use.read, stored, self._scale_now)
         if read is not None:
             return Carried(read, tf.logical_or(self._open.decided, self._open.loss_finite))
-        movable, now, used = only_scale(self.strategy) is None, self._state["loss_scale"], self._open.used
+        movable, used = only_scale(self.strategy) is None, self._open.used
         known = None
         if movable and not may_be_unscaled and tf.executing_eagerly():
             known = self._open_losses.of(method, grads, variables, used)
         elif movable and not may_be_unscaled:
-            known = carried_in_graph(method, grads, found, self, now, used)
-            look_at_end(method, grads, variables or (), self, always, self._use.say_once)
+            known = carried_in_graph(method, grads, found, self, stored, used)
+            look_at_end(method, grads, variables or (), self, always, stored, self._use.say_once)
         if known is not None:
             return Carried(
                 known.loss_scale, self._loss_was_finite() if known.loss_finite is None else known.loss_finite
             )
         carried = self._carried()
-        checks = [one_scale(self._open.decided, carried, self._scale_now())] if in_doubt and not may_be_unscaled else []
-        with tf.control_dependencies(checks):
-            return Carried(tf.identity(carried), self._loss_was_finite())
+        if in_doubt and not may_be_unscaled:
+            carried = one_scale(self._open.decided, carried, self._scale_now())
+        return Carried(tf.identity(carried), self._loss_was_finite())
 
     def _loss_was_finite(self) -> tf.Tensor:
         return tf.identity(self._open.loss_finite)
-
-    def _opens(self, loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> None:
-        if not tf.executing_eagerly():
-            self._open_losses.graphs_scale = True
-        elif only_scale(self.strategy) is None:
-            self._open_losses.opened(loss_scale, loss_finite)
 
 
 _MAKE_ANEW = "Create the optimizer, the step and any MasterWeights again, or compile the model again."

@@ -74,6 +74,11 @@ def is_one_of(handle: tf.Tensor, variables: Sequence[Any]) -> bool:
     return any(own & _handles(variable) for variable in variables)
 
 
+def assigns(graph: Any, variable: Any) -> bool:
+    """Whether an operation of a graph may assign a variable."""
+    return any(is_one_of(handle, [variable]) for op in graph.get_operations() for handle in _assigned_by(op))
+
+
 def is_function(graph: Any) -> bool:
     """Whether a graph is that of a function, a branch or a loop."""
     return type(graph).__name__.endswith("FuncGraph")

@@ -4,7 +4,8 @@ GraphOrParentsInXlaContext  whether XLA compiles it           absent: XLA is ass
 multi_step_on_iterator      names Keras's loop over steps     absent: replicas fail there with TensorFlow's error
 scratch_graph               names Keras's graph for shapes    absent: a layer that is built when it is first watched
 shows nothing, which a warning says
-capture_call_time_value     runs before each call             absent: its check runs only while tracing
+capture_call_time_value     runs before each call             absent: its check runs only while tracing, and eager
+steps do not see what functions scale between them
 _add_scope_exit_callback    runs when a trace ends            absent: changes by the function itself are refused, too
 _get_function               the functions that it calls       absent: they count as unknown: fewer mistakes are noticed
 _watched_variables          the variables that it read        absent: BatchNorm's are known by their names alone,
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Hashable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -26,7 +28,7 @@ from scaler.backend.autograph import nested
 from scaler.backend.versions import say_once
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 LOOPS = ("While", "StatelessWhile")
 _IS_APART: contextvars.ContextVar[bool] = contextvars.ContextVar("is_apart", default=False)
 """Whether this is traced inside of what `apart` calls."""
@@ -65,6 +67,11 @@ def in_steps_of_fit() -> bool:
     return any(second.startswith("multi_step") and first.startswith("while_body") for first, second in pairwise(loops))
 
 
+def in_a_branch() -> bool:
+    """Whether this is traced inside of a branch of `tf.cond` or `tf.switch_case`."""
+    return any(type(graph).__name__ == "CondBranchFuncGraph" for graph in graphs_around())
+
+
 def asks_for_shapes() -> bool:
     """Whether Keras runs a layer only to learn the shapes of its outputs, as it does to build a model."""
     return any(str(getattr(graph, "name", "")).startswith("scratch_graph") for graph in graphs_around())
@@ -90,36 +97,61 @@ def at_each_call(look: Callable[[], Any], check: Callable[[Any], None], key: Has
         key: A graph keeps one check for each key.
     """
     check(look())
-    if tf.executing_eagerly():
-        return
-    with tf.init_scope():
-        nothing = tf.constant(False)
-    # The host calls the outermost function alone. A function inside a loop would be asked once, while it is traced, and
-    # under XLA its call then lacks the answer.
-    functions = [graph for graph in graphs_around() if type(graph).__name__ == "FuncGraph"]
-    for graph in functions[-1:]:
-        if hasattr(graph, "capture_call_time_value"):
-            called = _called(graph, look, check, nothing)
-            graph.capture_call_time_value(called, tf.TensorSpec([], tf.bool), key=key, default_value=nothing)
+    left: list[Any] = []
 
-
-def _called(graph: Any, look: Callable[[], Any], check: Callable[[Any], None], nothing: tf.Tensor) -> Callable:
-    left = []
-
-    def called() -> tf.Tensor:
+    def act() -> None:
         now = look()
         if now not in left:
             check(now)
+
+    graph = _before_each_call(act, key)
+    if graph is not None:
+        with contextlib.suppress(AttributeError, RuntimeError):
+            graph._add_scope_exit_callback(lambda: left.append(look()))
+
+
+def before_each_call(act: Callable[[Any], None], key: Hashable) -> bool:
+    """Calls `act(graph)` on the host before each later call of the outermost function that is being traced.
+
+    Args:
+        act: A function of the graph that is traced now. It runs while another function is traced, too, if that one
+            calls this one.
+        key: A graph keeps one such function for each key.
+
+    Returns:
+        Whether TensorFlow has a function for that.
+    """
+    graph = outermost_function()
+    return graph is not None and _before_each_call(functools.partial(act, graph), key) is not None
+
+
+def outermost_function() -> Any:
+    """The graph of the outermost function that is being traced, or None."""
+    # The host calls the outermost function alone. A function inside a loop would be asked once, while it is traced, and
+    # under XLA its call then lacks the answer.
+    functions = [graph for graph in graphs_around() if type(graph).__name__ == "FuncGraph"]
+    return functions[-1] if functions and not tf.executing_eagerly() else None
+
+
+def _before_each_call(act: Callable[[], None], key: Hashable) -> Any:
+    """Returns the graph that keeps `act`, or None."""
+    graph = outermost_function()
+    if graph is None or not hasattr(graph, "capture_call_time_value"):
+        return None
+    with tf.init_scope():
+        nothing = tf.constant(False)
+
+    def called() -> tf.Tensor:
+        act()
         return nothing
 
-    with contextlib.suppress(AttributeError, RuntimeError):
-        graph._add_scope_exit_callback(lambda: left.append(look()))
-    return called
+    graph.capture_call_time_value(called, tf.TensorSpec([], tf.bool), key=key, default_value=nothing)
+    return graph
 
 
 def calls_functions(op: Any) -> bool:
     """Whether an operation calls functions: whether it is a call, a branch or a loop."""
-    return op.type in (*_CALLS, *_BRANCHES, *LOOPS)
+    return op.type in (*_CALLS, *BRANCHES, *LOOPS)
 
 
 def functions_called(op: Any) -> list[Any]:
@@ -134,7 +166,7 @@ def functions_called(op: Any) -> list[Any]:
 
 def first_argument(op: Any) -> int:
     """The index of the input that becomes the first argument of the functions that an operation calls."""
-    return 1 if op.type in _BRANCHES else 0
+    return 1 if op.type in BRANCHES else 0
 
 
 def captured_from(placeholder: tf.Tensor) -> tf.Tensor | None:

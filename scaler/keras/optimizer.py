@@ -22,7 +22,8 @@ from scaler.keras import accumulation, arguments, configs, following_masters, pr
 from scaler.keras.other_names import OtherNames
 from scaler.keras.variable_order import Order
 from scaler.loss_scaler import LossScaler
-from scaler.mistakes.marks import SCALED, mark
+from scaler.mistakes.marks import SCALED, UNSCALED, mark
+from scaler.mistakes.scaled_twice import marks_of
 from scaler.outcome.outcome import Outcome
 from scaler.strategies import Strategy
 from scaler.weights.masters import MasterWeights
@@ -215,7 +216,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         if alone and not self._window:  # A window refuses gradients that come and go.
             self.loss_scaler.check_connected(grads, variables)
         grads = self._in_order(grads, variables)
-        unscaled = tf.identity(self._unscaled) if self._by_hand else False
+        unscaled = self._are_unscaled(grads) if self._by_hand else False
         complete: bool | tf.Tensor = True
         loss_scale = None
         if self._window:
@@ -340,6 +341,13 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
             if grad is not None:
                 self._order.has_gradient(index)
         return [given.get(index) for index in range(len(self._order.variables))]
+
+    def _are_unscaled(self, grads: list) -> bool | tf.Tensor:
+        """Whether gradients went through `get_unscaled_gradients`. Their marks tell, in eager mode the last call."""
+        found = {} if tf.executing_eagerly() else marks_of(grads)
+        if found and (UNSCALED not in found or set(found) == {UNSCALED}):
+            return UNSCALED in found
+        return tf.identity(self._unscaled)
 
     @staticmethod
     def _added(one: Gradient, other: Gradient, variable: Any) -> Gradient:

@@ -43,7 +43,8 @@ class OtherNames:
     def get_unscaled_gradients(self, grads: Sequence[Gradient]) -> list[Gradient]:
         """Turns gradients of the scaled loss into gradients of the loss, in float32, as in tf.keras 2.
 
-        Until the next loss is scaled, `apply` takes its gradients as unscaled.
+        In a graph `apply` knows them by what they are computed from. In eager mode it takes all gradients as unscaled
+        until the next loss is scaled.
         """
         self._by_hand = True
         self._unscaled.assign(True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -11,7 +11,7 @@ from scaler import gradients
 from scaler.backend.assignments import assignments, operations_around, value_assigned
 from scaler.backend.graphs import LOOPS, is_eager, variables_read
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, Mark, Marks, marks_upstream, upstream
+from scaler.mistakes.marks import LOSS_SCALE, READ, Mark, Marks, marks_upstream, upstream
 from scaler.mistakes.scaled_twice import owner_of_scale, reachable
 
 _LOSS_FINITE = "_halfstep_loss_finite"
@@ -58,20 +58,14 @@ def carried_in_graph(
     sources = _of(found, owner) or _of(_marks_of_kept(method, grads, owner), owner)
     if not sources:
         return None
-    first, last = sources[0].operation, sources[-1].operation
-    if first is not last and assignments(now, first, last):
-        raise InvalidArgument(
-            f"{method}(grads): these gradients come from several losses, and the loss scale moved between them, so "
-            "that no single scale divides the gradients: expected gradients of losses that one scale multiplied. Scale "
-            f"all losses before the first apply or update. {KEEP_UNSCALED}"
-        )
+    last = _last_of_one_scale(method, sources, now)
     here = [source.tensor for source in sources if reachable(source.tensor)]
     if here:
         known = [getattr(loss_scale, _LOSS_FINITE, None) for loss_scale in here]
         complete = len(here) == len(sources) and all(finite is not None for finite in known)
         return Carried(here[-1], tf.reduce_all(known) if complete else None)
     moved = assignments(now, last)
-    if (moved and assignments(used, last)) or (last.type in LOOPS and last in assignments(now, None, last)):
+    if (moved and assignments(used, last)) or _moves_itself(last, now):
         raise InvalidArgument(
             f"{method}(grads): the loss of these gradients was scaled inside of a function or a loop. Since then the "
             "loss scale moved and another loss was scaled, and nothing here remembers which scale these gradients "
@@ -80,9 +74,76 @@ def carried_in_graph(
     return None
 
 
-def _of(found: Marks, owner: object) -> list[Mark]:
+def scale_read(
+    method: str,
+    grads: Sequence[gradients.Gradient],
+    found: Marks,
+    owner: object,
+    read: bool,
+    now: Any,
+    scale_now: Callable[[], tf.Tensor],
+) -> tuple[tf.Tensor | None, bool]:
+    """Finds the scale that gradients in a graph carry if the user read it outside the tape.
+
+    Args:
+        method: Who asks, for the error.
+        grads: The gradients.
+        found: `marks_of(grads)`.
+        owner: The loss scaler.
+        read: Whether its scale was read outside a tape since a loss was last scaled.
+        now: The variable that holds the scale of the next loss.
+        scale_now: Returns that scale.
+
+    Returns:
+        The scale or None, and whether the gradients may carry another scale than the last one in use.
+
+    Raises:
+        InvalidArgument: If the scale moved between two reads, or since it was read inside of a function or a loop.
+    """
+    if tf.executing_eagerly():
+        return None, False
+    if set(found) != {READ}:
+        return None, read and not found and not _all_are_arguments(grads)
+    sources = _of(found, owner, READ)
+    if len(sources) < len({one.tensor.ref() for one in found[READ]}):
+        return None, True
+    last = _last_of_one_scale(method, sources, now)
+    here = [source.tensor for source in sources if reachable(source.tensor)]
+    if not here and (assignments(now, last) or _moves_itself(last, now)):
+        raise InvalidArgument(
+            f"{method}(grads): these gradients carry a loss_scale that was read inside of a function or a loop, and "
+            "the loss scale moved since: expected gradients that carry the present one. Read loss_scale before the "
+            f"loop, or apply the gradients where it is read. {KEEP_UNSCALED}"
+        )
+    return (here[-1] if here else scale_now()), False
+
+
+def _last_of_one_scale(method: str, sources: Sequence[Mark], now: Any) -> Any:
+    """The last operation of sources in order. Raises `InvalidArgument` if the scale moved between them."""
+    first, last = sources[0].operation, sources[-1].operation
+    if first is not last and assignments(now, first, last):
+        raise InvalidArgument(
+            f"{method}(grads): these gradients come from several losses, and the loss scale moved between them, so "
+            "that no single scale divides the gradients: expected gradients of losses that one scale multiplied. Scale "
+            f"all losses before the first apply or update. {KEEP_UNSCALED}"
+        )
+    return last
+
+
+def _moves_itself(op: Any, now: Any) -> bool:
+    """Whether an operation is a loop in which the scale moves."""
+    return op.type in LOOPS and op in assignments(now, None, op)
+
+
+def _all_are_arguments(grads: Sequence[gradients.Gradient]) -> bool:
+    """Whether a function received its gradients as arguments. Another function then scaled their loss."""
+    values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
+    return all(tensor.op.type == "Placeholder" for tensor in values if hasattr(tensor, "op"))
+
+
+def _of(found: Marks, owner: object, kind: str = LOSS_SCALE) -> list[Mark]:
     """The scales of `owner` among marks, each once, in the order of the operations."""
-    own = [one for one in found.get(LOSS_SCALE, ()) if owner_of_scale(one.tensor) is owner]
+    own = [one for one in found.get(kind, ()) if owner_of_scale(one.tensor) is owner]
     different = list({(one.tensor.ref(), one.operation.name): one for one in own}.values())
     if len(different) < 2:
         return different

@@ -47,10 +47,10 @@ def look_upstream(
 
 
 def _all_upstream(values: list) -> list:
-    """Everything that values come from, also behind a `stop_gradient`: a scale may pass through it as a factor."""
+    """All floating-point tensors that values come from, also behind a `stop_gradient`: a scale may stand there."""
     seen, waiting = [], values
     while waiting:
-        found = list(upstream(waiting))
+        found = [tensor for tensor in upstream(waiting) if tensor.dtype.is_floating]
         seen += found
         waiting = [tensor.op.inputs[0] for tensor in found if not is_eager(tensor) and tensor.op.type == _STOPS]
     return seen
@@ -64,6 +64,8 @@ def _may_be_scaled(tensor: tf.Tensor, shapes: list, handles: list) -> bool:
     op = tensor.op
     if calls_functions(op) and not functions_called(op):
         return True
+    if op.type == "Placeholder" and captured_from(tensor) is not None:
+        return False  # What it stands for is among the tensors, too.
     if op.type == "Fill":
         return _looks_like_a_scale(op.inputs[1])
     if any(source.dtype.is_floating for source in op.inputs):

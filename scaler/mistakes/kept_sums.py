@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.backend.assignments import at_end_of_trace, is_function, is_loop_body, is_one_of
+from scaler.backend.assignments import assigns, at_end_of_trace, is_function, is_loop_body, is_one_of
 from scaler.backend.graphs import functions_called, graphs_around, is_eager, variables_read
 from scaler.backend.replicas import native, replica_count
 from scaler.errors import InvalidArgument
@@ -40,6 +40,7 @@ def look_at_end(
     targets: Sequence,
     owner: object,
     always: bool,
+    now: Any,
     say_once: Callable[[str, str], None],
 ) -> None:
     """Looks, when the trace of the step ends, at what its gradients take over from earlier calls.
@@ -52,6 +53,7 @@ def look_at_end(
         targets: The variables to update. They hold no gradients.
         owner: The loss scaler.
         always: Whether every call of the step takes these gradients.
+        now: The variable that holds the scale of the next loss.
         say_once: Gives a warning, once for all of the same mistake.
     """
     values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
@@ -74,8 +76,15 @@ def look_at_end(
         starts = [Value(value.ref(), calls[value.graph]) for value in values if value.graph in calls]
         step = _Step(starts, owner)
         plain = replica_is_one and all(call.type in CALLS for call, _ in calls[graphs[0]])
+        for first, last in step.carried_by(graphs[-1]) if assigns(graphs[-1], now) else ():
+            if step.is_kept(first, last) and step.wrong(first, last, always and plain):
+                raise InvalidArgument(
+                    f"{method}(grads): a loop carries scaled gradients from one pass to the next, as a momentum does, "
+                    "and the loss scale moves between the passes, so that no single scale divides the sum: expected "
+                    f"gradients of losses that one scale multiplied. {KEEP_UNSCALED}"
+                )
         for kept in step.kept([native(target) for target in targets]):
-            name, wrong = _name(kept), step.wrong(kept, always and plain)
+            name, wrong = _name(kept), step.wrong(kept, Held(kept.handle, ()), always and plain)
             if wrong and replica_is_one:
                 raise InvalidArgument(
                     f"{method}(grads): {name} keeps scaled gradients from call to call, {wrong}. The loss scale moves "
@@ -123,12 +132,26 @@ class _Step:
     def kept(self, targets: Sequence) -> list[Held]:
         """What variables held before this call, if the gradients hold it and each call leaves scaled gradients."""
         first = [one for one in self._upstream if isinstance(one, Held) and one == held_at_first(one.handle)]
-        return [one for one in first if not is_one_of(one.handle.deref(), targets) and self._is_kept(one)]
+        return [
+            one
+            for one in first
+            if not is_one_of(one.handle.deref(), targets) and self.is_kept(one, Held(one.handle, ()))
+        ]
 
-    def _is_kept(self, first: Held) -> bool:
-        last = Held(first.handle, ())
+    def carried_by(self, graph: Any) -> list[tuple[Content, Content]]:
+        """What a loop carries that the gradients come from, at the beginning and at the end of a pass."""
+        if not is_loop_body(graph):
+            return []
+        pairs = [
+            (Value(own.ref(), ()), Value(left.ref(), ()))
+            for own, left in zip(graph.inputs, graph.outputs, strict=False)
+        ]
+        return [(first, last) for first, last in pairs if first in self._upstream]
+
+    def is_kept(self, first: Content, last: Content) -> bool:
+        """Whether the gradients hold what was there at first, and scaled gradients are there at last."""
         left = self._contents.follow([last])
-        if first in left and len(left) == 2:
+        if first in left and len(left) <= 2:
             return False
         if last not in self._contents.holding(self._scaled_of(left), left, self._is_whole):
             return False
@@ -140,9 +163,8 @@ class _Step:
         new = self._contents.holding(self._scaled_of(self._upstream), self._upstream, self._is_whole)
         return any(start in holding and start in new for start in self._starts)
 
-    def wrong(self, first: Held, always: bool) -> str | None:
+    def wrong(self, first: Content, last: Content, always: bool) -> str | None:
         """Why this is no sum of a window's micro-batches, or None if it may be one."""
-        last = Held(first.handle, ())
         left = self._contents.follow([last])
         if first not in left:
             return "and adds the last call's to those of this one" if always else None

@@ -6,12 +6,13 @@ is no graph to walk: a mark is an attribute of the tensor, and only that tensor 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from scaler.backend.graphs import (
+    BRANCHES,
     LOOPS,
     calls_functions,
     captured_from,
@@ -27,10 +28,19 @@ READ = "halfstep_scale_read"
 _KINDS = (SCALED, UNSCALED, LOSS_SCALE, READ)
 
 # Neither a value nor its derivative passes through these.
-_OPAQUE = ("OnesLike", "ZerosLike", "Fill", "StopGradient", "Shape", "Sign")
+_STOP = "StopGradient"
+_OPAQUE = ("OnesLike", "ZerosLike", "Fill", _STOP, "Shape", "Sign")
+# Integers and bits of a gradient pass through these. All other integers are indices, counts and shapes.
+_PASS_BITS = (
+    *("Cast", "Bitcast", "Identity", "Placeholder", "SerializeTensor", "ParseTensor", "DecodeRaw"),
+    *("Reshape", "Squeeze", "ExpandDims", "Transpose", "Pack", "Unpack", "ConcatV2", "Split", "SplitV", "Slice"),
+    *("StridedSlice", "AddV2", "AddN", "Sub", "Mul", "Neg", "Sum", "ClipByValue", "Maximum", "Minimum"),
+)
 
 Node = tuple[tf.Tensor, tuple]
 """A tensor with the functions entered on the way to it, each as an operation and the graph that it calls."""
+Edge = tuple[Node, list[Node]]
+"""A tensor, and what it comes from."""
 
 
 def mark(tensor: tf.Tensor, kind: str) -> tf.Tensor:
@@ -53,13 +63,32 @@ class Mark(NamedTuple):
     operation: Any
 
 
-Marks = dict[str, list[Mark]]
+class Marks(dict[str, list[Mark]]):
+    """Marks by their kind.
+
+    Attributes:
+        marked: The keys of the nodes that come from one. Empty where nobody asked.
+    """
+
+    marked: frozenset[tuple] | set[tuple] = frozenset()
 
 
 def marks_upstream(tensors: Iterable[tf.Tensor]) -> Marks:
     """The marks that the values of `tensors` come from, by kind. The search ends at the first mark."""
-    found: Marks = {}
-    for tensor, calls in _nodes_upstream(tensors, kind_of):
+    return _marks_in(edges_upstream(tensors, kind_of))
+
+
+def marks_of_gradients(values: Sequence[tf.Tensor]) -> Marks:
+    """As `marks_upstream`, also behind a `tf.stop_gradient` of a gradient."""
+    edges = edges_of_gradients(values)
+    found = _marks_in(edges)
+    found.marked = _marked(edges)
+    return found
+
+
+def _marks_in(edges: Iterable[Edge]) -> Marks:
+    found = Marks()
+    for (tensor, calls), _ in edges:
         kind = kind_of(tensor)
         if kind:
             operation = None if is_eager(tensor) else tensor.op
@@ -68,38 +97,87 @@ def marks_upstream(tensors: Iterable[tf.Tensor]) -> Marks:
 
 
 def upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any] | None = None) -> Iterator[tf.Tensor]:
-    """Yields `tensors` and all floating-point tensors that their values come from.
+    """Yields `tensors` and all that their values come from.
 
-    Losses and gradients pass through floating-point values alone. Masks and indices carry neither.
+    Losses and gradients pass through numbers, lists of tensors and bits. Masks, indices and shapes carry neither.
 
     Args:
         tensors: Where to start.
         ends: Whether the walk ends at a tensor. Default: it ends at a mark.
     """
-    return (tensor for tensor, _ in _nodes_upstream(tensors, ends or kind_of))
+    return (tensor for (tensor, _), _ in edges_upstream(tensors, ends or kind_of))
 
 
-def _nodes_upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any]) -> Iterator[Node]:
-    return (node for node, _ in edges_upstream(tensors, ends))
-
-
-def edges_upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any]) -> Iterator[tuple[Node, list[Node]]]:
+def edges_upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any]) -> Iterator[Edge]:
     """As `upstream`: each tensor with the functions entered on the way to it, and the same of what it comes from."""
     return edges_upstream_of([(tensor, ()) for tensor in tensors], ends)
 
 
-def edges_upstream_of(nodes: Iterable[Node], ends: Callable[[tf.Tensor], Any]) -> Iterator[tuple[Node, list[Node]]]:
+def edges_upstream_of(
+    nodes: Iterable[Node], ends: Callable[[tf.Tensor], Any], behind_stops: bool = False
+) -> Iterator[Edge]:
     """As `edges_upstream`, from tensors inside of functions, each with the functions entered on the way to it."""
     waiting = list(nodes)
     seen: set[tuple] = set()
     while waiting:
         tensor, calls = waiting.pop()
-        if (tensor.ref(), calls) in seen or not tensor.dtype.is_floating:
+        if (tensor.ref(), calls) in seen or not _carries(tensor):
             continue
         seen.add((tensor.ref(), calls))
-        sources = [] if ends(tensor) else list(sources_of(tensor, calls))
+        if behind_stops and _stops(tensor):
+            sources = [(tensor.op.inputs[0], calls)]
+        else:
+            sources = [] if ends(tensor) else list(sources_of(tensor, calls))
         yield (tensor, calls), sources
         waiting += sources
+
+
+def edges_of_gradients(values: Sequence[tf.Tensor]) -> list[Edge]:
+    """As `edges_upstream`, up to the marks, and behind a `tf.stop_gradient` for gradients that have no mark before it.
+
+    In a forward pass the scale of another step may stand behind one, in the weight of a loss. It is not carried.
+    """
+    edges = list(edges_upstream(values, kind_of))
+    if any(_stops(tensor) for (tensor, _), _ in edges):
+        marked = _marked(edges)
+        without = [(value, ()) for value in values if node_key((value, ())) not in marked]
+        edges += edges_upstream_of(without, kind_of, behind_stops=True)
+    return edges
+
+
+def _marked(edges: Iterable[Edge]) -> set[tuple]:
+    """The keys of all nodes that come from a mark, and of the marks."""
+    users: dict[tuple, list[tuple]] = {}
+    waiting = []
+    for node, sources in edges:
+        for source in sources:
+            users.setdefault(node_key(source), []).append(node_key(node))
+        waiting += [node_key(node)] if kind_of(node[0]) else []
+    found = set(waiting)
+    while waiting:
+        new = [user for user in users.get(waiting.pop(), ()) if user not in found]
+        found.update(new)
+        waiting += new
+    return found
+
+
+def node_key(node: Node) -> tuple:
+    """What a node is known by in a set."""
+    return node[0].ref(), node[1]
+
+
+def _carries(tensor: tf.Tensor) -> bool:
+    """Whether the value of a gradient may be in a tensor."""
+    dtype = tensor.dtype
+    if dtype.is_floating or dtype.is_complex or dtype == tf.variant:
+        return True
+    if is_eager(tensor) or not (dtype.is_integer or dtype == tf.string):
+        return False
+    return tensor.op.type in _PASS_BITS or calls_functions(tensor.op)
+
+
+def _stops(tensor: tf.Tensor) -> bool:
+    return not is_eager(tensor) and tensor.op.type == _STOP
 
 
 def kind_of(tensor: tf.Tensor) -> str | None:
@@ -124,6 +202,11 @@ def sources_of(tensor: tf.Tensor, calls: tuple) -> Iterator[Node]:
     for body in functions_called(op):
         if tensor.value_index < len(body.outputs):
             yield body.outputs[tensor.value_index], (*calls, (op, body))
+
+
+def choices_of(tensor: tf.Tensor, calls: tuple) -> list[Node]:
+    """What the branches give of which a tensor is one. Empty if no branch gives it."""
+    return [] if is_eager(tensor) or tensor.op.type not in BRANCHES else list(sources_of(tensor, calls))
 
 
 def parameters(op: Any, index: int) -> Iterator[tuple[Any, tf.Tensor]]:

@@ -11,9 +11,19 @@ from typing import Any
 import tensorflow as tf
 
 from scaler import gradients
-from scaler.backend.graphs import is_eager
+from scaler.backend.graphs import in_a_branch, is_eager
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, READ, UNSCALED, Marks, edges_upstream, kind_of
+from scaler.mistakes.marks import (
+    LOSS_SCALE,
+    READ,
+    UNSCALED,
+    Marks,
+    Node,
+    choices_of,
+    edges_of_gradients,
+    kind_of,
+    node_key,
+)
 from scaler.mistakes.scaled_twice import divides_by_a_scale, owner_of_scale
 
 _SUMS = ("AddV2", "Add", "AddN", "Sub")
@@ -22,7 +32,9 @@ _BY_HAND = "divided by hand"
 _Factors = frozenset[Any]
 
 
-def refuse_mixed(method: str, grads: Sequence[gradients.Gradient], found: Marks, owner: object) -> None:
+def refuse_mixed(
+    method: str, grads: Sequence[gradients.Gradient], found: Marks, owner: object, may_leave_out: bool = False
+) -> None:
     """Raises `InvalidArgument` for gradients of which only a part carries the scale of `owner`.
 
     Args:
@@ -30,6 +42,7 @@ def refuse_mixed(method: str, grads: Sequence[gradients.Gradient], found: Marks,
         grads: Scaled gradients.
         found: `marks_of(grads)`.
         owner: A loss scaler, or None if the scales of others are not checked.
+        may_leave_out: Whether not every call of the step takes these gradients.
     """
     marked = [one.tensor for kind in (LOSS_SCALE, READ, UNSCALED) for one in found.get(kind, ())]
     if owner is None or len(set(map(_factor, marked))) < 2:
@@ -43,7 +56,15 @@ def refuse_mixed(method: str, grads: Sequence[gradients.Gradient], found: Marks,
             "the loss of another loss scaler, and would be divided by a scale that they do not carry: expected "
             f"gradients of losses that this one scaled. {_ONE_BY_ONE}"
         )
+    # One scaler may take what its own branch gave, and another one the rest.
+    may_choose = may_leave_out or in_a_branch()
     for (tensor, calls), factors in carried.items():
+        if len(factors) > 1 and not may_choose and _apart(choices_of(tensor.deref(), calls), carried):
+            raise InvalidArgument(
+                f"{method}(grads): one branch of a tf.cond scales its loss with another loss scaler than the other "
+                "branch. This scaler would divide the gradients of both: expected gradients of losses that this one "
+                "scaled. Apply the gradients inside of the branch, by the scaler that scaled their loss."
+            )
         if len(factors) > 1 and _adds(tensor, calls, carried):
             raise InvalidArgument(
                 f"{method}(grads): a gradient is a sum of parts that carry different scales: of two loss scalers, "
@@ -68,7 +89,7 @@ def _carried(values: Sequence[tf.Tensor]) -> dict[tuple, _Factors]:
     users: dict[tuple, list[tuple]] = {}
     carried: dict[tuple, _Factors] = {}
     waiting = []
-    for node, sources in edges_upstream(values, kind_of):
+    for node, sources in edges_of_gradients(values):
         factor = _BY_HAND if divides_by_a_scale(node[0]) else _factor(node[0])
         key = node[0].ref(), node[1]
         carried[key] = frozenset() if factor is None else frozenset([factor])
@@ -89,6 +110,11 @@ def _adds(reference: Any, calls: tuple, carried: dict[tuple, _Factors]) -> bool:
     tensor = reference.deref()
     if is_eager(tensor) or tensor.op.type not in _SUMS:
         return False
-    parts = [carried.get((source.ref(), calls), frozenset()) for source in tensor.op.inputs]
-    some = [factors for factors in parts if factors and _BY_HAND not in factors]
+    return _apart([(source, calls) for source in tensor.op.inputs], carried)
+
+
+def _apart(parts: Sequence[Node], carried: dict[tuple, _Factors]) -> bool:
+    """Whether two of these parts carry factors, and have none in common."""
+    factors = [carried.get(node_key(part), frozenset()) for part in parts]
+    some = [one for one in factors if one and _BY_HAND not in one]
     return len(some) > 1 and any(one.isdisjoint(other) for one in some for other in some)

@@ -10,10 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from scaler import gradients
+from scaler.backend.graphs import in_xla
 from scaler.backend.replicas import replica_count
 from scaler.errors import InvalidArgument, ScaleWarning
 from scaler.mistakes.forgotten import nobody_scaled
+from scaler.mistakes.marks import Marks
 from scaler.mistakes.open_step import OpenStep
+from scaler.mistakes.partly_scaled import partly_scaled
 from scaler.mistakes.still_scaled import still_scaled
 
 _READ = "loss_scale was read outside of a tape, and nothing was scaled since the last step"
@@ -118,6 +121,15 @@ class Use:
                 "not scaled",
             )
 
+    def check_all_scaled(self, grads: Sequence, found: Marks, variables: Sequence) -> None:
+        """Warns about gradients of an unscaled loss beside or in a sum with those of a scaled one."""
+        if partly_scaled(grads, found, variables):
+            self.say_once(
+                "apply(grads): the loss scale divides all of these gradients, but only a part of them comes from a "
+                "scaled loss: the rest seem to be gradients of an unscaled loss or penalty, and would be too small by "
+                "this factor. Pass the sum of all losses and penalties to scale(loss)."
+            )
+
     def check_open(self, step: OpenStep) -> None:
         """Warns if no step is open, because the last call already ended one in the same graph or in eager mode.
 
@@ -153,11 +165,18 @@ class Use:
             warnings.warn(sentence, ScaleWarning, stacklevel=4)
 
 
-def one_scale(decided: tf.Variable, used: tf.Tensor, now: tf.Tensor) -> Any:
-    """Fails in a running graph as `check_one_scale` does in eager mode. XLA drops it."""
+def one_scale(decided: tf.Variable, used: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
+    """Returns `used`. Fails in a running graph as `check_one_scale` does in eager mode.
+
+    XLA drops a check. There the scale is NaN, and the step is skipped.
+    """
     known = tf.logical_or(tf.logical_not(decided), tf.equal(used, now))
+    if in_xla():
+        return tf.where(known, used, float("nan"))
     said = f"the gradients may carry its scale or the present one, which are ({_INSTEAD})"
-    return tf.debugging.Assert(known, [f"apply or unscale: {_READ}: {said}:", used, now])
+    check: Any = tf.debugging.Assert(known, [f"apply or unscale: {_READ}: {said}:", used, now])
+    with tf.control_dependencies([check]):
+        return tf.identity(used)
 
 
 class Unscaled:

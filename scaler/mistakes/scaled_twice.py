@@ -11,7 +11,18 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend.graphs import graphs_around, is_eager
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, UNSCALED, Marks, kind_of, mark, marks_upstream, upstream
+from scaler.mistakes.marks import (
+    LOSS_SCALE,
+    READ,
+    SCALED,
+    UNSCALED,
+    Marks,
+    kind_of,
+    mark,
+    marks_of_gradients,
+    marks_upstream,
+    upstream,
+)
 
 _OWNER = "_halfstep_owner"
 
@@ -82,37 +93,6 @@ def divides_by_a_scale(tensor: tf.Tensor) -> bool:
     return any(kind_of(source) in (LOSS_SCALE, READ) for source in upstream([divisor], _ends_a_product))
 
 
-def scale_read(
-    grads: Sequence[gradients.Gradient], found: Marks, owner: object, read: bool
-) -> tuple[tf.Tensor | None, bool]:
-    """Finds the scale that gradients carry if the user read it outside the tape.
-
-    It is found if exactly one such scale of `owner` is upstream, read in this graph or in one around it.
-
-    Args:
-        grads: The gradients.
-        found: `marks_of(grads)`.
-        owner: The loss scaler.
-        read: Whether its scale was read outside a tape since a loss was last scaled.
-
-    Returns:
-        The scale or None, and whether the gradients may carry another scale than the last one in use.
-    """
-    if tf.executing_eagerly():
-        return None, False
-    reads = {mark.tensor.ref(): mark.tensor for mark in found.get(READ, ())}
-    known = [tensor for tensor in reads.values() if owner_of_scale(tensor) is owner]
-    if set(found) == {READ} and len(reads) == len(known) == 1 and reachable(known[0]):
-        return known[0], False
-    return None, set(found) == {READ} or (read and not found and not _all_are_arguments(grads))
-
-
-def _all_are_arguments(grads: Sequence[gradients.Gradient]) -> bool:
-    """Whether a function received its gradients as arguments. Another function then scaled their loss."""
-    values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
-    return all(tensor.op.type == "Placeholder" for tensor in values if hasattr(tensor, "op"))
-
-
 def owned(loss_scale: tf.Tensor, kind: str, owner: object) -> tf.Tensor:
     """Marks a scale as one of `owner`."""
     marked = mark(loss_scale, kind)
@@ -127,7 +107,7 @@ def owner_of_scale(marked: tf.Tensor) -> object | None:
 
 def marks_of(grads: Sequence[gradients.Gradient]) -> Marks:
     """The marks that gradients come from, by kind."""
-    return marks_upstream(gradients.values_of(grad) for grad in grads if tf.is_tensor(grad))
+    return marks_of_gradients([gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)])
 
 
 def reachable(tensor: tf.Tensor) -> bool:

@@ -345,3 +345,53 @@ def test_read_outside_of_the_tape_after_the_scale_moved(method):
     grads = [tf.constant([1.0]) * constant.loss_scaler.loss_scale]
     assert constant.loss_scaler.apply(plain_descent, grads, [constant.weight]).finite
     assert constant.weight.numpy()[0] == -2.0
+
+
+@modes("graph", "xla")
+@pytest.mark.parametrize("in_a_loop", [False, True])
+@pytest.mark.parametrize("moves", [False, True])
+def test_several_reads_count_only_if_the_scale_did_not_move(execute, in_a_loop, moves):
+    """In a loop XLA would drop what looks at the scale in the running graph."""
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1))
+    weight = tf.Variable([0.0])
+
+    def gradient():
+        factor = loss_scaler.loss_scale
+        with tf.GradientTape() as tape:
+            scaled = -tf.reduce_sum(weight) * 0.5 * factor
+        return tape.gradient(scaled, weight)
+
+    def step():
+        total = tf.zeros([1])
+        if in_a_loop:
+            for _ in tf.range(2):
+                total += gradient()
+        else:
+            total += gradient()
+        if moves:
+            loss_scaler.update(scaler.Event(tf.constant(True)))
+        total += tf.zeros([1]) if in_a_loop else gradient()
+        return loss_scaler.apply(plain_descent, [total], [weight]).loss_scale
+
+    run = execute(step)
+    if moves:
+        with pytest.raises(scaler.InvalidArgument, match=r"the loss scale moved (since|between)"):
+            run()
+    else:
+        assert [float(run()) for _ in range(3)] == [2.0**10, 2.0**11, 2.0**12]
+    assert float(weight[0]) == (0.0 if moves else 3.0)
+
+
+def test_xla_skips_a_step_of_which_the_scale_is_in_doubt():
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1))
+    weight = tf.Variable([0.0])
+
+    @tf.function(jit_compile=True)
+    def step(grad):
+        logged = loss_scaler.loss_scale
+        return loss_scaler.apply(plain_descent, [grad * 1.0], [weight]).finite, logged
+
+    loss_scaler.scale(tf.constant(1.0))
+    loss_scaler.update(scaler.Event(tf.constant(True)))
+    assert not step(tf.constant([-1.0]))[0]
+    assert weight.numpy().tolist() == [0.0]

@@ -376,3 +376,40 @@ def test_other_steps_that_keep_something_are_not_suspected(step):
     run = tf.function(lambda: step(own))
     run()
     run()
+
+
+@pytest.mark.parametrize("how", ["the last one", "a momentum", "a window", "one scale", "unscaled", "a norm"])
+def test_what_a_loop_carries_from_pass_to_pass(how):
+    loss_scaler, weight = scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=1)), tf.Variable([0.0])
+
+    @tf.function
+    def step():
+        carried = tf.zeros([1])
+        for index in tf.range(4):
+            with tf.GradientTape() as tape:
+                scaled = loss_scaler.scale(-tf.reduce_sum(weight))
+            grad = tape.gradient(scaled, weight)
+            taken, due, update, options = grad + carried, True, True, {}
+            if how == "the last one":
+                carried = grad
+            elif how == "a momentum":
+                taken = carried = 0.5 * carried + grad
+            elif how == "a window":
+                due = tf.equal(index % 2, 1)
+                carried = tf.where(due, tf.zeros_like(grad), taken)
+            elif how == "one scale":
+                carried, update = grad, False
+            elif how == "unscaled":
+                (grad,) = loss_scaler.unscale([grad])
+                taken, carried, options = grad + carried, grad, {"unscaled": True}
+            else:
+                taken = grad / tf.maximum(carried, 1.0)
+                carried = tf.abs(grad) / loss_scaler.loss_scale
+            loss_scaler.apply(plain_descent, [taken], [weight], when=due, update=update, **options)
+
+    if how in ("the last one", "a momentum"):
+        with pytest.raises(scaler.InvalidArgument, match="a loop carries scaled gradients from one pass"):
+            step()
+    else:
+        step()
+        assert weight.numpy().tolist() == [7.0 if how in ("one scale", "unscaled") else 4.0]

@@ -123,3 +123,35 @@ def test_losses_with_a_scale_each_are_added_up():
 
     steps(3)
     assert u.numpy().tolist() == [-9.0]
+
+
+@pytest.mark.parametrize("how", ["one takes both", "each takes its own", "in its branch"])
+def test_branches_of_two_scalers(how):
+    one, other = scaler.LossScaler(scaler.Static(2.0**10)), scaler.LossScaler(scaler.Static(2.0**6))
+    weight = tf.Variable([0.0])
+
+    @tf.function
+    def step(first):
+        with tf.GradientTape() as tape:
+            loss = -tf.reduce_sum(weight)
+            scaled = tf.cond(first, lambda: one.scale(loss), lambda: other.scale(loss))
+        grads = tape.gradient(scaled, [weight])
+        if how == "one takes both":
+            one.apply(plain_descent, grads, [weight])
+        elif how == "each takes its own":
+            one.apply(plain_descent, grads, [weight], when=first)
+            other.apply(plain_descent, grads, [weight], when=tf.logical_not(first))
+        else:
+            tf.cond(
+                first,
+                lambda: one.apply(plain_descent, grads, [weight]).finite,
+                lambda: other.apply(plain_descent, grads, [weight]).finite,
+            )
+
+    if how == "one takes both":
+        with pytest.raises(scaler.InvalidArgument, match="one branch of a"):
+            step(tf.constant(True))
+    else:
+        step(tf.constant(True))
+        step(tf.constant(False))
+        assert weight.numpy().tolist() == [2.0]

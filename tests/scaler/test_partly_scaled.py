@@ -1,0 +1,141 @@
+"""Guards that gradients of an unscaled loss beside those of a scaled one are noticed, and that nothing else is."""
+
+import warnings
+
+import pytest
+import tensorflow as tf
+from scaler_cases import plain_descent
+
+import scaler
+
+SAID = "only a part of them comes from a scaled loss"
+
+
+class Model:
+    def __init__(self):
+        self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10))
+        self.first, self.second = tf.Variable(tf.ones([3, 2]), name="first"), tf.Variable(tf.ones([2]), name="second")
+        self.weights = [self.first, self.second]
+        self.momentum = tf.Variable(tf.zeros([3, 2]), trainable=False)
+
+    def grads(self, x, loss_of):
+        with tf.GradientTape(persistent=True) as tape:
+            scaled = self.loss_scaler.scale(tf.reduce_mean(tf.square(tf.tanh(x @ self.first) + self.second)))
+            plain = tf.reduce_sum(tf.square(self.first)) + tf.reduce_sum(tf.square(self.second))
+            loss = loss_of(scaled, plain)
+        return tape.gradient(scaled, self.weights), tape.gradient(loss, self.weights)
+
+
+def total(scaled, plain):
+    return scaled + plain
+
+
+def penalty(scaled, plain):
+    return plain
+
+
+MISTAKES = {
+    "a penalty is added to the scaled loss": (total, lambda model, scaled, other: other),
+    "a gradient of a list is not scaled": (penalty, lambda model, scaled, other: [scaled[0], other[1]]),
+    "gradients are summed": (penalty, lambda model, scaled, other: [a + b for a, b in zip(scaled, other, strict=True)]),
+    "weight decay by hand": (penalty, lambda model, scaled, other: [scaled[0] + 0.1 * model.first, scaled[1]]),
+}
+FINE = {
+    "the penalty is scaled, too": (
+        lambda scaled, plain: scaled, lambda model, scaled, other: other,
+    ),
+    "zeros": (penalty, lambda model, scaled, other: [scaled[0], tf.zeros_like(model.second)]),
+    "noise": (penalty, lambda model, scaled, other: [one + tf.random.normal(one.shape) for one in scaled]),
+    "a constant": (penalty, lambda model, scaled, other: [one + 1e-8 for one in scaled]),
+    "a variable outside of the model": (
+        penalty, lambda model, scaled, other: [scaled[0] + model.momentum, scaled[1]],
+    ),
+    "centred": (penalty, lambda model, scaled, other: [one - tf.reduce_mean(one) for one in scaled]),
+    "scaled by hand": (
+        penalty,
+        lambda model, scaled, other: [a + b * model.loss_scaler.loss_scale for a, b in zip(scaled, other, strict=True)],
+    ),
+    "scaled by a number": (
+        penalty, lambda model, scaled, other: [a + b * 1024.0 for a, b in zip(scaled, other, strict=True)],
+    ),
+}  # fmt: skip
+
+
+def run(loss_of, made):
+    model = Model()
+
+    @tf.function
+    def step(x):
+        scaled, other = model.grads(x, loss_of)
+        model.loss_scaler.apply(plain_descent, made(model, scaled, other), model.weights)
+
+    step(tf.ones([4, 3]))
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_an_unscaled_part_is_noticed(case):
+    with pytest.warns(scaler.ScaleWarning, match=SAID):
+        run(*MISTAKES[case])
+
+
+@pytest.mark.parametrize("case", FINE)
+def test_nothing_else_is(case):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run(*FINE[case])
+    assert not [str(one.message) for one in said if SAID in str(one.message)]
+
+
+@pytest.mark.parametrize("other", ["plain", "none", "scaled"])
+def test_a_branch_that_does_not_scale_is_noticed(other):
+    model = Model()
+    weight = tf.Variable(tf.ones([3, 2]))
+    given = {
+        "plain": lambda loss: loss,
+        "none": lambda loss: tf.constant(0.0),
+        "scaled": lambda loss: model.loss_scaler.scale(loss * 2.0),
+    }
+
+    @tf.function
+    def step(x, first):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.tanh(x @ weight)))
+            scaled = tf.cond(first, lambda: model.loss_scaler.scale(loss), lambda: given[other](loss))
+        model.loss_scaler.apply(plain_descent, [tape.gradient(scaled, weight)], [weight])
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        step(tf.ones([4, 3]), tf.constant(True))
+    assert any(SAID in str(one.message) for one in said) == (other == "plain")
+
+
+def test_a_gradient_that_is_a_new_value_is_not_scaled():
+    model = Model()
+    model.second.overwrite_with_gradient = True
+
+    @tf.function
+    def step(x):
+        scaled, _ = model.grads(x, penalty)
+        model.loss_scaler.apply(plain_descent, [scaled[0], tf.square(model.second) * 0.5], model.weights)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", scaler.ScaleWarning)
+        step(tf.ones([4, 3]))
+
+
+def test_a_step_along_the_normalised_gradient_is_no_sum_of_gradients():
+    """As sharpness-aware minimisation takes it: the second forward pass adds scaled gradients to weights."""
+    model = Model()
+
+    @tf.function
+    def step(x):
+        first, _ = model.grads(x, penalty)
+        moved = [own + grad / tf.norm(grad) for own, grad in zip(model.weights, first, strict=True)]
+        with tf.GradientTape() as tape:
+            tape.watch(moved)
+            scaled = model.loss_scaler.scale(tf.reduce_mean(tf.square(tf.tanh(x @ moved[0]) + moved[1])))
+        model.loss_scaler.apply(plain_descent, tape.gradient(scaled, moved), model.weights)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", scaler.ScaleWarning)
+        step(tf.ones([4, 3]))
