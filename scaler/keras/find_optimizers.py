@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 
+from scaler.backend.layers import unused
 from scaler.keras.optimizer import LossScaleOptimizer
-from scaler.layers import unused
 
 
 @dataclasses.dataclass(frozen=True)

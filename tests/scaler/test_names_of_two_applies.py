@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler.explain import Names
-from scaler.last_skip import FIRST_PLACE, MOST_NAMES
 from scaler_cases import modes
 
 import scaler
+from scaler.outcome.last_skip import FIRST_PLACE, MOST_NAMES
+from scaler.outcome.sentence import Names
 
 NAN, BIG = np.float32(np.nan), np.float32(1e36)
 
