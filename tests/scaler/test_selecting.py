@@ -195,7 +195,8 @@ def test_all_replicas_skip_where_one_overflows(count, bad):
         )
 
     state = [variable, moved, *optimizer.variables]
-    everywhere = [part for v in state for part in strategy.experimental_local_results(getattr(v, "value", v))]
+    natives = [v if isinstance(v, tf.Variable) else v.value for v in state]
+    everywhere = [part for native in natives for part in strategy.experimental_local_results(native)]
     assert given([1.0] * count) == (True, -1)
     before = raw(everywhere)
     assert given([3e38 if number == bad else 1.0 for number in range(count)]) == (False, bad)
