@@ -21,8 +21,7 @@ test-slow: .venv/ready
 
 # The promise once more, with steps that select their new values as on a GPU.
 test-select: .venv/ready
-	$(BIN)/pytest $(SHARED) --select tests/faults tests/properties/test_promise_machine.py tests/distributed/test_one_replica_overflows.py \
-	    tests/scaler/test_apply.py tests/scaler/test_rollback.py tests/scaler/test_masters.py tests/scaler/test_duplicates.py
+	$(BIN)/pytest $(SHARED) --select $$(cat tests/select.txt)
 
 # And what tests/exhaustive.txt names: further parameters, which CI has no time for.
 test-all: .venv/ready
@@ -136,6 +135,7 @@ mutants: mutants-by-hand .venv-mutants/ready
 
 mutants-by-hand: .venv/ready
 	$(BIN)/python tests/mutants/check.py
+	$(BIN)/python tests/mutants/check.py --select
 
 .venv-mutants/ready:
 	$(PYTHON) -m venv .venv-mutants

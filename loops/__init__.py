@@ -80,7 +80,7 @@ __all__ = [
     "observe",
 ]
 
-MOVED_MODULES = {
+_MOVED = {
     "actions.csv": "loops.record.csv",
     "actions.every": "loops.loop.cadence",
     "actions.jsonl": "loops.record.jsonl",

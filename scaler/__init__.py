@@ -99,7 +99,7 @@ __all__ = [
     "weights",
 ]
 
-MOVED_MODULES = {
+_MOVED = {
     "explain": "scaler.outcome.sentence",
     "formats": "scaler.backend.formats",
     "layers": "scaler.backend.layers",

@@ -14,7 +14,7 @@ import scaler
 MOVED = {
     f"{package.__name__}.{old}": new
     for package in (scaler, loops)
-    for old, new in vars(package)["MOVED_MODULES"].items()
+    for old, new in vars(package)["_MOVED"].items()
 }
 
 

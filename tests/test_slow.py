@@ -17,7 +17,9 @@ def lines_of(name):
 
 
 SLOW = [*lines_of("slow.txt"), *lines_of("exhaustive.txt")]
-BREAKAGES = runpy.run_path(str(ROOT / "tests/mutants/breakages.py"))["BREAKAGES"]
+MUTANTS = runpy.run_path(str(ROOT / "tests/mutants/breakages.py"))
+BREAKAGES = MUTANTS["BREAKAGES"]
+NOTICING = [breakage.test for breakage in BREAKAGES.values()]
 # Prints every test with the names of its marks, of one collection.
 COLLECT = """
 import json, pathlib, pytest, sys
@@ -52,8 +54,18 @@ def compared():
 
 
 def test_what_notices_a_breakage_is_not_slow():
-    for test in BREAKAGES.values():
+    for test in NOTICING:
         assert not [line for line in SLOW if is_of(test, line) or is_of(line, test)]
+
+
+def test_every_breakage_can_still_be_made():
+    assert not [name for name, breakage in BREAKAGES.items() if breakage.broken(ROOT) is None]
+
+
+def test_a_breakage_of_one_mode_says_why():
+    for breakage in BREAKAGES.values():
+        assert bool(breakage.only) == bool(breakage.why)
+        assert breakage.only in ("", *MUTANTS["MODES"])
 
 
 def test_no_test_is_marked_slow_but_in_the_list():
@@ -78,7 +90,7 @@ def test_the_list_names_tests_and_leaves_some_of_each_that_is_promised(tmp_path)
     assert len(set(SLOW)) == len(SLOW)
     assert not [line for line in SLOW if not any(is_of(test, line) for test in marks)]
     assert not [test for test, names in marks.items() if {"slow", "exhaustive"} <= set(names)]
-    for name in [*BREAKAGES.values(), *promised()]:
+    for name in [*NOTICING, *promised()]:
         assert any(is_of(test, name) for test in by_default), name
     run_by_ci = [test for test, names in marks.items() if "exhaustive" not in names]
     for name in compared():

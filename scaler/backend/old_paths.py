@@ -1,4 +1,4 @@
-"""Modules that have moved, which are found at their old paths, too: by the table `MOVED_MODULES` of their package."""
+"""Modules that have moved, which are found at their old paths, too: by the table `_MOVED` of their package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds what stands in the table `MOVED_MODULES` of its package: the new names of modules by their old ones."""
+    """Finds what stands in the table `_MOVED` of its package: the new names of modules by their old ones."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -21,7 +21,7 @@ class Finder(importlib.abc.MetaPathFinder):
         package, _, name = fullname.partition(".")
         if package not in ("scaler", "loops"):
             return None
-        for old, new in getattr(sys.modules.get(package), "MOVED_MODULES", {}).items():
+        for old, new in getattr(sys.modules.get(package), "_MOVED", {}).items():
             if name == old or name.startswith(f"{old}."):
                 return importlib.machinery.ModuleSpec(fullname, _Loader(new + name[len(old) :], warns=name == old))
         return None

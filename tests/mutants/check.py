@@ -1,13 +1,15 @@
-"""Applies every hand-made breakage to a copy of the repository and requires its test to go red.
+"""Makes every hand-made breakage in a copy of the repository and requires its test to go red.
 
-    python tests/mutants/check.py [NAME ...]
+    python tests/mutants/check.py [--select] [NAME ...]
 
-Exits with 1 if a breakage goes unnoticed, if its patch no longer applies (then make it anew, or drop it with the code
+With `--select`, steps select their new values, and only breakages count whose test `make test-select` runs. Exits with
+1 if a breakage goes unnoticed, if its old text does not stand in the file once (then renew it, or drop it with the code
 it was about), or if a test is red without it.
 """
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 import subprocess
 import sys
@@ -15,50 +17,61 @@ import tempfile
 import time
 
 import pytest_server
-from breakages import BREAKAGES
+from breakages import BREAKAGES, Breakage
 
-PATCHES = pathlib.Path(__file__).resolve().parent / "patches"
+SELECTED = pathlib.Path(__file__).resolve().parents[1] / "select.txt"
 GREEN, RED = 0, 1
 
 
-def main(names: list[str]) -> int:
-    """Prints one line a breakage and returns how many are wrong, at most 1."""
-    start, wrong = time.monotonic(), _unlisted()
-    chosen = {name: BREAKAGES[name] for name in names} if names else BREAKAGES
+def main() -> int:
+    """Prints one line a breakage and returns 1 if any is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="breakages; all if none is given")
+    parser.add_argument("--select", action="store_true", help="run the tests with steps that select")
+    options = parser.parse_args()
+    start, wrong = time.monotonic(), 0
+    chosen = _chosen(options.names, options.select)
+    mode = ["--select"] if options.select else []
     with tempfile.TemporaryDirectory(prefix="halfstep-breakages-") as folder:
         copy = pathlib.Path(folder) / "repo"
         pytest_server.copy_repository(copy)
-        # Without a repository of its own, git looks for one above and silently leaves out what lies outside of it.
-        subprocess.run(["git", "init", "--quiet", str(copy)], check=True)
         with pytest_server.Server(copy) as socket:
-            code, output = _pytest(socket, sorted(set(chosen.values())))
+            code, output = _pytest(socket, [*mode, *sorted({breakage.test for breakage in chosen.values()})])
             if code != GREEN:
                 print(output, "\nred without any breakage: nothing can be said")
                 return 1
-            for name, test in chosen.items():
-                verdict = _verdict(copy, socket, name, test)
-                wrong += [name] if verdict else []
-                print(f"{verdict or 'noticed':20} {name:40} {test}", flush=True)
-    print(f"{len(chosen) - len(wrong)} of {len(chosen)} breakages were noticed, {time.monotonic() - start:.0f} s")
-    return int(bool(wrong))
+            for name, breakage in chosen.items():
+                verdict = _verdict(copy, socket, breakage, mode)
+                wrong += bool(verdict)
+                print(f"{verdict or 'noticed':20} {name:40} {breakage.test}", flush=True)
+    print(f"{len(chosen) - wrong} of {len(chosen)} breakages were noticed, {time.monotonic() - start:.0f} s")
+    return int(wrong > 0)
 
 
-def _verdict(copy: pathlib.Path, socket: str, name: str, test: str) -> str:
+def _chosen(names: list[str], select: bool) -> dict[str, Breakage]:
+    """The breakages that have to be noticed in this mode."""
+    named = {name: BREAKAGES[name] for name in names} if names else BREAKAGES
+    other = "branching" if select else "selecting"
+    runs = SELECTED.read_text(encoding="utf-8").split() if select else [""]
+    return {
+        name: breakage
+        for name, breakage in named.items()
+        if breakage.only != other and breakage.test.startswith(tuple(runs))
+    }
+
+
+def _verdict(copy: pathlib.Path, socket: str, breakage: Breakage, mode: list[str]) -> str:
     """What is wrong, or nothing."""
-    patch = PATCHES / f"{name}.patch"
-    if _git_apply(copy, patch):
+    broken, path = breakage.broken(copy), copy / breakage.file
+    if broken is None:
         return "DOES NOT APPLY"
-    code, output = _pytest(socket, ["-x", test])
-    if _git_apply(copy, patch, "--reverse"):
-        raise SystemExit(f"{name}: cannot be taken back")
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(broken, encoding="utf-8")
+    code, output = _pytest(socket, [*mode, "-x", breakage.test])
+    path.write_text(whole, encoding="utf-8")
     if code == RED:
         return ""
     return "WENT UNNOTICED" if code == GREEN else f"BROKE PYTEST\n{output}"
-
-
-def _git_apply(copy: pathlib.Path, patch: pathlib.Path, *options: str) -> int:
-    command = ["git", "apply", "--recount", "-C1", *options, str(patch)]
-    return subprocess.run(command, cwd=copy, capture_output=True, check=False).returncode
 
 
 def _pytest(socket: str, arguments: list[str]) -> tuple[int, str]:
@@ -67,13 +80,5 @@ def _pytest(socket: str, arguments: list[str]) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def _unlisted() -> list[str]:
-    """Patches that no test is named for, and names without a patch."""
-    odd = sorted({path.stem for path in PATCHES.glob("*.patch")} ^ set(BREAKAGES))
-    for name in odd:
-        print(f"{'PATCH OR LIST?':20} {name}")
-    return odd
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -163,7 +163,7 @@ def test_a_list_that_a_loop_fills_is_not_suspected():
             with tf.GradientTape() as tape:
                 scaled = loss_scaler.scale(tf.reduce_sum(weight) / 2.0)
             parts = parts.write(number, tape.gradient(scaled, weight))
-        grad = tf.reduce_sum(parts.stack(), axis=0) + 0.0 * weight
+        grad = tf.reduce_sum(parts.stack(), axis=0) * (1.0 + 0.0 * weight)
         return loss_scaler.apply(plain_descent, [grad], [weight]).finite
 
     assert step()

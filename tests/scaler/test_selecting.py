@@ -195,7 +195,8 @@ def test_all_replicas_skip_where_one_overflows(count, bad):
         )
 
     state = [variable, moved, *optimizer.variables]
-    everywhere = [part for v in state for part in strategy.experimental_local_results(getattr(v, "value", v))]
+    natives = [v if isinstance(v, tf.Variable) else v.value for v in state]
+    everywhere = [part for native in natives for part in strategy.experimental_local_results(native)]
     assert given([1.0] * count) == (True, -1)
     before = raw(everywhere)
     assert given([3e38 if number == bad else 1.0 for number in range(count)]) == (False, bad)
@@ -255,3 +256,24 @@ def test_an_update_by_hand_is_selected_for_a_window_that_is_not_complete():
     assert int(loss_scaler.last_skip.cause) == scaler.Cause.NONE
     assert bool(step(tf.constant(True), tf.constant(1.0)).finite)
     assert int(loss_scaler.counters.attempted) == 1
+
+
+@pytest.mark.parametrize("limit", [float("nan"), 0.0])
+def test_a_limit_that_is_none_skips_and_is_remembered(limit):
+    variable, loss_scaler = tf.Variable([1.0, 2.0]), scaler.LossScaler(select=True)
+    optimizer = keras.optimizers.Adam()
+    optimizer.build([variable])
+
+    @tf.function
+    def step(limit):
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(variable))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable], clip_norm=limit)
+
+    before = raw([variable, *optimizer.variables])
+    outcome = step(tf.constant(limit))
+    assert not bool(outcome.finite)
+    assert (int(outcome.cause), int(outcome.index)) == (scaler.Cause.UPDATE, -2)
+    assert raw([variable, *optimizer.variables]) == before
+    assert bool(step(tf.constant(1.0)).finite)
+    assert int(loss_scaler.last_skip.cause) == scaler.Cause.UPDATE
