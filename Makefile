@@ -15,7 +15,7 @@ SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 test: .venv/ready
 	$(BIN)/pytest $(SHARED)
 
-# What tests/slow.txt names.
+# What is marked slow: whole runs, processes, kills, several workers.
 test-slow: .venv/ready
 	$(BIN)/pytest $(SHARED) -m "slow and not exhaustive"
 
@@ -23,7 +23,7 @@ test-slow: .venv/ready
 test-select: .venv/ready
 	$(BIN)/pytest $(SHARED) --select $$(cat tests/select.txt)
 
-# And what tests/exhaustive.txt names: further parameters, which CI has no time for.
+# And what is marked exhaustive: further parameters, which CI has no time for.
 test-all: .venv/ready
 	$(BIN)/pytest $(SHARED) -m ""
 

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import os
-import pathlib
 import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -45,10 +44,7 @@ DETERMINISTIC = config.is_op_determinism_enabled()
 tf.config.experimental.enable_tensor_float_32_execution(False)
 
 MODES = ("eager", "graph", "loop", "xla")
-HERE = pathlib.Path(__file__).parent
-LISTED = {
-    mark: frozenset((HERE / f"{mark}.txt").read_text(encoding="utf-8").splitlines()) for mark in ("exhaustive", "slow")
-}
+TIERS = ("exhaustive", "slow")
 
 
 def pytest_addoption(parser):
@@ -66,15 +62,14 @@ def pytest_report_header():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks what `exhaustive.txt` names, and of the rest what `slow.txt` names, before `-m` chooses."""
+    """Marks the parameters that `slow_with` and `exhaustive_with` name, before `-m` chooses."""
     if config.getoption("--select"):
         items[:] = [item for item in items if not item.get_closest_marker("second_look")]
     for item in items:
-        test = item.nodeid.partition("[")[0]
-        named = {item.nodeid, test, test.partition("::")[0]}
-        mark = next((mark for mark, names in LISTED.items() if names & named), None)
-        if mark:
-            item.add_marker(mark)
+        for tier in TIERS:
+            named = [name for mark in item.iter_markers(f"{tier}_with") for name in mark.args]
+            if named and item.nodeid.partition("[")[2][:-1] in named:
+                item.add_marker(tier)
 
 
 def pytest_collection_finish(session):

@@ -22,6 +22,7 @@ def run(name, *arguments, timeout=300):
     )
 
 
+@pytest.mark.slow
 def test_faults_prints_a_verdict_for_each_side():
     done = run("faults.py", "--json", "--only", "NaN in the data")
     (row,) = json.loads(done.stdout)["faults"].values()
@@ -31,6 +32,7 @@ def test_faults_prints_a_verdict_for_each_side():
         assert verdict["word"] in {"survived", "corrupted", "stuck", "stretched", "wrong", "crashed"}
 
 
+@pytest.mark.exhaustive_with("gate")
 @pytest.mark.parametrize(
     "name",
     [
@@ -58,6 +60,7 @@ def test_a_benchmark_prints_figures_and_what_they_come_from(name):
             assert case["state"] >= 4 + 8  # A float32 weight and Adam's two slots.
 
 
+@pytest.mark.slow
 def test_what_was_found_is_kept_in_a_file(tmp_path):
     run("all.py", "--only", "gate", "--quick", "--out", str(tmp_path))
     (path,) = tmp_path.glob("*.json")

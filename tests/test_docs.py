@@ -29,6 +29,7 @@ def test_every_page_with_python_is_run_by_a_test():
     assert [name for name in named if not re.search(rf'["/]{re.escape(name)}"', running)] == []
 
 
+@pytest.mark.slow_with("resume.md")
 @pytest.mark.parametrize(
     "page",
     [
@@ -52,6 +53,7 @@ def test_a_page_runs_and_prints_what_it_shows(tmp_path, monkeypatch, capsys, pag
     assert printed == "".join(shown)
 
 
+@pytest.mark.slow
 def test_the_strategy_that_is_written_on_the_way_works(tmp_path):
     assert len(python_blocks(STRATEGIES)) >= 5
     names = run_blocks(STRATEGIES, tmp_path)
@@ -66,17 +68,20 @@ def test_every_strategy_is_in_the_table():
     assert kinds <= named | {"LossScaleOptimizer"}, kinds - named
 
 
+@pytest.mark.slow
 def test_the_layerwise_steps_work(tmp_path):
     names = run_blocks((DOCS / "layerwise.md").read_text(encoding="utf-8"), tmp_path)
     assert names["loss_scaler"].counters.skipped == 0
     assert "also goes to layer 'block'" in names["complaint"]
 
 
+@pytest.mark.slow
 def test_the_update_modes_do_what_is_said_of_them(tmp_path):
     text = (pathlib.Path(__file__).parent.parent / "docs" / "update_modes.md").read_text(encoding="utf-8")
     assert run_blocks(text, tmp_path)["swallowed"] > 0.5
 
 
+@pytest.mark.slow
 def test_the_loops_run_as_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = run_blocks((DOCS / "loops.md").read_text(encoding="utf-8"), tmp_path)
@@ -98,6 +103,7 @@ def test_every_action_is_in_the_table():
     assert {name for name in public if f"`{name}(" not in actions} == set()
 
 
+@pytest.mark.slow
 def test_replicas_and_workers_are_as_shown(tmp_path):
     """Two programs: one on two devices, one as two workers."""
     sys.path.insert(0, str(pathlib.Path(__file__).parent / "distributed"))
@@ -130,6 +136,7 @@ def test_replicas_and_workers_are_as_shown(tmp_path):
     assert [file.parts[-3] for file in tmp_path.glob("*/run/steps.jsonl")] == ["worker 0"]
 
 
+@pytest.mark.slow
 def test_the_page_for_keras_does_what_it_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = run_blocks((DOCS / "keras.md").read_text(encoding="utf-8"), tmp_path)
@@ -140,6 +147,8 @@ def test_the_page_for_keras_does_what_it_says(tmp_path, monkeypatch, capsys):
     assert "Constant(loss_scale=64.0)" in printed
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("observe.md")
 @pytest.mark.parametrize("page", ["observe.md", "lint.md"])
 def test_what_is_said_of_observing_is_so(tmp_path, capsys, page):
     text = (DOCS / page).read_text(encoding="utf-8")
@@ -148,6 +157,7 @@ def test_what_is_said_of_observing_is_so(tmp_path, capsys, page):
     assert capsys.readouterr().out == "".join(shown)
 
 
+@pytest.mark.slow
 def test_the_report_is_made_as_shown(tmp_path, monkeypatch, capsys):
     """Also by the commands: those that the page names take the runs of its program."""
     monkeypatch.chdir(tmp_path)
@@ -164,6 +174,7 @@ def test_the_report_is_made_as_shown(tmp_path, monkeypatch, capsys):
     }
 
 
+@pytest.mark.slow
 def test_the_trace_is_read_as_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = run_blocks((DOCS / "trace.md").read_text(encoding="utf-8"), tmp_path)
@@ -174,6 +185,7 @@ def test_the_trace_is_read_as_shown(tmp_path, monkeypatch, capsys):
     assert names["start"] == (tmp_path / "run" / "trace.arrow").stat().st_size
 
 
+@pytest.mark.slow
 def test_the_replay_runs_as_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = run_blocks((DOCS / "replay.md").read_text(encoding="utf-8"), tmp_path)
@@ -194,6 +206,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_the_doctor_prints_what_its_page_shows(tmp_path):
     """But for times and what follows from them, which no two runs share.
 

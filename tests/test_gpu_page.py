@@ -106,6 +106,7 @@ def test_a_profile_is_counted(modules):
     assert seen == modules[1].Seen(to_host=1.0, to_device=0.5, waits=1.0, largest=400, on_gpu=2.5)
 
 
+@pytest.mark.exhaustive
 def test_every_part_runs_with_cpus_in_place_of_gpus(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "gpu_page.py"), "--stand-in", "--out", str(tmp_path)],

@@ -12,9 +12,7 @@ import loops
 import scaler
 
 MOVED = {
-    f"{package.__name__}.{old}": new
-    for package in (scaler, loops)
-    for old, new in vars(package)["_MOVED"].items()
+    f"{package.__name__}.{old}": new for package in (scaler, loops) for old, new in vars(package)["_MOVED"].items()
 }
 
 

@@ -37,6 +37,7 @@ def test_each_step_at_the_highest_scale_is_skipped(script):
     np.testing.assert_array_equal(moves == 0, skipped[1:])
 
 
+@pytest.mark.slow
 def test_the_gradients_are_where_the_page_says(script):
     """What becomes zero at a scale of 1, and infinite at 2^40, of `concepts/scaling.md`."""
     found = script["digits_gradients"]()

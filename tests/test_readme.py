@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+import pytest
 from markdown_blocks import python_blocks, run_blocks
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -11,6 +12,7 @@ START = (ROOT / "docs" / "getting_started.md").read_text(encoding="utf-8")
 _, PLAIN, SCALED, *_ = python_blocks(START)
 
 
+@pytest.mark.slow
 def test_the_first_page_runs_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = run_blocks(START, tmp_path)

@@ -11,6 +11,8 @@ from markdown_blocks import python_blocks
 import loops
 import scaler
 
+pytestmark = pytest.mark.slow
+
 
 def gradients_in(block, wrap):
     """The gradients of a model in training that holds this block, for fixed data."""
@@ -73,6 +75,7 @@ class Mask(keras.constraints.Constraint):
         return weights * tf.cast(self.kept, weights.dtype)
 
 
+@pytest.mark.exhaustive_with("float16")
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_pruning_holds_in_fit(policy):
     keras.config.set_dtype_policy(policy)
@@ -195,6 +198,7 @@ def test_subclasses_of_dense_are_passed_over_by_float8():
     assert len(model.trainable_variables) == 2
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_holds_the_masks_of_pruning(tmp_path):
     keras.config.set_dtype_policy("float16")
     data = tf.data.Dataset.from_tensors((tf.ones([4, 8]), tf.ones([4, 1]))).repeat()

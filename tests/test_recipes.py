@@ -13,6 +13,27 @@ OWN_PROCESS = {"devices"}  # It sets up TensorFlow's devices: tests/distributed/
 LONGEST = 60  # Lines.
 
 
+@pytest.mark.slow_with("pruning")
+@pytest.mark.exhaustive_with(
+    "bfloat16",
+    "checkpointing",
+    "cnn",
+    "contrastive",
+    "diffusion_ema",
+    "embeddings",
+    "finetune_transformer",
+    "float16",
+    "foreign_train_step",
+    "from_tf_keras",
+    "from_torch_amp",
+    "gan",
+    "own_train_step",
+    "quantisation",
+    "reinforcement",
+    "transfer",
+    "vae",
+    "wgan_gp",
+)
 @pytest.mark.filterwarnings("ignore:TensorBoard is not installed")
 @pytest.mark.parametrize(
     "script", [one for one in SCRIPTS if one.stem not in OWN_PROCESS], ids=lambda script: script.stem

@@ -1,4 +1,4 @@
-"""Guards what `make test` runs: what `slow.txt` takes out of it exists, and is no test that has to stay."""
+"""Guards what `make test` runs: what notices a breakage or stands for a promise is not marked slow, not all of it."""
 
 import json
 import os
@@ -8,6 +8,8 @@ import runpy
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -16,18 +18,19 @@ def lines_of(name):
     return [line for line in (ROOT / "tests" / name).read_text().splitlines() if not line.startswith("#")]
 
 
-SLOW = [*lines_of("slow.txt"), *lines_of("exhaustive.txt")]
 MUTANTS = runpy.run_path(str(ROOT / "tests/mutants/breakages.py"))
 BREAKAGES = MUTANTS["BREAKAGES"]
 NOTICING = [breakage.test for breakage in BREAKAGES.values()]
-# Prints every test with the names of its marks, of one collection.
+# Writes the tiers of every test of one collection, and the parameters that marks name.
 COLLECT = """
 import json, pathlib, pytest, sys
 
 class Seen:
     def pytest_collection_finish(self, session):
         found = {item.nodeid: [mark.name for mark in item.iter_markers()] for item in session.items}
-        pathlib.Path(sys.argv[1]).write_text(json.dumps(found))
+        marks = ((item, mark) for item in session.items for mark in item.iter_markers() if mark.name.endswith("_with"))
+        named = sorted({f"{item.nodeid.partition('[')[0]}[{name}]" for item, mark in marks for name in mark.args})
+        pathlib.Path(sys.argv[1]).write_text(json.dumps({"tiers": found, "named": named}))
 
 sys.exit(pytest.main(["--collect-only", "-p", "no:cacheprovider", "-m", ""], plugins=[Seen()]))
 """
@@ -53,11 +56,6 @@ def compared():
     return re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", (ROOT / "docs/compared.md").read_text())
 
 
-def test_what_notices_a_breakage_is_not_slow():
-    for test in NOTICING:
-        assert not [line for line in SLOW if is_of(test, line) or is_of(line, test)]
-
-
 def test_every_breakage_can_still_be_made():
     assert not [name for name, breakage in BREAKAGES.items() if breakage.broken(ROOT) is None]
 
@@ -68,12 +66,8 @@ def test_a_breakage_of_one_mode_says_why():
         assert breakage.only in ("", *MUTANTS["MODES"])
 
 
-def test_no_test_is_marked_slow_but_in_the_list():
-    files = (path for path in (ROOT / "tests").rglob("*.py") if path.name not in ("conftest.py", "test_slow.py"))
-    assert not [str(path) for path in files if "mark.slow" in path.read_text(encoding="utf-8")]
-
-
-def test_the_list_names_tests_and_leaves_some_of_each_that_is_promised(tmp_path):
+@pytest.mark.slow
+def test_marks_name_parameters_that_are_there_and_leave_some_of_each_test_that_is_promised(tmp_path):
     """Costs a collection of all tests."""
     place = tmp_path / "marks.json"
     done = subprocess.run(
@@ -85,13 +79,11 @@ def test_the_list_names_tests_and_leaves_some_of_each_that_is_promised(tmp_path)
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    marks = json.loads(place.read_text())
-    by_default = [test for test, names in marks.items() if not {"slow", "exhaustive"} & set(names)]
-    assert len(set(SLOW)) == len(SLOW)
-    assert not [line for line in SLOW if not any(is_of(test, line) for test in marks)]
-    assert not [test for test, names in marks.items() if {"slow", "exhaustive"} <= set(names)]
+    found = json.loads(place.read_text())
+    assert not [name for name in found["named"] if name not in found["tiers"]]
+    by_default = [test for test, marks in found["tiers"].items() if not {"slow", "exhaustive"} & set(marks)]
     for name in [*NOTICING, *promised()]:
         assert any(is_of(test, name) for test in by_default), name
-    run_by_ci = [test for test, names in marks.items() if "exhaustive" not in names]
+    run_by_ci = [test for test, marks in found["tiers"].items() if "exhaustive" not in marks]
     for name in compared():
         assert any(is_of(test, name) for test in run_by_ci), name

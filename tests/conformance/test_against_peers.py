@@ -96,6 +96,7 @@ def jobs_of(name, rng):
         yield fixed, varied, finite
 
 
+@pytest.mark.slow_with("keras")
 @pytest.mark.parametrize("name", VARIED)
 def test_scales_are_those_of_the_real_package(name):
     need(name)

@@ -56,6 +56,8 @@ ORDERED = {"colossalai", "megatron", "mxnet"}
 VARIANTS = [(preset, fixed) for preset, (_, variants) in CASES.items() for fixed in variants]
 
 
+@pytest.mark.slow_with("apex-{}")
+@pytest.mark.exhaustive_with("colossalai-{}", "deepspeed-{'consecutive_hysteresis': False}")
 @pytest.mark.parametrize(("preset", "fixed"), VARIANTS, ids=str)
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**32))
@@ -120,6 +122,8 @@ MODES = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("loop", "xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_every_way_to_run_a_step_gives_the_same_scales(mode):
     word = np.array([letter == "1" for letter in "1110111101100100111111111111010100111011"])

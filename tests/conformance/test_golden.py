@@ -30,6 +30,7 @@ def recorded(case):
     return np.array(scales[: len(scales) - raises], np.float32), raises
 
 
+@pytest.mark.slow_with("megatron-010")
 @pytest.mark.parametrize("case", golden.GOLDEN, ids=lambda case: f"{case.preset}-{case.word}")
 def test_scales_are_those_recorded(case):
     want, raises = recorded(case)

@@ -93,6 +93,7 @@ def their_first_raise(preset, arguments, word):
     return None
 
 
+@pytest.mark.slow_with("False")
 @pytest.mark.parametrize("consecutive", [False, True])
 @settings(max_examples=30)
 @given(word=st.lists(st.sampled_from([True, False, False]), min_size=1, max_size=20), hysteresis=st.integers(1, 3))
@@ -131,6 +132,7 @@ def test_a_growth_factor_below_1_shrinks_the_scale_as_in_mindspore():
     np.testing.assert_array_equal(drive(LossScaler(presets.mindspore(**arguments)), word), want)
 
 
+@pytest.mark.slow
 def test_dalle_divides_again_after_125_steps_and_not_before():
     word = [step % 7 != 0 for step in range(300)] + [False] * 300
     np.testing.assert_array_equal(drive(LossScaler(presets.dalle()), word), originals.trace("dalle", {}, word))

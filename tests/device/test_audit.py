@@ -37,6 +37,7 @@ def test_the_usual_steps(kind):
     check(kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in steps.TRACED if kind not in USUAL])
 def test_steps_of_every_kind(kind):
     check(kind)

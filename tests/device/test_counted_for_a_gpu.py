@@ -123,6 +123,8 @@ def numbers_of_steps(strategy, held):
     return found, step.model.get_weights()
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("headroom-kahan", "histogram-stochastic")
 @pytest.mark.parametrize(
     ("strategy", "held"), [("headroom", "kahan"), ("histogram", "stochastic"), ("log_normal", "masters")]
 )

@@ -21,6 +21,47 @@ def test_a_step_with_probes_of_all_kinds():
     assert refused(steps.TRACED["probes of all"]()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with(
+    "accumulate",
+    "an optimizer that is looked at",
+    "fit",
+    "fit, protect",
+    "fit, protect, accumulate",
+    "layerwise",
+    "loop of 1",
+    "loop of 5",
+    "loop of 5, probes, Trace",
+    "loop of 5, until the data ends",
+    "measured by hand",
+    "per loss",
+    "preset apex",
+    "preset chainer",
+    "preset dalle",
+    "preset fairseq",
+    "preset guided_diffusion",
+    "preset metaseq",
+    "preset mxnet",
+    "preset pytorch",
+    "probes",
+    "probes of all, every 10th",
+    "step with kahan",
+    "step with masters",
+    "step with stochastic",
+    "strategy bounded",
+    "strategy delayed_amax",
+    "strategy dynamic",
+    "strategy headroom",
+    "strategy histogram",
+    "strategy log_normal",
+    "strategy rising_floor",
+    "strategy scheduled",
+    "strategy smooth",
+    "strategy warmup",
+    "weights kahan",
+    "weights masters",
+    "weights stochastic",
+)
 @pytest.mark.parametrize("kind", [kind for kind in steps.TRACED if kind != "probes of all"])
 def test_steps_of_every_kind(kind):
     assert refused(steps.TRACED[kind]()) == []

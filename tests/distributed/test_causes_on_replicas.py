@@ -49,6 +49,8 @@ def root():
     return outcomes
 
 
+@pytest.mark.slow_with("nan-1-1")
+@pytest.mark.exhaustive_with("inf-1-0", "inf-1-1", "nan-1-0")
 @pytest.mark.parametrize("replica", [0, 1])
 @pytest.mark.parametrize(
     ("value", "cause"),
@@ -91,6 +93,7 @@ def rig():
     return cases.Rig(cases.mirrored(2), cases.dense_model, lambda: keras.optimizers.SGD(0.1))
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_on_one_replica_in_a_train_step(rig):
     rig.reset()
     for replica in (0, 1):
@@ -100,6 +103,7 @@ def test_a_loss_that_is_nan_on_one_replica_in_a_train_step(rig):
         assert int(rig.loss_scaler.last_skip.cause) == scaler.Cause.OVERFLOW
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_not_finite_already_is_named_on_replicas(rig):
     rig.reset()
     bad = rig.model.trainable_variables[2]

@@ -41,6 +41,8 @@ def moved_by_a_step(model):
     return [*model.weights, *model.metrics_variables, *model.optimizer.inner_optimizer.variables]
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("float16-clipping, average")
 @pytest.mark.parametrize(("policy", "kind"), [("mixed_float16", "plain"), ("float16", "clipping, average")])
 def test_an_overflow_on_any_replica_skips_on_all(policy, kind):
     model = compiled(mirrored(2), policy, INNER[kind])
@@ -58,6 +60,7 @@ def test_an_overflow_on_any_replica_skips_on_all(policy, kind):
     assert finite([*model.variables, *model.optimizer.variables])
 
 
+@pytest.mark.slow
 def test_keras_writes_nan_where_ours_skips():
     """What this is all about; when it fails, Keras has mended its class."""
     with mirrored(2).scope():
@@ -73,6 +76,8 @@ def stateless(policy):
     return keras.Sequential(layers)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("accumulation")
 @pytest.mark.parametrize("kind", ["clipping, average", "accumulation"])
 def test_the_weights_are_those_of_a_single_device(kind):
     trained = []
@@ -87,6 +92,7 @@ def test_the_weights_are_those_of_a_single_device(kind):
         np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_window_with_an_overflow_is_skipped_as_a_whole():
     model = compiled(mirrored(2), "float16", INNER["accumulation"], optimizer=keras.optimizers.SGD)
     model.train_on_batch(*batch())
@@ -100,6 +106,7 @@ def test_a_window_with_an_overflow_is_skipped_as_a_whole():
         assert finite(model.variables)
 
 
+@pytest.mark.slow
 def test_training_goes_on_after_loading_in_the_middle_of_a_window(tmp_path):
     model = compiled(mirrored(2), "float16", INNER["accumulation"], stateless)
     for seed in range(3):
@@ -113,6 +120,8 @@ def test_training_goes_on_after_loading_in_the_middle_of_a_window(tmp_path):
     assert raw(loaded.optimizer.masters.weights) == raw(model.optimizer.masters.weights)
 
 
+@pytest.mark.slow_with("jit")
+@pytest.mark.exhaustive_with("averages")
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

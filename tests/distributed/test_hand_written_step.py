@@ -16,6 +16,10 @@ def written():
     return step
 
 
+@pytest.mark.slow_with("data-python")
+@pytest.mark.exhaustive_with(
+    "data-tf.range", "forward-python", "forward-tf.range", "gradients-python", "gradients-tf.range"
+)
 @pytest.mark.parametrize("in_graph", [False, True], ids=["python", "tf.range"])
 @pytest.mark.parametrize("where", ["gradients", "forward", "data"])
 def test_every_replica_skips(written, in_graph, where):

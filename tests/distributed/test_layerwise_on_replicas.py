@@ -85,6 +85,8 @@ def told():
     return written(cases.mirrored(2), Told())
 
 
+@pytest.mark.slow_with("x1-c1")
+@pytest.mark.exhaustive_with("x0-c0", "x2-c2")
 @pytest.mark.parametrize(("x", "c"), [([2.0, 0.25], [1.0, 8.0]), ([2.0, 0.25], [16.0, 1.0]), ([4.0, 3.0], [2.0, 0.0])])
 def test_all_replicas_are_told_together(told, x, c):
     run, layerwise = told
@@ -99,6 +101,7 @@ def test_all_replicas_are_told_together(told, x, c):
     assert cases.agree(layerwise.variables)
 
 
+@pytest.mark.slow
 def test_an_overflow_on_one_replica_lowers_the_groups_scale_on_all():
     run, layerwise = written(cases.mirrored(2), scaler.Dynamic(4.0))
     start = cases.components(layerwise.variables)
@@ -112,6 +115,7 @@ def test_an_overflow_on_one_replica_lowers_the_groups_scale_on_all():
         np.testing.assert_array_equal(layerwise.scales.numpy(), [2.0, 4.0])
 
 
+@pytest.mark.slow
 def test_without_replicas_it_tells_its_own():
     run, layerwise = written(tf.distribute.get_strategy(), Told())
     run([2.0], [1.0])

@@ -67,6 +67,14 @@ SETUPS = {
 }
 
 
+@pytest.mark.exhaustive_with(
+    "Adam with EMA and decay, Keras loss",
+    "ClipByValue",
+    "embedding",
+    "global_clipnorm, own loss",
+    "masters, momentum, clip_norm",
+    "plain function, clip_norm",
+)
 @pytest.mark.parametrize("setup", SETUPS)
 def test_as_one_device_on_the_concatenated_batch(setup):
     model, optimizer, arguments = SETUPS[setup]
@@ -90,6 +98,7 @@ def test_as_one_device_on_the_concatenated_batch(setup):
         np.testing.assert_allclose(ours[0], theirs[0], rtol=tolerance, atol=tolerance / 10, err_msg=str(variable))
 
 
+@pytest.mark.slow
 def test_a_power_of_two_scale_changes_no_bit():
     bits = []
     for scaling in (scaler.NoScaling(), scaler.Dynamic(2.0**40, growth_interval=2)):

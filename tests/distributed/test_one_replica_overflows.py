@@ -36,6 +36,17 @@ def rig(request):
     return cases.Rig(cases.mirrored(replicas), model, optimizer, **arguments)
 
 
+@pytest.mark.exhaustive_with(
+    "in-graph loop-gradients",
+    "jit-data",
+    "jit-forward",
+    "jit-gradients",
+    "python loop, float32-forward",
+    "python loop, float32-gradients",
+    "python loop, four replicas-data",
+    "python loop, four replicas-forward",
+    "python loop, four replicas-gradients",
+)
 @pytest.mark.parametrize("where", ["gradients", "forward", "data"])
 def test_no_bit_moves_on_any_replica_and_the_next_step_trains(rig, where):
     if where == "forward" and rig.kind == "float32":
@@ -60,6 +71,8 @@ def test_no_bit_moves_on_any_replica_and_the_next_step_trains(rig, where):
         assert cases.raw(rig.model.trainable_variables) != before[: len(rig.model.trainable_variables)]
 
 
+@pytest.mark.slow_with("jit")
+@pytest.mark.exhaustive_with("python loop, four replicas")
 def test_the_statistics_put_back_differ_between_replicas(rig):
     """Else the test above would not see replica 0's written over the others'."""
     rig.reset()
@@ -68,6 +81,8 @@ def test_the_statistics_put_back_differ_between_replicas(rig):
     assert not any(cases.agree([variable]) for variable in moving)
 
 
+@pytest.mark.slow_with("jit")
+@pytest.mark.exhaustive_with("python loop, float32", "python loop, four replicas")
 def test_a_skipped_batch_in_the_middle_never_happened(rig):
     """With a power-of-two scale and no underflow, which float32 has: the same bits as without the batch."""
     if rig.kind != "float32":

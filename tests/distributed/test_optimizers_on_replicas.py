@@ -77,11 +77,13 @@ class Applying:
         variables[0].assign_sub(grads[0])
 
 
+@pytest.mark.slow_with("slots")
 @pytest.mark.parametrize("optimizer", [Slotted(), Applying()], ids=["slots", "apply"])
 def test_functions_and_foreign_objects(optimizer):
     assert moved_by(by_scaler, optimizer) == -2.0
 
 
+@pytest.mark.exhaustive
 def test_plain_functions_whatever_the_aggregation_of_the_variable():
     """The gradients are the same on every replica already: TensorFlow must not sum what the function subtracts."""
 
@@ -133,6 +135,7 @@ def test_no_gradient_on_any_replica_for_one_variable():
     assert cases.agree(variables)
 
 
+@pytest.mark.slow
 def test_batchnorm_that_synchronises_its_statistics():
     """Its forward and backward passes meet in a reduction of their own."""
 

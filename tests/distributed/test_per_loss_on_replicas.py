@@ -2,11 +2,14 @@
 
 import keras
 import numpy as np
+import pytest
 import replica_cases as cases
 import tensorflow as tf
 
 from scaler import Cause, Dynamic, Headroom, PerLoss
 from scaler.weights import StochasticRounding
+
+pytestmark = pytest.mark.slow
 
 
 def written(strategy, make_weights=lambda: tf.Variable([1.0, 2.0]), wrap=lambda weights: [weights]):

@@ -12,10 +12,13 @@ from worker_cases import configuration, free_ports
 
 import scaler
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(scaler.__file__).parents[1]
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "recipes" / "devices.md"
 
 
+@pytest.mark.exhaustive_with("2")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_recipe_prints_what_its_page_shows(processes, tmp_path):
     ports = free_ports(processes)

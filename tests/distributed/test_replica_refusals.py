@@ -35,6 +35,7 @@ def test_batches_that_cannot_be_split():
         loops.Loop(lambda batch: {}, dataset, strategy=cases.mirrored(2))
 
 
+@pytest.mark.slow
 def test_a_last_batch_that_cannot_be_split():
     """Its size is known when it comes: the steps before it stay, and nothing hangs."""
     x, y = cases.batch(size=7)
@@ -51,6 +52,8 @@ def test_a_last_batch_that_cannot_be_split():
     assert cases.raw(model.variables) == weights
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("OneDeviceStrategy")
 @pytest.mark.parametrize("name", ["OneDeviceStrategy", "MirroredStrategy of one"])
 def test_a_strategy_of_one_device(name):
     strategy = tf.distribute.OneDeviceStrategy("CPU:1") if name == "OneDeviceStrategy" else cases.mirrored(1)

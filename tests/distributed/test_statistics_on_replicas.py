@@ -1,11 +1,13 @@
 """Guards what replicas make of statistics: events that carry them, and what a step counts over replicas."""
 
+import pytest
 import replica_cases as cases
 import tensorflow as tf
 
 from scaler import Event, Headroom, Histogram, LossScaler, Static
 
 
+@pytest.mark.slow
 def test_an_update_on_replicas_takes_events_with_and_without_statistics():
     strategy = cases.mirrored(2)
     with strategy.scope():
@@ -24,6 +26,7 @@ def test_an_update_on_replicas_takes_events_with_and_without_statistics():
     assert following.loss_scale.numpy() == 2.0**12
 
 
+@pytest.mark.slow
 def test_a_step_on_replicas_shows_the_amax_of_the_sum_and_the_counts_of_all():
     strategy = cases.mirrored(2)
     with strategy.scope():

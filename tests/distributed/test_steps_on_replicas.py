@@ -52,6 +52,7 @@ def run(replicas, steps_per_call, kind="float16"):
     return columns, averaged.weights(), measure.results["mse"]
 
 
+@pytest.mark.slow
 def test_two_replicas_do_as_one_device():
     columns, weights, error = run(2, 4)
     expected, expected_weights, expected_error = run(1, 1)

@@ -35,6 +35,8 @@ def made(strategy, make, dtype="float32"):
     return cause, [weight, *masters.weights, *getattr(optimizer, "variables", ())], loss_scaler
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("4-float32")
 @pytest.mark.parametrize(("replicas", "dtype"), [(2, "float16"), (4, "float32")])
 def test_every_replica_is_put_back(replicas, dtype):
     cause, variables, loss_scaler = made(cases.mirrored(replicas), lambda: keras.optimizers.Adafactor(0.01), dtype)
@@ -48,6 +50,7 @@ def test_every_replica_is_put_back(replicas, dtype):
     assert cases.raw(variables) != before
 
 
+@pytest.mark.slow_with("0")
 @pytest.mark.parametrize("replica", [0, 1])
 def test_one_replica_is_enough(replica):
     """A function may do something else on each."""

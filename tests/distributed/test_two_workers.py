@@ -47,6 +47,8 @@ def reports(tmp_path_factory):
     return of
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("written in tf.range")
 @pytest.mark.parametrize("name", ["written", "written in tf.range"])
 def test_hand_written_steps_skip_on_both(reports, name):
     first, second = reports(name)
@@ -61,6 +63,7 @@ def test_hand_written_steps_skip_on_both(reports, name):
     assert first["statistics"] != second["statistics"]
 
 
+@pytest.mark.slow
 def test_loops_skip_on_both(reports):
     first, second = reports("Loop")
     assert first == second
@@ -69,6 +72,7 @@ def test_loops_skip_on_both(reports):
     assert first["loss_scale"] == cases.LOSS_SCALE["float32"] / 2**4
 
 
+@pytest.mark.slow
 def test_a_window_is_skipped_on_both(reports):
     first, second = reports("Loop with accumulation")
     assert first == second

@@ -29,6 +29,7 @@ def own(number):
     }
 
 
+@pytest.mark.slow_with("1")
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_vectors_are_joined_by_what_they_are(steps_per_call):
     strategy, seen = cases.mirrored(2), []
@@ -68,6 +69,7 @@ def watched(replicas, batches):
     return watch.names, seen[0].vectors
 
 
+@pytest.mark.slow
 def test_counts_of_two_replicas_are_those_of_one_device():
     parts = [cases.batch(seed) for seed in range(2)]
     batches = tf.data.Dataset.from_tensor_slices(tuple(np.stack(part) for part in zip(*parts, strict=True)))

@@ -25,6 +25,8 @@ def half():
     return rig_of("float16", accumulate=2)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("0")
 @pytest.mark.parametrize("replica", [0, 1])
 def test_a_window_that_was_spoiled_on_one_replica_names_its_gradient(half, replica):
     half.reset()
@@ -35,6 +37,8 @@ def test_a_window_that_was_spoiled_on_one_replica_names_its_gradient(half, repli
     assert f"that of {name!r} the last" in half.loss_scaler.explain()
 
 
+@pytest.mark.slow_with("1-forward")
+@pytest.mark.exhaustive_with("0-forward", "0-gradients", "1-gradients")
 @pytest.mark.parametrize("where", ["gradients", "forward"])
 @pytest.mark.parametrize("replica", [0, 1])
 def test_the_window_is_skipped_on_all_replicas(half, where, replica):
@@ -51,6 +55,7 @@ def test_the_window_is_skipped_on_all_replicas(half, where, replica):
     assert cases.finite(half.variables())
 
 
+@pytest.mark.slow
 def test_the_micro_batch_may_spoil_on_both_replicas_at_different_times(half):
     half.reset()
     before = cases.raw(half.moved())
@@ -59,6 +64,7 @@ def test_the_micro_batch_may_spoil_on_both_replicas_at_different_times(half):
     assert cases.raw(half.moved()) == before
 
 
+@pytest.mark.slow
 def test_a_window_on_two_replicas_is_the_large_batch_on_one_device():
     """Four shares of two micro-batches, clipped once, after all of them are summed."""
     split = rig_of("float32", accumulate=2, clip_norm=0.5)

@@ -20,6 +20,7 @@ def whole(tmp_path_factory):
     return ends(place)
 
 
+@pytest.mark.slow
 def test_workers_share_weights_and_nothing_else(whole):
     """What follows would not notice a worker that goes on from the other's checkpoint if they were the same."""
     first, second = whole
@@ -31,6 +32,8 @@ def test_workers_share_weights_and_nothing_else(whole):
     assert first["lines"].count("\n") == END
 
 
+@pytest.mark.slow_with("0")
+@pytest.mark.exhaustive_with("1")
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_killed_worker_ends_the_others_and_all_go_on(whole, tmp_path, victim):
     found = statuses(start_workers(killed, tmp_path, victim))
@@ -49,6 +52,7 @@ def test_a_killed_worker_ends_the_others_and_all_go_on(whole, tmp_path, victim):
     assert [folder.numbers(place) for place in places] == [[10, 9], [10, 9]]
 
 
+@pytest.mark.exhaustive
 def test_what_happens_to_one_worker_ends_all_at_the_same_step_saved(tmp_path):
     assert statuses(start_workers(told, tmp_path)) == [0, 0]
     first, second = (json.loads((tmp_path / f"report-{index}.json").read_text()) for index in (0, 1))

@@ -61,6 +61,8 @@ CASES = {
 }
 
 
+@pytest.mark.slow_with("xla-loss infinite, gradients sound")
+@pytest.mark.exhaustive_with("graph-applied", "loop-applied", "xla-applied", "xla-loss NaN")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_says_why_it_was_skipped(mode, case):
@@ -96,6 +98,10 @@ def float32_step(mode):
     return run_in(mode, step), loss_scaler
 
 
+@pytest.mark.slow_with("x1-y1-4-1-False-xla")
+@pytest.mark.exhaustive_with(
+    "x0-y0-4-2-False-graph", "x0-y0-4-2-False-loop", "x0-y0-4-2-False-xla", "x2-y2-4-1-False-xla"
+)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("x", "y", "cause", "index", "nan"),
@@ -118,6 +124,8 @@ def test_the_first_that_is_not_finite_or_the_largest(mode, x, y, cause, index, n
     assert ("'x:0'", "'y:0'")[index - 1] in loss_scaler.explain(outcome)
 
 
+@pytest.mark.slow_with("by hand-graph")
+@pytest.mark.exhaustive_with("by hand-xla", "composed-loop")
 def test_the_last_skip_stays_when_steps_are_applied_again_and_the_next_is_judged_anew(rig):
     assert rig.loss_scaler.last_skip.finite
     rig.run(batches(1))

@@ -12,6 +12,17 @@ from fault_cases import batch, batches, run_in
 import scaler
 
 
+@pytest.mark.exhaustive_with(
+    "by hand-graph-2^-126",
+    "by hand-graph-2^-40",
+    "by hand-graph-default",
+    "by hand-xla-2^-126",
+    "by hand-xla-2^-40",
+    "by hand-xla-default",
+    "composed-loop-2^-126",
+    "composed-loop-2^-40",
+    "composed-loop-default",
+)
 @pytest.mark.parametrize("low", [2.0**-14, 2.0**-40, 2.0**-126], ids=["default", "2^-40", "2^-126"])
 def test_the_scale_rests_at_its_floor_and_training_goes_on(rig, low):
     # Eager steps are slow, so they begin just above the floor.
@@ -35,6 +46,8 @@ def test_the_scale_rests_at_its_floor_and_training_goes_on(rig, low):
     assert rig.bits() != before
 
 
+@pytest.mark.slow_with("by hand-graph")
+@pytest.mark.exhaustive_with("by hand-xla", "composed-loop")
 def test_gradients_come_back_from_a_deep_floor(compiled_rig):
     rig, depth = compiled_rig, 126
     rig.reset(low=2.0**-depth, initial=2.0**-depth, interval=1)
@@ -69,6 +82,7 @@ def steep(strategy, mode):
     return run_in(mode, step)
 
 
+@pytest.mark.slow_with("xla")
 @pytest.mark.parametrize("mode", ["loop", "xla"])
 def test_a_model_that_needs_a_scale_below_1_trains(mode):
     data = batches(*range(20)) * 6

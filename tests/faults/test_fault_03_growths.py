@@ -8,12 +8,21 @@ import pytest
 from fault_cases import batch, batches, rig
 
 
+@pytest.mark.slow_with("by hand-xla-2^126")
+@pytest.mark.exhaustive_with(
+    "by hand-graph-2^126",
+    "by hand-graph-default",
+    "by hand-xla-default",
+    "composed-loop-2^126",
+    "composed-loop-default",
+)
 @pytest.mark.parametrize("high", [2.0**40, 2.0**126], ids=["default", "2^126"])
 def test_the_scale_rests_at_its_ceiling_and_comes_back(compiled_rig, high):
     rig = compiled_rig.reset(high=high, interval=1)
     rests_and_comes_back(rig, high, steps=300 if high == 2.0**126 else 120)
 
 
+@pytest.mark.exhaustive_with("composed")
 @pytest.mark.parametrize("style", ["by hand", "composed"])
 def test_in_eager_mode_too_from_near_the_ceiling(style):
     high = 2.0**22
@@ -44,6 +53,8 @@ def rests_and_comes_back(rig, high, steps):
     rig.assert_finite()
 
 
+@pytest.mark.slow_with("by hand-eager")
+@pytest.mark.exhaustive_with("by hand-graph", "composed-loop")
 def test_growth_at_the_ceiling_does_not_wear_the_state_out(rig):
     rig.reset(high=2.0**12, interval=2)
     rig.run([batch(number % 4, factor=0.0) for number in range(8 if rig.mode == "eager" else 40)])

@@ -5,6 +5,7 @@ metric is put back with the snapshot in the hand-written step, and is updated on
 """
 
 import numpy as np
+import pytest
 from fault_cases import batch, batches
 
 
@@ -19,6 +20,8 @@ def forward_overflow(x):
     return np.sign(inputs) * np.float32(x), targets, factor
 
 
+@pytest.mark.slow_with("by hand-xla")
+@pytest.mark.exhaustive_with("by hand-graph", "composed-eager", "composed-loop")
 def test_a_run_that_saw_the_batch_equals_one_that_did_not(rig):
     fixed(rig).run(batches(1, 2))
     never, inferred = rig.bits(), rig.infer()
@@ -40,6 +43,8 @@ def test_a_run_that_saw_the_batch_equals_one_that_did_not(rig):
     rig.assert_finite()
 
 
+@pytest.mark.slow_with("composed-loop")
+@pytest.mark.exhaustive_with("by hand-xla")
 def test_the_very_first_batch_may_be_the_one(rig):
     fixed(rig).run(batches(1, 2))
     never = rig.bits()
@@ -47,6 +52,7 @@ def test_the_very_first_batch_may_be_the_one(rig):
     assert rig.bits() == never
 
 
+@pytest.mark.slow_with("composed-loop")
 def test_a_statistic_that_overflows_on_an_applied_step_keeps_what_it_was(rig):
     # The variance of such numbers is beyond float16, the numbers are not; the gradients of zero are finite.
     inputs, targets, _ = batch(52)

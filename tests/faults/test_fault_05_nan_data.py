@@ -12,6 +12,8 @@ import scaler
 PLACES = {"x": np.nan}, {"y": np.nan}, {"x": np.nan, "y": np.inf}
 
 
+@pytest.mark.slow_with("by hand-graph")
+@pytest.mark.exhaustive_with("by hand-eager", "composed-eager", "composed-loop")
 def test_a_nan_once_costs_one_step(rig):
     rig.reset(low=2.0**10, high=2.0**10).run(batches(1, 2, 3))
     without = rig.bits()
@@ -22,6 +24,7 @@ def test_a_nan_once_costs_one_step(rig):
         rig.assert_finite()
 
 
+@pytest.mark.slow_with("composed-loop")
 def test_nan_for_ever_moves_nothing_and_is_reported(compiled_rig):
     rig = compiled_rig
     rig.run(batches(1))

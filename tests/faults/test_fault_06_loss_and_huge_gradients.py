@@ -22,6 +22,8 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow_with("by hand-xla")
+@pytest.mark.exhaustive_with("by hand-graph", "composed-loop")
 def test_a_loss_that_is_not_finite_is_skipped(rig):
     rig.reset(low=2.0**10, high=2.0**10).run(batches(1, 2))
     before = rig.bits()
@@ -35,6 +37,7 @@ def test_a_loss_that_is_not_finite_is_skipped(rig):
     rig.assert_finite()
 
 
+@pytest.mark.slow_with("xla")
 def test_a_loss_that_is_not_finite_by_a_constant_alone_harms_nothing(mode):
     # Its gradients are sound, and gradients decide.
     weight, optimizer = tf.Variable([1.0]), keras.optimizers.Adam(0.1)
@@ -72,6 +75,8 @@ def huge(name, mode):
     return run_in(mode, step), [*weights, *optimizer.variables]
 
 
+@pytest.mark.slow_with("loop-AdamW")
+@pytest.mark.exhaustive_with("xla-Adam")
 @pytest.mark.parametrize(
     ("mode", "name"), [("graph", "Adam"), ("eager", "AdamW"), ("loop", "AdamW"), ("eager", "momentum"), ("xla", "Adam")]
 )

@@ -39,6 +39,7 @@ def embedding(mode, kind):
     return run_in(mode, step), [table, *masters.weights, *optimizer.variables]
 
 
+@pytest.mark.slow_with("xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_float32_rows_that_overflow_in_their_sum_are_skipped(mode):
     run, variables = embedding(mode, "float32")
@@ -54,6 +55,8 @@ def test_float32_rows_that_overflow_in_their_sum_are_skipped(mode):
     assert_finite(variables)
 
 
+@pytest.mark.slow_with("loop")
+@pytest.mark.exhaustive_with("xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_float16_rows_are_summed_in_float32(mode):
     run, variables = embedding(mode, "float16")
@@ -79,6 +82,7 @@ def accumulated(mode):
     return run, [*model.variables, *optimizer.variables], [*step.variables, *model.variables]
 
 
+@pytest.mark.exhaustive_with("down-loop", "down-xla", "up-loop", "up-xla")
 @pytest.mark.parametrize("mode", ["eager", "loop", "xla"])
 @pytest.mark.parametrize("huge", [3e38, -3e38], ids=["up", "down"])
 def test_a_window_whose_sum_overflows_is_one_skipped_step(mode, huge):
@@ -95,6 +99,8 @@ def test_a_window_whose_sum_overflows_is_one_skipped_step(mode, huge):
     assert_finite(every)
 
 
+@pytest.mark.slow_with("xla")
+@pytest.mark.exhaustive_with("loop")
 @pytest.mark.parametrize("mode", ["eager", "loop", "xla"])
 def test_a_window_of_finite_micro_batches_with_an_infinite_sum_stores_no_infinity(mode):
     run, moved, every = accumulated(mode)
@@ -125,6 +131,7 @@ def clipped(mode):
     return run_in(mode, step), [*weights, *optimizer.variables]
 
 
+@pytest.mark.slow_with("xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_norm_that_overflows_does_not_clip_to_zero(mode):
     run, variables = clipped(mode)

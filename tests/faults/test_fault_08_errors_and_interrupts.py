@@ -104,6 +104,7 @@ def interrupt_once(when):
     return act
 
 
+@pytest.mark.slow
 def test_ctrl_c_from_an_action(tmp_path, whole):
     arguments = _arguments("in-graph loop")
     act = interrupt_once(8)
@@ -118,6 +119,8 @@ def test_ctrl_c_from_an_action(tmp_path, whole):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow_with("in-graph loop")
+@pytest.mark.exhaustive_with("python loop", "xla")
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_ctrl_c_from_another_thread_during_a_call(tmp_path, runner, whole):
     arguments = _arguments(runner)
@@ -130,6 +133,7 @@ def test_ctrl_c_from_another_thread_during_a_call(tmp_path, runner, whole):
     assert run.bits() == whole(**arguments)
 
 
+@pytest.mark.slow
 def test_ctrl_c_from_a_plain_thread(tmp_path, whole):
     arguments = _arguments("in-graph loop")
     called, sent = threading.Event(), threading.Event()
@@ -155,6 +159,8 @@ def test_ctrl_c_from_a_plain_thread(tmp_path, whole):
     assert run.bits() == whole(**arguments)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("in-graph loop")
 def test_an_error_while_the_data_is_read_leaves_finished_steps(tmp_path, arguments):
     def fail(number):
         if number == 5:
@@ -172,6 +178,7 @@ def test_an_error_while_the_data_is_read_leaves_finished_steps(tmp_path, argumen
     run.assert_consistent(reported=False)
 
 
+@pytest.mark.slow
 def test_an_assertion_at_run_time_breaks_off_before_anything_moved(tmp_path):
     limit = tf.Variable(1e9)
 
@@ -216,6 +223,7 @@ def test_an_assertion_at_run_time_holds_a_window_back():
     assert float(loss_scaler.loss_scale) == 16.0
 
 
+@pytest.mark.slow
 def test_an_error_while_tracing_leaves_everything_usable(tmp_path):
     broken = [True]
 
@@ -236,6 +244,8 @@ def test_an_error_while_tracing_leaves_everything_usable(tmp_path):
     run.assert_consistent()
 
 
+@pytest.mark.slow_with("loop")
+@pytest.mark.exhaustive_with("xla")
 def test_an_optimizer_that_raises_before_assigning(mode):
     weight, loss_scaler = tf.Variable(tf.ones([2], tf.float16)), scaler.LossScaler(scaler.Dynamic())
     masters, broken = scaler.MasterWeights([weight]), [True]

@@ -75,6 +75,8 @@ def true(a, b):
     return [(np.float32(a), np.float32(b))]
 
 
+@pytest.mark.slow_with("xla-second")
+@pytest.mark.exhaustive_with("graph-first", "graph-second", "loop-first", "loop-second", "xla-first")
 @pytest.mark.parametrize("bad", [0, 1], ids=["first", "second"])
 def test_the_other_unscales_by_the_scale_of_its_loss(mode, bad):
     pair = started(mode)
@@ -91,6 +93,8 @@ def test_the_other_unscales_by_the_scale_of_its_loss(mode, bad):
     assert_finite([*pair.weights, *pair.optimizers[0].variables, *pair.optimizers[1].variables])
 
 
+@pytest.mark.slow_with("xla")
+@pytest.mark.exhaustive_with("loop")
 def test_growth_by_the_first_does_not_reach_the_second(mode):
     pair = started(mode)
     for number in range(3):
@@ -101,6 +105,8 @@ def test_growth_by_the_first_does_not_reach_the_second(mode):
         np.testing.assert_array_equal(weight.numpy(), pair.weights[0].numpy())
 
 
+@pytest.mark.slow_with("xla-momentum-second")
+@pytest.mark.exhaustive_with("graph-Adam-first", "loop-momentum-first", "xla-momentum-first")
 @pytest.mark.parametrize("bad", [0, 1], ids=["first", "second"])
 @pytest.mark.parametrize(
     ("mode", "kind"), [("eager", "Adam"), ("graph", "Adam"), ("loop", "momentum"), ("xla", "momentum")]
@@ -179,6 +185,7 @@ class Gan:
         return raw([*self.models[which].variables, *masters, *optimizer])
 
 
+@pytest.mark.exhaustive_with("loop")
 @pytest.mark.parametrize("mode", ["eager", "loop"])
 def test_a_gan_whose_one_half_overflows_trains_the_other(mode):
     gan, random = Gan(mode), np.random.default_rng(0)

@@ -84,6 +84,8 @@ def test_every_bit_is_that_of_an_unscaled_run(name):
 
 
 # As a graph all of them are below, but for EMA.
+@pytest.mark.slow_with("loop-accumulation")
+@pytest.mark.exhaustive_with("graph-EMA", "xla-accumulation")
 @pytest.mark.parametrize(
     ("mode", "name"),
     [("graph", "EMA"), ("graph", "AdamW"), ("loop", "accumulation"), ("xla", "accumulation")],
@@ -92,6 +94,8 @@ def test_skips_leave_every_bit_and_the_rest_equals_that_run_in_graphs(name, mode
     skips_leave_every_bit_and_the_rest_equals_an_unscaled_run(name, mode, 7, 3)
 
 
+@pytest.mark.slow_with("AdamW")
+@pytest.mark.exhaustive_with("Muon", "accumulation")
 @pytest.mark.parametrize("name", parameters(name for name in OPTIMIZERS if name != "EMA"))
 def test_masters_under_the_same_optimizers(name):
     trained = Trained(name, "graph", 2.0**8, kind="float16")
@@ -105,6 +109,7 @@ def test_masters_under_the_same_optimizers(name):
         np.testing.assert_array_equal(variable.numpy(), master.numpy().astype(np.float16))
 
 
+@pytest.mark.slow
 @needs_keras("Muon")
 def test_muon_still_tells_masters_apart_by_their_paths():
     trained = Trained("Muon", "graph", 2.0**8, kind="float16")

@@ -93,6 +93,8 @@ CALIBRATING = {
 }
 
 
+@pytest.mark.slow_with("presets.fairseq")
+@pytest.mark.exhaustive_with("Headroom", "LogNormal")
 @pytest.mark.parametrize(("strategy", "levels"), CALIBRATING.values(), ids=CALIBRATING)
 def test_no_strategy_is_stuck_while_it_looks_for_its_level(strategy, levels):
     run = calibrating(strategy)
@@ -127,6 +129,7 @@ def train_step(stuck=None):
     return loops.TrainStep(model, loss_fn, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler)
 
 
+@pytest.mark.slow
 def test_a_loop_with_480_of_512_rows_nan_is_stopped():
     loop = loops.Loop(train_step(), mostly_nan(), steps_per_call=50)
     with pytest.raises(StuckError) as raised:
@@ -137,11 +140,13 @@ def test_a_loop_with_480_of_512_rows_nan_is_stopped():
     assert loop.counters.data == 200
 
 
+@pytest.mark.slow
 def test_a_loop_with_half_of_the_rows_nan_goes_on():
     loop = loops.Loop(train_step(), mostly_nan(256), steps_per_call=100)
     assert loop.run(800).skipped == 400
 
 
+@pytest.mark.slow
 def test_a_mended_run_goes_on_from_the_checkpoint_of_a_stuck_one(tmp_path):
     def run(data, resume, until):
         actions = [loops.Checkpoint(tmp_path, every=50, resume=resume)]
@@ -156,6 +161,7 @@ def test_a_mended_run_goes_on_from_the_checkpoint_of_a_stuck_one(tmp_path):
     assert 188 <= done.skipped < 188 + 32
 
 
+@pytest.mark.slow
 def test_the_watch_of_a_step_of_ones_own_finds_it():
     step = train_step()
     loss_scaler = step.loss_scaler
@@ -166,6 +172,7 @@ def test_the_watch_of_a_step_of_ones_own_finds_it():
         loop.run(800)
 
 
+@pytest.mark.slow
 def test_each_loss_is_watched_by_itself():
     weight = tf.Variable([1.0])
     losses = scaler.PerLoss({"good": Dynamic(), "bad": Dynamic(growth_interval=7)})

@@ -33,6 +33,8 @@ def skipping(stuck=None, **strategy):
     return loss_scaler, take
 
 
+@pytest.mark.slow_with("1")
+@pytest.mark.exhaustive_with("100")
 @pytest.mark.parametrize("limit", [1, 2, 100])
 def test_it_raises_after_so_many_consecutive_skips_and_not_before(limit):
     loss_scaler, take = skipping(scaler.StuckPolicy(consecutive_skips=limit, skip_rate=None))
@@ -154,6 +156,8 @@ def test_it_goes_on_after_a_restored_checkpoint(tmp_path):
         loss_scaler.check()
 
 
+@pytest.mark.slow_with("raise-1")
+@pytest.mark.exhaustive_with("continue-1", "warn-5")
 @pytest.mark.parametrize(("action", "steps_per_call"), [("raise", 1), ("raise", 5), ("warn", 5), ("continue", 1)])
 def test_a_loop_checks_at_each_visit(action, steps_per_call):
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])

@@ -38,6 +38,8 @@ def inputs(rows=4, value=1.0):
     return tf.fill([rows, 3], value), tf.zeros([rows, 2])
 
 
+@pytest.mark.slow_with("mixed_float16-inf")
+@pytest.mark.exhaustive_with("float16-nan")
 @pytest.mark.parametrize(
     ("policy", "bad"), [("float32", np.nan), ("mixed_float16", np.inf), ("float16", np.nan)], ids=str
 )
@@ -162,6 +164,8 @@ def steep(factor):
     return lambda y, prediction: factor * tf.reduce_mean(tf.cast(prediction, tf.float32) - y)
 
 
+@pytest.mark.slow_with("huge, many rows")
+@pytest.mark.exhaustive_with("Dynamic", "Dynamic, many rows", "Static", "floor")
 @pytest.mark.parametrize(
     ("strategy", "factor", "helps", "rows"),
     [
@@ -188,6 +192,7 @@ def test_an_overflow_is_still_an_overflow(strategy, factor, helps, rows):
     assert bool(step.loss_scaler.last_skip.lower_helps) == helps.startswith("A lower scale helps")
 
 
+@pytest.mark.slow_with("5")
 @pytest.mark.parametrize("steps_per_call", [1, 5])
 def test_writers_have_the_cause_and_the_variable(tmp_path, steps_per_call):
     x = np.ones([5, 4, 3], np.float32)
@@ -223,6 +228,7 @@ def test_numbers_of_ones_own_step_are_written_as_they_are(tmp_path):
     assert [(line["cause"], line["variable"]) for line in lines] == [(0, 7), (1, 7)]
 
 
+@pytest.mark.slow
 def test_a_micro_batch_that_does_not_end_a_window_has_no_cause():
     _, call = stepped(model_of("float32"), accumulate=2)
     first, second = call(inputs(value=np.nan)), call(inputs())

@@ -39,6 +39,8 @@ def fitted(optimizer, *, built, protect=False, policy="float32", batch=X, **comp
     return [variable.numpy().tolist() for variable in model.weights], optimizer
 
 
+@pytest.mark.slow_with("protected-float16")
+@pytest.mark.exhaustive_with("alone-float32", "protected-float32")
 @pytest.mark.parametrize("policy", ["float32", "float16"])
 @pytest.mark.parametrize("protect", [False, True], ids=["alone", "protected"])
 def test_a_model_that_fit_builds_trains_as_one_that_was_built(policy, protect):
@@ -49,6 +51,8 @@ def test_a_model_that_fit_builds_trains_as_one_that_was_built(policy, protect):
     assert bool(optimizer.masters) is (policy == "float16")
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("how0", "how1")
 @pytest.mark.parametrize("how", [("jit_compile", True), ("steps_per_execution", 2), ("run_eagerly", True)])
 def test_in_each_way_that_fit_runs(how):
     compiled = dict([how])
@@ -65,6 +69,7 @@ def test_with_accumulated_gradients_and_a_bad_first_batch():
     assert [copy.numpy().tolist() for copy in optimizer.copies] == before
 
 
+@pytest.mark.slow
 @needs_keras("ScheduleFreeAdamW")
 def test_schedule_free_adam_begins_with_the_weights():
     wanted, _ = fitted(keras.optimizers.ScheduleFreeAdamW(0.01), built=True)

@@ -45,6 +45,8 @@ def assert_all_close(ones, others, tolerance):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow_with("mixed_float16")
+@pytest.mark.exhaustive_with("bfloat16", "float32")
 @SWAPS_MASTERS
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16", "bfloat16"])
 def test_averages_are_swapped_in_for_evaluation_and_out_again(policy):
@@ -64,6 +66,7 @@ def test_averages_are_swapped_in_for_evaluation_and_out_again(policy):
     assert int(inner.iterations) == 5
 
 
+@pytest.mark.exhaustive
 @SWAPS_MASTERS
 def test_fit_with_swaps_is_fit_without_as_far_as_float32_can_tell():
     runs = []
@@ -79,6 +82,7 @@ def test_fit_with_swaps_is_fit_without_as_far_as_float32_can_tell():
     assert_all_close(runs[2][1].ended[-1], runs[0][0], 2e-3)  # What a ModelCheckpoint after it saves.
 
 
+@pytest.mark.slow
 @SWAPS_MASTERS
 def test_weights_that_were_set_before_a_swap_are_there_after_it():
     model = averaging("float16")
@@ -91,6 +95,8 @@ def test_weights_that_were_set_before_a_swap_are_there_after_it():
     )
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("float16", "mixed_float16")
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_steps_that_run_eagerly_are_not_taken_for_a_swap(policy):
     runs = []
@@ -104,6 +110,8 @@ def test_steps_that_run_eagerly_are_not_taken_for_a_swap(policy):
     assert_all_close(*runs, 1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("float16")
 @pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="This Keras has no MultiOptimizer.")
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_averages_of_optimizers_inside_are_swapped_and_taken_over(policy):
@@ -120,6 +128,7 @@ def test_averages_of_optimizers_inside_are_swapped_and_taken_over(policy):
     assert_all_close([w for w in values(model.trainable_variables) if w.ndim == 2], averages, 1e-3)
 
 
+@pytest.mark.slow
 def test_the_state_of_a_model_as_a_tree_goes_there_and_back():
     models = [compiled("float16", keras.optimizers.Adam(1e-2), stateful=False) for _ in range(2)]
     models[0].train_on_batch(*data(8))
@@ -132,6 +141,7 @@ def test_the_state_of_a_model_as_a_tree_goes_there_and_back():
     assert_all_close(values(models[0].weights), values(models[1].weights), 0.0)
 
 
+@pytest.mark.slow
 def test_schedules_and_stops_reach_the_optimizer_inside():
     model = compiled("float16", keras.optimizers.SGD(0.1), stateful=False)
     rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)

@@ -30,6 +30,12 @@ def values(variables):
     return [variable.numpy().tolist() for variable in variables.values()]
 
 
+@pytest.mark.slow_with("xla-names0-variable 'a' has no gradient in this micro-batch, and had one in an earlier one")
+@pytest.mark.exhaustive_with(
+    "graph-names0-variable 'a' has no gradient in this micro-batch, and had one in an earlier one",
+    "xla-names1-variable 'b' has a gradient in this micro-batch, and had none in an earlier one",
+    "xla-names2-variable 'b' has no gradient in this micro-batch, and had one in an earlier one",
+)
 @pytest.mark.parametrize(
     ("names", "said"),
     [

@@ -24,6 +24,8 @@ def test_keras_does_not_wrap_it_once_more():
     assert type(model.optimizer.inner_optimizer) is keras.optimizers.Adam
 
 
+@pytest.mark.slow_with("{'clipnorm': 0.1, 'weight_decay': 0.1}")
+@pytest.mark.exhaustive_with("{'use_ema': True}")
 @pytest.mark.parametrize("inner", [{"use_ema": True}, {"clipnorm": 0.1, "weight_decay": 0.1}], ids=str)
 def test_clean_steps_are_those_of_keras_bit_for_bit(inner):
     weights = []
@@ -39,6 +41,9 @@ def test_clean_steps_are_those_of_keras_bit_for_bit(inner):
     assert weights[0] == weights[1] == weights[2]
 
 
+@pytest.mark.exhaustive_with(
+    "float16-auto", "mixed_float16-eager", "mixed_float16-several by XLA", "mixed_float16-several steps"
+)
 @pytest.mark.parametrize(
     ("policy", "mode"), [*(("mixed_float16", mode) for mode in MODES if mode != "auto"), ("float16", "auto")]
 )
@@ -59,6 +64,7 @@ def test_an_overflow_moves_nothing_in_any_mode(policy, mode):
     assert finite(model)
 
 
+@pytest.mark.slow
 def test_weights_of_classes_and_examples_reach_the_gradients():
     x, y = data(16)
     labels = (y > 0).astype(np.int32)
@@ -74,6 +80,7 @@ def test_weights_of_classes_and_examples_reach_the_gradients():
     assert moved[0] == moved[1]
 
 
+@pytest.mark.slow
 def test_callbacks_read_and_set_the_learning_rate():
     model = compiled(inner=keras.optimizers.Adam(0.5))
     plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e9)
@@ -83,6 +90,8 @@ def test_callbacks_read_and_set_the_learning_rate():
     assert int(model.optimizer.iterations) == 18
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("mixed_float16")
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_early_stopping_restores_weights_that_stay(policy):
     class Worse(keras.callbacks.Callback):
@@ -100,6 +109,8 @@ def test_early_stopping_restores_weights_that_stay(policy):
     assert raw(model.weights) == worse.best  # Stale masters would have written the later weights back.
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("set_weights")
 @pytest.mark.parametrize("how", ["set_weights", "load_weights"])
 def test_masters_follow_weights_that_were_assigned(how, tmp_path):
     model, other = compiled("float16", stateful=False), compiled("float16", stateful=False)
@@ -117,6 +128,7 @@ def test_masters_follow_weights_that_were_assigned(how, tmp_path):
     assert raw(model.weights) == wanted
 
 
+@pytest.mark.slow
 def test_float16_weights_take_steps_that_they_cannot_hold():
     model = compiled("float16", keras.optimizers.SGD(1e-6), stateful=False)
     before = [np.asarray(weight) for weight in model.weights]
@@ -125,6 +137,7 @@ def test_float16_weights_take_steps_that_they_cannot_hold():
     assert any((master != np.float32(weight)).any() for master, weight in zip(masters, before, strict=True))
 
 
+@pytest.mark.slow_with("float32")
 @pytest.mark.parametrize("policy", ["float32", "float16"])
 def test_averages_are_taken_over_at_the_end_and_only_if_there_are_any(policy):
     model = compiled(policy, keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), stateful=False)
@@ -148,6 +161,7 @@ def accumulating(batches, size, strategy=None):
     return model
 
 
+@pytest.mark.slow
 def test_accumulated_steps_are_those_of_keras_bit_for_bit():
     x, y = data(48)
     weights = []
@@ -179,6 +193,7 @@ def test_a_window_that_overflows_ends_where_it_would_have_ended():
     assert raw(model.weights) == raw(accumulating([good] * 3, 3, scaler.Static(SCALE / 2)).weights)
 
 
+@pytest.mark.slow
 def test_gradients_may_be_missing_or_sparse():
     keras.utils.set_random_seed(7)
     tokens = keras.Input([3], dtype="int32")
@@ -223,6 +238,7 @@ def test_a_variable_that_takes_its_gradient_is_left_alone_by_scale_norm_and_clip
     np.testing.assert_array_equal(own, np.float32([1e4, 0.7]))
 
 
+@pytest.mark.slow
 def test_two_optimizers_in_a_train_step_of_your_own():
     class Pair(keras.Model):
         def __init__(self):

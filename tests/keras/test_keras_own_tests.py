@@ -5,9 +5,12 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 HERE = pathlib.Path(__file__).parent
 
 
+@pytest.mark.exhaustive
 def test_keras_own_tests_pass_with_ours_in_the_place_of_its_class():
     done = subprocess.run(
         [sys.executable, str(HERE / "keras_own_tests.py")],

@@ -50,6 +50,7 @@ def go_on(model):
     return fit(model), everything(model)
 
 
+@pytest.mark.exhaustive_with("float16-window")
 @pytest.mark.parametrize(("policy", "kind"), [("float16", "ema"), ("float16", "window")])
 def test_training_goes_on_bit_for_bit(policy, kind, tmp_path):
     arguments = INNER[kind]
@@ -116,6 +117,7 @@ class Registered(OnlyDown):
         return {"first": self.first}
 
 
+@pytest.mark.slow
 def test_a_strategy_of_yours_is_found_by_registration_or_custom_objects(tmp_path):
     path = tmp_path / "model.keras"
     with keras.saving.custom_object_scope({}):
@@ -201,6 +203,7 @@ def test_a_model_goes_on_in_a_new_process(tmp_path):
     assert done.stdout.strip() == hashlib.sha256(b"".join(everything(model))).hexdigest()
 
 
+@pytest.mark.slow
 def test_backup_and_restore_goes_on_in_the_middle(tmp_path):
     class Interrupted(Exception):
         pass
@@ -225,6 +228,7 @@ def test_backup_and_restore_goes_on_in_the_middle(tmp_path):
     assert everything(second) == everything(whole)
 
 
+@pytest.mark.slow
 def test_hundreds_of_small_variables_go_on_too(tmp_path):
     keras.utils.set_random_seed(7)
     model = keras.Sequential([keras.Input([4]), *(keras.layers.Dense(3, "tanh") for _ in range(33))])
@@ -236,6 +240,7 @@ def test_hundreds_of_small_variables_go_on_too(tmp_path):
     assert go_on(loaded) == go_on(model)
 
 
+@pytest.mark.slow
 def test_a_model_saved_without_its_optimizer_gets_new_masters(tmp_path):
     model = compiled("float16", stateful=False)
     fit(model)
@@ -248,6 +253,7 @@ def test_a_model_saved_without_its_optimizer_gets_new_masters(tmp_path):
     assert [weight.numpy().tobytes() for weight in loaded.weights] == before
 
 
+@pytest.mark.slow
 def test_an_hdf5_file_holds_the_weights_and_the_optimizer_starts_anew(tmp_path):
     """Keras builds the optimizer of a loaded HDF5 file for no variables, whichever it is."""
     model = compiled("float16", stateful=False)

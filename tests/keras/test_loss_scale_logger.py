@@ -10,6 +10,7 @@ from keras_cases import SCALE, compiled, data, fit, make_model, overflowing
 import scaler
 
 
+@pytest.mark.slow
 def test_history_files_and_the_progress_bar_see_it(tmp_path, capsys):
     model = compiled()
     fit(model)
@@ -24,6 +25,8 @@ def test_history_files_and_the_progress_bar_see_it(tmp_path, capsys):
     assert "loss_scale: 128.0000" in capsys.readouterr().out
 
 
+@pytest.mark.slow_with("{}")
+@pytest.mark.exhaustive_with("{'steps_per_execution': 5}")
 @pytest.mark.parametrize("mode", [{}, {"steps_per_execution": 5}], ids=str)
 def test_a_run_without_progress_is_stopped(mode):
     model = compiled(**mode)
@@ -35,6 +38,7 @@ def test_a_run_without_progress_is_stopped(mode):
     assert model.optimizer.loss_scaler.counters.skipped == (5 if mode else 4)
 
 
+@pytest.mark.slow
 def test_another_policy_warns():
     model = compiled()
     policy = scaler.StuckPolicy("warn", consecutive_skips=1)
@@ -62,6 +66,7 @@ def mostly_nan(model, batches):
     model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[scaler.LossScaleLogger()])
 
 
+@pytest.mark.slow
 def test_a_run_that_skips_most_steps_is_stopped_and_a_loaded_one_is_judged_anew(tmp_path):
     model = compiled()
     with pytest.raises(scaler.StuckError, match=r"with Dynamic\(.*\) is stuck: 175 of the last 200 steps"):
@@ -74,6 +79,7 @@ def test_a_run_that_skips_most_steps_is_stopped_and_a_loaded_one_is_judged_anew(
         mostly_nan(loaded, 240)
 
 
+@pytest.mark.slow
 def test_short_fits_are_judged_together():
     model = compiled()
     for _ in range(4):
@@ -83,6 +89,7 @@ def test_short_fits_are_judged_together():
     assert model.optimizer.loss_scaler.counters.attempted == 200
 
 
+@pytest.mark.exhaustive_with("frozen")
 @pytest.mark.parametrize("frozen_first", [True, False], ids=["unfrozen", "frozen"])
 def test_a_fit_that_was_not_compiled_again_is_refused(frozen_first):
     model, logger = compiled(protect=False, stateful=False), [scaler.LossScaleLogger()]
@@ -101,6 +108,7 @@ def test_a_fit_that_was_not_compiled_again_is_refused(frozen_first):
     fit(model, callbacks=logger)
 
 
+@pytest.mark.slow
 def test_a_callback_that_unfreezes_in_the_middle_of_a_fit_is_noticed_at_the_next_epoch():
     model = compiled(protect=False, stateful=False)
     model.layers[0].trainable = False

@@ -18,6 +18,7 @@ def one_bad_batch_among_good():
     return [np.concatenate([g[:16], b, g[16:]]) for g, b in zip(good, bad, strict=True)]
 
 
+@pytest.mark.exhaustive_with("{'jit_compile': True}", "{'run_eagerly': True}", "{'steps_per_execution': 3}")
 @pytest.mark.parametrize(
     "mode", [{}, {"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 3}], ids=str
 )
@@ -42,6 +43,7 @@ def test_without_it_weights_are_safe_and_statistics_in_eager_mode_are_not():
     assert not finite(model)
 
 
+@pytest.mark.slow
 def test_without_it_batch_norm_in_a_graph_is_safe_and_seeds_and_metrics_are_not():
     model = compiled(protect=False)
     fit(model)
@@ -54,6 +56,7 @@ def test_without_it_batch_norm_in_a_graph_is_safe_and_seeds_and_metrics_are_not(
     assert not all(np.isfinite(np.asarray(variable)).all() for variable in model.metrics_variables)
 
 
+@pytest.mark.slow
 def test_what_a_step_returns_is_computed_anew_and_the_rest_is_left():
     class Mine(keras.Sequential):
         def train_step(self, batch):
@@ -67,6 +70,7 @@ def test_what_a_step_returns_is_computed_anew_and_the_rest_is_left():
     assert logs == {"loss": np.inf, "one": 1.0}
 
 
+@pytest.mark.slow
 def test_before_or_after_compile_and_again_is_the_same():
     model = make_model()
     assert scaler.protect(model) is model
@@ -105,6 +109,7 @@ def test_statistics_that_overflow_on_an_applied_step_keep_their_last_finite_valu
     np.testing.assert_array_equal(model.layers[0].largest, [1.0, 2.0])
 
 
+@pytest.mark.exhaustive_with("{'jit_compile': False}", "{'run_eagerly': True}")
 @pytest.mark.parametrize("mode", [{"jit_compile": False}, {"run_eagerly": True}], ids=str)
 def test_a_model_is_built_on_the_first_batch_even_if_that_overflows(mode):
     model = keras.Sequential(

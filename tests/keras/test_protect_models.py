@@ -198,6 +198,8 @@ def check(kind, policy, lazy, bad, **mode):
     assert all(np.isfinite(np.asarray(v, np.float64)).all() for v in model.variables if "seed" not in v.path)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("GAN-mixed_float16", "VAE-float16")
 @pytest.mark.parametrize(
     ("kind", "policy"),
     [(GAN, "mixed_float16"), (VAE, "float16"), (Diffusion, "mixed_float16")],
@@ -206,16 +208,21 @@ def test_a_skipped_batch_never_happened(kind, policy):
     check(kind, policy, False, [1])
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("{'jit_compile': True}")
 @pytest.mark.parametrize("mode", [{"jit_compile": True}, {"run_eagerly": True}], ids=str)
 def test_in_other_modes(mode):
     check(Diffusion, "float16", False, [1], **mode)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("<class 'test_protect_models.Contrastive'>-{}")
 @pytest.mark.parametrize(("kind", "mode"), [(VAE, {"run_eagerly": True}), (Contrastive, {})], ids=str)
 def test_what_the_first_step_makes_is_put_back_too(kind, mode):
     check(kind, "float16", True, [0, 2], **mode)
 
 
+@pytest.mark.slow
 def test_a_teacher_is_put_back_where_the_optimizer_was_built_for_it_too():
     keras.utils.set_random_seed(5)
     model = Diffusion("float16", False)
@@ -231,6 +238,7 @@ def test_a_teacher_is_put_back_where_the_optimizer_was_built_for_it_too():
     assert raw(model.ema_network.trainable_variables) != followed
 
 
+@pytest.mark.slow
 def test_one_optimizer_that_applies_keeps_what_it_did_where_another_skips():
     """The generator's loss alone is broken: the discriminator has moved, with its slots."""
     x = batches()
@@ -251,6 +259,7 @@ def test_one_optimizer_that_applies_keeps_what_it_did_where_another_skips():
     assert moved == trained
 
 
+@pytest.mark.slow
 def test_each_optimizer_of_a_model_is_logged_under_its_name():
     model = GAN("mixed_float16", False)
     model.compile(run_eagerly=True)
@@ -268,6 +277,7 @@ def test_each_optimizer_of_a_model_is_logged_under_its_name():
     }
 
 
+@pytest.mark.slow
 def test_variables_that_cannot_be_put_back_are_named():
     class Late(VAE):
         def train_step(self, data):

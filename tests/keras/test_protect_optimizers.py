@@ -67,6 +67,7 @@ def factors(first, second):
     return np.concatenate([ONES * first, ONES * second], 1)
 
 
+@pytest.mark.slow_with("dict-{'jit_compile': False}", "layer-{'jit_compile': False}", "list-{'jit_compile': True}")
 @pytest.mark.parametrize(
     ("where", "mode"),
     [
@@ -96,6 +97,7 @@ def test_an_optimizer_of_keras_beside_it_keeps_what_it_applied_too(where):
     assert learnt(model) == learnt(alone)
 
 
+@pytest.mark.slow_with("layer")
 @pytest.mark.parametrize("where", ["compiled", "list", "layer"])
 def test_a_skip_of_the_second_puts_the_state_back(where):
     model = two(where)

@@ -45,6 +45,8 @@ class Batches(keras.callbacks.Callback):
         self.seen.append({name: float(value) for name, value in logs.items()})
 
 
+@pytest.mark.slow_with("{'run_eagerly': True}")
+@pytest.mark.exhaustive_with("{'jit_compile': True}", "{'steps_per_execution': 2}")
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_loss_that_no_tracker_saw_is_what_is_shown(mode):
     model, batches = own_model(**mode), Batches()
@@ -58,6 +60,8 @@ def test_a_loss_that_no_tracker_saw_is_what_is_shown(mode):
     np.testing.assert_allclose(logs["loss"], losses[0], rtol=2e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("{'jit_compile': True}", "{}")
 @pytest.mark.parametrize("mode", MODES[:3], ids=str)
 def test_a_skipped_step_shows_its_own_number_as_it_was(mode):
     model = own_model(**mode)
@@ -79,6 +83,8 @@ def test_validation_is_shown_beside_a_step_of_its_own():
     assert set(history) == {"loss", "val_loss", "val_mae"}
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("plain")
 @pytest.mark.parametrize("decorate", [tf.function, lambda step: step], ids=["graph", "plain"])
 def test_results_of_metrics_are_computed_anew_however_they_are_returned(decorate):
     class Tracking(keras.Sequential):
@@ -135,6 +141,8 @@ def fit_all_skipped_then_good(callbacks, epochs=3, metrics=("accuracy",), first_
     return model, history.history
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("{'jit_compile': True}", "{'run_eagerly': True}", "{'steps_per_execution': 2}")
 @pytest.mark.parametrize(
     "mode", [{}, {"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 2}], ids=str
 )
@@ -148,6 +156,8 @@ def test_an_epoch_of_skipped_steps_is_the_worst_there_is(mode):
     assert batches.seen[0] == {"loss": np.inf, "accuracy": -np.inf}
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("accuracy-auto-1", "accuracy-max-2", "loss-min-1")
 @pytest.mark.parametrize(
     ("monitor", "mode", "first_bad"),
     [("loss", "min", 1), ("accuracy", "max", 2), ("loss", "auto", 2), ("accuracy", "auto", 1)],
@@ -165,6 +175,7 @@ def test_keras_keeps_a_later_epoch_as_the_best(monitor, mode, first_bad, tmp_pat
     assert stop.best_epoch >= first_bad
 
 
+@pytest.mark.slow
 def test_a_skip_of_an_overflow_alone_does_not_end_a_run_that_stops_at_nan():
     """Only the scaled gradients overflow: the loss of this batch is a number, and shown."""
     model = compiled(strategy=scaler.Dynamic(2.0**40, growth_interval=10**6))
@@ -175,6 +186,7 @@ def test_a_skip_of_an_overflow_alone_does_not_end_a_run_that_stops_at_nan():
     assert not np.isnan(history["loss"]).any()
 
 
+@pytest.mark.slow
 def test_what_keras_does_not_know_is_nan():
     class Score(keras.metrics.Mean):
         def update_state(self, y, prediction, sample_weight=None):
@@ -185,6 +197,7 @@ def test_what_keras_does_not_know_is_nan():
     assert history["accuracy"][0] == -np.inf
 
 
+@pytest.mark.slow
 def test_evaluation_after_skipped_steps_counts_for_itself():
     model, _ = fit_all_skipped_then_good([], epochs=1)
     x = data(16)[0]

@@ -23,6 +23,8 @@ def made(strategy=None):
     return weight, optimizer, micro_batch
 
 
+@pytest.mark.slow_with("xla-False")
+@pytest.mark.exhaustive_with("xla-True")
 @pytest.mark.parametrize("finite", [True, False])
 def test_an_update_in_the_middle(execute, finite):
     weight, optimizer, micro_batch = made()

@@ -41,6 +41,8 @@ def with_a_tape(optimizer, model, x, y):
     optimizer.minimize(loss, model.trainable_variables, tape=tape)
 
 
+@pytest.mark.slow_with("keras_2-graph")
+@pytest.mark.exhaustive_with("with_a_function-graph", "with_a_tape-graph")
 @pytest.mark.parametrize("compile_", [tf.function, lambda step: step], ids=["graph", "eager"])
 @pytest.mark.parametrize("style", [keras_2, with_a_function, with_a_tape])
 def test_all_styles_take_the_same_steps(style, compile_):
@@ -90,6 +92,7 @@ def test_in_a_graph_each_gradient_tells_whether_it_was_unscaled_by_hand(then):
     assert [float(weight) for weight in weights] == [-3.0, -5.0]
 
 
+@pytest.mark.slow
 def test_a_compiled_train_step_of_keras_2_goes_on_in_fit():
     optimizer, model = optimizer_and_model()
     model.compile(optimizer, loss="mse", jit_compile=False)
@@ -124,6 +127,7 @@ def test_losses_of_examples_are_scaled_too():
     np.testing.assert_array_equal(scaled, [64.0, 128.0])
 
 
+@pytest.mark.slow
 def test_the_learning_rate_and_iterations_are_the_inner_ones():
     model = compiled()
     model.optimizer.learning_rate = 0.25

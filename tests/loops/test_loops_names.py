@@ -54,6 +54,7 @@ def test_errors_are_one_tree():
     assert issubclass(loops.BadOutputs, loops.LoopError)
 
 
+@pytest.mark.slow
 def test_importing_needs_no_extras():
     result = subprocess.run([sys.executable, "-c", _NAMES], capture_output=True, text=True, timeout=120, check=False)
     assert result.stdout == "found []\n", result.stderr[-2000:]

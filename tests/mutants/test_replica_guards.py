@@ -91,6 +91,7 @@ def test_the_sum_moves_both_replicas_once(pair):
     assert pair.optimizer.iterations.numpy() == 1
 
 
+@pytest.mark.slow
 def test_the_sum_is_clipped_not_the_parts(pair):
     clipped = Pair(clip_norm=1.0)
     assert clipped([1.0, 3.0]).grad_norm.numpy() == 4.0

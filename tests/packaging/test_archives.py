@@ -12,7 +12,10 @@ import zipfile
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("hatchling"), reason="hatchling is not installed")
+pytestmark = [
+    pytest.mark.skipif(not importlib.util.find_spec("hatchling"), reason="hatchling is not installed"),
+    pytest.mark.slow,
+]
 
 ROOT = pathlib.Path(__file__).parents[2]
 LEFT_OUT = {".ci/run", ".pre-commit-config.yaml"}

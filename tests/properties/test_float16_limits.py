@@ -4,6 +4,7 @@ In limits: a magnitude of 65520 or more becomes infinite, 2^-25 or less becomes 
 """
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +58,7 @@ def test_any_scale_costs_a_few_float32_roundings_more(scaled, loss_scale):
     assert error.max() <= 2.0**-11 + 4 * 2.0**-24
 
 
+@pytest.mark.slow
 @given(hnp.arrays(np.float32, COUNT, elements=magnitudes), signs, exponents)
 def test_too_small_is_zero_too_large_is_infinite_and_skipped(scaled, sign, exponent):
     gradient = np.ldexp(scaled * sign, -exponent)
@@ -80,6 +82,7 @@ def test_too_small_is_zero_too_large_is_infinite_and_skipped(scaled, sign, expon
     np.testing.assert_array_equal(weights.numpy(), -back if finite else np.zeros(COUNT))
 
 
+@pytest.mark.slow
 @given(st.floats(2.0**-5, 60000, width=16), st.sampled_from([-1.0, 1.0]), st.sampled_from([2, 5, 12]))
 def test_masters_keep_updates_that_float16_loses(size, sign, steps):
     weight = np.float16(size * sign)

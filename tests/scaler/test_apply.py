@@ -18,6 +18,8 @@ def variables(kind="float32"):
     ]
 
 
+@pytest.mark.slow_with("graph-SGD-float32")
+@pytest.mark.exhaustive_with("graph-Adam-float16", "xla-Adam-float32", "xla-SGD-float16")
 @modes_with(
     ("name", "kind"),
     eager=[("AdamW", "float32"), ("Lion", "float32")],
@@ -59,6 +61,7 @@ def test_applied_steps_are_the_optimizers_and_skipped_ones_change_no_bit(execute
     assert [int(count) for count in loss_scaler.counters] == [8, 2, 6, 3]
 
 
+@pytest.mark.slow_with("graph")
 @modes("eager", "graph")
 def test_a_variable_without_a_gradient_at_first_may_have_one_later(execute):
     ours, optimizer = variables(), keras.optimizers.Adam(0.5)
@@ -90,6 +93,8 @@ def test_finite_gradients_that_an_optimizer_would_turn_into_nan_are_skipped(exec
     assert optimizer.iterations.numpy() == 0
 
 
+@pytest.mark.slow_with("graph-Adam")
+@pytest.mark.exhaustive_with("xla-Adam")
 @modes_with(("name",), eager=[("plain",), ("SGD",)], graph=[("SGD",), ("Adam",)], loop=[("plain",)], xla=[("Adam",)])
 def test_embedding_gradients_with_duplicate_indices(execute, name):
     tables = [tf.Variable(np.arange(8, dtype=np.float32).reshape(4, 2)) for _ in range(2)]

@@ -61,6 +61,8 @@ def norm_of(grads):
 ALL = [(kind,) for kind in KINDS]
 
 
+@pytest.mark.slow_with("graph-ClipByValue-0.5")
+@pytest.mark.exhaustive_with("loop-ClipByValue-2.0", "xla-ClipByNorm-2.0", "xla-clip_norm-10000.0")
 @modes_with(
     ("kind", "limit"),
     eager=[(kind, limit) for kind in KINDS for limit in (0.5, 2.0, 1e4)],
@@ -86,6 +88,8 @@ def test_what_arrives_is_clipped_after_unscaling(execute, kind, limit):
         assert outcome.clipped_norm.numpy() == pytest.approx(outcome.grad_norm.numpy(), rel=1e-6)
 
 
+@pytest.mark.slow_with("graph-ClipByNorm")
+@pytest.mark.exhaustive_with("graph-ClipByValue", "graph-clip_norm", "graph-none", "xla-clip_norm")
 @modes_with(("kind",), eager=ALL, graph=[("none",), *ALL], xla=[("clip_norm",)])
 def test_without_anything_to_clip_both_norms_are_the_same(execute, kind):
     arguments = KINDS[kind][0](1e6) if kind != "none" else {}
@@ -99,6 +103,8 @@ def test_without_anything_to_clip_both_norms_are_the_same(execute, kind):
         assert outcome.clipped_norm.numpy() == outcome.grad_norm.numpy()
 
 
+@pytest.mark.slow_with("graph-ClipByNorm")
+@pytest.mark.exhaustive_with("xla-clip_norm")
 @modes_with(("kind",), eager=ALL, graph=[("ClipByNorm",), ("ClipByValue",)], xla=[("clip_norm",)])
 def test_a_skipped_step_was_not_clipped(execute, kind):
     weights = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
@@ -112,6 +118,8 @@ def test_a_skipped_step_was_not_clipped(execute, kind):
     assert not any(weight.numpy().any() for weight in weights)
 
 
+@pytest.mark.slow_with("graph-ClipByValue")
+@pytest.mark.exhaustive_with("graph-clip_norm", "xla-ClipByNorm")
 @modes_with(("kind",), eager=ALL, graph=ALL, xla=[("ClipByNorm",)])
 def test_rows_of_an_embedding_are_clipped_with_their_sum(execute, kind):
     """Row 1 occurs twice: 3 + 1 are clipped, not 3 and 1."""
@@ -175,6 +183,8 @@ def trained(kind, dtype="float32", scale=8.0, count=3, steps=3, wrap=tf.function
     return [np.asarray(norms), *(tf.convert_to_tensor(variable).numpy().astype(np.float64) for variable in variables)]
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("ClipByNorm-float16", "ClipByValue-float16")
 @pytest.mark.parametrize(
     ("kind", "dtype"), [("clip_norm", "float32"), ("ClipByNorm", "float16"), ("ClipByValue", "float16")]
 )
@@ -188,6 +198,8 @@ def test_clusters_clip_as_the_graph_does(kind, dtype, monkeypatch):
     assert made
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("True-ClipByNorm", "True-clip_norm")
 @pytest.mark.parametrize(("in_clusters", "kind"), [(False, "ClipByValue"), (True, "clip_norm"), (True, "ClipByNorm")])
 def test_a_power_of_two_scale_changes_no_bit(kind, in_clusters, monkeypatch):
     if in_clusters:

@@ -89,6 +89,10 @@ def same_bits(before, after):
     return all(one.tobytes() == other.tobytes() for one, other in zip(before, after, strict=True))
 
 
+@pytest.mark.slow_with("accumulation")
+@pytest.mark.exhaustive_with(
+    "Adadelta", "Adafactor", "Adagrad", "Adamax", "Ftrl", "Lamb", "Muon", "Nadam", "RMSprop", "amsgrad"
+)
 @pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 def test_every_optimizer_moves_as_it_does_by_itself(name, updates_made):
     ours = train(OPTIMIZERS[name]())
@@ -109,6 +113,7 @@ def test_a_keras_without_multi_optimizers_compiles_too(updates_made, monkeypatch
     np.testing.assert_allclose(last[0], weights("float32")[0].numpy() - 0.1 * moved, rtol=1e-5)
 
 
+@pytest.mark.slow_with("0.5-bfloat16")
 @pytest.mark.parametrize(("clip_norm", "dtype"), [(None, "float16"), (0.5, "float16"), (0.5, "bfloat16")])
 def test_masters_are_updated_and_rounded(dtype, clip_norm, updates_made):
     ours = train(keras.optimizers.Adam(0.01), dtype, clip_norm)
@@ -126,6 +131,7 @@ class AtMostAQuarter(keras.constraints.Constraint):
         return tf.minimum(w, 0.25)
 
 
+@pytest.mark.slow_with("constraint0")
 @pytest.mark.parametrize(
     "constraint",
     [
@@ -155,6 +161,7 @@ def test_weights_that_were_assigned_are_taken_over(updates_made):
         np.testing.assert_array_equal(master, np.full(variable.shape, 99.5))
 
 
+@pytest.mark.slow
 def test_a_power_of_two_changes_no_bit(updates_made):
     tiny, plain, huge = (train(keras.optimizers.Adam(0.01), loss_scale=scale) for scale in (2.0**-20, 1.0, 2.0**60))
     assert updates_made
@@ -182,6 +189,7 @@ def test_embedding_gradients_go_beside_the_clusters(updates_made):
     assert (unused.numpy(), other.numpy().tolist()) == (1.0, [-1.0, -1.0])
 
 
+@pytest.mark.slow
 def test_a_loop_in_the_graph_gives_the_bits_of_single_steps(updates_made):
     grads = [gradients(0, 8.0, "float32", weights("float32"))] * 5
 

@@ -116,6 +116,7 @@ def test_what_cannot_be_squared_alone_or_summed_is_skipped(values):
     is_skipped(lambda values: step_on(table, optimizer, loss_scaler, values, [2, 2]), values, table, optimizer)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_squared_alone_or_summed_is_skipped_in_a_graph():
     table, optimizer, loss_scaler = made()
     run = tf.function(lambda values: step_on(table, optimizer, loss_scaler, values, [2, 2]))
@@ -147,6 +148,7 @@ def test_the_long_form_keeps_them_too():
         np.testing.assert_array_equal(grad.values, values)
 
 
+@pytest.mark.slow
 def test_beside_a_variable_whose_update_is_compiled():
     def run(how):
         table, wide = tf.Variable(tf.ones([4, 2])), tf.Variable(tf.ones([2**18]))
@@ -188,6 +190,7 @@ def test_with_float16_masters():
     np.testing.assert_array_equal(masters.weights[0].numpy(), reference.numpy())
 
 
+@pytest.mark.slow
 def test_with_kerass_optimizer_and_in_its_config():
     def run(optimizer):
         keras.utils.set_random_seed(0)
@@ -209,6 +212,7 @@ def test_with_kerass_optimizer_and_in_its_config():
     assert run(summing) != run(keras.optimizers.Adam(0.01))
 
 
+@pytest.mark.slow
 def test_on_two_replicas_they_are_those_of_both():
     strategy = mirrored(2)
     with strategy.scope():

@@ -43,6 +43,7 @@ def train(optimizer, strategy, jit=False):
     return [np.array(losses).tobytes(), *raw(model.variables, slots(optimizer))]
 
 
+@pytest.mark.slow_with("Adam")
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_scaled_training_is_training_without_a_scaler(optimizer):
     # In eager mode: graph optimizers regroup the optimizer's products, with and without the gate differently.
@@ -50,6 +51,8 @@ def test_scaled_training_is_training_without_a_scaler(optimizer):
     assert train(optimizer, scaler.Static(2.0**15)) == train(optimizer, None)
 
 
+@pytest.mark.slow_with("SGD-32768.0")
+@pytest.mark.exhaustive_with("Adam-0.5", "Adam-1099511627776.0", "SGD-8.673617379884035e-19")
 @pytest.mark.parametrize(
     ("optimizer", "loss_scale"), [("SGD", 2.0**-60), ("SGD", 2.0**15), ("Adam", 0.5), ("Adam", 2.0**40)]
 )
@@ -62,5 +65,6 @@ def test_a_scale_that_moves_changes_nothing_either():
     assert train("Adam", growing) == unscaled("Adam")
 
 
+@pytest.mark.slow
 def test_under_xla():
     assert train("Adam", scaler.Static(2.0**20), jit=True) == train("Adam", scaler.Static(1.0), jit=True)

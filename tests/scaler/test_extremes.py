@@ -26,6 +26,8 @@ def gated(strategy, jit):
     return weight, optimizer, loss_scaler, step
 
 
+@pytest.mark.slow_with("6.103515625e-05-False")
+@pytest.mark.exhaustive_with("1.0-True", "1.1754943508222875e-38-True")
 @pytest.mark.parametrize(("low", "jit"), [(SMALLEST, False), (SMALLEST, True), (2.0**-14, False), (1.0, True)])
 def test_300_nonfinite_steps_then_clean_ones_train_on(jit, low):
     weight, optimizer, loss_scaler, step = gated(scaler.Dynamic(min_scale=low, growth_interval=1), jit)
@@ -41,6 +43,8 @@ def test_300_nonfinite_steps_then_clean_ones_train_on(jit, low):
     np.testing.assert_allclose(weight.numpy(), [0.5], rtol=1e-4)
 
 
+@pytest.mark.slow_with("8.507059173023462e+37-False")
+@pytest.mark.exhaustive_with("8.507059173023462e+37-True")
 @pytest.mark.parametrize(("high", "jit"), [(LARGEST, False), (LARGEST, True), (2.0**40, False)])
 def test_300_growths_end_on_the_ceiling_and_train_on(jit, high):
     weight, _, loss_scaler, step = gated(scaler.Dynamic(max_scale=high, growth_interval=1), jit)
@@ -55,6 +59,8 @@ def test_300_growths_end_on_the_ceiling_and_train_on(jit, high):
     assert loss_scaler.loss_scale.numpy() == np.float32(high / 2)
 
 
+@pytest.mark.slow_with("xla-8.507059173023462e+37")
+@pytest.mark.exhaustive_with("xla-1.1754943508222875e-38")
 @modes_with(("loss_scale",), eager=[(SMALLEST,)], graph=[(SMALLEST,), (LARGEST,)], xla=[(SMALLEST,), (LARGEST,)])
 def test_gradients_survive_the_least_and_the_greatest_scale(execute, loss_scale):
     gradient = np.float32([1.5, -(2.0**10)] if loss_scale == SMALLEST else [1.5, -(2.0**-10)])

@@ -58,6 +58,8 @@ def in_a_loop(step):
 GRAPHS = {"graph": tf.function, "xla": lambda step: tf.function(step, jit_compile=True), "loop": in_a_loop}
 
 
+@pytest.mark.slow_with("loop-float16")
+@pytest.mark.exhaustive_with("xla-float16")
 @pytest.mark.parametrize(("mode", "kind"), [("graph", "float32"), ("loop", "float16"), ("xla", "float16")])
 def test_a_missing_snapshot_is_made_up_for(mode, kind):
     step, with_snapshot = Step(kind=kind), Step("early", kind=kind)
@@ -74,6 +76,7 @@ def test_a_missing_snapshot_is_made_up_for(mode, kind):
         assert all(np.isfinite(v.numpy()).all() for v in step.model.non_trainable_variables)
 
 
+@pytest.mark.slow
 def test_two_steps_in_one_function():
     step = Step()
     x, y = batch()
@@ -89,6 +92,8 @@ def test_two_steps_in_one_function():
         assert step.statistics() == alone.statistics()
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("0")
 @pytest.mark.parametrize("bad", [0, 1])
 def test_two_networks_of_one_step_are_put_back_by_themselves(bad):
     models, optimizers = [network(name=name) for name in "ab"], [keras.optimizers.SGD(0.01) for _ in range(2)]
@@ -134,6 +139,8 @@ def plain_head_on_a_base():
     return lambda x: head(base(x, training=True)), base.variables, head.trainable_variables
 
 
+@pytest.mark.slow_with("plain_head_on_a_base")
+@pytest.mark.exhaustive_with("head_on_a_base")
 @pytest.mark.parametrize("build", [without_weights, head_on_a_base, plain_head_on_a_base])
 def test_statistics_of_layers_that_are_not_updated(build):
     forward, variables, weights = build()
@@ -154,6 +161,8 @@ def test_statistics_of_layers_that_are_not_updated(build):
     assert raw(variables) == after
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("True")
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_networks_that_meet_put_back_their_own(shared):
     """A generator and its discriminator in one forward pass: whoever skips puts back its own statistics."""
@@ -186,6 +195,8 @@ def test_two_networks_that_meet_put_back_their_own(shared):
     assert all(np.isfinite(v.numpy()).all() for m in (first, second) for v in m.non_trainable_variables)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("True")
 @pytest.mark.parametrize("value", [True, False])
 def test_when_is_a_tensor(value):
     model, loss_scaler = network(), scaler.LossScaler(scaler.Dynamic(8.0))
@@ -233,6 +244,7 @@ def test_eager_steps_and_gradients_from_elsewhere_are_named():
         tf.function(lambda *given: step.loss_scaler.apply(step.optimizer, list(given), weights).finite)(*grads)
 
 
+@pytest.mark.slow
 def test_on_replicas_it_is_named():
     strategy = mirrored(2)
     with strategy.scope():
@@ -242,6 +254,7 @@ def test_on_replicas_it_is_named():
         tf.function(lambda: strategy.run(step, (tf.constant(x), y)))()
 
 
+@pytest.mark.exhaustive_with("True-norm")
 @pytest.mark.parametrize(
     ("replicated", "name"),
     [(True, "norm"), (False, "conv1_bn"), (False, "bn2"), (False, "block_1_expand_BN"), (False, "norm")],
@@ -293,6 +306,7 @@ def test_a_late_snapshot_after_an_inner_function_is_named():
         tf.function(Step("late", inner=True))(*batch())
 
 
+@pytest.mark.exhaustive
 def test_what_is_right_is_not_named():
     """Evaluation, statistics that do not move, several steps with snapshots, models without BatchNorm."""
     x, y = map(tf.constant, batch())
@@ -317,6 +331,7 @@ def test_what_is_right_is_not_named():
     eager.loss_scaler.apply(eager.optimizer, grads, weights, rollback=scaler.snapshot([]))
 
 
+@pytest.mark.slow
 def test_several_losses_with_a_snapshot():
     model, losses = network(), scaler.PerLoss({"a": scaler.Dynamic(8.0), "b": scaler.Dynamic(8.0)})
     optimizer, (x, y) = keras.optimizers.SGD(0.01), batch()

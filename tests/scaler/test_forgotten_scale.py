@@ -16,6 +16,7 @@ def variables():
     return [tf.Variable([0.0])]
 
 
+@pytest.mark.slow_with("xla")
 def test_apply_without_scale_warns_once(execute):
     loss_scaler, targets = scaler.LossScaler(), variables()
     run = execute(lambda: loss_scaler.apply(plain_descent, GRADS, targets).finite)
@@ -95,6 +96,7 @@ def test_two_updates_in_a_row_are_noticed(execute):
         execute(step)()
 
 
+@pytest.mark.slow_with("graph")
 @modes("eager", "graph")
 def test_one_update_for_a_step_is_none(execute):
     loss_scaler, targets = scaler.LossScaler(scaler.Dynamic(8.0)), variables()

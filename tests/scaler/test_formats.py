@@ -153,6 +153,8 @@ def test_predicates_at_every_boundary(name, source):
     assert_predicates(to(boundary_values(name), SOURCES[source]), name)
 
 
+@pytest.mark.slow_with("bfloat16")
+@pytest.mark.exhaustive_with("float16", "float64")
 @pytest.mark.parametrize("source", SOURCES)
 @given(data=st.data())
 def test_predicates_at_random_bit_patterns(source, data):

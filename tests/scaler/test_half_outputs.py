@@ -60,6 +60,7 @@ class Written(keras.Model):
         return tf.nn.softmax(self.dense(x))
 
 
+@pytest.mark.slow_with("Written")
 @pytest.mark.parametrize(
     "make",
     [
@@ -88,6 +89,8 @@ def test_in_eager_mode_too():
         take(network(keras.layers.Dense(2, activation="softmax", dtype="float16")), PROBABILITIES, lambda step: step)
 
 
+@pytest.mark.slow_with("<lambda>-loss4")
+@pytest.mark.exhaustive_with("<lambda>-loss3")
 @pytest.mark.parametrize(
     ("make", "loss"),
     [
@@ -123,6 +126,7 @@ def by_hand(model, loss_fn):
     step()
 
 
+@pytest.mark.slow_with("fitted")
 @pytest.mark.parametrize("train", [fitted, by_hand])
 def test_probabilities_are_named_in_fit_and_by_hand_too(train):
     with pytest.warns(scaler.ScaleWarning, match="softmax or sigmoid in float16") as seen:
@@ -130,6 +134,8 @@ def test_probabilities_are_named_in_fit_and_by_hand_too(train):
     assert len(seen) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("fitted")
 @pytest.mark.parametrize("train", [fitted, by_hand])
 def test_gates_and_pools_and_penalties_are_not(train):
     """A logarithm is taken of none of these."""
@@ -142,6 +148,7 @@ def test_gates_and_pools_and_penalties_are_not(train):
     train(keras.Model(x, masks), keras.losses.MeanSquaredError())
 
 
+@pytest.mark.slow_with("fitted")
 @pytest.mark.parametrize("train", [fitted, by_hand])
 def test_a_softmax_before_the_last_layer_is_not(train):
     train(network(keras.layers.Softmax(dtype="float16"), keras.layers.Dense(2, dtype="float16")), LOGITS)

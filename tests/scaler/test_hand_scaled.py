@@ -58,6 +58,8 @@ class Descent:
         return self.loss_scaler.apply(plain_descent, [tape.gradient(loss, self.weight)], [self.weight]).loss_scale
 
 
+@pytest.mark.slow_with("loop-by_hand")
+@pytest.mark.exhaustive_with("xla-by_hand")
 @modes_with(
     ("second",),
     eager=[("by_hand",), ("by_hand_of_state",), ("in_long_form",)],
@@ -75,6 +77,7 @@ def test_after_a_step_with_scale(execute, second):
     assert run.loss_scaler.loss_scale.numpy() == 16.0 * 2**6
 
 
+@pytest.mark.slow_with("by_hand_before_the_tape-True")
 @pytest.mark.parametrize(("second", "jit"), [("by_hand_before_the_tape", True), ("by_the_seed", False)])
 def test_read_outside_of_the_tape_in_a_graph(second, jit):
     run = Descent()
@@ -128,6 +131,8 @@ def read_in_a_loop(run):
     return steps
 
 
+@pytest.mark.slow_with("read_in_a_function")
+@pytest.mark.exhaustive_with("read_in_a_loop")
 @pytest.mark.parametrize("build", [by_argument, read_in_a_function, read_in_a_loop])
 def test_a_read_that_is_not_seen_is_refused_once_the_scale_moved(build):
     run = Descent()
@@ -171,6 +176,7 @@ def test_unscaled_gradients_of_a_window_are_in_no_doubt():
     assert run.weight.numpy()[0] == -1.0
 
 
+@pytest.mark.slow
 def test_several_losses_read_outside_of_the_tape():
     weight, losses = tf.Variable([0.0]), scaler.PerLoss({"a": scaler.Dynamic(16.0, growth_interval=1)})
 
@@ -201,6 +207,7 @@ def test_one_read_for_two_decisions():
     assert run.weight.numpy()[0] == -3.0
 
 
+@pytest.mark.slow_with("xla-by_hand_before_the_tape")
 @modes_with(
     ("kind",),
     eager=[("by_hand",), ("in_long_form",), ("by_hand_before_the_tape",)],
@@ -245,6 +252,7 @@ def test_the_loss_in_a_function_of_its_own():
     assert run.weight.numpy()[0] == -4.0
 
 
+@pytest.mark.slow
 def test_on_two_replicas():
     strategy = mirrored(2)
     with strategy.scope():
@@ -260,6 +268,7 @@ def test_on_two_replicas():
         assert run.weight.numpy()[0] == -4.0 * number
 
 
+@pytest.mark.slow_with("graph")
 @modes("eager", "graph")
 def test_an_earlier_bad_loss_is_not_blamed_for_it(execute):
     run = Descent()
@@ -275,6 +284,7 @@ def test_an_earlier_bad_loss_is_not_blamed_for_it(execute):
     assert run.loss_scaler.last_skip.cause == scaler.Cause.OVERFLOW
 
 
+@pytest.mark.slow_with("graph")
 @modes("eager", "graph")
 def test_a_read_for_a_log_changes_nothing(execute):
     """One `scale`, two decisions, and the scale read after the first has moved it."""

@@ -181,6 +181,15 @@ WINDOWS = [
 ]
 
 
+@pytest.mark.slow_with("xla-masked")
+@pytest.mark.exhaustive_with(
+    "xla-assign_add",
+    "xla-assign_add_in_a_branch",
+    "xla-clipped",
+    "xla-pairs",
+    "xla-pairs_that_are_replaced_each_time",
+    "xla-sum_that_a_branch_applies_and_clears",
+)
 @pytest.mark.parametrize("step", WINDOWS)
 @modes("graph", "xla")
 def test_a_window_works_and_a_warning_says_what_it_needs(execute, step):

@@ -18,6 +18,8 @@ def error(found, wanted):
     return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
 
 
+@pytest.mark.slow_with("exploding")
+@pytest.mark.exhaustive_with("vanishing")
 @pytest.mark.parametrize("gains", [VANISHING, EXPLODING], ids=["vanishing", "exploding"])
 def test_gradients_that_no_single_scale_holds(gains):
     x, y = cases.batch()
@@ -43,6 +45,8 @@ def test_gradients_that_no_single_scale_holds(gains):
         assert flushed or not scaler.all_finite(found), exponent
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("xla")
 @modes("loop", "xla")
 def test_every_mode_gives_the_same(execute):
     # Against the eager step, which is the reference: the scales are powers of two, so they agree to the bit.
@@ -62,6 +66,7 @@ def test_every_mode_gives_the_same(execute):
         assert error(grad.numpy(), wanted.numpy()) < 0.02
 
 
+@pytest.mark.slow
 def test_powers_of_two_change_no_bit_of_float32_training():
     tf.config.run_functions_eagerly(True)
     gains = [2.0**-22, 2.0**4]
@@ -75,6 +80,7 @@ def test_powers_of_two_change_no_bit_of_float32_training():
     assert trained[0] == trained[1] == trained[2]
 
 
+@pytest.mark.exhaustive_with("graph", "xla")
 @modes("graph", "xla")
 def test_one_group_overflows_and_its_scale_alone_is_lowered(execute):
     gains = [1.0, 1.0, 1.0]
@@ -120,6 +126,7 @@ def test_an_overflow_where_a_group_ends_is_that_groups_fault():
     assert seen.observed.numpy().tolist() == [True, False]
 
 
+@pytest.mark.slow
 def test_a_run_restored_continues_bit_for_bit(tmp_path):
     gains = [2.0**-9]
     kinds = {

@@ -53,6 +53,7 @@ def test_dynamic_is_the_default():
     assert LossScaler(NoScaling()).loss_scale.numpy() == 1.0
 
 
+@pytest.mark.slow_with("xla")
 @modes("graph", "xla")
 def test_the_outcome_says_what_happened(execute):
     w = tf.Variable([1.0, 1.0])
@@ -70,6 +71,7 @@ def test_the_outcome_says_what_happened(execute):
     assert loss_scaler.loss_scale.numpy() == 8.0
 
 
+@pytest.mark.slow_with("xla")
 @modes("graph", "loop", "xla")
 def test_counters(execute):
     loss_scaler = by_hand(Dynamic(8.0))
@@ -98,6 +100,7 @@ def test_a_step_that_breaks_off_in_the_optimizer_is_not_counted():
     assert int(loss_scaler.state.good_steps) == 0
 
 
+@pytest.mark.slow_with("xla")
 @modes("graph", "xla")
 def test_the_long_form_does_what_apply_does(execute):
     weights, steps = [], np.float32([[8], [np.inf], [16], [4], [4], [8]])
@@ -131,6 +134,7 @@ def test_none_gradients_leave_their_variables_alone(execute):
     assert [v.numpy()[0] for v in (a, b, c)] == [0.0, 2.0, 1.0]
 
 
+@pytest.mark.slow_with("xla")
 @modes("graph", "xla")
 def test_clipping_comes_after_unscaling(execute):
     # Unscaled, the norm is 5 and the limit 10: nothing is clipped. Scaled, it would be 5120.

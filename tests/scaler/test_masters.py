@@ -22,6 +22,7 @@ def half(*values):
     return tf.Variable(tf.constant(values, tf.float16))
 
 
+@pytest.mark.slow_with("xla-float16-0.000244140625")
 @modes_with(
     ("kind", "update"),
     eager=[("bfloat16", 2.0**-9)],
@@ -52,6 +53,7 @@ def test_updates_too_small_for_16_bits_add_up_in_the_master(execute, kind, updat
     assert float(variable.numpy()) == 1 + 16 * update
 
 
+@pytest.mark.slow_with("xla")
 def test_any_mix_of_dtypes(execute):
     variables = [tf.Variable(np.array([1.0, 2.0], kind)) for kind in KINDS.values()]
     masters = MasterWeights(variables)
@@ -69,6 +71,7 @@ def test_any_mix_of_dtypes(execute):
         np.testing.assert_array_equal(variable.numpy().astype(np.float32), [0.5, 3.0])
 
 
+@pytest.mark.slow_with("xla")
 def test_a_value_assigned_to_the_model_replaces_the_master(execute):
     variable = half(1.0, 2.0, 3.0)
     masters = MasterWeights([variable])

@@ -77,6 +77,8 @@ def assert_alike(way, make_optimizer, **when):
     return copied
 
 
+@pytest.mark.slow_with("with_loss_scaler-by_value")
+@pytest.mark.exhaustive_with("with_loss_scaler-by_name")
 @pytest.mark.parametrize(
     ("way", "how"),
     [
@@ -123,6 +125,7 @@ class ByVariable(keras.optimizers.SGD):
         super().update_step(gradient, variable, learning_rate * self._rates.get(self._var_key(variable), 1.0))
 
 
+@pytest.mark.slow_with("with_loss_scaler")
 @pytest.mark.parametrize("way", WAYS)
 def test_learning_rates_by_variable(way):
     weights = assert_alike(way, lambda model: ByVariable([(model.layers[1].bias, 8.0)]))
@@ -163,6 +166,8 @@ def of_each_variable(choose):
     return make
 
 
+@pytest.mark.slow_with("with_loss_scaler-by_name_and_path")
+@pytest.mark.exhaustive_with("with_loss_scaler-by_identity", "with_loss_scaler-by_path")
 @pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="This Keras has no MultiOptimizer.")
 @pytest.mark.parametrize(
     ("way", "choose"),
@@ -177,6 +182,7 @@ def test_an_optimizer_for_each_variable(way, choose):
     np.testing.assert_allclose(weights[3], 1.0 - 2 * 0.5 / 16.0, atol=2e-3)
 
 
+@pytest.mark.slow_with("with_loss_scaler")
 @pytest.mark.parametrize("way", WAYS)
 def test_constraints(way):
     def make(model):
@@ -188,6 +194,7 @@ def test_constraints(way):
     np.testing.assert_allclose(weights[3], 1.0 - 2 * 12.0 / 16.0, atol=2e-3)
 
 
+@pytest.mark.slow_with("with_loss_scaler")
 @pytest.mark.parametrize("way", WAYS)
 def test_averages_are_of_masters(way):
     averages = []

@@ -32,6 +32,7 @@ def run(step, factor=1.0):
     return step(tf.ones([8, 3]), tf.constant(factor))
 
 
+@pytest.mark.slow_with("True")
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_log_of_the_scale_hides_nothing(jit_compile):
     loss_scaler = scaler.LossScaler()
@@ -64,6 +65,7 @@ def test_a_scale_in_another_function_hides_nothing():
         run(a_step(loss_scaler, weight, lambda loss, _: loss))
 
 
+@pytest.mark.slow
 def test_nor_inside_of_keras_layers_on_replicas():
     strategy = mirrored(2)
     with strategy.scope():
@@ -114,6 +116,7 @@ class ByHand:
         return tf.function(lambda one, other: one * other)(loss, factor)
 
 
+@pytest.mark.slow_with("branch")
 @pytest.mark.parametrize("how", [name for name in vars(ByHand) if not name.startswith("_")])
 def test_no_loss_scaled_by_hand_is_suspected(how):
     by_hand = ByHand()
@@ -122,6 +125,7 @@ def test_no_loss_scaled_by_hand_is_suspected(how):
         run(a_step(by_hand.loss_scaler, tf.Variable([1.0, 2.0, 3.0]), getattr(by_hand, how)), 2.0**15)
 
 
+@pytest.mark.exhaustive_with("False-GRU", "False-LSTM", "False-SimpleRNN", "True-GRU", "True-LSTM")
 @pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
 @pytest.mark.parametrize("unroll", [False, True])
 def test_no_recurrent_model_is_suspected(layer, unroll):
@@ -169,6 +173,7 @@ def test_a_list_that_a_loop_fills_is_not_suspected():
     assert step()
 
 
+@pytest.mark.exhaustive_with("float16")
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_sums_of_scaled_gradients_that_the_user_keeps_are_not_suspected(kind):
     loss_scaler, weight = scaler.LossScaler(), tf.Variable(tf.ones([3], kind))
@@ -247,6 +252,8 @@ def by_hand_steps(loss_scaler, weight):
     }
 
 
+@pytest.mark.slow_with("a flat sum")
+@pytest.mark.exhaustive_with("a vector", "an odd constant", "fill", "output gradients", "quantised", "stop_gradient")
 @pytest.mark.parametrize("how", by_hand_steps(scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])))
 def test_ways_that_no_mark_follows_are_not_suspected(how):
     loss_scaler, weight = scaler.LossScaler(), tf.Variable([1.0, 2.0, 3.0])

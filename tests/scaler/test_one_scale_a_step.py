@@ -29,6 +29,7 @@ def constant_gradient(execute, strategy, masters=False):
     return weights, loss_scaler, execute(step)
 
 
+@pytest.mark.slow_with("xla-float16")
 @modes_with(
     ("masters",),
     eager=[("float16",)],

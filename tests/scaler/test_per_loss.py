@@ -60,6 +60,7 @@ def random_word(steps=60):
     return [dict(zip(TRUE, rng.choice([CLEAN, CLEAN, CLEAN, OVERFLOW, NAN], 2), strict=True)) for _ in range(steps)]
 
 
+@pytest.mark.slow_with("xla")
 @modes("graph", "xla")
 def test_only_the_guilty_back_off_and_one_skips_for_all(execute):
     weights, losses, reference = tf.Variable([0.0, 0.0]), PerLoss(strategies()), Reference()
@@ -75,6 +76,7 @@ def test_only_the_guilty_back_off_and_one_skips_for_all(execute):
     assert [int(count) for count in losses.counters][:3] == [60, applied, 60 - applied]
 
 
+@pytest.mark.slow
 def test_counters_of_a_loss_are_its_own():
     losses = PerLoss(strategies())
     step = written(tf.function, losses, tf.Variable([0.0, 0.0]))
@@ -114,6 +116,7 @@ def test_a_sum_too_large_is_no_losss_fault():
     assert [losses[name].loss_scale.numpy() for name in "ab"] == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_the_sum_is_clipped_and_masters_and_state_follow():
     weights = tf.Variable(tf.zeros([2], tf.float16))
     statistic = tf.Variable(1.0, trainable=False)
@@ -140,6 +143,7 @@ def test_the_sum_is_clipped_and_masters_and_state_follow():
     assert raw([weights], masters.weights) == before
 
 
+@pytest.mark.slow
 def test_stochastic_rounding_counts_a_step_once():
     weights = tf.Variable(tf.zeros([2], tf.bfloat16))
     rounding, losses = scaler.weights.StochasticRounding([weights]), PerLoss(strategies())
@@ -148,6 +152,7 @@ def test_stochastic_rounding_counts_a_step_once():
     assert rounding._steps.numpy() == 1
 
 
+@pytest.mark.slow_with("graph")
 @modes("eager", "graph")
 def test_losses_may_reach_different_variables_and_rows(execute):
     table, shared, own = tf.Variable(tf.zeros([4, 2])), tf.Variable([0.0, 0.0]), tf.Variable([0.0])
@@ -179,6 +184,7 @@ def test_a_dense_and_a_sparse_gradient_of_one_variable_are_added():
     np.testing.assert_array_equal(table.numpy(), [[-1.0], [-1.0], [-3.0]])
 
 
+@pytest.mark.slow
 def test_each_strategy_has_its_own_statistics():
     losses = PerLoss({"large": scaler.Headroom(headroom=1), "small": scaler.Histogram(2.0**10, edge=4.0)})
     step = written(tf.function, losses, tf.Variable([0.0, 0.0]))
@@ -187,6 +193,7 @@ def test_each_strategy_has_its_own_statistics():
     assert losses["small"].loss_scale.numpy() == 2.0**9  # Both gradients, 1024 and 256, are above the edge.
 
 
+@pytest.mark.slow
 def test_adam_moves_by_the_sum_and_a_skip_leaves_its_slots():
     weights, losses = tf.Variable([1.0, 2.0]), PerLoss(strategies())
     plain, optimizer, other = tf.Variable([1.0, 2.0]), keras.optimizers.Adam(0.1), keras.optimizers.Adam(0.1)
@@ -207,6 +214,7 @@ def test_adam_moves_by_the_sum_and_a_skip_leaves_its_slots():
     assert raw(optimizer.variables, [weights]) == before
 
 
+@pytest.mark.slow
 def test_it_is_restored_whole(tmp_path):
     word, states, path = random_word(), [], str(tmp_path / "half")
     for restored in (False, True):
@@ -224,6 +232,7 @@ def test_it_is_restored_whole(tmp_path):
     assert states[0] == states[1]
 
 
+@pytest.mark.slow
 def test_a_stuck_loss_is_named():
     losses = PerLoss(strategies(), stuck=scaler.StuckPolicy(consecutive_skips=4))
     step = written(tf.function, losses, tf.Variable([0.0, 0.0]))

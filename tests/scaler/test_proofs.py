@@ -110,6 +110,7 @@ def test_what_moves_nothing_makes_nothing():
     assert largest_learning_rate(move_nothing, [tf.Variable([1.0])]) == float("inf")
 
 
+@pytest.mark.slow_with("xla")
 @modes("eager", "graph", "xla")
 def test_a_learning_rate_that_the_proof_is_not_about_skips_the_step(execute):
     weight, optimizer = tf.Variable([1.0, 2.0]), OPT.Adam(0.1)
@@ -158,6 +159,7 @@ def test_numbers_that_are_variables_work_in_a_function(name):
     assert bool(tf.function(lambda: loss_scaler.apply(optimizer, [tf.ones(1)], [weight]).finite)())
 
 
+@pytest.mark.slow_with("xla-arguments4")
 @modes_with(
     ("arguments",),
     eager=[({"clipnorm": 1e20},)],

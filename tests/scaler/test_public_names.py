@@ -64,6 +64,7 @@ def test_every_public_name_is_described():
             assert inspect.getdoc(getattr(module, name)), name
 
 
+@pytest.mark.slow
 def test_importing_it_needs_no_extra_and_no_loops():
     # Keras itself imports some of these where they are installed, so they are hidden from it as well. Namespaces that
     # few programs use are a third of what `import scaler` would take.

@@ -49,6 +49,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.exhaustive_with("consecutive", "static")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_restored_at_any_step_continues_the_trace(strategy, tmp_path):
     whole = Run(STRATEGIES[strategy]())

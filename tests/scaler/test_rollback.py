@@ -42,6 +42,7 @@ def spoiled(x, kind):
     return x
 
 
+@pytest.mark.exhaustive_with("xla")
 @modes("graph", "xla")
 def test_skipped_batches_leave_no_bit_changed_and_the_run_goes_on_as_without_them(execute):
     run = Run(execute)
@@ -63,6 +64,8 @@ def test_skipped_batches_leave_no_bit_changed_and_the_run_goes_on_as_without_the
     assert any(b"generator" in v.path.encode() for v in run.model.non_trainable_variables)
 
 
+@pytest.mark.slow_with("Lion")
+@pytest.mark.exhaustive_with("plain")
 @pytest.mark.parametrize("optimizer", ["plain", "SGD", "Lion"])
 def test_a_skipped_step_leaves_every_optimizer_alone(optimizer):
     run = Run(tf.function, optimizer)
@@ -75,6 +78,7 @@ def test_a_skipped_step_leaves_every_optimizer_alone(optimizer):
     assert run.bits() != before
 
 
+@pytest.mark.slow
 def test_an_applied_step_moves_statistics_and_seeds():
     run = Run(tf.function)
     before = [variable.numpy() for variable in run.model.non_trainable_variables]
@@ -105,6 +109,7 @@ def test_restoring_puts_back_every_bit_of_any_dtype(execute):
     assert raw(variables) == before
 
 
+@pytest.mark.slow_with("xla")
 def test_an_applied_step_puts_back_only_what_is_no_longer_finite(execute):
     # A statistic kept in float16 can overflow although the loss and the gradients are finite.
     statistic = tf.Variable(tf.constant([1.0, 2.0, np.nan], tf.float16), trainable=False)

@@ -44,6 +44,7 @@ VALUES = arrays.arrays(
 )
 
 
+@pytest.mark.slow_with("float16")
 @pytest.mark.parametrize("name", DTYPES)
 @settings(max_examples=50)
 @given(values=VALUES, seed=st.integers(0, 2**31 - 1))
@@ -113,6 +114,7 @@ def test_a_compensated_sum_equals_numpys(name, jit, seed):
         np.testing.assert_array_equal(got[1].numpy(), compensation)
 
 
+@pytest.mark.slow_with("eager-bfloat16")
 @pytest.mark.parametrize("name", DTYPES)
 def test_hundreds_of_updates_that_rounding_to_nearest_swallows(execute, name):
     update = np.float32([1e-4, -1e-4, 3e-5])

@@ -146,6 +146,7 @@ def test_gradients_changed_between_the_two(between):
         step()
 
 
+@pytest.mark.slow
 def test_tf_keras_names_unscale_once():
     optimizer, variable = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0), STATIC), keras.Variable([0.5, -1.0])
 
@@ -163,6 +164,7 @@ def test_tf_keras_names_unscale_once():
         tf.function(lambda: step(2))()
 
 
+@pytest.mark.slow_with("graph")
 @modes("eager", "graph")
 def test_sums_of_losses_penalties_and_inner_steps_are_no_mistake(execute):
     """Several scaled losses, a penalty on unscaled gradients, an inner step whose weights the outer loss depends on."""
@@ -219,6 +221,7 @@ def test_the_marks_change_no_value_and_no_gradient(execute):
     np.testing.assert_array_equal(grad.numpy(), [2.0, 3.0])
 
 
+@pytest.mark.slow_with("True-scale-apply")
 @pytest.mark.parametrize(
     ("inner", "how", "method"),
     [

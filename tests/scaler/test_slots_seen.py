@@ -63,6 +63,7 @@ def assert_trained(run, steps):
         np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow_with("True")
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_reader_in_another_thread_loses_no_update(wrapped):
     run, stop = Run(wrapped), threading.Event()
@@ -97,6 +98,7 @@ def test_a_reader_inside_of_the_step_loses_no_update():
     assert len(seen) == 60
 
 
+@pytest.mark.slow_with("False")
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_functions_traced_before_and_after_the_first_step_agree(wrapped):
     run = Run(wrapped)
@@ -109,6 +111,7 @@ def test_functions_traced_before_and_after_the_first_step_agree(wrapped):
             np.testing.assert_allclose(look(), expected(steps)[1], rtol=1e-4)
 
 
+@pytest.mark.slow_with("gated-True")
 @pytest.mark.parametrize(("first", "wrapped"), [("plain", False), ("gated", True)])
 def test_gated_and_plain_steps_in_turn(wrapped, first):
     run = Run(wrapped)
@@ -129,6 +132,7 @@ def test_slots_assigned_between_steps_count():
     assert_trained(run, 1)
 
 
+@pytest.mark.slow
 def test_saved_in_the_middle_and_restored(tmp_path):
     run, other = Run(), Run()
     for _ in range(3):

@@ -128,6 +128,7 @@ def test_history_of_one_step():
     assert [reading.attempted for reading in history.readings] == [2, 3]
 
 
+@pytest.mark.slow_with("options7-parts7")
 @pytest.mark.parametrize(
     ("options", "parts"),
     [

@@ -169,6 +169,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.exhaustive_with("Mixes", "NoXla")
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_strategy_is_named_with_what_it_breaks(kind):
     with pytest.raises(AssertionError, match=BROKEN[kind]) as caught:

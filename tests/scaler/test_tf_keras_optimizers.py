@@ -22,6 +22,7 @@ def weights(kind):
     return [make(np.ones(2, "float32")), make(np.ones(2, "float32"))]
 
 
+@pytest.mark.slow_with("Momentum-xla-tensorflow")
 @modes_with(("kind",), eager=[("keras",), ("masters",)], graph=[("masters",)], xla=[("tensorflow",)])
 def test_applied_steps_move_and_skipped_ones_leave_every_bit(execute, optimizer, kind):
     own, loss_scaler = weights(kind), by_hand(scaler.Static(4.0))

@@ -9,6 +9,7 @@ from scaler_cases import by_hand
 import scaler
 
 
+@pytest.mark.slow_with("xla")
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 def test_a_hundred_steps_run_the_python_code_once(jit):
     variable = tf.Variable(tf.ones([3], tf.float16))
@@ -49,6 +50,8 @@ def test_an_optimizer_not_yet_built_is_built_by_the_first_call_and_never_again()
     assert all(now is before for now, before in zip(optimizer.variables, made, strict=True))
 
 
+@pytest.mark.slow_with("xla")
+@pytest.mark.exhaustive_with("graph", "loop")
 def test_the_first_step_may_be_a_skipped_one(execute):
     variable = tf.Variable([1.0])
     loss_scaler, optimizer = by_hand(scaler.Static(2.0)), keras.optimizers.Adam()

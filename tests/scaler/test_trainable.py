@@ -121,6 +121,8 @@ def test_a_new_trace_follows():
     assert kernels(made)[1] != before[1]
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("float16-{'jit_compile': True}", "float32-{}")
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [("float32", {}), ("float16", {"jit_compile": True}), ("float16", {"steps_per_execution": 2})],
@@ -144,6 +146,7 @@ def test_compiled_fit_does_not_train_a_layer_that_was_frozen(kind, arguments):
     assert kernels(made)[1] != before[1]
 
 
+@pytest.mark.slow
 def test_protected_fit_does_not_leave_a_layer_untrained():
     made = scaler.protect(model(frozen=[0]))
     made.compile(scaler.LossScaleOptimizer(SGD(0.1)), loss="mse")
@@ -213,6 +216,8 @@ def adversary(kind="float32"):
     return made, step
 
 
+@pytest.mark.slow_with("nested-float16")
+@pytest.mark.exhaustive_with("graph-float16", "xla-float32")
 @pytest.mark.parametrize(
     ("way", "kind"),
     [
@@ -230,6 +235,7 @@ def test_a_step_may_make_trainable_what_it_freezes_again(kind, way):
         assert not made.trainable
 
 
+@pytest.mark.slow_with("inside of run")
 @pytest.mark.parametrize("place", ["inside of run", "outside of run"])
 def test_a_step_on_replicas_may_make_trainable_what_it_freezes_again(place):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -292,6 +298,7 @@ def with_a_snapshot(made):
     return step
 
 
+@pytest.mark.exhaustive_with("nested")
 @pytest.mark.parametrize("way", ["graph", "nested"])
 def test_a_layer_that_was_unfrozen_is_noticed_by_the_snapshot(way):
     made = model(frozen=[0])

@@ -92,6 +92,8 @@ class Run:
         raise AssertionError("it did not fail")
 
 
+@pytest.mark.slow_with("graph-Adafactor")
+@pytest.mark.exhaustive_with("loop-a slot of a user's", "xla-Adafactor", "xla-a function")
 @modes_with(
     ("fault",),
     eager=[("Adagrad",), ("Ftrl",), ("a weight of a user's",)],
@@ -115,6 +117,7 @@ def test_every_bit_is_as_before_and_the_cause_is_named(fault, execute):
     assert bool(run.step(run.good).finite)
 
 
+@pytest.mark.slow_with("Adagrad")
 @pytest.mark.parametrize("fault", ["Adagrad", "a function"])
 def test_state_is_put_back_too(fault):
     run = Run(fault, tf.function, rollback=True)
@@ -123,11 +126,15 @@ def test_state_is_put_back_too(fault):
     np.testing.assert_array_equal(run.state, [applied])
 
 
+@pytest.mark.slow_with("Adagrad-float16")
+@pytest.mark.exhaustive_with("Adafactor-float16", "Adagrad-bfloat16", "Ftrl-float16", "a weight of a user's-float16")
 @pytest.mark.parametrize(("fault", "dtype"), [*((fault, "float16") for fault in FAULTS), ("Adagrad", "bfloat16")])
 def test_masters_and_the_model_are_put_back(fault, dtype):
     Run(fault, tf.function, dtype).fail()
 
 
+@pytest.mark.slow_with("Ftrl")
+@pytest.mark.exhaustive_with("Adafactor")
 @pytest.mark.parametrize("fault", ["Adafactor", "Adagrad", "Ftrl"])
 def test_compiled_updates_are_taken_back(fault, monkeypatch):
     made, move = [], grouped.Grouped.move
@@ -137,6 +144,7 @@ def test_compiled_updates_are_taken_back(fault, monkeypatch):
     assert made
 
 
+@pytest.mark.slow
 def test_kahan_weights_and_random_rounding_are_put_back():
     for kind in (scaler.weights.KahanWeights, scaler.weights.StochasticRounding):
         weight = keras.Variable(np.ones(2), dtype="bfloat16", name="weight")
@@ -149,6 +157,7 @@ def test_kahan_weights_and_random_rounding_are_put_back():
         assert [variable.numpy().tobytes() for variable in (weight.value, *masters.variables)] == before
 
 
+@pytest.mark.slow_with("xla")
 @modes("graph", "xla")
 def test_a_value_that_is_large_is_no_infinity(execute):
     """Their sum of squares overflows, they do not."""
@@ -231,6 +240,7 @@ def test_slots_made_in_the_step_that_fails_are_told():
     assert bool(loss_scaler.apply(Lazy(), [tf.constant([1.0])], [weight]).finite)
 
 
+@pytest.mark.slow_with("xla")
 @modes("graph", "xla")
 def test_what_was_not_finite_before_is_not_the_updates_doing(execute):
     weights, optimizer = [tf.Variable([-np.inf, 1.0]), tf.Variable([1.0])], OPT.Adagrad(0.1)
@@ -241,6 +251,7 @@ def test_what_was_not_finite_before_is_not_the_updates_doing(execute):
     assert weights[0].numpy()[1] < 1.0
 
 
+@pytest.mark.slow_with("clip_norm")
 @pytest.mark.parametrize("clip", ["clip_norm", "ClipByNorm", "ClipByValue"])
 def test_a_limit_that_is_none_skips_the_step(clip):
     weight, value = tf.Variable([1.0, 2.0]), tf.Variable(1.0)

@@ -48,6 +48,8 @@ def kahan(weight, steps):
     return weight, c
 
 
+@pytest.mark.slow_with("bfloat16-graph")
+@pytest.mark.exhaustive_with("bfloat16-xla", "float16-xla")
 @pytest.mark.parametrize(
     ("kind", "how"),
     [*(("bfloat16", how) for how in ("eager", "graph", "loop", "xla")), ("float16", "eager"), ("float16", "xla")],

@@ -23,6 +23,8 @@ def held(step):
     return [*step.model.variables, *masters, *step.optimizer.variables]
 
 
+@pytest.mark.slow_with("bfloat16")
+@pytest.mark.exhaustive_with("float32")
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 def test_it_is_the_average_of_the_float32_weights_over_applied_steps(kind):
     """The reference averages in float64 what the steps leave; the first applied one, the third, starts it."""
@@ -47,6 +49,7 @@ def test_it_is_the_average_of_the_float32_weights_over_applied_steps(kind):
         np.testing.assert_allclose(tf.convert_to_tensor(average), theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_evaluating_it_is_evaluating_a_model_of_these_weights():
     step = make()
     averaged = loops.Averaged(step.model, step.optimizer)
@@ -73,6 +76,7 @@ def test_evaluating_it_is_evaluating_a_model_of_these_weights():
         assert abs(ours - weights) > 1e-3
 
 
+@pytest.mark.slow
 def test_layers_of_any_name_in_a_graph():
     """Keras opens a scope named as the layer is, and at the root of a graph none may begin with an underscore."""
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, name="_last")])
@@ -96,6 +100,7 @@ def test_weights_come_back_after_an_error():
     assert raw(held(step)) == before
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_average(tmp_path):
     whole = make()
     loops.Loop(whole, dataset(6, bad=[2])).run(6)

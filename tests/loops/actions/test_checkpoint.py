@@ -94,6 +94,8 @@ def damage(path, how):
         path.write_bytes(data[: {"empty": 0, "half": middle, "short": len(data) - 1}[how]])
 
 
+@pytest.mark.slow_with("data-00000-of-00001-short")
+@pytest.mark.exhaustive_with("data-00000-of-00001-gone", "index-flipped", "index-half")
 @pytest.mark.parametrize("how", ["flipped", "empty", "half", "short", "gone"])
 @pytest.mark.parametrize("part", ["index", "data-00000-of-00001"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path, whole, part, how):
@@ -138,6 +140,7 @@ def test_when_none_is_whole_nothing_is_touched(tmp_path):
     assert run.loop.counters == loops.Counters()
 
 
+@pytest.mark.slow
 def test_leftovers_of_a_killed_save_are_swept_and_other_files_are_not(tmp_path, whole):
     place = tmp_path / "a"
     Counting(place).go(8)
@@ -296,6 +299,8 @@ def saved(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow_with("scaling")
+@pytest.mark.exhaustive_with("model", "precision")
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_checkpoint_of_another_run_is_refused_by_what_differs(saved, other):
     changes, named = OTHERS[other]
@@ -322,6 +327,7 @@ def test_a_checkpoint_of_other_replicas_or_workers_is_refused(saved, monkeypatch
             training(saved, resume=True, run={"seed": 1}).run(4)
 
 
+@pytest.mark.slow
 def test_the_same_run_is_taken(saved, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in saved.glob("ckpt-*")}
     loop = training(saved, resume=True, run={"seed": 1})
@@ -359,6 +365,7 @@ def test_a_dataset_that_cannot_be_iterated_is_not_blamed_on_the_folder(tmp_path)
     assert "folder" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_nan_is_no_other_number(tmp_path):
     """A schedule that ends in NaN is one's own to find, and no other run."""
 
@@ -390,6 +397,7 @@ def of_own_step(place, model, rate=0.1, momentum=0.9, size=4, seed=1):
     return loops.Loop(step, data, actions=[loops.Checkpoint(place, every=2, resume=True)])
 
 
+@pytest.mark.slow_with("names1")
 @pytest.mark.parametrize("names", [["first", "second"], ["block_1", "block_2"]])
 def test_layers_that_changed_places_are_named(tmp_path, names):
     """Another model in the process gives the second Sequential another number."""
@@ -424,6 +432,7 @@ def test_other_settings_of_a_step_of_ones_own_are_named(tmp_path, other, named):
     assert len(said) == 1
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_the_run_itself_moved_is_no_other_setting(tmp_path):
     loop = of_own_step(tmp_path, layers("first"))
     rate = next(variable for variable in loop.state({}).groups["step"] if "learning_rate" in variable.name)

@@ -104,6 +104,8 @@ def test_better_is_what_was_asked_for(mode, min_delta, step):
     assert best.since == 4 - step
 
 
+@pytest.mark.slow_with("3")
+@pytest.mark.exhaustive_with("1")
 @pytest.mark.parametrize("stop", [1, 3, 5])
 def test_a_run_that_goes_on_stops_where_the_whole_one_does(tmp_path, stop):
     values = [9.0, 8.0, math.nan, math.inf, 5.0, 6.0, 4.0, 7.0, 7.0, 7.0]
@@ -128,6 +130,7 @@ def test_a_stopped_run_stays_stopped(tmp_path):
     assert again.measured == []
 
 
+@pytest.mark.slow
 def test_the_best_step_is_kept_beside_the_newest(tmp_path):
     run = Run([9.0, 2.0, 3.0, 4.0, 5.0, 6.0], tmp_path, patience=9, keep=2)
     run.loop.run(6)
@@ -143,6 +146,8 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.slow_with("5")
+@pytest.mark.exhaustive_with("0", "1", "2", "3")
 @pytest.mark.parametrize("moment", range(6))
 def test_a_kill_in_the_copy_leaves_a_best_step(tmp_path, monkeypatch, moment):
     """The copy is broken off before each thing it does to the folder, with the one before still there or it itself."""

@@ -28,6 +28,7 @@ def test_train_writes_what_it_says(capsys, tmp_path):
     assert (out / "steps.jsonl").read_text().count("\n") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_digits")
 def test_train_prints_json_alone(capsys, tmp_path):
     status, printed, _ = run(capsys, "train", "digits", "--steps", 2, "--out", tmp_path, "--json")
@@ -44,6 +45,7 @@ def test_train_prints_json_that_others_can_read_when_the_loss_is_nan(capsys, tmp
     assert strict(printed) == {"final_loss": None, "accuracy": 0.1}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_digits")
 def test_study_writes_a_report(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
@@ -60,6 +62,7 @@ def test_study_writes_a_report(capsys, tmp_path, monkeypatch):
     assert all(path.startswith(str(tmp_path)) for path in written)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("small_digits")
 def test_study_compares_strategies(capsys, tmp_path):
     strategies = ["headroom", "static:2**10"]

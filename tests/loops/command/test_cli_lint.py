@@ -5,6 +5,8 @@ import json
 import pytest
 from command_cases import run
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import keras, numpy as np, tensorflow as tf, loops, scaler
 
@@ -54,6 +56,7 @@ def program(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("program")
 def test_a_loop_with_a_note_is_fine(capsys):
     status, printed, errors = run(capsys, "lint", "--build", "program_of_lint:make_loop", "--json")

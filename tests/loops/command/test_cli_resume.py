@@ -12,6 +12,8 @@ from crash_cases import command, start
 import halfstep as cli
 from loops.loop.state import folder
 
+pytestmark = pytest.mark.slow
+
 RUN = ("train", "digits", "--policy", "float16", "--steps", 30, "--checkpoint-every", 5, "--json")
 
 
@@ -40,6 +42,7 @@ def stopped(out, number, *arguments):
     return process.exitcode
 
 
+@pytest.mark.exhaustive_with("15-143", "9--9")
 @pytest.mark.parametrize(
     ("number", "status"),
     [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)],
@@ -77,6 +80,9 @@ def saved(tmp_path_factory):
     return out
 
 
+@pytest.mark.exhaustive_with(
+    "arguments0-1-resume=True (on the command line --resume)", "arguments1-1-run.seed was 0 and is 1"
+)
 @pytest.mark.parametrize(
     ("arguments", "status", "named"),
     [

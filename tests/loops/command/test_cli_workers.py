@@ -103,6 +103,7 @@ def test_what_makes_no_sense_has_status_2(capsys, monkeypatch, tmp_path, argumen
     assert named in errors
 
 
+@pytest.mark.slow
 def test_a_worker_whose_peer_does_not_come_has_status_75(capsys, monkeypatch, tmp_path):
     (port, other) = launch._free_ports(2)
     cluster = {"worker": [f"127.0.0.1:{port}", f"127.0.0.1:{other}"]}
@@ -112,6 +113,7 @@ def test_a_worker_whose_peer_does_not_come_has_status_75(capsys, monkeypatch, tm
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_killed_worker_and_the_same_command_again_is_the_undisturbed_run(tmp_path):
     def command(out, steps):
         arguments = ["--policy", "float16", "--workers", "2", "--checkpoint-every", "5", "--resume", "--out", str(out)]

@@ -18,6 +18,8 @@ from loops.replay.sources import named_strategies
 from loops.replay.tune import GRIDS, tune
 from loops.run.train import RunOptions, train
 
+pytestmark = pytest.mark.slow
+
 STEPS = 14
 USUAL = {"strategy", "skips", "skip_rate", "mean_log2_scale", "final_scale", "flushed", "at_floor", "at_ceiling"}
 HIGH = "dynamic:initial_scale=2**30,growth_interval=3"
@@ -94,6 +96,7 @@ def test_where_training_parts_from_the_replay_is_said(run, capsys, monkeypatch):
     assert "parts at step 6: 4 trained, 8 replayed; step 5 showed other gradients" in printed
 
 
+@pytest.mark.exhaustive
 def test_a_run_beside_itself_with_another_strategy(run, capsys):
     status, printed, _ = called(
         capsys, run, "--live", "--step", 4, "--json", "--strategy", "static:64", "--strategy", HIGH

@@ -9,6 +9,8 @@ import loops
 import scaler
 from loops.observe import census
 
+pytestmark = pytest.mark.slow
+
 L = keras.layers
 
 

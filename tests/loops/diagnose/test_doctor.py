@@ -179,6 +179,7 @@ def test_a_dataset_that_is_read_once_is_refused():
         batches.next()
 
 
+@pytest.mark.slow
 def test_skips_are_those_of_the_pipelines_batches():
     x, y = arrays()
     spoilt = tf.data.Dataset.from_tensor_slices((np.stack([x, x * np.inf]), np.stack([y, y])))
@@ -413,6 +414,7 @@ def test_what_the_command_cannot_do_is_one_line_with_a_status(capsys, arguments,
     assert errors.count("\n") == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("program")
 def test_the_command_examines_a_program(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(diagnosis, "SECONDS", 0.02)

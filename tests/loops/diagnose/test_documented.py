@@ -6,6 +6,10 @@ import re
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[3]
 
 
@@ -30,6 +34,7 @@ def printed(folder, *arguments):
     return done.stdout
 
 
+@pytest.mark.exhaustive
 def test_the_first_autopsy(tmp_path):
     """Both commands, as they stand there."""
     (commands,) = [block for block in blocks("docs/diagnosis.md", "sh") if "halfstep explain pinned" in block]

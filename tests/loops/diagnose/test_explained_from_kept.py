@@ -12,6 +12,8 @@ import loops
 import scaler
 from loops.observe import explain
 
+pytestmark = pytest.mark.slow
+
 BAD = 4
 
 

@@ -8,6 +8,8 @@ import tensorflow as tf
 import loops
 import scaler
 
+pytestmark = pytest.mark.slow
+
 
 def model_of(kind, factor=1.0):
     keras.utils.set_random_seed(0)
@@ -42,6 +44,7 @@ def applied(model, data, scale):
     return all(bool(graph(batch)["applied"]) for batch in data)
 
 
+@pytest.mark.exhaustive_with("mixed_float16")
 @pytest.mark.parametrize("kind", ["float32", "mixed_float16"])
 def test_the_scale_is_the_largest_that_does_not_overflow(data, kind):
     model = model_of(kind)
@@ -68,6 +71,7 @@ def test_a_layer_that_float16_does_not_hold(data):
     assert "large" in str(found)
 
 
+@pytest.mark.exhaustive_with("arguments5-LoopError-gradients are zero")
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [

@@ -13,6 +13,8 @@ import scaler
 from loops.observe import lint
 from scaler.observe import layers_of
 
+pytestmark = pytest.mark.slow
+
 HALF = "mixed_float16"
 L = keras.layers
 MSE = keras.losses.MeanSquaredError()
@@ -176,6 +178,7 @@ def test_what_needs_inputs_that_the_model_was_not_seen_to_give_is_a_note(of_the_
     assert found.instead.startswith("Nothing, as long as its inputs stay like these. Else: ")
 
 
+@pytest.mark.exhaustive_with("layer_norm")
 @pytest.mark.parametrize("layer", [*FINE, *FINE_SERIES, "spectral_inside", "each_inside", "head"])
 def test_what_was_measured_to_be_fine_is_left_alone(of_the_fine, layer):
     assert named(of_the_fine, layer) == []
@@ -228,6 +231,12 @@ def train_step(model, strategy=None, **arguments):
     return loops.TrainStep(model, MSE, keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler(strategy), **arguments)
 
 
+@pytest.mark.exhaustive_with(
+    "<lambda>-nothing scales the loss1",
+    "<lambda>-nothing scales the loss2",
+    "<lambda>-nothing scales the loss3",
+    "<lambda>-nothing scales the loss4",
+)
 @pytest.mark.parametrize(
     ("make", "found"),
     [
@@ -264,6 +273,7 @@ def test_what_becomes_of_small_gradients_is_measured():
     assert "0.0% to 0.0% are zero in float16" in found.measured
 
 
+@pytest.mark.exhaustive_with("mixed_bfloat16-scaled-1")
 @pytest.mark.parametrize(("policy", "optimizer", "count"), [("mixed_bfloat16", scaled, 1), ("float32", scaled, 0)])
 @pytest.mark.usefixtures("unstressed")
 def test_bfloat16_needs_none(policy, optimizer, count):
@@ -272,6 +282,7 @@ def test_bfloat16_needs_none(policy, optimizer, count):
     assert heavy(lint(small(policy), keras.optimizers.SGD(), MSE, batch())) == []
 
 
+@pytest.mark.exhaustive_with("<lambda>-False0", "<lambda>-True0", "<lambda>-True1")
 @pytest.mark.parametrize(
     ("make", "flagged"),
     [
@@ -301,6 +312,12 @@ def bce(y, prediction):
     )
 
 
+@pytest.mark.exhaustive_with(
+    "<lambda>-At predictions of 300 it is inf, and 8.9",
+    "<lambda>-None",
+    "bce-At predictions of 1 it is inf, and",
+    "binary_crossentropy-At predictions of 1 it is inf, and",
+)
 @pytest.mark.parametrize(
     ("loss", "finds"),
     [
@@ -319,6 +336,7 @@ def test_a_loss_that_computes_in_float16_is_found(loss, finds):
     assert all(finds in one.measured for one in losses), losses
 
 
+@pytest.mark.exhaustive_with("last1-loss1-y1", "last2-loss2-y2")
 @pytest.mark.parametrize(
     ("last", "loss", "y"),
     [
@@ -370,6 +388,12 @@ def functional(body):
     return keras.Model(inputs, L.Dense(8, dtype="float32", kernel_initializer=eighth, name="head")(body(hidden)))
 
 
+@pytest.mark.exhaustive_with(
+    "<lambda>-20-exp-the output is infinite-the operation Exp of exp, whose inputs",
+    "<lambda>-20-z-the output is infinite-the operation Exp of z (tests/loops/diagnose/test_lint.py:",
+    "<lambda>-5-kl-model.losses[0] is infinite-the operation Square of kl (tests/loops/diagnose/test_lint.py:",
+    "<lambda>-500-square-the output is infinite-the operation Square of square",
+)
 @pytest.mark.parametrize(
     ("body", "size", "layer", "said", "measured"),
     [
@@ -414,6 +438,7 @@ def test_what_float32_does_not_help_is_said_so():
     assert "not finite in float32 either: the cause is the model or the sample itself" in found.finding
 
 
+@pytest.mark.exhaustive_with("nan-NaN")
 @pytest.mark.parametrize(("bad", "said"), [(np.nan, "NaN"), (-np.inf, "infinite")])
 @pytest.mark.usefixtures("unstressed")
 def test_a_sample_that_is_not_finite_itself(bad, said):
@@ -444,6 +469,7 @@ def test_of_a_dataset_the_first_batch_is_taken():
     assert heavy(lint(small(), scaled(), MSE, dataset())) == []
 
 
+@pytest.mark.exhaustive_with("16-None")
 @pytest.mark.parametrize(("units", "odd"), [(10, "10 is no multiple of 8"), (16, None)])
 @pytest.mark.usefixtures("unstressed")
 def test_shapes_for_tensor_cores_are_notes(units, odd):
@@ -499,6 +525,7 @@ class Lookup(keras.Model):
         return self.last(self.words(x)[:, 0])
 
 
+@pytest.mark.exhaustive_with("3000-float32-1")
 @pytest.mark.parametrize(("rows", "dtype", "found"), [(3000, "float32", 1), (2049, "float32", 0), (3000, "int32", 0)])
 def test_indices_that_are_rounded(rows, dtype, found):
     said = heavy(lint(Lookup(rows), scaled(), MSE, (np.ones([4, 3], dtype), np.ones([4, 8], np.float32))))
@@ -583,6 +610,7 @@ class Inside(L.Layer):
         return tf.function(loop)(x) if self.function else loop(x)
 
 
+@pytest.mark.exhaustive_with("1.0-0-False", "1.0-0-True", "30.0-1-True")
 @pytest.mark.parametrize("function", [False, True])
 @pytest.mark.parametrize(("size", "count"), [(1.0, 0), (30.0, 1)])
 def test_inputs_are_measured_inside_of_loops_and_functions(size, count, function):

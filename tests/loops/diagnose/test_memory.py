@@ -207,6 +207,7 @@ print(tf.config.experimental.get_memory_info("CPU:0")["peak"] - before, found.al
 """
 
 
+@pytest.mark.exhaustive
 def test_the_allocator_agrees(tmp_path):
     """Its peak is what is kept, and a little more: what an operation at work needs."""
     root = str(pathlib.Path(__file__).parents[3])

@@ -21,6 +21,7 @@ def run(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 def test_the_share_is_found(run):
     """The scale is too high for the other share as well, which is not why."""
     found = explain(planted.on_replicas(run))
@@ -32,10 +33,12 @@ def test_the_share_is_found(run):
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["replicas"] == [1]
 
 
+@pytest.mark.exhaustive
 def test_the_cure_is_found(run):
     assert cure(planted.on_replicas(run), 3) == ["first", "out"]
 
 
+@pytest.mark.exhaustive
 def test_the_replayed_steps_can_be_changed(run):
     """The learning rate is a variable of each replica."""
     moment = rewind(planted.on_replicas(run), 3, at_least=10)

@@ -71,6 +71,33 @@ def rows(run):
 
 
 # Keras asks for the shapes of a layer's outputs, and NumPy warns of the mask.
+@pytest.mark.slow_with("annealed", "beyond_float16")
+@pytest.mark.exhaustive_with(
+    "attention_mask",
+    "before_a_loop",
+    "clamp",
+    "compiled",
+    "custom_gradient",
+    "early_window",
+    "float16_softmax",
+    "healthy",
+    "high_floor",
+    "large_weights",
+    "learning_rate",
+    "loss_over_zero",
+    "nan_batch",
+    "outlier_in_a_window",
+    "rare_root",
+    "root_at_zero",
+    "root_under_an_overflow",
+    "schedule",
+    "second_moment",
+    "small_epsilon",
+    "unbounded_variance",
+    "uncleared",
+    "window",
+    "zero_over_zero",
+)
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning", "ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_cause_is_found_and_the_remedy_works(runs, name):
@@ -94,6 +121,7 @@ def remedy_of(found, name):
     return next(one for one in found.remedies if one.name == name)
 
 
+@pytest.mark.slow
 def test_what_the_step_keeps_itself_is_not_the_weights(runs):
     found = explain(planted.annealed(runs("annealed")))
     assert (found.step, found.fits_at, found.blame) == (3, None, None)
@@ -101,6 +129,7 @@ def test_what_the_step_keeps_itself_is_not_the_weights(runs):
     assert "Look at what the step makes of its own variables: temperature." in found.sentence
 
 
+@pytest.mark.slow
 def test_a_scale_at_which_the_trouble_becomes_zero_is_no_remedy(runs):
     """The gradient of a norm at 0 has no value at any scale; at 2^-12 float16 makes 0 of it."""
     found = explain(planted.norm_in_the_loss(runs("norm_in_the_loss")))
@@ -111,6 +140,10 @@ def test_a_scale_at_which_the_trouble_becomes_zero_is_no_remedy(runs):
     assert re.search(r"  loss scale 0\.000244141 +passes, loss .*: no help\n", text(found))
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with(
+    "literal_mask-masked--1000000000.0-In 'masked' the constant -1e+09 is -inf in float16: where everything is masked"
+)
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize(
     ("name", "layer", "value", "said"),
@@ -137,6 +170,8 @@ def test_a_literal_of_a_call_is_named_as_lint_names_it(runs, name, layer, value,
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["literals"][0]["instead"].startswith("Write")
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("weight_decay-weight decay-through the weight decay: without it they do not. What helped")
 @pytest.mark.parametrize(
     ("name", "through", "said"),
     [
@@ -153,6 +188,7 @@ def test_what_made_the_weights_grow_is_said(runs, name, through, said):
         assert remedy_of(found, found.remedies[0].name).advice.startswith("Change the sign of weight_decay=-9e+06")
 
 
+@pytest.mark.slow
 def test_a_rate_that_a_schedule_raised_is_told_and_kept_low_in_a_trial(runs):
     found = explain(planted.schedule(runs("schedule")))
     assert found.learning_rates == (pytest.approx(0.01), 1e4)
@@ -163,6 +199,7 @@ def test_a_rate_that_a_schedule_raised_is_told_and_kept_low_in_a_trial(runs):
     assert (found.blame, found.grown_through, found.example) == ("weights", "learning rate", None)
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_not_a_number_is_told(runs):
     found = explain(planted.nan_rate(runs("nan_rate")))
     assert (found.verdict, found.step) == ("update", 5)
@@ -170,6 +207,7 @@ def test_a_rate_that_is_not_a_number_is_told(runs):
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["learning_rates"][1] is None
 
 
+@pytest.mark.slow
 def test_an_outlier_of_a_healthy_run_blames_nobody(runs):
     """What would have to be tried first is not: a learning rate is no cure of one large example."""
     run = runs("outlier")
@@ -181,6 +219,7 @@ def test_an_outlier_of_a_healthy_run_blames_nobody(runs):
     assert (asked.example, asked.grown_through) == (2, None)
 
 
+@pytest.mark.slow
 def test_what_an_action_did_to_a_weight_is_seen_from_the_checkpoint_that_holds_it(tmp_path):
     """Taken again from the beginning the weight is as it was."""
 
@@ -200,6 +239,7 @@ def test_what_an_action_did_to_a_weight_is_seen_from_the_checkpoint_that_holds_i
     assert (found.step, found.where, found.blame) == (5, "weights", "weights")
 
 
+@pytest.mark.slow
 def test_a_remedy_that_leaves_no_gradient_is_none(runs):
     """A prediction that is clipped away passes nothing back."""
     found = explain(planted.distance(runs("distance")))
@@ -208,6 +248,7 @@ def test_a_remedy_that_leaves_no_gradient_is_none(runs):
     assert "What helped" not in found.sentence
 
 
+@pytest.mark.slow
 def test_a_remedy_whose_loss_is_far_from_the_usual_is_none(runs):
     """Float32 holds a variance of 1e6 and trains nothing with it; the usual loss is that of another remedy."""
     found = explain(planted.unbounded_variance(runs("unbounded_variance")))
@@ -222,6 +263,13 @@ def test_a_remedy_whose_loss_is_far_from_the_usual_is_none(runs):
     assert {"gradients_left", "loss_ratio", "helps", "why_not"} <= set(values)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with(
+    "large_weights-None-octaves above the format's largest. The loss itself is not finite",
+    "outlier_in_a_window-1-Example 1 of the batch, counted from 0, does this by itself.",
+    "small_epsilon-1-Example 1 of the batch, counted from 0, does this by itself.",
+    "window-1-the batch held a NaN, first in example 1 (",
+)
 @pytest.mark.parametrize(
     ("name", "example", "said"),
     [
@@ -248,6 +296,7 @@ def products_regrouped(regroups):
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": not regroups})
 
 
+@pytest.mark.slow
 def test_a_step_whose_products_are_regrouped_is_taken_as_it_is_written(tmp_path, monkeypatch):
     """Which products TensorFlow regroups depends on the whole graph: here those of the autopsy, and not the run's."""
     as_it_was = attempts.Attempts.as_it_was
@@ -269,18 +318,21 @@ def test_a_step_whose_products_are_regrouped_is_taken_as_it_is_written(tmp_path,
     assert found.reproduced
 
 
+@pytest.mark.exhaustive
 def test_a_scale_that_hides_the_cause_is_lowered_to_see_it(runs):
     found = explain(planted.root_under_an_overflow(runs("root_under_an_overflow")))
     assert (found.loss_scale, found.seen_at, found.operation) == (2.0**10, 1.0, "SqrtGrad")
     assert found.sentence.startswith("Step 1 was skipped at loss scale 1024, and would be at 1: the backward pass gave")
 
 
+@pytest.mark.slow
 def test_a_loss_is_a_loss_by_any_name(runs):
     found = explain(planted.nameless_loss(runs("nameless_loss")), 1)
     assert (found.verdict, found.where, found.operation) == ("loss", "forward", "Log")
     assert not [one.name for one in found.remedies if one.finite and not one.name.startswith("predictions")]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
 def test_octaves_and_the_scale_that_fits_are_measured(runs):
     """The true value is computed in float32, and the scale is the largest at which the step passes."""
@@ -291,6 +343,7 @@ def test_octaves_and_the_scale_that_fits_are_measured(runs):
     assert f"{found.octaves_over:.1f} octaves" in found.sentence
 
 
+@pytest.mark.slow
 def test_a_step_that_was_applied_is_told_to_be(runs):
     """Nothing is tried for it."""
     found = explain(planted.nan_batch(runs("nan_batch")), 2)
@@ -298,6 +351,7 @@ def test_a_step_that_was_applied_is_told_to_be(runs):
     assert found.sentence == "Step 2 was applied at loss scale 1024: nothing is wrong with it."
 
 
+@pytest.mark.slow
 def test_every_skip_of_a_short_growth_interval_is_accounted_for(runs):
     """Such a strategy skips a step for each growth, and that is said."""
     found = explain(planted.short_interval(runs("short_interval")))
@@ -311,6 +365,7 @@ def test_every_skip_of_a_short_growth_interval_is_accounted_for(runs):
     assert found.sentence.endswith("A longer growth interval skips less often.")
 
 
+@pytest.mark.exhaustive
 def test_the_step_is_traced_once_for_each_change(runs, monkeypatch):
     """Tracing takes most of the time: the step unchanged, measured, and for each remedy that changes it."""
     traced = []
@@ -329,6 +384,7 @@ def test_the_step_is_traced_once_for_each_change(runs, monkeypatch):
     assert [record.getMessage() for record in records] == []
 
 
+@pytest.mark.exhaustive
 def test_nothing_in_the_folder_changes(runs):
     """An autopsy only reads."""
     run = runs("nan_batch")
@@ -337,6 +393,7 @@ def test_nothing_in_the_folder_changes(runs):
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_log_that_another_run_wrote_is_noticed(runs, tmp_path):
     """What follows from a replay that is not the run, says so first."""
     run = runs("nan_batch")
@@ -349,6 +406,8 @@ def test_a_log_that_another_run_wrote_is_noticed(runs, tmp_path):
     assert found.sentence.startswith("The replay is not the run: Loss of step 1 was 7.0 in the run's log")
 
 
+@pytest.mark.slow_with("healthy-layers2")
+@pytest.mark.exhaustive_with("nan_batch-None", "small_epsilon-layers0")
 @pytest.mark.parametrize(("name", "layers"), [("small_epsilon", ["norm"]), ("nan_batch", None), ("healthy", [])])
 def test_the_cure_is_the_smallest_set_of_layers(runs, name, layers):
     """None where float32 does not help, and nothing where the step passes."""
@@ -356,6 +415,7 @@ def test_the_cure_is_the_smallest_set_of_layers(runs, name, layers):
     assert cure(getattr(planted, name)(runs(name)), step) == layers
 
 
+@pytest.mark.slow
 def test_an_explanation_has_every_field_of_the_interface(runs):
     """What scripts read."""
     found = explain(planted.nan_batch(runs("nan_batch")), 3).to_dict()
@@ -364,6 +424,7 @@ def test_an_explanation_has_every_field_of_the_interface(runs):
     assert {"name", "tried", "finite"} <= set(found["remedies"][0])
 
 
+@pytest.mark.exhaustive
 def test_everything_is_put_back(runs):
     """Layers, the step and the scaler are as they were, and so is every variable."""
     loop = planted.high_floor(runs("high_floor"))
@@ -378,6 +439,7 @@ def test_everything_is_put_back(runs):
     assert tf.reduce_all(tf.math.is_finite(step.model.trainable_variables[0]))
 
 
+@pytest.mark.slow
 def test_magnitudes_follow_the_model(runs):
     """One row a layer, in the order of the forward pass."""
     found = explain(planted.high_floor(runs("high_floor")), 2)

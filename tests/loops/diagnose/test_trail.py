@@ -56,6 +56,7 @@ THROUGH = {
 }
 
 
+@pytest.mark.slow_with("fft")
 @pytest.mark.parametrize("name", THROUGH)
 def test_a_nan_of_the_batch_is_found_behind(name):
     found, (first, *_) = traced(

@@ -57,6 +57,7 @@ def test_an_applied_step_is_named_with_where_its_loss_began_and_what_to_do(tmp_p
     assert "the loss in float32" in [remedy.name for remedy in found.remedies if remedy.finite]
 
 
+@pytest.mark.slow
 def test_before_a_skip_is_said_to_have_no_scale_lower_ones_are_tried(tmp_path):
     found, said = explained(tmp_path, scaler.Dynamic(2.0**8), step=1)
     assert said[0].startswith("Step 3 was applied")
@@ -66,6 +67,7 @@ def test_before_a_skip_is_said_to_have_no_scale_lower_ones_are_tried(tmp_path):
     assert not any(remedy.name.startswith("loss scale") for remedy in found.remedies)
 
 
+@pytest.mark.slow
 def test_the_loss_that_a_step_scales_counts_where_it_returns_none(tmp_path):
     found, _ = explained(tmp_path, scaler.Static(64.0), step=2, by_hand=True)
     assert (found.verdict, found.applied) == ("loss", True)

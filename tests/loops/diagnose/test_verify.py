@@ -12,12 +12,15 @@ import scaler
 from halfstep import main
 from scaler import observe
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found():
     return loops.observe.verify(verify_cases.build, steps=2)
 
 
+@pytest.mark.exhaustive
 def test_the_probe_that_causes_an_overflow_is_named(found):
     """Without it the product is regrouped in a graph, and finite; XLA overflows in any case."""
     assert not found.neutral

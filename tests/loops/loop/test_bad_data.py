@@ -66,6 +66,7 @@ DATA = {
 }
 
 
+@pytest.mark.exhaustive_with("a label too large-1", "a label too large-4", "a negative label-1", "a negative label-4")
 @both_loops
 @pytest.mark.parametrize("case", DATA)
 def test_data_that_cannot_work_is_told_in_one_sentence(case, steps_per_call):
@@ -91,6 +92,7 @@ def test_so_it_is_for_a_model_that_is_not_built(case):
         loops.Loop(step(subclassed()), make()).run(8)
 
 
+@pytest.mark.slow
 def test_a_loss_that_needs_no_y_and_other_odd_batches_are_fine():
     no_y = step(loss_fn=lambda y, prediction: tf.reduce_mean(tf.square(prediction)))
     assert loops.Loop(no_y, slices(X).batch(8)).run(8).applied == 8
@@ -107,6 +109,8 @@ def test_errors_of_a_users_own_stay_what_they_are():
         loops.Loop(step(loss_fn=loss_fn), slices((X, Y)).batch(8)).run(8)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("4")
 @both_loops
 def test_batches_that_replicas_cannot_share(steps_per_call):
     strategy = mirrored(2)
@@ -117,6 +121,7 @@ def test_batches_that_replicas_cannot_share(steps_per_call):
         loop.run(3)
 
 
+@pytest.mark.slow
 def test_replicas_meet_only_over_a_batch_that_they_can_share():
     """An error while they meet for the first time would cancel their group for the rest of the process."""
     strategy = mirrored(2)
@@ -135,6 +140,7 @@ def test_replicas_meet_only_over_a_batch_that_they_can_share():
         assert any(one.type == "Assert" or "assert" in one.name for one in before), op.name
 
 
+@pytest.mark.exhaustive
 def test_evaluations_tell_it_too():
     accuracy = keras.metrics.SparseCategoricalAccuracy()
     for data, says in ((slices(X).batch(8), "has no y"), (slices((X, Y)), "a single example")):
@@ -155,6 +161,7 @@ class Pair:
         return pair(x * scale, y)
 
 
+@pytest.mark.exhaustive_with("method-4")
 @both_loops
 @pytest.mark.parametrize(
     "train_step",
@@ -325,6 +332,8 @@ def shown_by_scripts(tmp_path_factory):
     return dict(zip(RUNS, done.stderr.split("SCRIPT ")[1:], strict=True))
 
 
+@pytest.mark.slow_with("ours in a step", "ours in a tf.function")
+@pytest.mark.exhaustive_with("labels", "labels, many steps")
 @pytest.mark.parametrize("case", RUNS)
 def test_a_script_shows_the_sentence_once_and_little_else(case, shown_by_scripts):
     _, sentence, lines = RUNS[case]

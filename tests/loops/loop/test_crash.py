@@ -47,6 +47,8 @@ def kill_at_random(place, seed, kills):
     return reached
 
 
+@pytest.mark.slow_with("1")
+@pytest.mark.exhaustive_with("3")
 @pytest.mark.parametrize("kills", [1, 3])
 def test_kills_at_random_moments(whole, tmp_path, kills):
     reached = kill_at_random(tmp_path, seed=1, kills=kills)
@@ -70,6 +72,7 @@ def kill_in_save(place):
     return any((place / "ckpt").glob("ckpt-*_temp*"))
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_save(whole, tmp_path):
     """Some saves are over before they can be killed, so it is tried until two were not."""
     torn, tries = 0, 0
@@ -79,6 +82,7 @@ def test_a_kill_in_the_middle_of_a_save(whole, tmp_path):
     assert finish(tmp_path) == whole
 
 
+@pytest.mark.exhaustive_with("400000")
 @pytest.mark.parametrize("size", [400_000, pytest.param(0, marks=pytest.mark.exhaustive)])
 def test_files_that_cannot_grow_in_the_middle_of_a_save(whole, tmp_path, size):
     """As on a full disk: a checkpoint half written, or not a byte more, in the file of steps either."""

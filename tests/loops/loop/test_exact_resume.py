@@ -34,6 +34,8 @@ def runs(tmp_path_factory):
     return whole, resumed, place
 
 
+@pytest.mark.slow_with("hand-written")
+@pytest.mark.exhaustive_with("graph on 2", "python on 2")
 @pytest.mark.parametrize("case", CASES)
 def test_five_steps_and_five_in_a_new_process_are_ten(runs, case):
     whole, resumed, _ = runs
@@ -41,6 +43,8 @@ def test_five_steps_and_five_in_a_new_process_are_ten(runs, case):
     assert list(resumed(case)["losses"]) == [str(step) for step in range(STOP + 1, END + 1)]
 
 
+@pytest.mark.slow_with("hand-written")
+@pytest.mark.exhaustive_with("graph on 2", "python on 2")
 @pytest.mark.parametrize("name", CASES)
 def test_the_cases_are_what_they_say(runs, name):
     """Saved after a skip, and but for one in mid-window."""
@@ -81,6 +85,8 @@ def control(runs, tmp_path_factory):
     return go_on
 
 
+@pytest.mark.slow_with("hand-written")
+@pytest.mark.exhaustive_with("graph on 2")
 @pytest.mark.parametrize("name", ["graph on 2", "hand-written"])
 def test_with_nothing_left_out_the_control_sees_no_difference(control, name):
     """And what is saved differs between replicas: statistics and sums."""
@@ -117,6 +123,18 @@ LEFT_OUT = {
 }
 
 
+@pytest.mark.slow_with("the second replica's sums")
+@pytest.mark.exhaustive_with(
+    "counters",
+    "loss_scaler",
+    "masters",
+    "model",
+    "optimizer",
+    "position",
+    "seed generators",
+    "the second replica's statistics",
+    "window",
+)
 @pytest.mark.parametrize("part", LEFT_OUT)
 def test_a_part_left_out_is_seen(control, part):
     found, whole = control("graph on 2", LEFT_OUT[part])
@@ -126,6 +144,7 @@ def test_a_part_left_out_is_seen(control, part):
         assert found["losses"] != whole["losses"]
 
 
+@pytest.mark.slow
 def test_the_global_generator_left_out_is_seen(control):
     found, whole = control(
         "hand-written", lambda run, state, reset: tf.random.get_global_generator().reset_from_seed(2)
@@ -133,6 +152,7 @@ def test_the_global_generator_left_out_is_seen(control):
     assert found["losses"] != whole["losses"]
 
 
+@pytest.mark.slow
 def test_a_step_that_hides_its_parts_is_saved_whole(tmp_path):
     """Its variables are found in its graph, so that none is forgotten."""
     run = Run(Case(written=True), tmp_path)
@@ -151,6 +171,7 @@ def _parts(variable):
     return list(native.values) if isinstance(native, tf.distribute.DistributedValues) else [native]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_the_same_process_too(runs, tmp_path):
     prepare(1)
     run = Run(CASES["skip just before"], tmp_path)

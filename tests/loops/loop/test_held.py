@@ -129,6 +129,8 @@ def ended(make, *goals, folder=None, **arguments):
     return weight.numpy().tobytes()
 
 
+@pytest.mark.slow_with("iterator in a branch")
+@pytest.mark.exhaustive_with("tables in functions")
 @pytest.mark.parametrize("kind", SAVED)
 def test_what_can_be_saved_goes_on_bit_for_bit_without_a_warning(kind, tmp_path):
     make = SAVED[kind]
@@ -138,6 +140,7 @@ def test_what_can_be_saved_goes_on_bit_for_bit_without_a_warning(kind, tmp_path)
         assert ended(make, 7, 12, folder=tmp_path, steps_per_call=3) == whole
 
 
+@pytest.mark.slow
 def test_a_table_that_replicas_share_goes_on_too(tmp_path):
     def run(*goals, **arguments):
         return ended(with_mutable_table, *goals, strategy=tf.distribute.MirroredStrategy(CPUS), **arguments)
@@ -145,6 +148,7 @@ def test_a_table_that_replicas_share_goes_on_too(tmp_path):
     assert run(7, 12, folder=tmp_path) == run(12)
 
 
+@pytest.mark.slow
 def test_an_iterator_over_replicas_is_named():
     strategy = tf.distribute.MirroredStrategy(CPUS)
 
@@ -326,11 +330,13 @@ HEALTHY = {
 }
 
 
+@pytest.mark.slow_with("constant tables beside one that is written")
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_an_ordinary_step_is_warned_of_nothing(kind):
     assert looping(HEALTHY[kind])[0].caveats() == []
 
 
+@pytest.mark.slow
 def test_replicas_are_warned_of_nothing():
     assert looping(layers, strategy=tf.distribute.MirroredStrategy(CPUS))[0].caveats() == []
 
@@ -363,6 +369,7 @@ def test_other_tables_are_those_of_another_run(tmp_path):
         looping(lambda: flowing, tmp_path)[0].run(4)
 
 
+@pytest.mark.slow
 def test_a_past_step_is_taken_again_from_the_same_tables_and_iterators(tmp_path):
     def make():
         parts = [with_mutable_table(), with_dense_table(), with_iterator()]

@@ -60,6 +60,7 @@ def by_python():
     return trained([20])
 
 
+@pytest.mark.exhaustive_with("7-steps0")
 @pytest.mark.parametrize(("steps_per_call", "steps"), [(7, [5, 6, 20]), (1000, [20])])
 def test_the_loop_in_the_graph_equals_the_python_loop_bit_for_bit(by_python, steps_per_call, steps):
     rig, recorder, counters = trained(steps, steps_per_call=steps_per_call)
@@ -70,6 +71,7 @@ def test_the_loop_in_the_graph_equals_the_python_loop_bit_for_bit(by_python, ste
     assert raw(rig.variables()) == raw(by_python[0].variables())
 
 
+@pytest.mark.slow
 def test_the_python_loop_goes_on_from_a_first_run(by_python):
     rig, recorder, counters = trained([5, 6, 20])
     assert counters == by_python[2]
@@ -85,6 +87,7 @@ def test_the_loop_equals_calls_of_the_step(by_python):
         assert outputs.column(name).tobytes() == np.array([call[name] for call in calls]).tobytes(), name
 
 
+@pytest.mark.slow
 def test_xla_takes_the_same_steps():
     # XLA draws other random numbers than TensorFlow's kernels do from the same seed: no dropout here.
     model = stateful_model(dropout=0.0)
@@ -131,6 +134,7 @@ def test_a_loop_traces_its_step_once(steps_per_call):
     assert around.experimental_get_tracing_count() == (steps_per_call > 1)
 
 
+@pytest.mark.slow
 def test_a_smaller_last_batch_is_traced_once_more_by_the_python_loop_only():
     for steps_per_call, expected in ((1, 2), (4, 1)):
         traces = []

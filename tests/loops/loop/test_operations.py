@@ -154,6 +154,7 @@ def between(name):
     return BETWEEN[name](shuffled()).prefetch(4).repeat()
 
 
+@pytest.mark.slow_with("GroupByReducer")
 @pytest.mark.parametrize("name", [name for name in BETWEEN if OPERATIONS[name] in (Memory.KEEPS, Memory.AHEAD)])
 def test_what_keeps_a_shuffle_goes_on_exactly_without_a_warning(name, tmp_path):
     make = functools.partial(between, name)
@@ -162,6 +163,7 @@ def test_what_keeps_a_shuffle_goes_on_exactly_without_a_warning(name, tmp_path):
     assert (all(found.values()), caveats) == (True, [])
 
 
+@pytest.mark.exhaustive_with("FlatMap", "Unbatch")
 @pytest.mark.parametrize("name", [name for name in BETWEEN if OPERATIONS[name] in (Memory.DRAINS, Memory.LETS_GO)])
 def test_what_lets_go_of_a_shuffle_is_named_and_skipped_to(name, tmp_path):
     """The plain iterator is saved without an error and goes on differently: shown first, to be seen when mended."""
@@ -264,6 +266,7 @@ def test_a_hidden_shuffle_that_does_not_start_again_is_left_alone(name):
     assert look(HIDDEN_ONCE[name]()).unseeded_again == []
 
 
+@pytest.mark.exhaustive
 def test_a_pipeline_deeper_than_the_stack_is_walked(tmp_path):
     dataset = numbers(1)
     for _ in range(1500):

@@ -56,6 +56,8 @@ def looping(dataset, place, resume=False, steps_per_call=1):
     return loop, seen, total
 
 
+@pytest.mark.slow_with("py_function-1")
+@pytest.mark.exhaustive_with("from_generator-4")
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 @pytest.mark.parametrize("kind", UNSAVABLE)
 def test_what_cannot_save_its_position_is_named_and_skipped(kind, steps_per_call, tmp_path):
@@ -88,6 +90,7 @@ SAVABLE = {
 }
 
 
+@pytest.mark.slow_with("cached", "interleaved")
 @pytest.mark.parametrize("kind", SAVABLE)
 def test_what_can_save_its_position_goes_on_without_a_warning(kind, tmp_path):
     whole = [int(number) for number in SAVABLE[kind]().take(12)]
@@ -100,6 +103,7 @@ def test_what_can_save_its_position_goes_on_without_a_warning(kind, tmp_path):
     assert seen + again == whole
 
 
+@pytest.mark.slow
 def test_a_position_in_a_dataset_built_otherwise_is_refused(tmp_path):
     looping(numbers(), tmp_path)[0].run(3)
     other = numbers().map(lambda n: n).shuffle(5, seed=0)
@@ -156,6 +160,7 @@ FORGETFUL = {
 }
 
 
+@pytest.mark.exhaustive_with("batch", "batch ahead of a map", "filter", "take", "zip")
 @pytest.mark.parametrize("kind", FORGETFUL)
 def test_a_shuffle_that_tensorflow_forgets_is_named_and_skipped_to(kind, tmp_path):
     """The plain iterator is saved without an error and goes on differently: shown first, to be seen when mended."""
@@ -180,6 +185,8 @@ HOLDING_ON = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("cached", "through a parallel map", "twice")
 @pytest.mark.parametrize("kind", HOLDING_ON)
 def test_a_shuffle_that_tensorflow_remembers_is_saved(kind, tmp_path):
     make = HOLDING_ON[kind]
@@ -198,6 +205,7 @@ def after_saving(make, stop, end, path):
     return [next(restored).numpy().sum() for _ in range(end - stop)]
 
 
+@pytest.mark.slow_with("2")
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_batches_of_unknown_size_go_on_too(tmp_path, steps_per_call):
     """The step is traced for the dataset's shapes before it sees a batch."""

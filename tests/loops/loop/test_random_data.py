@@ -199,6 +199,8 @@ SKIPPED = {
 }
 
 
+@pytest.mark.slow_with("a random layer")
+@pytest.mark.exhaustive_with("reduced inside of a function")
 @pytest.mark.parametrize("name", SKIPPED)
 def test_what_cannot_be_saved_is_named_and_skipped_to_exactly(name, tmp_path):
     make, named = SKIPPED[name]

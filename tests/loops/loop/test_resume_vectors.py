@@ -2,11 +2,14 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import loops
 import scaler
 from halfstep import main
+
+pytestmark = pytest.mark.slow
 
 
 def run(folder, steps):

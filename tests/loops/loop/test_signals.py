@@ -36,6 +36,8 @@ def check(place, moment, number, status):
         assert saved[0] == len((place / "steps.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow_with("save")
+@pytest.mark.exhaustive_with("evaluation", "trace")
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_sigterm_saves_and_exits_with_143(whole, tmp_path, moment):
     check(tmp_path, moment, signal.SIGTERM, 143)
@@ -45,6 +47,8 @@ def test_sigterm_saves_and_exits_with_143(whole, tmp_path, moment):
         assert end(tmp_path) == whole
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("evaluation", "save")
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_sigint_saves_and_exits_as_interrupted(tmp_path, moment):
     """A script that ends with KeyboardInterrupt is killed by SIGINT, which shells show as status 130."""

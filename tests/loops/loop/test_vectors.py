@@ -26,6 +26,7 @@ def everything(number):
     return {"loss": number, **{name: value(number) for name, value in VALUES.items()}}
 
 
+@pytest.mark.slow_with("1-{'jit_compile': True}", "3-{'jit_compile': True}")
 @pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}], ids=str)
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 def test_vectors_are_stacked_by_step(steps_per_call, arguments):

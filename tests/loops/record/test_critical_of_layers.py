@@ -10,6 +10,8 @@ import scaler
 from loops.record.trace.critical import critical_scales
 from loops.record.trace.tensors import tensors_of
 
+pytestmark = pytest.mark.slow
+
 L = keras.layers
 
 
@@ -78,6 +80,7 @@ def measured(build):
     return step, np.array(scales), np.stack(amax)
 
 
+@pytest.mark.exhaustive_with("normalized-False", "of_text-False", "used_twice-False")
 @pytest.mark.parametrize(
     ("build", "known"), [(dense_layers, True), (normalized, False), (of_text, False), (used_twice, False)]
 )

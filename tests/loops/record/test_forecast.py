@@ -14,6 +14,8 @@ import loops
 import scaler
 from loops.record.forecast import LAG, LOSS_OF, MEAN_OF, RISE
 
+pytestmark = pytest.mark.slow
+
 STEPS = 120
 
 

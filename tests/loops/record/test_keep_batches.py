@@ -77,6 +77,7 @@ def once(tmp_path_factory):
 # ---------------------------------------------------------------------------------------------- replays
 
 
+@pytest.mark.slow_with("1")
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 def test_a_replay_takes_the_batches_of_the_run(tmp_path, steps_per_call):
     build(tmp_path, steps_per_call=steps_per_call).run(11)
@@ -123,12 +124,14 @@ def test_a_used_loop_takes_nothing_into_the_folder(tmp_path):
     assert listing(tmp_path / "batches") == before
 
 
+@pytest.mark.slow
 def test_batches_on_disk_take_no_memory(once, monkeypatch):
     monkeypatch.setattr(held, "_MOST_BYTES", 0)
     moment = rewind(build(once, last=6), 10)
     assert [float(one["loss"]) for one in moment.from_checkpoint(lambda loop: None)][-1] == logged(once)[10]
 
 
+@pytest.mark.slow
 def test_a_shuffle_without_a_seed_is_had_again_from_the_beginning(tmp_path):
     tf.random.set_seed(None)
     data = [tf.data.Dataset.range(1, 41).shuffle(40) for _ in range(3)]
@@ -147,6 +150,7 @@ def test_a_dataset_that_goes_back_is_asked_itself(tmp_path):
     assert rewind(build(tmp_path, dataset=data, steps_per_call=2), 6).reproduced
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_bit_for_bit(tmp_path):
     """With and without: what is written, and the position that is saved."""
     for keep in (False, True):
@@ -169,6 +173,7 @@ def test_a_run_is_the_same_bit_for_bit(tmp_path):
 # ---------------------------------------------------------------------------------------------- resumes and kills
 
 
+@pytest.mark.slow_with("1")
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 def test_a_resumed_run_goes_on_with_the_numbers_of_its_steps(tmp_path, steps_per_call):
     """It was killed at step 7, and takes 5 to 7 again, with other data."""
@@ -231,6 +236,7 @@ def killed_while_it_writes(run):
     return half_written()
 
 
+@pytest.mark.exhaustive
 def test_a_kill_in_the_middle_of_a_batch_loses_that_batch_alone(tmp_path):
     torn = next(found for _ in range(5) if (found := killed_while_it_writes(tmp_path)))
     assert len(torn) == 1
@@ -279,6 +285,7 @@ def of_all_kinds():
     }
 
 
+@pytest.mark.slow
 def test_every_kind_of_batch_comes_back_bit_for_bit(tmp_path):
     batch = of_all_kinds()
     dataset = tf.data.Dataset.from_tensors(batch).map(lambda part: (part, None))

@@ -10,6 +10,8 @@ import loops
 import scaler
 from loops.record.trace.tensors import lacks_of, tensors_of
 
+pytestmark = pytest.mark.slow
+
 
 def embedded():
     keras.utils.set_random_seed(0)

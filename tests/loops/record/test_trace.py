@@ -22,6 +22,8 @@ import scaler
 from loops.record.trace.frames import AFTER, Frame, frame_of, pack, unpack
 from loops.record.trace.tensors import tensors_of
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["activations/dense", "weight_gradients/dense/kernel"]
 
 

@@ -116,6 +116,7 @@ def real_run(folder, *actions, **arguments):
     return loops.Loop(step, data, actions=[evaluate, board, *lines, *actions, checkpoint])
 
 
+@pytest.mark.slow
 def test_curves_are_those_of_the_run(no_hint, tmp_path):
     real_run(tmp_path).run(6)
     curves = events(tmp_path / "tb")
@@ -152,6 +153,7 @@ def without_time(folder):
     return {tag: str(points) for tag, points in events(folder).items() if not tag.startswith("time")}
 
 
+@pytest.mark.slow
 def test_files_of_a_run_that_goes_on_are_those_of_the_whole_one(no_hint, tmp_path):
     """The first run went on after its checkpoint, and was then killed in the middle of a record and of a line."""
     real_run(tmp_path / "whole").run(6)
@@ -205,6 +207,7 @@ def write_for_ever(folder):
     loops.Loop(lambda value: {"loss": value / 3, "wide": value}, data, steps_per_call=500, actions=actions).run(10**9)
 
 
+@pytest.mark.slow
 def test_a_kill_loses_no_line_that_a_visit_had_written(tmp_path):
     process = start(write_for_ever, tmp_path)
     limit = time.monotonic() + 120

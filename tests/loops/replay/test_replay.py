@@ -54,6 +54,18 @@ def taken(strategy, limit, amax):
     return np.array(used), float(loss_scaler.loss_scale)
 
 
+@pytest.mark.slow_with("pytorch:growth_interval=2")
+@pytest.mark.exhaustive_with(
+    "bounded:2,2**18+warmup:7+headroom",
+    "dalle",
+    "deepspeed:growth_interval=2",
+    "delayed_amax:history_length=3",
+    "fairseq",
+    "log_normal:max_scale=2**40",
+    "rising_floor:5=2**12+dynamic:growth_interval=1",
+    "smooth:growth_interval=2.5",
+    "static:1000+then:4+dynamic:growth_interval=1+then:20+smooth",
+)
 @pytest.mark.parametrize("text", STRATEGIES)
 def test_the_scales_are_those_of_a_loss_scaler(text):
     strategy, (limit, amax) = parse_strategy(text), facts(60)
@@ -94,6 +106,8 @@ class OtherBits(Own):
         return OwnState(tf.where(event.finite, state.loss_scale * 1.1 + 0.3, state.loss_scale * 0.3 + 0.7))
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("strategy0", "strategy1", "strategy3")
 @pytest.mark.parametrize("strategy", [Own(), Uncompiled(), OtherBits(), scaler.strategies.Bounded(Own(), 1.0, 64.0)])
 def test_strategies_of_ones_own(strategy):
     limit, _ = facts(30)
@@ -212,6 +226,8 @@ def test_what_is_flushed(scale, share):
     assert loops.observe.replay(tables([1.0] * 3), "none").strategies[0].flushed is None
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("1")
 @pytest.mark.parametrize("dead_band", [0, 1])
 def test_a_histogram_is_moved_to_the_replayed_scale(dead_band):
     rng, strategy = np.random.default_rng(0), scaler.Histogram(2.0**14, period=2, dead_band=dead_band, threshold=0.1)

@@ -20,6 +20,8 @@ from loops.run.rewind import batches as kept
 from loops.run.rewind import read_log, rewind
 from loops.run.rewind.moment import Snapshot
 
+pytestmark = pytest.mark.slow
+
 STEPS = 13
 
 
@@ -71,6 +73,7 @@ def losses(rows):
 # ---------------------------------------------------------------------------------------------- the step itself
 
 
+@pytest.mark.exhaustive_with("from_the_start")
 @pytest.mark.parametrize("moment", ["from_the_start", "from_a_checkpoint"])
 def test_a_step_is_had_as_it_was(request, run, moment):
     moment = request.getfixturevalue(moment)
@@ -89,6 +92,7 @@ def test_a_step_is_had_as_it_was(request, run, moment):
     assert outputs["loss"].tolist() == moment.logged["loss"] or not np.isfinite(outputs["loss"])
 
 
+@pytest.mark.exhaustive
 def test_every_group_of_variables_is_as_the_checkpoint_has_it(run, from_a_checkpoint):
     """The step before the one after a saved step: nothing is left out of what is put back."""
     moment = rewind(from_a_checkpoint.loop, 13)
@@ -173,6 +177,7 @@ def test_the_kinds_of_loop_agree(tmp_path):
         assert [rewind(counting(place, steps_per_call=here), step).differs for step in (3, 11)] == [None, None]
 
 
+@pytest.mark.exhaustive
 def test_a_window_is_had_in_its_middle(tmp_path):
     place = went(tmp_path / "window", stateful, accumulate=2, steps_per_call=2, steps=6)
     moment = rewind(stateful(place, accumulate=2, steps_per_call=1), 6)
@@ -217,6 +222,7 @@ def test_from_the_beginning_on_too(counted):
         assert [float(one["loss"]) for one in outputs] == [losses(moment.rows)[step] for step in (1, 2, 3)]
 
 
+@pytest.mark.exhaustive_with("-1", "2")
 @pytest.mark.parametrize("steps_back", [-1, 2, 1.0])
 def test_more_steps_than_were_replayed_are_refused(counted, steps_back):
     moment = rewind(counting(counted), 10)
@@ -250,6 +256,7 @@ def test_a_damaged_checkpoint_is_passed_over(counted):
     assert listing(counted) == before
 
 
+@pytest.mark.exhaustive_with("the newest")
 @pytest.mark.parametrize("leave", ["nothing", "the newest"])
 def test_without_a_checkpoint_before_it_the_run_begins_anew(counted, leave):
     for path in (counted / "ckpt").iterdir():
@@ -312,6 +319,7 @@ def test_the_step_itself_is_compared_too(counted):
     assert "Loss of step 9 was not finite" in rewind(counting(counted), 9).differs
 
 
+@pytest.mark.exhaustive
 def test_other_data_are_seen_and_their_cause_is_told(tmp_path):
     tf.random.set_seed(None)
 
@@ -339,6 +347,7 @@ def test_actions_that_change_the_training_are_seen(tmp_path):
     assert "of step 11 was" in rewind(counting(tmp_path / "a"), 11).differs
 
 
+@pytest.mark.exhaustive_with("file", "in the middle", "of other columns", "torn")
 @pytest.mark.parametrize("lost", ["file", "torn", "of other steps", "of other columns", "in the middle"])
 def test_a_log_that_lacks_something(counted, lost):
     path = counted / "steps.jsonl"
@@ -401,6 +410,7 @@ def test_the_last_step_of_the_data_has_no_next_batch(tmp_path):
     assert rewind(counting(place, tf.data.Dataset.range(5)), 5).next_batch is None
 
 
+@pytest.mark.exhaustive_with("2")
 @pytest.mark.parametrize("size", [2, 4])
 def test_data_that_end_before_the_step(tmp_path, size):
     place = went(tmp_path / "a", counting, dataset=tf.data.Dataset.range(5), steps=5, every=100)

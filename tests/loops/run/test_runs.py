@@ -14,6 +14,7 @@ from loops.run.digest import weights_digest
 from loops.run.train import RunOptions, train
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_line_for_every_step_and_a_summary(run):
     summary, out = run(policy="mixed_float16", strategy="dynamic:growth_interval=5")
     assert sorted(path.name for path in out.iterdir()) == ["steps.jsonl", "summary.json"]
@@ -46,6 +47,7 @@ def test_a_run_leaves_a_line_for_every_step_and_a_summary(run):
     assert summary["applied"] == sum(line["applied"] for line in lines)
 
 
+@pytest.mark.exhaustive
 def test_the_fields_of_a_summary(run):
     summary = run()[0]
     expected = {"task": "digits", "policy": "float32", "strategy": "none", "steps": 20, "seed": 0, "masters": True}
@@ -67,16 +69,20 @@ def test_the_fields_of_a_summary(run):
     assert set(settings["devices"]) >= {"CPU"}
 
 
+@pytest.mark.slow
 def test_the_same_options_end_in_the_same_bits(run, digits, tmp_path):
     again = train(digits, RunOptions("float32", "none", 20, 0), tmp_path)
     assert again == run()[0]
     assert (tmp_path / "steps.jsonl").read_bytes() == (run()[1] / "steps.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_another_seed_ends_elsewhere(run):
     assert run(seed=1)[0]["weights_digest"] != run()[0]["weights_digest"]
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("options0")
 @pytest.mark.parametrize("options", [{"loss_factor": 2.0**-20}, {"strategy": "dynamic:growth_interval=3"}])
 def test_powers_of_two_change_no_bit_of_a_float32_run(run, options):
     ours, plain = run(**options)[0], run()[0]
@@ -85,12 +91,14 @@ def test_powers_of_two_change_no_bit_of_a_float32_run(run, options):
     assert ours["accuracy"] == plain["accuracy"]
 
 
+@pytest.mark.slow
 def test_a_run_of_one_step_has_a_final_loss(digits, tmp_path):
     losses = []
     summary = train(digits, RunOptions("float32", "none", 1, 0), tmp_path, lambda model: [losses.append])
     assert summary["final_loss"] == losses[0].outputs["loss"][0]
 
 
+@pytest.mark.slow
 def test_pure_float16_without_masters_is_trained_as_asked(run):
     summary = run(policy="float16", strategy="none", masters=False)[0]
     assert summary["masters"] is False
@@ -158,6 +166,7 @@ def test_a_folder_that_cannot_be_made_is_said_before_training(digits, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_run_that_breaks_leaves_no_summary_of_an_older_one(digits, tmp_path):
     (tmp_path / "summary.json").write_text("{}")
 

@@ -170,6 +170,7 @@ def test_other_texts_are_named(text, named):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.exhaustive
 def test_an_enormous_power_is_refused_and_not_computed():
     """In a process of its own: an integer power cannot be interrupted."""
     code = (
@@ -227,6 +228,7 @@ _PIECES = [
 ]
 
 
+@pytest.mark.slow
 @given(text=st.lists(st.sampled_from(_PIECES), max_size=6).map("".join) | st.text(max_size=12))
 @example("static:\x00")
 @example("dynamic:min_scale=(((((")

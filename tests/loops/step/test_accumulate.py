@@ -16,6 +16,8 @@ import scaler
 SIZE = 3
 
 
+@pytest.mark.slow_with("SGD-0.25")
+@pytest.mark.exhaustive_with("Adam-None")
 @pytest.mark.parametrize(("optimizer", "clip_norm"), [("SGD", 0.25), ("Adam", None)])
 def test_k_micro_batches_equal_the_large_batch(optimizer, clip_norm):
     make = {"SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9), "Adam": lambda: keras.optimizers.Adam(0.01)}
@@ -46,6 +48,8 @@ def micro_batches(word):
     return [batch(number % SIZE, bad=bad[letter]) for number, letter in enumerate(word)]
 
 
+@pytest.mark.slow_with("float32-2-i")
+@pytest.mark.exhaustive_with("float16-0-i", "float16-1-n", "float16-2-i")
 @pytest.mark.parametrize(("place", "bad"), [(0, "i"), (1, "n"), (2, "i")])
 def test_a_bad_micro_batch_skips_its_window_only(rig, place, bad):
     word = "..." + "".join(bad if number == place else "." for number in range(SIZE)) + "..."
@@ -65,6 +69,7 @@ def test_a_bad_micro_batch_skips_its_window_only(rig, place, bad):
     assert rig.step.optimizer.iterations.numpy() == 2
 
 
+@pytest.mark.slow_with("float16")
 def test_counts_are_of_windows(rig):
     rig.reset()
     rig.run(micro_batches("...i....n...."))
@@ -72,6 +77,8 @@ def test_counts_are_of_windows(rig):
     assert [int(count) for count in counts] == [4, 2, 2, 0]
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("float16")
 @settings(max_examples=25)
 @given(word=st.text(".in", max_size=15))
 def test_any_order_of_bad_micro_batches_is_as_if_their_windows_never_happened(rig, word):
@@ -89,6 +96,7 @@ def test_any_order_of_bad_micro_batches_is_as_if_their_windows_never_happened(ri
     assert raw(rig.moved()) == after
 
 
+@pytest.mark.slow_with("float16")
 def test_a_window_that_is_not_filled_moves_no_weight(rig):
     def kept():
         loss_scaler = rig.step.loss_scaler
@@ -104,6 +112,7 @@ def test_a_window_that_is_not_filled_moves_no_weight(rig):
     assert kept() == before
 
 
+@pytest.mark.slow
 def test_a_spoiled_window_moves_the_scale_once():
     rig = Rig(
         plain_model(), keras.optimizers.SGD(0.1), loss_scaler=scaler.LossScaler(scaler.Dynamic(64.0)), accumulate=3
@@ -130,6 +139,8 @@ def in_loops():
     return Rig(stateful_model(), keras.optimizers.Adam(0.01), loss_scaler=static(64.0), accumulate=SIZE)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("1-11", "4-20")
 @pytest.mark.parametrize(("steps_per_call", "goal"), [(1, 11), (4, 20), (50, 11)])
 def test_windows_in_a_loop(in_loops, steps_per_call, goal):
     """The data ends inside of a window and, unless it is the goal, inside of a call."""

@@ -28,6 +28,7 @@ class WithUnused(keras.Model):
         return self.used(x)
 
 
+@pytest.mark.slow
 def test_a_variable_without_a_gradient_stays_and_the_others_move():
     large = batch(count=8)
     small = [tuple(part[at : at + 4] for part in large) for at in (0, 4)]
@@ -56,6 +57,8 @@ def embedding(kind):
     )
 
 
+@pytest.mark.slow_with("Adam")
+@pytest.mark.exhaustive_with("SGD")
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_an_embedding_accumulates_repeated_tokens(optimizer):
     y = tf.constant(np.linspace(-1, 1, 4, dtype=np.float32)[:, np.newaxis])
@@ -156,6 +159,13 @@ def kernels(model):
     return [float(layer.kernel.numpy()[0, 0]) for layer in (model.a, model.b)]
 
 
+@pytest.mark.slow_with(
+    "graph-tasks1-weight '.*b/kernel' has a gradient in this micro-batch, and had none in an earlier one"
+)
+@pytest.mark.exhaustive_with(
+    "graph-tasks0-weight '.*a/kernel' has no gradient in this micro-batch, and had one in an earlier one",
+    "graph-tasks2-weight '.*b/kernel' has no gradient in this micro-batch, and had one in an earlier one",
+)
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
@@ -174,6 +184,7 @@ def test_no_gradient_of_a_window_is_dropped(two_tasks, tasks, said):
     assert kernels(model) == [0.0 if task in tasks[0] else 1.0 for task in "ab"]
 
 
+@pytest.mark.slow_with("graph")
 def test_micro_batches_of_one_task_make_windows(two_tasks):
     model, take = two_tasks
     assert [bool(take("b")["applied"]) for _ in range(4)] == [False, True, False, True]

@@ -42,6 +42,8 @@ def all_finite(variables):
     return all(np.isfinite(value.astype(np.float64)).all() for value in values if value.dtype.kind not in "iub")
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("dcgan-dg", "wgan-cg")
 @pytest.mark.parametrize(("kind", "players"), [("dcgan", "dg"), ("wgan", "cg")])
 def test_it_learns_in_float16_and_stays_finite(kind, players, request):
     names = request.getfixturevalue(kind)
@@ -54,6 +56,8 @@ def test_it_learns_in_float16_and_stays_finite(kind, players, request):
     assert names["distance"](names["generator"]) < 0.6 * names["start"]
 
 
+@pytest.mark.slow_with("wgan-wgan_step-g-c")
+@pytest.mark.exhaustive_with("dcgan-dcgan_step-d-g", "dcgan-dcgan_step-g-d")
 @pytest.mark.parametrize(
     ("kind", "step", "bad", "good"),
     [("dcgan", "dcgan_step", "d", "g"), ("dcgan", "dcgan_step", "g", "d"), ("wgan", "wgan_step", "g", "c")],
@@ -77,6 +81,7 @@ def test_an_overflow_skips_the_optimizer_it_is_in_and_no_other(kind, step, bad, 
     assert compiled(reals)[bad]
 
 
+@pytest.mark.slow
 def test_bad_data_skips_the_critic_alone_and_its_next_step_is_applied(wgan):
     reals = wgan["images"][: 2 * wgan["BATCH"]].copy()
     reals[0, 0, 0, 0] = np.nan  # In the first of two parts.

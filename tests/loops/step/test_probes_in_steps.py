@@ -10,6 +10,8 @@ import loops
 import scaler
 from scaler import observe
 
+pytestmark = pytest.mark.slow
+
 SCALE = 8.0
 RATE = 0.125
 
@@ -33,6 +35,7 @@ def row(step, outputs, name):
     return outputs["counts"][place].numpy(), float(outputs["amax"][place])
 
 
+@pytest.mark.exhaustive
 def test_every_kind_is_what_it_should_be_by_hand():
     step = step_of()
     x, y = batch()
@@ -77,6 +80,7 @@ def eager():
     return step, [step(batch(seed)) for seed in range(2)]
 
 
+@pytest.mark.exhaustive_with("compiled loop", "graph", "jit_compile")
 @pytest.mark.parametrize("mode", ["graph", "jit_compile", "loop", "compiled loop"])
 def test_every_mode_measures_the_same(eager, mode):
     step = step_of("float16", jit_compile=mode == "jit_compile")
@@ -109,6 +113,7 @@ def test_masters_tell_updates_and_how_many_would_be_swallowed(eager):
     np.testing.assert_array_equal(values, step.model.trainable_variables[0].numpy())
 
 
+@pytest.mark.exhaustive_with("kahan")
 @pytest.mark.parametrize("masters", [None, scaler.weights.KahanWeights], ids=["masters", "kahan"])
 def test_a_small_update_is_swallowed_and_a_skip_has_none(masters):
     step = step_of("float16", kinds=["updates"], masters=masters)
@@ -136,6 +141,7 @@ def test_an_overflow_is_seen_where_it_is():
     assert row(step, outputs, "weight_gradients/dense_0/kernel")[0][[observe.INFINITY, observe.NAN]].sum() > 0
 
 
+@pytest.mark.exhaustive_with("{'accumulate': 2}", "{'jit_compile': True}")
 @pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}, {"accumulate": 2}], ids=str)
 def test_histograms_at_every_nth_attempt(arguments):
     step = step_of(every=2, kinds=["activations", "weight_gradients"], **arguments)

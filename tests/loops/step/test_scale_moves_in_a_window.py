@@ -30,6 +30,8 @@ def train_step(loss_scaler, accumulate=1, kind="float32"):
     return step, lambda: step.model.layers[0].kernel.numpy().ravel().astype(np.float32)
 
 
+@pytest.mark.slow_with("graph-float16")
+@pytest.mark.exhaustive_with("graph-float32")
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 def test_a_scaler_that_another_step_shares(graph, kind):

@@ -141,6 +141,8 @@ KINDS = {
 
 
 # The Python loop asks the scalers as the loop in the graph does, whatever they are: two kinds will do.
+@pytest.mark.slow_with("in a branch-4")
+@pytest.mark.exhaustive_with("LossScaleOptimizer-4", "a scale for each loss-4", "two scalers-1", "two scalers-4")
 @pytest.mark.parametrize(
     ("kind", "steps_per_call"), [*((kind, 4) for kind in KINDS), ("in a branch", 1), ("two scalers", 1)]
 )
@@ -149,12 +151,15 @@ def test_a_step_that_returns_its_loss_alone_is_counted_right(kind, steps_per_cal
     assert loop.run(12) == loops.Counters(data=12, attempted=12, applied=8)
 
 
+@pytest.mark.slow_with("two scalers")
 @pytest.mark.parametrize("kind", ["apply", "two scalers"])
 def test_so_it_is_under_xla(kind):
     loop = loops.Loop(KINDS[kind](), data(bad=[2, 3]), steps_per_call=4, jit_compile=True)
     assert loop.run(12) == loops.Counters(data=12, attempted=12, applied=10)
 
 
+@pytest.mark.slow_with("1")
+@pytest.mark.exhaustive_with("4")
 @both_loops
 def test_so_it_is_on_replicas(steps_per_call):
     strategy = mirrored(2)
@@ -249,6 +254,8 @@ def test_a_reader_of_another_steps_scaler_is_counted_by_its_own():
     assert loops.Loop(step, data(bad=[0])).run(12) == loops.Counters(12, 12, 11)
 
 
+@pytest.mark.slow_with("says0-4")
+@pytest.mark.exhaustive_with("says1-1")
 @both_loops
 @pytest.mark.parametrize("says", [{"applied": True}, {"applied": True, "attempted": True}])
 def test_a_step_that_contradicts_its_scaler_keeps_its_word_and_is_told_once(says, steps_per_call):
@@ -263,6 +270,8 @@ def test_a_step_that_denies_what_its_scaler_did_is_told_too():
         assert loops.Loop(with_scaler(applied=False), data()).run(12) == loops.Counters(12, 12, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("4")
 @both_loops
 def test_a_step_that_says_what_its_scalers_did_is_not_warned(steps_per_call):
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
@@ -281,6 +290,8 @@ def test_a_step_that_says_what_its_scalers_did_is_not_warned(steps_per_call):
         assert counters == loops.Counters(12, 12 // accumulate, 10 if accumulate == 1 else 3)
 
 
+@pytest.mark.slow_with("LossScaleOptimizer-4")
+@pytest.mark.exhaustive_with("apply-1", "in another function-4")
 @pytest.mark.parametrize(
     ("kind", "steps_per_call"),
     [("apply", 1), ("in another function", 4), ("unscale and update", 4), ("LossScaleOptimizer", 4)],

@@ -44,6 +44,8 @@ def rates_used(step, steps_per_call, steps=5):
     ]
 
 
+@pytest.mark.slow_with("applied-expected0-1")
+@pytest.mark.exhaustive_with("applied-expected0-3", "attempted-expected1-1")
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 @pytest.mark.parametrize(
     ("kind", "expected"), [("applied", [1, None, None, 1 / 2, 1 / 4]), ("attempted", [1, None, None, 1 / 8, 1 / 16])]
@@ -65,6 +67,8 @@ def test_a_window_is_one_attempt():
     assert int(step.optimizer.iterations) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("applied")
 @pytest.mark.parametrize("kind", ["applied", "attempted"])
 def test_it_goes_on_bit_for_bit_after_a_resume(kind, tmp_path):
     whole = make(kind, momentum=0.5)

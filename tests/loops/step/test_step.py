@@ -26,6 +26,7 @@ def step_by_hand(model, optimizer, loss_scaler, clip_norm):
     return train_step, masters
 
 
+@pytest.mark.exhaustive_with("bfloat16", "float32")
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 def test_it_equals_the_step_written_by_hand(kind):
     def dynamic():
@@ -84,6 +85,7 @@ def test_the_models_own_losses_are_added():
         np.testing.assert_array_equal(kernel.numpy(), old / 2)
 
 
+@pytest.mark.slow
 def test_sample_weights_reach_the_loss_function():
     def weighted(y, prediction, weight):
         return tf.reduce_sum(weight * tf.square(prediction - y)) / tf.reduce_sum(weight)
@@ -97,6 +99,8 @@ def test_sample_weights_reach_the_loss_function():
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow_with("float32-inf")
+@pytest.mark.exhaustive_with("float16-1000000.0")
 @pytest.mark.parametrize(("kind", "bad"), [("float32", np.inf), ("float16", np.nan), ("float16", 1e6)])
 def test_a_skipped_batch_never_happened(kind, bad):
     rig = Rig(stateful_model(kind), keras.optimizers.Adam(0.01), loss_scaler=static(64.0))
@@ -119,6 +123,7 @@ def plain():
     return Rig(stateful_model(), keras.optimizers.Adam(0.01))
 
 
+@pytest.mark.exhaustive_with("-20")
 @pytest.mark.parametrize("exponent", [-20, 40])
 def test_a_power_of_two_changes_no_bit_of_float32_training(plain, exponent):
     plain.reset()

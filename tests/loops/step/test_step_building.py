@@ -16,6 +16,7 @@ def unbuilt():
     return keras.Sequential(layers)
 
 
+@pytest.mark.exhaustive_with("True")
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_model_is_built_inside_of_the_compiled_step(jit_compile):
     model = unbuilt()
@@ -27,6 +28,8 @@ def test_a_model_is_built_inside_of_the_compiled_step(jit_compile):
     assert model.built
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("1")
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 def test_a_model_built_in_a_loop_learns_what_one_built_before_does(steps_per_call):
     late = loops.TrainStep(unbuilt(), squared_error, keras.optimizers.Adam(0.01))
@@ -39,6 +42,7 @@ def test_a_model_built_in_a_loop_learns_what_one_built_before_does(steps_per_cal
     assert raw(late.optimizer.variables) == raw(early.step.optimizer.variables)
 
 
+@pytest.mark.slow_with("float16")
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_inputs_by_name(kind):
     keras.utils.set_random_seed(7)
@@ -53,6 +57,7 @@ def test_inputs_by_name(kind):
     assert np.all(np.diff(losses) < 0)
 
 
+@pytest.mark.exhaustive_with("float16")
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_a_step_is_traced_once_for_each_signature(kind):
     traced = []
@@ -88,6 +93,7 @@ def test_what_the_first_call_makes_has_nothing_traced_twice(built):
     assert traced == [(8, 1)]
 
 
+@pytest.mark.slow
 def test_it_runs_eagerly_too():
     eager = loops.TrainStep(plain_model(), squared_error, keras.optimizers.SGD(0.5), accumulate=2)
     graph = Rig(plain_model(), keras.optimizers.SGD(0.5), accumulate=2)
@@ -98,6 +104,7 @@ def test_it_runs_eagerly_too():
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_the_step_holds_everything():
     rig = Rig(plain_model("float16"), keras.optimizers.Adam(0.01), loss_scaler=static(8.0), accumulate=2)
     tracked = {id(variable) for variable in rig.step.variables}

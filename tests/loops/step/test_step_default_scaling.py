@@ -95,6 +95,7 @@ def test_a_layerwise_scales_by_itself():
     assert of(model, layerwise=layerwise) == scaler.NoScaling()
 
 
+@pytest.mark.slow_with("float16")
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_small_losses_train(policy):
     model = sequential(policy)

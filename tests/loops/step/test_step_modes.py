@@ -52,6 +52,8 @@ def exponents(step):
     return np.log2(step.layerwise.scales.numpy()).astype(int).tolist()
 
 
+@pytest.mark.slow_with("{}")
+@pytest.mark.exhaustive_with("{'accumulate': 2}", "{'jit_compile': True}")
 @pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}, {"accumulate": 2}], ids=str)
 def test_each_group_finds_its_scale_and_every_layer_trains(arguments):
     step = layered(**arguments)
@@ -68,6 +70,7 @@ def test_each_group_finds_its_scale_and_every_layer_trains(arguments):
     assert all(np.any(slot.numpy()) for slot in slots)
 
 
+@pytest.mark.exhaustive
 def test_a_micro_batch_that_overflows_moves_scales_and_no_weights():
     step = layered(accumulate=2)
     run = tf.function(step)
@@ -82,6 +85,7 @@ def test_a_micro_batch_that_overflows_moves_scales_and_no_weights():
     assert [value.numpy().tobytes() for value in step.masters.weights] == before
 
 
+@pytest.mark.exhaustive
 def test_layerwise_in_a_loop_on_two_replicas():
     strategy = cases.mirrored(2)
     with strategy.scope():
@@ -112,6 +116,7 @@ def rounding(make, **arguments):
     return loops.TrainStep(narrow(), squared, optimizer, masters=make, **arguments)
 
 
+@pytest.mark.slow_with("Kahan")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_is_used_and_tells_what_it_swallowed(mode):
     step, outside = rounding(MODES[mode]), MODES[mode]
@@ -143,6 +148,8 @@ def test_masters_swallow_nothing_to_tell():
     assert type(step.masters) is scaler.MasterWeights
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("Kahan", "stochastic")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_in_a_loop_on_two_replicas_and_resumed(tmp_path, mode):
     strategy = cases.mirrored(2)

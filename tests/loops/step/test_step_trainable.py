@@ -46,6 +46,8 @@ RUNS = {
 
 
 # Every pair of a change, a dtype and a way to run but those of XLA, which traces as the compiled ones do.
+@pytest.mark.slow_with("compiled-another-float32-2")
+@pytest.mark.exhaustive_with("xla-another-float16-1")
 @pytest.mark.parametrize(
     ("run", "change", "kind", "accumulate"),
     [
@@ -75,6 +77,7 @@ def test_a_change_is_refused_in_one_sentence(kind, change, run, accumulate):
     assert kernels(made) == before
 
 
+@pytest.mark.exhaustive_with("frozen-1")
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_loop_that_goes_on_notices(change, steps_per_call):
@@ -106,6 +109,7 @@ def test_made_anew_it_trains_what_is_trainable():
     assert kernels(made)[1] != before[1]
 
 
+@pytest.mark.exhaustive_with("1-False", "3-True")
 @pytest.mark.parametrize(("steps_per_call", "takes_snapshot"), [(1, True), (3, True), (1, False), (3, False)])
 def test_a_loop_with_a_step_of_ones_own_warns(steps_per_call, takes_snapshot):
     """By the snapshot, or else by the model that the step names; never by both."""
@@ -136,6 +140,7 @@ def test_a_loop_with_a_step_of_ones_own_warns(steps_per_call, takes_snapshot):
     assert loop.run(12) == loops.Counters(12, 12, 12)
 
 
+@pytest.mark.slow
 def test_on_replicas_a_step_without_a_snapshot_is_watched_too():
     strategy = mirrored(2)
     with strategy.scope():

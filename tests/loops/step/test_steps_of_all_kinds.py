@@ -16,6 +16,8 @@ def two_terms(y, prediction):
     return fit + 0.5 * size, {"fit": fit, "size": size}
 
 
+@pytest.mark.slow_with("1-True")
+@pytest.mark.exhaustive_with("1-False", "2-False", "2-True")
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_terms_of_a_loss_are_outputs(jit_compile, accumulate):
@@ -76,6 +78,8 @@ def ragged_batches(bad=1e6):
     return tf.data.Dataset.from_tensor_slices((rows, tf.constant(targets))).ragged_batch(4, drop_remainder=True)
 
 
+@pytest.mark.slow_with("float32-3")
+@pytest.mark.exhaustive_with("float16-1", "float16-3", "float32-1")
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_ragged_batches(kind, steps_per_call):
@@ -90,6 +94,8 @@ def test_ragged_batches(kind, steps_per_call):
         np.testing.assert_allclose(ours.numpy().astype(float), theirs.numpy().astype(float), rtol=1e-2, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("1")
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 def test_batches_by_name_in_a_loop(steps_per_call):
     """A hand-written step takes the dictionary as it is; a TrainStep takes `(x, y)` with dictionaries in it."""
@@ -132,6 +138,8 @@ class Deep(keras.Model):
         return self.last(tf.recompute_grad(block)(x) if self.again else block(x))
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("float16")
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_gradient_checkpointing_changes_no_bit(kind):
     found = []

@@ -169,6 +169,7 @@ def costly(tmp_path, monkeypatch):
     return test_study_report.write_study(tmp_path, [FLOAT32, DYNAMIC], steps=2)
 
 
+@pytest.mark.slow
 def test_the_report_has_time_and_memory_where_they_are_known(costly):
     written = report.write_report(costly)
     assert "costs.png" in [path.name for path in written]
@@ -196,6 +197,7 @@ def test_the_rows_of_the_table_have_a_dash_for_what_is_not_known(costly):
     ]
 
 
+@pytest.mark.slow
 def test_a_study_knows_its_costs(small, tmp_path):
     summary = run_study(small, choose_setups(["float32", "float16-none"]), steps=150, seeds=1, out=tmp_path)
     one, other = (run["costs"] for run in summary["runs"])

@@ -15,6 +15,8 @@ from loops.study.compare import run_study, summarise
 from loops.study.gradients import HIGHEST, LOWEST, GradientProbe
 from loops.study.setups import SETUPS, SMALL, Setup, choose_setups, strategy_setups
 
+pytestmark = pytest.mark.slow
+
 CHOSEN = ("float32", "small-mixed-none")
 
 
@@ -96,6 +98,7 @@ def by_numpy(values, loss_scale):
     }
 
 
+@pytest.mark.exhaustive_with("1.0-1073741824.0", "9.5367431640625e-07-1024.0")
 @pytest.mark.parametrize(("factor", "loss_scale"), [(1.0, 1.0), (SMALL, 2.0**10), (1.0, 2.0**30)])
 def test_counts_are_those_of_numpy(digits, factor, loss_scale):
     model, probe = digits.model("float16"), GradientProbe(digits, examples=16)

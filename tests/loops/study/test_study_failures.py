@@ -43,6 +43,7 @@ def study(capsys, out, *strategies, json_too=False):
     return run(capsys, "study", *words, "--steps", 2, "--seeds", 1, "--out", out, *(["--json"] if json_too else []))
 
 
+@pytest.mark.exhaustive
 def test_a_stuck_candidate_does_not_end_the_study(small, tmp_path):
     setups = strategy_setups([BAD, GOOD])
     summary = compare.run_study(small, setups[1:], steps=110, seeds=1, out=tmp_path)
@@ -61,6 +62,7 @@ def test_a_stuck_candidate_does_not_end_the_study(small, tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
 
 
+@pytest.mark.exhaustive
 def test_a_failure_is_in_the_table_the_json_and_the_report_and_has_status_3(capsys, tmp_path, failing, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     status, printed, errors = study(capsys, tmp_path, BAD, GOOD)
@@ -81,6 +83,7 @@ def test_a_failure_is_in_the_table_the_json_and_the_report_and_has_status_3(caps
     ]
 
 
+@pytest.mark.exhaustive
 def test_status_and_json_when_no_candidate_finished(capsys, tmp_path, failing):
     status, printed, errors = study(capsys, tmp_path, BAD, json_too=True)
     assert status == 1
@@ -89,6 +92,7 @@ def test_status_and_json_when_no_candidate_finished(capsys, tmp_path, failing):
     assert (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_study_in_which_all_fail_has_a_report_and_status_1(capsys, tmp_path, failing):
     failing.strategies = ("none", BAD)
     status, printed, errors = study(capsys, tmp_path, BAD)
@@ -113,6 +117,13 @@ TRACED = """in user code:
 """
 
 
+@pytest.mark.slow_with("error3-ValueError: shape")
+@pytest.mark.exhaustive_with(
+    "error0-InvalidArgument: static: too high.",
+    "error1-InvalidArgument: expected a loss. (at a.py, line 3)",
+    "error4-ValueError: ",
+    "error5-ResourceExhaustedError: out of memory: [64]",
+)
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -130,6 +130,7 @@ def study(tmp_path_factory):
     return folder, report.write_report(folder), Page(folder / "report.html")
 
 
+@pytest.mark.slow
 def test_writes_figures_and_page(study):
     folder, written, _ = study
     names = ["comparison.png", "loss.png", "loss_scale.png", "gradients.png", "small_loss.png", "report.html"]
@@ -138,6 +139,7 @@ def test_writes_figures_and_page(study):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_page_needs_no_other_file(study):
     folder, written, page = study
     source = (folder / "report.html").read_text(encoding="utf-8")
@@ -146,6 +148,7 @@ def test_page_needs_no_other_file(study):
     assert not re.search(r"https?:|//[a-z]|url\(|@import|<script|<link", re.sub(r'src="[^"]*"', "", source))
 
 
+@pytest.mark.slow
 def test_page_shows_every_setup_with_its_numbers(study):
     _, _, page = study
     for setup, accuracy in ((FLOAT32, "98.6% 98.5% to 98.7%"), (NONE, "98.4% 98.3% to 98.5%")):
@@ -175,6 +178,7 @@ def test_losses_have_gaps_and_no_factor(tmp_path):
     np.testing.assert_allclose(table[0, :4], [1, np.nan, 1 / 3, 1 / 4])
 
 
+@pytest.mark.exhaustive_with("never-finite", "one-step", "small", "two")
 @pytest.mark.parametrize(
     ("setups", "options"),
     [
@@ -197,6 +201,7 @@ def test_any_study_has_a_report(tmp_path, setups, options):
     assert "What can happen without masters" not in page.text
 
 
+@pytest.mark.slow
 def test_explains_float16_without_masters_where_it_fails(tmp_path):
     folder = write_study(tmp_path, [FLOAT32, BARE], seeds=1, steps=3)
     report.write_report(folder)
@@ -232,6 +237,8 @@ def figures_of(folder):
     return summary, report.read_steps(folder, summary)
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("12")
 @pytest.mark.parametrize("last", [0, 12])
 def test_a_candidate_that_failed_is_in_the_report_with_the_others(tmp_path, last):
     broken = {(DYNAMIC.name, seed): last for seed in (0, 1)}
@@ -248,6 +255,7 @@ def test_a_candidate_that_failed_is_in_the_report_with_the_others(tmp_path, last
     assert "TensorFlow 2.99.0" in page.text
 
 
+@pytest.mark.slow
 def test_a_seed_that_failed_is_in_no_mean_and_is_named(tmp_path):
     folder = write_study(tmp_path, [FLOAT32, DYNAMIC], broken={(DYNAMIC.name, 1): 3})
     report.write_report(folder)
@@ -257,6 +265,7 @@ def test_a_seed_that_failed_is_in_no_mean_and_is_named(tmp_path):
     assert "mixed-dynamic seed 0 failed" not in page.text
 
 
+@pytest.mark.slow
 def test_a_study_in_which_all_failed_has_a_report(tmp_path):
     setups = [FLOAT32, DYNAMIC, SMALL_DYNAMIC]
     broken = {(setup.name, seed): seed for setup in setups for seed in (0, 1)}

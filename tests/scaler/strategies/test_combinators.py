@@ -99,6 +99,7 @@ def scales_of(name):
     return run
 
 
+@pytest.mark.slow_with("Scheduled")
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=40)
 @given(word=st.lists(st.booleans(), min_size=STEPS, max_size=STEPS))

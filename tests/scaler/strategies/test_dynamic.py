@@ -112,6 +112,8 @@ SHARE = {"eager": 20, "graph": 20, "loop": 1, "xla": 2}
 """Of the examples, one in so many; step by step they take longer."""
 
 
+@pytest.mark.slow_with("xla")
+@pytest.mark.exhaustive_with("loop")
 @pytest.mark.parametrize("how", RUNNERS)
 def test_equals_the_reference(how):
     @settings(max_examples=settings.default.max_examples // SHARE[how])

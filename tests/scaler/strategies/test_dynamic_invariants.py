@@ -54,6 +54,7 @@ some_words = st.integers(0, 2**32).map(random_words)
 exponents = st.lists(st.integers(-126, 126), min_size=3, max_size=3).map(sorted)
 
 
+@pytest.mark.slow
 @given(
     some_words, exponents, st.integers(1, 9), st.integers(1, 126), st.integers(1, 126), st.integers(1, 4), st.booleans()
 )
@@ -86,6 +87,7 @@ def test_never_grows_on_a_nonfinite_step_and_never_shrinks_on_a_finite_one(words
     assert (ratio[~words] <= 0).all()
 
 
+@pytest.mark.slow
 @given(some_words, st.integers(1, 9))
 def test_grows_exactly_on_each_nth_consecutive_finite_step(words, interval):
     grown = np.diff(run(words, 1.0, interval).loss_scale, axis=0) > 0

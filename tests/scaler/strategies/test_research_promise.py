@@ -35,6 +35,8 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("Bounded", "Headroom", "LogNormal, as published", "RisingFloor", "Scheduled", "Warmup")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_keeps_the_promise(name):
     check_strategy(STRATEGIES[name], examples=2)
@@ -68,6 +70,7 @@ def after(strategy, *events):
 OVERFLOW = (False, math.inf)
 
 
+@pytest.mark.slow
 def test_one_overflow_pins_the_published_log_normal_for_thousands_of_steps_and_not_the_repaired():
     def run(strategy, steps):
         state = after(strategy, *[(True, 2.0**-5)] * 20, OVERFLOW)
@@ -153,6 +156,7 @@ def dall_e(words):
         yield scale
 
 
+@pytest.mark.slow_with("guided-diffusion")
 @pytest.mark.parametrize(
     ("strategy", "rule", "tolerance"),
     [

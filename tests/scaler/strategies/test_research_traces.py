@@ -94,6 +94,10 @@ def runner_of(name):
     return Runner(CASES[name][0])
 
 
+@pytest.mark.slow_with("Headroom-graph")
+@pytest.mark.exhaustive_with(
+    "LogNormal, as published-xla", "LogNormal-graph", "LogNormal-loop", "LogNormal-xla", "Smooth-loop", "Smooth-xla"
+)
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_reference(name, how):
@@ -114,6 +118,7 @@ def histogram_runner(dead_band):
     return Runner(functools.partial(Histogram, dead_band=dead_band))
 
 
+@pytest.mark.slow_with("1.0-xla")
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("dead_band", [0.0, 1.0])
 def test_histogram_equals_the_reference(dead_band, how):

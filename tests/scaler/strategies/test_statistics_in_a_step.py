@@ -37,6 +37,8 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_with("Histogram-float-NoneType0")
+@pytest.mark.exhaustive_with("Headroom-float-NoneType", "Headroom-float-bool", "Histogram-float-bool")
 @pytest.mark.parametrize(
     ("strategy", "expected", "jit"),
     [*((*case, None) for case in CASES), (*CASES[0], True), (*CASES[1], True)],
