@@ -34,14 +34,18 @@ def said_of(folder: pathlib.Path) -> Said:
     if saved is None:
         return Said(summary, versions if isinstance(versions, dict) else {})
     identity = saved["identity"]
-    run = identity.get("run")
-    of_loop = {name: identity[name] for name in _OF_A_LOOP if name in identity}
-    known = versions if isinstance(versions, dict) else dict(saved["versions"])
-    return Said({**(run if isinstance(run, dict) else {}), **of_loop, **summary}, known)
+    run = identity["run"] if isinstance(identity.get("run"), dict) else {}
+    if isinstance(versions, dict):
+        # The checkpoints may be those of another run.
+        its_own = all(summary.get(name, value) == value for name, value in run.items())
+        settings = {name: identity[name] for name in _SETTINGS if name in identity and its_own}
+        return Said({**settings, **summary}, versions)
+    of_loop = {name: identity[name] for name in ("replicas", "workers", *_SETTINGS) if name in identity}
+    return Said({**run, **of_loop, **summary}, dict(saved["versions"]))
 
 
-_OF_A_LOOP = ("replicas", "workers", "optimizer", "batches")
-"""What a checkpoint's identity says beside its run."""
+_SETTINGS = ("optimizer", "batches")
+"""What a checkpoint says of the steps beside the options of its run."""
 
 
 def _newest_facts(folder: pathlib.Path) -> dict[str, Any] | None:
