@@ -11,6 +11,7 @@ from mirrored import mirrored
 import loops
 import scaler
 from scaler.errors import InvalidArgument
+from scaler.gate import compiled
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 OPTIMIZERS = {
@@ -78,6 +79,34 @@ def test_a_run_is_the_same_bit_for_bit(optimizer, policy, options):
     # A second look may have told an overflow to be none.
     assert [output["cause"] > 0 for output in outputs] == [output["cause"] > 0 for output in expected]
     assert 0 < sum(output["applied"] for output in outputs) < len(outputs)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("optimizer", ["adam", "decay and averages"])
+def test_updates_that_are_compiled_in_groups_are_selected_too(optimizer, jit_compile, monkeypatch):
+    """A skip leaves every bit. XLA may round what is applied in another way."""
+    monkeypatch.setattr(compiled, "_WORTH_COMPILING", 1)
+    left = {}
+    for select in (True, False):
+        variables = [tf.Variable(tf.linspace(0.5, 1.5, 3)), tf.Variable(tf.ones([2, 2]))]
+        made, loss_scaler = OPTIMIZERS[optimizer](), scaler.LossScaler(scaler.Dynamic(8.0), select=select)
+        made.build(variables)
+
+        @tf.function(jit_compile=jit_compile or None)
+        def step(x, variables=variables, made=made, loss_scaler=loss_scaler):
+            with tf.GradientTape() as tape:
+                scaled = loss_scaler.scale(tf.add_n([tf.reduce_sum(tf.square(one) * x) for one in variables]))
+            return loss_scaler.apply(made, tape.gradient(scaled, variables), variables, clip_norm=1.0).finite
+
+        state = [*variables, *made.variables]
+        for x in (1.0, 3e38, 0.5, float("nan"), 2.0):
+            before = raw(state)
+            finite = bool(step(tf.constant(x)))
+            assert finite is (x < 10.0)
+            assert (raw(state) == before) is not finite
+        left[select] = [np.asarray(variable) for variable in state]
+    for selected, branched in zip(*left.values(), strict=True):
+        np.testing.assert_allclose(selected, branched, rtol=1e-5)
 
 
 class Given:
