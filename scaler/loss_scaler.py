@@ -108,9 +108,8 @@ class LossScaler(tf.Module):
         select: How a graph keeps a skipped step from moving anything. With True every new value is
             `where(finite, new, old)`, and nothing waits for the decision. With False the update stands in a branch, for
             which a GPU waits at each step, and a skip is looked at more closely: docs/concepts/skips.md has the table.
-            Default: True on a GPU and where XLA compiles the whole step, for optimizers of Keras that are proven to
-            keep finite values finite, else False. Weights, slots and scales are the same either way, but for last bits
-            where XLA compiles the whole step.
+            Default: True on a GPU, for optimizers of Keras that are proven to keep finite values finite, else False.
+            Weights, slots and scales are the same either way, but for last bits where XLA compiles the whole step.
 
     Raises:
         InvalidArgument: If `strategy` is not a strategy, or its state has no scalar `loss_scale`. In `apply`, if

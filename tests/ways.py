@@ -15,7 +15,7 @@ def select_always():
 
 def selects(mode):
     """Whether a step in one of the `MODES` selects."""
-    return mode == "xla" or (mode != "eager" and choose.selects_by_default is not ASKED)
+    return mode != "eager" and choose.selects_by_default is not ASKED
 
 
 second_look = pytest.mark.second_look

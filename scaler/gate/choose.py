@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.devices import has_gpu
-from scaler.backend.graphs import in_xla
 from scaler.errors import InvalidArgument
 from scaler.gate.grouped import Grouped, grouped
 from scaler.gate.optimizers import move_nothing, name_of, variables_of
@@ -81,8 +80,11 @@ def selects(asked: bool | None, targets: Targets, sum_duplicates: bool) -> bool:
 
 
 def selects_by_default() -> bool:
-    """Whether steps traced here wait for nothing if nobody chose: for a GPU, and where XLA compiles all of the step."""
-    return has_gpu() or in_xla()
+    """Whether steps traced here wait for nothing if nobody chose: for a GPU.
+
+    On a CPU the host decides in any case. XLA does not make a selected step faster there, and rounds it by the scale.
+    """
+    return has_gpu()
 
 
 def _proven_up_to(targets: Targets, sum_duplicates: bool) -> float | None:

@@ -158,7 +158,7 @@ def test_a_skip_keeps_every_bit_also_of_rows_that_occur_twice(given, patterns, v
         assert selected[1] == raw(weights)
 
 
-@pytest.mark.parametrize(("select", "branches"), [(None, False), (True, False), (False, True)])
+@pytest.mark.parametrize(("select", "branches"), [(None, True), (True, False), (False, True)])
 def test_xla_is_given_no_branch(select, branches):
     variable, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.Adam()
     optimizer.build([variable])
