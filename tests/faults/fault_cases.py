@@ -48,6 +48,7 @@ def loss_fn(y, prediction, factor):
 
 def build_model(kind="float16"):
     """Dense, BatchNorm and dropout: weights, moving statistics and a seed generator."""
+    keras.utils.clear_session()  # The same names each time, by which a skip is kept.
     keras.utils.set_random_seed(7)
     return keras.Sequential(
         [

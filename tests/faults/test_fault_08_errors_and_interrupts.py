@@ -23,6 +23,7 @@ RUNNERS = {"python loop": (1, False), "in-graph loop": (4, False), "xla": (4, Tr
 
 def build_model():
     """A float16 layer, moving statistics and a seed generator."""
+    keras.utils.clear_session()  # The same names each time, by which a skip is kept.
     keras.utils.set_random_seed(7)
     norm = keras.layers.BatchNormalization(momentum=0.5, dtype="float16")
     dropout = keras.layers.Dropout(0.25, seed=3, dtype="float16")

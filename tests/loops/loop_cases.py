@@ -21,7 +21,11 @@ def plain_model(kind="float32", **arguments):
 
 
 def stateful_model(kind="float32", dropout=0.25):
-    """The same with BatchNorm and dropout: moving statistics and a seed generator."""
+    """The same with BatchNorm and dropout: moving statistics and a seed generator.
+
+    Its variables have the same names each time, by which a skip is kept.
+    """
+    keras.utils.clear_session()
     keras.utils.set_random_seed(7)
     return keras.Sequential(
         [

@@ -43,7 +43,6 @@ def numbers(count):
 
 
 def trained(steps, model=None, **arguments):
-    keras.utils.clear_session()  # A skip is kept with what tells its variables' names, which Keras numbers.
     rig = Rig(
         model or stateful_model("float16"),
         keras.optimizers.Adam(0.01),
