@@ -20,6 +20,8 @@ from scaler.backend.graphs import captured_from, graphs_around, is_eager
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_OF_A_PART = ("ResourceScatter", "ResourceStridedSliceAssign")
+"""How the types of operations begin that assign or add to a part of a variable. The value is their last input."""
 
 
 def age_of(tensor: Any) -> float:
@@ -46,7 +48,7 @@ def assignments(variable: Any, since: Any = None, until: Any = None) -> list[Any
 
 def value_assigned(op: Any) -> list[tf.Tensor]:
     """The tensor that an operation assigns or adds, in a list; an empty one for what does more than that."""
-    return [op.inputs[1]] if op.type in _ASSIGNMENTS else []
+    return [op.inputs[-1]] if op.type in _ASSIGNMENTS or op.type.startswith(_OF_A_PART) else []
 
 
 def assigned_before(handle: tf.Tensor, until: Any, places: dict[Any, dict]) -> Any:

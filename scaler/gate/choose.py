@@ -74,7 +74,8 @@ def selects(asked: bool | None, targets: Targets, sum_duplicates: bool) -> bool:
         raise InvalidArgument(
             f"apply: LossScaler(select=True) with {name_of(optimizer)}: its update has to be looked at before it "
             "counts, which takes a branch. Expected SGD, Adam, AdamW, Adamax, Nadam, Lion or RMSprop of Keras, without "
-            "constraints, for variables of float32 or with masters; or select=None, which branches where it has to."
+            "gradient_accumulation_steps and constraints, for variables of float32 or with masters; or select=None, "
+            "which branches where it has to."
         )
     return fits and (bool(asked) or selects_by_default())
 

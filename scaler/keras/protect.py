@@ -98,8 +98,9 @@ def protect(model: keras.Model) -> keras.Model:
         applied = [tf.identity(one.iterations) > then for one, then in zip(every, iterations, strict=True)]
         for variable, value in left:
             own = replicas.own_component(variable)
-            if variable.trainable:
-                kept = [flag for one, flag in zip(every, applied, strict=True) if _updates(one, variable)]
+            # Weights of a frozen layer may be updated, too, by a step that names them.
+            kept = [flag for one, flag in zip(every, applied, strict=True) if _updates(one, variable)]
+            if variable.trainable or kept:
                 own.assign(tf.where(bad & ~tf.reduce_any([False, *kept]), value, own))
             else:
                 own.assign(chosen_state(own, value, ~bad))

@@ -34,7 +34,10 @@ _ONE_INPUT = (
         "Mean",
     ),
 )
-_ALL_INPUTS = ("AddV2", "Add", "AddN", "Sub", "Pack", "ConcatV2", "Split")
+_ALL_INPUTS = (
+    *("AddV2", "Add", "AddN", "Sub", "Pack", "ConcatV2", "Split"),
+    *("TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"),
+)
 _SELECTS = ("Select", "SelectV2")
 _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
 _INVERSES = ("Reciprocal", "Inv")

@@ -159,6 +159,42 @@ def test_each_is_logged_under_what_holds_it():
     assert scales == {"first_loss_scale": 64.0, "other_optimizer_loss_scale": 64.0, "several_0_loss_scale": 2.0}
 
 
+class Frozen(keras.Model):
+    """A discriminator that is frozen for the generator, and trained by a step that names its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = {name: keras.layers.Dense(1) for name in ("first", "second")}
+        for part in self.parts.values():
+            part.build([None, 2])
+        self.several = [scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)) for _ in range(2)]
+        self.parts["first"].trainable = False
+        self.built = True
+
+    def train_step(self, data):
+        x, factors = data[:2]
+        for number, (part, optimizer) in enumerate(zip(self.parts.values(), self.several, strict=True)):
+            weights = [part.kernel, part.bias]
+            with tf.GradientTape() as tape:
+                tape.watch([weight.value for weight in weights])
+                loss = optimizer.scale_loss(tf.reduce_mean(part(x)) * factors[0, number])
+            optimizer.apply(tape.gradient(loss, [weight.value for weight in weights]), weights)
+        return {}
+
+
+def test_weights_of_a_frozen_layer_that_a_step_trains_by_name_stay_applied():
+    model = Frozen()
+    model.compile(jit_compile=False)
+    scaler.protect(model)
+    x = np.ones((4, 2), np.float32)
+    model.train_on_batch(x, np.float32([[1.0, 1.0]] * 4))
+    before = {name: raw([part.kernel, part.bias]) for name, part in model.parts.items()}
+    model.train_on_batch(x, np.float32([[1.0, np.inf]] * 4))
+    assert raw([model.parts["first"].kernel, model.parts["first"].bias]) != before["first"]
+    assert raw([model.parts["second"].kernel, model.parts["second"].bias]) == before["second"]
+    assert [int(one.loss_scaler.counters.applied) for one in model.several] == [2, 1]
+
+
 def test_that_of_a_model_inside_alone_does_not_make_a_step_safe():
     """A model may be inside for its weights alone, with the optimizer that once trained it."""
     base = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

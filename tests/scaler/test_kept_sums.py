@@ -169,8 +169,35 @@ def clipped(own):
     return own.apply(grad, when=tf.logical_not(first))
 
 
+def scattered(own):
+    due = tf.logical_not(own.counted())
+    own.kept.scatter_nd_add([[0]], own.gradient() / 2.0)
+    finite = own.apply(own.kept.read_value(), when=due)
+    own.kept.assign(tf.where(due, tf.zeros_like(own.kept), own.kept))
+    return finite
+
+
+def sliced(own):
+    due = tf.logical_not(own.counted())
+    own.kept[:].assign(own.kept + own.gradient() / 2.0)
+    finite = own.apply(own.kept.read_value(), when=due)
+    own.kept.assign(tf.where(due, tf.zeros_like(own.kept), own.kept))
+    return finite
+
+
+def scattered_in_a_tensor(own):
+    due = tf.logical_not(own.counted())
+    own.kept.assign(tf.tensor_scatter_nd_add(own.kept, [[0]], own.gradient() / 2.0))
+    finite = own.apply(own.kept.read_value(), when=due)
+    own.kept.assign(tf.where(due, tf.zeros_like(own.kept), own.kept))
+    return finite
+
+
 WINDOWS = [
     assign_add,
+    scattered,
+    sliced,
+    scattered_in_a_tensor,
     assign_add_in_a_branch,
     where,
     masked,
@@ -187,6 +214,9 @@ WINDOWS = [
     "xla-assign_add_in_a_branch",
     "xla-clipped",
     "xla-pairs",
+    "xla-scattered",
+    "xla-sliced",
+    "xla-scattered_in_a_tensor",
     "xla-pairs_that_are_replaced_each_time",
     "xla-sum_that_a_branch_applies_and_clears",
 )
