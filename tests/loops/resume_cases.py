@@ -47,9 +47,9 @@ class Run:
     """One run with its parts at hand. Everything of it is made anew, as a new process would."""
 
     def __init__(self, case, folder=None, resume=False, actions=(), dataset=None, **arguments):
+        keras.utils.clear_session()  # The same names each time, by which a skip is kept.
         strategy = mirrored(case.replicas) if case.replicas > 1 else None
         with strategy.scope() if strategy else tf.init_scope():
-            keras.utils.clear_session()  # The same names each time, by which a skip is kept.
             self.model = stateful_model()
             self.optimizer = keras.optimizers.Adam(1e-2)
             self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**4, growth_interval=3))
