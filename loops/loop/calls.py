@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from loops.step.frozen_weights import models_of, read_only
 from loops.step.scalers_in_graph import Found, find
 from loops.step.train_step import TrainStep
 from loops.support.errors import BadOutputs
+from loops.support.text import one_line
 
 Outputs = dict[str, np.ndarray]
 TrainStepFunction = Callable[..., dict[str, tf.Tensor]]
@@ -28,13 +30,14 @@ class StepCalls:
     """Runs a train step over an iterator, up to n steps a call, and counts.
 
     `in_graph=False` is a Python loop around a compiled step. True is a loop inside the graph, which takes batches and
-    stacks outputs there, so that the host is asked once a call.
+    stacks outputs there, so that the host is asked once a call. None is a loop inside the graph, unless batches of an
+    open shape keep the step from being traced there: some steps need the shape of each batch as a number.
 
     Args:
         train_step: Any callable from a batch to a dict of tensors.
         element_spec: The dataset's.
         counters: Where to count.
-        in_graph: Which loop.
+        in_graph: Which loop, or None.
         endless: Whether the data is sure never to end.
         jit_compile: Whether XLA compiles the step; None to decide by the device and the step.
         strategy: A `tf.distribute` strategy whose replicas take the step, or None.
@@ -42,6 +45,7 @@ class StepCalls:
 
     Attributes:
         train_step: As given.
+        in_graph: Which loop, once it was chosen.
         jit_compile: As given, or as decided: for certain once the step was traced.
         scalers: The loss scalers that the step moves; none before it was traced.
     """
@@ -52,7 +56,7 @@ class StepCalls:
         element_spec: Any,
         counters: CounterVariables,
         *,
-        in_graph: bool,
+        in_graph: bool | None,
         endless: bool,
         jit_compile: bool | None,
         strategy: tf.distribute.Strategy | None = None,
@@ -68,7 +72,8 @@ class StepCalls:
         self.jit_compile = may_compile(strategy, self._models) if jit_compile is None else jit_compile
         self._spec = element_spec
         self._counters = counters
-        self._in_graph, self._endless = in_graph, endless
+        self.in_graph, self._endless = in_graph is not False, endless
+        self._open_loop = in_graph is None
         self._worked = False
         self._spectator: Spectator | None = None
         self.scalers: list[scaler.LossScaler] = []
@@ -128,7 +133,14 @@ class StepCalls:
         self._worked = False
 
     def _take(self, iterator: tf.data.Iterator, limit: int) -> tuple[int, Outputs]:
-        if self._in_graph:
+        why_not = self._why_not_in_graph(iterator) if self._open_loop else None
+        self._open_loop = False
+        if why_not:
+            self.in_graph = False
+            result = self._take(iterator, limit)
+            warnings.warn(_ONE_BY_ONE.format(why=why_not), UserWarning, stacklevel=6)
+            return result
+        if self.in_graph:
             taken, arrays = self._many(iterator, tf.constant(int(limit)))
             taken = int(taken)
             return taken, self._stacked.split({key: array.numpy() for key, array in arrays.items()}, taken)
@@ -137,6 +149,19 @@ class StepCalls:
         except StopIteration:
             return 0, {}
         return 1, {name: value[np.newaxis] for name, value in self.one(batch).items()}
+
+    def _why_not_in_graph(self, iterator: tf.data.Iterator) -> str | None:
+        """Why the step cannot be taken in a loop inside the graph; None if it can."""
+        if tf.config.functions_run_eagerly():
+            return "TensorFlow runs functions eagerly"
+        if all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(self._spec)):
+            return None  # A Python loop would trace the step for the same shapes.
+        try:
+            self._many.get_concrete_function(iterator, tf.TensorSpec([], tf.int32))
+        except Exception as error:  # Whatever it is: the Python loop, where the step sees each batch's shape, decides.
+            self._compile()
+            return f"it cannot be traced for batches of an open shape ({one_line(error)})"
+        return None
 
     @scaler.tracing.as_written
     def _counted(self, batch: Any) -> dict[str, tf.Tensor]:
@@ -192,6 +217,12 @@ class StepCalls:
             lambda taken, batch, arrays: batch.has_value(), body, (0, next_unless_done(0), arrays)
         )
         return taken, arrays
+
+
+_ONE_BY_ONE = (
+    "Loop: this step cannot run in a loop inside the graph, since {why}. It takes one step a call. steps_per_call=1 says "
+    "that this is meant."
+)
 
 
 def scalars_and_vectors(outputs: Outputs) -> tuple[Outputs, Outputs]:

@@ -17,6 +17,7 @@ from loops.loop.arguments import check_parts, check_strategy
 from loops.loop.calls import Outputs, StepCalls, TrainStepFunction, scalars_and_vectors
 from loops.loop.compilation import check_jit_compile
 from loops.loop.counters import Counters, CounterVariables
+from loops.loop.pace import Pace
 from loops.loop.replicate import check_batches, replicate
 from loops.loop.signature import taking_batches
 from loops.loop.state.held import Held, held_by
@@ -79,7 +80,11 @@ class Loop:
             Scalars become `visit.outputs`. Tensors of a known shape beside at least one scalar become `visit.vectors`;
             on several replicas integers are summed, floats averaged, and those named "amax" joined by the maximum.
         dataset: A `tf.data.Dataset`. Make it repeat to run for more than an epoch.
-        steps_per_call: Steps between visits of the host. 1 runs a Python loop, more a loop inside the graph.
+        steps_per_call: Steps between visits of the host. 1 runs a Python loop, more a loop inside the graph. None
+            chooses: the first call takes one step, and calls grow until the host visits about four times a second. No
+            call passes a step at which an action with `every=` in steps acts, so that saves and evaluations happen at
+            the same steps on every machine. An action with a method `next_visit(done) -> int | None` names the next
+            step at which it has to be called; others are called at each visit.
         strategy: A `tf.distribute` strategy, in whose scope model, optimizer and loss scaler were made. Each replica
             runs the step on an equal share of each batch.
         actions: What to do at each visit.
@@ -96,7 +101,7 @@ class Loop:
         train_step: TrainStepFunction,
         dataset: tf.data.Dataset,
         *,
-        steps_per_call: int = 1,
+        steps_per_call: int | None = None,
         strategy: tf.distribute.Strategy | None = None,
         actions: Iterable[Action] = (),
         jit_compile: bool | str = "auto",
@@ -121,7 +126,7 @@ class Loop:
         if self.workers.index > 0:
             self.actions = [action for action in self.actions if not getattr(action, "chief_only", False)]
         self._loss_scaler = loss_scaler
-        self._steps_per_call = steps_per_call
+        self._pace = Pace(steps_per_call)
         self._strategy = strategy
         self.element_spec = dataset.element_spec
         self.position = Position(dataset)
@@ -130,7 +135,7 @@ class Loop:
             train_step,
             dataset.element_spec,
             self._counters,
-            in_graph=steps_per_call > 1,
+            in_graph=None if steps_per_call is None else steps_per_call > 1,
             endless=self.position.endless,
             jit_compile=jit_compile if isinstance(jit_compile, bool) else None,
             strategy=strategy,
@@ -143,9 +148,14 @@ class Loop:
         return self._counters.read()
 
     @property
-    def steps_per_call(self) -> int:
-        """Steps between visits of the host."""
-        return self._steps_per_call
+    def steps_per_call(self) -> int | None:
+        """Steps between visits of the host, or None where the loop chooses them."""
+        return None if self._pace.chooses else self._pace.steps
+
+    @property
+    def longest_call(self) -> int:
+        """The most steps that the next call takes."""
+        return self._pace.steps
 
     @property
     def replicas(self) -> int:
@@ -253,9 +263,9 @@ class Loop:
                 self._meet(signals)
                 signals.act()
                 while (done := int(self._counters.data)) < steps and not self.stopped:
-                    limit = min(self._steps_per_call, steps - done)
                     whole = False
                     with self.workers.lost_is_an_error():
+                        limit = self._limit(done, steps)
                         taken, outputs = self.take(limit)
                     scalars, vectors = scalars_and_vectors(outputs)
                     visit = Visit(self.counters, scalars, time.perf_counter() - start, steps, vectors)
@@ -276,6 +286,11 @@ class Loop:
             signals.act()
         return self.counters
 
+    def _limit(self, done: int, goal: int) -> int:
+        """Steps of the next call, the same on all workers."""
+        limit = self._pace.limit(done, goal, self.actions)
+        return min(row[0] for row in self.workers.gather([limit])) if self._pace.chooses else limit
+
     def take(self, limit: int) -> tuple[int, Outputs]:
         """Takes steps without a visit: they are counted, and no action hears of them.
 
@@ -283,15 +298,17 @@ class Loop:
             limit: The most to take.
 
         Returns:
-            How many there were, fewer at the end of the data; and for each output an array [taken].
+            How many there were, fewer at the end of the data, and one at most where the step runs in a Python loop;
+            and for each output an array [taken].
 
         Raises:
             BadBatch: If the data holds what the model or the loss cannot take.
             NotWritable: If a `KeepBatches` cannot write a batch.
             OutOfData: If data ends whose cardinality is infinite.
         """
+        start = time.perf_counter()
         try:
-            return self._call(self.position.iterator, limit)
+            taken, outputs = self._call(self.position.iterator, limit)
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.OutOfRangeError) and _END in error.message:
                 raise OutOfData(_why_endless_data_ended(self.counters.data)) from error
@@ -299,6 +316,11 @@ class Loop:
             if known is None:
                 raise
             raise known from error
+
+        self._pace.took(taken, time.perf_counter() - start)
+        if self._pace.chooses and not self._call.in_graph:
+            self._pace.hold()
+        return taken, outputs
 
     def _check_scalers(self, visit: Visit) -> None:
         """Has the loss scalers say that they are stuck, and the user hear of a step that says what they did not do."""
