@@ -14,9 +14,10 @@ import scaler
 from loops.backend.generators import caveats as hidden_generators
 from loops.loop import batch_files as kept
 from loops.loop.arguments import check_parts, check_strategy
-from loops.loop.calls import Outputs, StepCalls, TrainStepFunction, scalars_and_vectors
+from loops.loop.calls import StepCalls, TrainStepFunction
 from loops.loop.compilation import check_jit_compile
 from loops.loop.counters import Counters, CounterVariables
+from loops.loop.outputs import Outputs, scalars_and_vectors
 from loops.loop.pace import Pace
 from loops.loop.replicate import check_batches, replicate
 from loops.loop.signature import taking_batches
@@ -27,6 +28,7 @@ from loops.loop.state.position import Position
 from loops.loop.state.settings import settings
 from loops.loop.state.state import RunState
 from loops.loop.state.variables import variable_groups
+from loops.loop.taken import Taken
 from loops.loop.unseen import UnseenLosses
 from loops.loop.visit import Action, Visit
 from loops.loop.workers.meeting import meet
@@ -266,17 +268,17 @@ class Loop:
                     whole = False
                     with self.workers.lost_is_an_error():
                         limit = self._limit(done, steps)
-                        taken, outputs = self.take(limit)
-                    scalars, vectors = scalars_and_vectors(outputs)
-                    visit = Visit(self.counters, scalars, time.perf_counter() - start, steps, vectors)
-                    error = self._act(visit, held) if taken else None
+                        call = self._take(limit)
+                    scalars, vectors = scalars_and_vectors(call.outputs)
+                    visit = Visit(call.counters, scalars, time.perf_counter() - start, steps, vectors)
+                    error = self._act(visit, held) if call.steps else None
                     whole = True
                     self._meet(signals, error)
-                    if taken:
-                        self._check_scalers(visit)
+                    if call.steps:
+                        self._check_scalers(visit, call)
                     signals.act()
-                    if taken < limit:
-                        raise OutOfData(_why_out_of_data(done + taken, steps))
+                    if call.steps < limit:
+                        raise OutOfData(_why_out_of_data(done + call.steps, steps))
             except Exception as error:
                 failed = error
                 raise
@@ -306,9 +308,13 @@ class Loop:
             NotWritable: If a `KeepBatches` cannot write a batch.
             OutOfData: If data ends whose cardinality is infinite.
         """
+        call = self._take(limit)
+        return call.steps, call.outputs
+
+    def _take(self, limit: int) -> Taken:
         start = time.perf_counter()
         try:
-            taken, outputs = self._call(self.position.iterator, limit)
+            call = self._call(self.position.iterator, limit)
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.OutOfRangeError) and _END in error.message:
                 raise OutOfData(_why_endless_data_ended(self.counters.data)) from error
@@ -317,25 +323,25 @@ class Loop:
                 raise
             raise known from error
 
-        self._pace.took(taken, time.perf_counter() - start)
+        self._pace.took(call.steps, time.perf_counter() - start)
         if self._pace.chooses and not self._call.in_graph:
             self._pace.hold()
-        return taken, outputs
+        return call
 
-    def _check_scalers(self, visit: Visit) -> None:
+    def _check_scalers(self, visit: Visit, call: Taken) -> None:
         """Has the loss scalers say that they are stuck, and the user hear of a step that says what they did not do."""
-        contradiction = None if self._contradicted else self._counters.contradiction()
-        if contradiction:
+        if call.contradiction and not self._contradicted:
             self._contradicted = True
-            warnings.warn(contradiction, UserWarning, stacklevel=3)
-        own = [] if self._loss_scaler is None else [self._loss_scaler]
-        scalers = [*own, *(one for one in self._call.scalers if one is not self._loss_scaler)]
+            warnings.warn(call.contradiction, UserWarning, stacklevel=3)
+        scalers = [one for one, _ in call.readings]
         unseen = self._unseen.first(visit)
         # Of several scalers nobody knows whose loss it is, and a step that was wrong once is not believed.
         if unseen is not None and len(scalers) == 1 and not self._contradicted:
             scalers[0].warn_of_unseen_loss(f"Step {unseen:,}")
-        for loss_scaler in scalers:
-            loss_scaler.check()
+        for loss_scaler, reading in call.readings:
+            loss_scaler.check(reading)
+        if self._loss_scaler is not None and self._loss_scaler not in scalers:
+            self._loss_scaler.check()
 
     def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
         """Raises the error, if there is one; else learns what happened to other workers, as if it had happened here."""
