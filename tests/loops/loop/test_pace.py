@@ -142,18 +142,18 @@ def test_the_step_is_traced_once_whatever_the_lengths(lengths):
 
 
 def test_an_action_of_the_user_names_its_next_step(lengths):
-    class AtSquares:
-        seen: list = []
+    seen = []
 
+    class AtSquares:
         def next_visit(self, done):
             return (int(done**0.5) + 1) ** 2
 
         def __call__(self, visit):
-            self.seen.append(visit.counters.data)
+            seen.append(visit.counters.data)
 
     lengths([100] * 99)
     loops.Loop(lambda n: {"loss": n}, tf.data.Dataset.range(100), actions=[AtSquares()]).run(30)
-    assert AtSquares.seen == [1, 4, 9, 16, 25, 30]
+    assert seen == [1, 4, 9, 16, 25, 30]
 
 
 def test_a_profile_begins_and_ends_where_it_says(lengths, monkeypatch, tmp_path):
@@ -184,7 +184,8 @@ class TestStepsThatNeedTheirShapes:
         data = tf.data.Dataset.from_tensor_slices(np.ones([64, 4], np.float32)).batch(8, drop_remainder=True)
         loop = loops.Loop(self.step, data)
         loop.run(8)
-        assert loop.steps_per_call is None and not recwarn
+        assert loop.steps_per_call is None
+        assert not recwarn
 
     def test_an_error_of_the_step_itself_is_its_own(self):
         def broken(x):

@@ -31,7 +31,8 @@ def test_each_tensor_comes_back_bit_for_bit(data, dtypes):
 def test_a_function_returns_them_in_the_same_order(compiled):
     function = tf.function(lambda: packed([tf.constant([True, False]), tf.constant(2.5)]), jit_compile=compiled)
     flags, number = unpacked(function().numpy(), [(tf.bool, [2]), (tf.float32, [])])
-    assert flags.tolist() == [True, False] and float(number) == 2.5
+    assert flags.tolist() == [True, False]
+    assert float(number) == 2.5
 
 
 def test_what_comes_back_may_be_changed():
