@@ -179,7 +179,7 @@ class StepCalls:
             "Loop", "Make the step and the loop again, with a new optimizer and new MasterWeights."
         )
         own = [self._own] if isinstance(self._own, scaler.LossScaler) else []
-        self.scalers += [one for one in (*own, *found.scalers) if one not in self.scalers]
+        self.scalers = list(dict.fromkeys([*self.scalers, *own, *found.scalers]))
         found = Found() if self._believed else found
         before = found.read()
         shown = [] if self._spectator is None else [self._spectator(batch, self._counters.data + 1)]
