@@ -663,12 +663,16 @@ class LossScaler(tf.Module):
             return f"{strategy} keeps it at {low:g}: choose a lower one, or a strategy that lowers it"
         return f"{low:g} is the floor of {strategy}: set a lower min_scale"
 
-    def check(self) -> None:
+    def check(self, reading: Sequence[float] | None = None) -> None:
         """Raises, warns or does nothing if the scaler makes no progress: the `stuck` policy decides.
 
         It also warns, once, if the last step was applied though its loss was not finite.
 
         Call it on the host now and then. It reads five numbers. A `loops.Loop` calls it at each visit.
+
+        Args:
+            reading: What `reading` returned last, for a function that returns it with other results: nothing else is
+                read then.
 
         Raises:
             StuckError: If the policy raises. The error names the reason for the last skip.
@@ -676,12 +680,27 @@ class LossScaler(tf.Module):
         """
         if not tf.executing_eagerly():
             raise InvalidArgument("check() reads numbers on the host: expected a call outside of the tf.function.")
-        reading = self._reading()
-        self._use.check_ended(reading.attempted)
-        if not self._said_unseen and not reading.consecutive_skips and self._open.ended_unseen():
-            self.warn_of_unseen_loss(f"The last of {reading.attempted:,} attempted steps")
+        now, unseen = self._read_from(self._here() if reading is None else reading)
+        self._use.check_ended(now.attempted)
+        if not self._said_unseen and not now.consecutive_skips and unseen:
+            self.warn_of_unseen_loss(f"The last of {now.attempted:,} attempted steps")
         low, high = host_bounds_of(self.strategy)
-        self._watch.look(self._who, reading, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
+        self._watch.look(self._who, now, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
+
+    def reading(self) -> tf.Tensor:
+        """What `check` looks at, as one tensor, float64 [5]: three counters, the loss scale, and whether the last
+        step's loss was finite.
+
+        A `tf.function` may return it, so that the host reads once what it needs.
+        """
+        return tf.stack([tf.cast(number, tf.float64) for number in self._looked_at()])
+
+    def _looked_at(self) -> list[tf.Tensor]:
+        counts = [self._counts[name] for name in ("attempted", "applied", "consecutive_skips")]
+        return [*map(tf.convert_to_tensor, [*counts, self._state["loss_scale"]]), self._open.ended_unseen()]
+
+    def _here(self) -> list[float]:
+        return [float(number) for number in self._looked_at()]
 
     def warn_of_unseen_loss(self, step: str) -> None:
         """Warns once that a step was applied though its loss was not finite. `check` sees only the last step.
@@ -698,18 +717,12 @@ class LossScaler(tf.Module):
 
     def watch_from_here(self) -> None:
         """Makes `check` ignore all earlier steps, unless it ran already: for a scaler loaded from a file."""
-        self._watch.history.begin(self._reading())
+        self._watch.history.begin(self._read_from(self._here())[0])
 
-    def _reading(self) -> Reading:
-        counts = {name: int(tf.convert_to_tensor(variable).numpy()) for name, variable in self._counts.items()}
-        return Reading(
-            attempted=counts["attempted"],
-            skipped=counts["attempted"] - counts["applied"],
-            consecutive_skips=counts["consecutive_skips"],
-            loss_scale=usable_scale_on_host(
-                self.strategy, float(tf.convert_to_tensor(self._state["loss_scale"]).numpy())
-            ),
-        )
+    def _read_from(self, numbers: Sequence[float]) -> tuple[Reading, bool]:
+        attempted, applied, in_a_row, scale, unseen = map(float, numbers)
+        usable = usable_scale_on_host(self.strategy, scale)
+        return Reading(int(attempted), int(attempted - applied), int(in_a_row), usable), bool(unseen)
 
     def remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
         """Stores the outcome for `last_skip` and `explain` where `skipped` is True. `apply` calls it itself."""

@@ -27,6 +27,10 @@ class Call:
             raise scaler.InvalidArgument(f"Call({function!r}): expected a function that takes a Visit.")
         self._function, self._cadence = function, Cadence("Call", every)
 
+    def next_visit(self, done: int) -> int | None:
+        """The next step at which it is to act, after `done` steps."""
+        return self._cadence.next_visit(done)
+
     def __call__(self, visit: Visit) -> None:
         """Calls the function, if it is due."""
         if self._cadence.due(visit):

@@ -167,6 +167,10 @@ class Checkpoint:
         """What tells the run of a loop from others, as it is saved."""
         return loop.identity(self._run)
 
+    def next_visit(self, done: int) -> int | None:
+        """The next step at which it is to act, after `done` steps."""
+        return self._cadence.next_visit(done)
+
     def __call__(self, visit: Visit) -> None:
         """Saves, if the steps of this visit reached a multiple of `every`."""
         if self._saved_at is None:

@@ -67,6 +67,10 @@ class Evaluate:
         """The names that `results` has."""
         return [metric.name for metric in self._metrics]
 
+    def next_visit(self, done: int) -> int | None:
+        """The next step at which it is to act, after `done` steps."""
+        return self._cadence.next_visit(done)
+
     def __call__(self, visit: Visit) -> None:
         """Measures, if it is due.
 

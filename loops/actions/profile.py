@@ -57,6 +57,12 @@ class Profile:
     def __exit__(self, *exception: object) -> None:
         self._stop()
 
+    def next_visit(self, done: int) -> int | None:
+        """The step at which the window begins or ends, whichever comes next after `done` steps."""
+        if self._since is not None:
+            return max(done + 1, self._since + self._steps)
+        return None if self._done else max(done + 1, self._first)
+
     def __call__(self, visit: Visit) -> None:
         """Begins or ends the window.
 

@@ -82,6 +82,10 @@ class Progress:
             self._bar.stop()
             self._bar = None
 
+    def next_visit(self, done: int) -> int | None:
+        """The next step at which it is to act, after `done` steps."""
+        return self._cadence.next_visit(done)
+
     def __call__(self, visit: Visit) -> None:
         """Brings the line up to date."""
         self._start = self._start or visit

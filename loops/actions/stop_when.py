@@ -38,6 +38,10 @@ class StopWhen:
         """Before the first step: forgets an earlier stop."""
         self.stopped = None
 
+    def next_visit(self, done: int) -> int | None:
+        """The next step at which it is to act, after `done` steps."""
+        return self._cadence.next_visit(done)
+
     def __call__(self, visit: Visit) -> None:
         """Asks the condition, if it is due."""
         if self._cadence.due(visit) and self._condition(visit):

@@ -24,7 +24,8 @@ def check_parts(train_step: object, dataset: object, steps_per_call: object, act
             f"Loop(dataset={type(dataset).__name__}): expected a tf.data.Dataset. Arrays become one with "
             "tf.data.Dataset.from_tensor_slices((x, y)).batch(64)."
         )
-    check_count(f"steps_per_call={steps_per_call!r}", steps_per_call)
+    if steps_per_call is not None:
+        check_count(f"steps_per_call={steps_per_call!r}", steps_per_call)
     for action in actions:
         if isinstance(action, type):
             raise scaler.InvalidArgument(

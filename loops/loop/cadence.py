@@ -77,6 +77,10 @@ class Cadence:
         self._data = visit.counters.data
         return visit.counters.data // self._every > before // self._every
 
+    def next_visit(self, done: int) -> int | None:
+        """The first step after `done` at which to act, or None in wall time, for which any visit will do."""
+        return None if isinstance(self._every, Seconds) else (done // self._every + 1) * self._every
+
     def rows(self, visit: Any) -> list[int]:
         """The places, in the arrays of the visit's outputs, of the steps to write; in seconds the last one alone."""
         count = visit.counters.data - visit.first + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,13 +13,15 @@ import tensorflow as tf
 import scaler
 from loops.loop.compilation import can_be_compiled, may_compile
 from loops.loop.counters import CounterVariables
+from loops.loop.outputs import check_outputs
+from loops.loop.packed import packed, unpacked
 from loops.loop.stacked import Arrays, Stacked
+from loops.loop.taken import Taken, count_of_numbers, numbers, taken
 from loops.step.frozen_weights import models_of, read_only
 from loops.step.scalers_in_graph import Found, find
 from loops.step.train_step import TrainStep
-from loops.support.errors import BadOutputs
+from loops.support.text import one_line
 
-Outputs = dict[str, np.ndarray]
 TrainStepFunction = Callable[..., dict[str, tf.Tensor]]
 Spectator = Callable[[Any, tf.Tensor], tf.Operation]
 """Given a batch and the number of its step, in the graph: an operation that the step is to wait for."""
@@ -28,13 +31,14 @@ class StepCalls:
     """Runs a train step over an iterator, up to n steps a call, and counts.
 
     `in_graph=False` is a Python loop around a compiled step. True is a loop inside the graph, which takes batches and
-    stacks outputs there, so that the host is asked once a call.
+    stacks outputs there, so that the host is asked once a call. None is a loop inside the graph, unless batches of an
+    open shape keep the step from being traced there: some steps need the shape of each batch as a number.
 
     Args:
         train_step: Any callable from a batch to a dict of tensors.
         element_spec: The dataset's.
         counters: Where to count.
-        in_graph: Which loop.
+        in_graph: Which loop, or None.
         endless: Whether the data is sure never to end.
         jit_compile: Whether XLA compiles the step; None to decide by the device and the step.
         strategy: A `tf.distribute` strategy whose replicas take the step, or None.
@@ -42,6 +46,7 @@ class StepCalls:
 
     Attributes:
         train_step: As given.
+        in_graph: Which loop, once it was chosen.
         jit_compile: As given, or as decided: for certain once the step was traced.
         scalers: The loss scalers that the step moves; none before it was traced.
     """
@@ -52,7 +57,7 @@ class StepCalls:
         element_spec: Any,
         counters: CounterVariables,
         *,
-        in_graph: bool,
+        in_graph: bool | None,
         endless: bool,
         jit_compile: bool | None,
         strategy: tf.distribute.Strategy | None = None,
@@ -68,15 +73,18 @@ class StepCalls:
         self.jit_compile = may_compile(strategy, self._models) if jit_compile is None else jit_compile
         self._spec = element_spec
         self._counters = counters
-        self._in_graph, self._endless = in_graph, endless
+        self.in_graph, self._endless = in_graph is not False, endless
+        self._open_loop = in_graph is None
+        self._shapes_known = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(element_spec))
         self._worked = False
         self._spectator: Spectator | None = None
+        self._own = getattr(written or train_step, "loss_scaler", None)
         self.scalers: list[scaler.LossScaler] = []
         self._step: tf.types.experimental.PolymorphicFunction
         self._compile()
 
-    def __call__(self, iterator: tf.data.Iterator, limit: int) -> tuple[int, Outputs]:
-        """Takes up to `limit` batches: how many there were, and arrays of shape [taken, ...] for each output."""
+    def __call__(self, iterator: tf.data.Iterator, limit: int) -> Taken:
+        """Takes up to `limit` batches."""
         with self._fresh_after_failure():
             result = self._take(iterator, limit)
         self._worked = True
@@ -85,7 +93,7 @@ class StepCalls:
     def one(self, batch: Any) -> dict[str, np.ndarray]:
         """Takes one batch that did not come from an iterator, and counts it: each output as a scalar."""
         with self._fresh_after_failure():
-            outputs = {name: value.numpy() for name, value in self._one(batch).items()}
+            outputs = {name: value.numpy() for name, value in self._one(batch)[0].items()}
         self._worked = True
         return outputs
 
@@ -96,7 +104,8 @@ class StepCalls:
             to: The function, or None for nobody.
         """
         self._spectator = to
-        self._one, self._many = self._functions.setdefault(to, (tf.function(self._counted), tf.function(self._loop)))
+        made = (tf.function(self._of_batch), tf.function(self._of_iterator), tf.function(self._loop))
+        self._one, self._next, self._many = self._functions.setdefault(to, made)
 
     def trace(self) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function for the dataset's batches; tracing it makes the step's variables."""
@@ -127,16 +136,40 @@ class StepCalls:
         self.show_batches(self._spectator)
         self._worked = False
 
-    def _take(self, iterator: tf.data.Iterator, limit: int) -> tuple[int, Outputs]:
-        if self._in_graph:
-            taken, arrays = self._many(iterator, tf.constant(int(limit)))
-            taken = int(taken)
-            return taken, self._stacked.split({key: array.numpy() for key, array in arrays.items()}, taken)
+    def _take(self, iterator: tf.data.Iterator, limit: int) -> Taken:
+        why_not = self._why_not_in_graph(iterator) if self._open_loop else None
+        self._open_loop = False
+        if why_not:
+            self.in_graph = False
+            result = self._take(iterator, limit)
+            warnings.warn(_ONE_BY_ONE.format(why=why_not), UserWarning, stacklevel=6)
+            return result
+        if self.in_graph or (self._endless and self._shapes_known):
+            data = self._many(iterator, tf.constant(int(limit))) if self.in_graph else self._next(iterator)
+            layout = self._stacked.layout(limit if self.in_graph else 1)
+            count = count_of_numbers(self.scalers)
+            found, *arrays = unpacked(data.numpy(), [(tf.dtypes.float64, [count]), *layout])
+            return taken(found, self._stacked.split(arrays, int(found[0])), self._counters, self.scalers)
         try:
             batch = next(iterator)
         except StopIteration:
-            return 0, {}
-        return 1, {name: value[np.newaxis] for name, value in self.one(batch).items()}
+            return taken(numbers(0, self._counters, []).numpy(), {}, self._counters, [])
+        outputs, found = self._one(batch)
+        rows = {name: value.numpy()[np.newaxis] for name, value in outputs.items()}
+        return taken(found.numpy(), rows, self._counters, self.scalers)
+
+    def _why_not_in_graph(self, iterator: tf.data.Iterator) -> str | None:
+        """Why the step cannot be taken in a loop inside the graph; None if it can."""
+        if tf.config.functions_run_eagerly():
+            return "TensorFlow runs functions eagerly"
+        if self._shapes_known:
+            return None  # A Python loop would trace the step for the same shapes.
+        try:
+            self._many.get_concrete_function(iterator, tf.TensorSpec([], tf.int32))
+        except Exception as error:  # Whatever it is: the Python loop, where the step sees each batch's shape, decides.
+            self._compile()
+            return f"it cannot be traced for batches of an open shape ({one_line(error)})"
+        return None
 
     @scaler.tracing.as_written
     def _counted(self, batch: Any) -> dict[str, tf.Tensor]:
@@ -145,26 +178,41 @@ class StepCalls:
         read_only(self._models, step).warn_of_unfrozen(
             "Loop", "Make the step and the loop again, with a new optimizer and new MasterWeights."
         )
-        self.scalers += [one for one in found.scalers if one not in self.scalers]
+        own = [self._own] if isinstance(self._own, scaler.LossScaler) else []
+        self.scalers = list(dict.fromkeys([*self.scalers, *own, *found.scalers]))
         found = Found() if self._believed else found
         before = found.read()
         shown = [] if self._spectator is None else [self._spectator(batch, self._counters.data + 1)]
         with tf.control_dependencies(shown):
             outputs = self._step(batch)
-        _check_outputs(outputs)
+        check_outputs(outputs)
         outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
         self._counters.add(outputs, found, before)
         return outputs
 
     @scaler.tracing.as_written
-    def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _of_batch(self, batch: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        outputs = self._counted(batch)
+        return outputs, self._numbers(1)
+
+    @scaler.tracing.as_written
+    def _of_iterator(self, iterator: tf.data.Iterator) -> tf.Tensor:
+        outputs = self._counted(iterator.get_next())
+        self._stacked = Stacked(outputs)
+        return packed([self._numbers(1), *self._stacked.rows(outputs)])
+
+    def _numbers(self, steps: tf.Tensor | int) -> tf.Tensor:
+        return numbers(steps, self._counters, self.scalers)
+
+    @scaler.tracing.as_written
+    def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor) -> tf.Tensor:
         # The step's outputs must be known before the loop is built: tracing it also creates its variables.
         specs = self._traced(self._spec).structured_outputs
-        _check_outputs(specs)
+        check_outputs(specs)
         self._stacked = Stacked(specs)
         take = self._endlessly if self._endless else self._until_the_end
-        taken, arrays = take(iterator, limit, self._stacked.arrays(limit))
-        return taken, {key: array.stack() for key, array in arrays.items()}
+        steps, arrays = take(iterator, limit, self._stacked.arrays(limit))
+        return packed([self._numbers(steps), *self._stacked.stack(arrays)])
 
     def _endlessly(self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: Arrays) -> tuple[tf.Tensor, Arrays]:
         def body(taken: tf.Tensor, arrays: Arrays) -> tuple:
@@ -194,41 +242,7 @@ class StepCalls:
         return taken, arrays
 
 
-def scalars_and_vectors(outputs: Outputs) -> tuple[Outputs, Outputs]:
-    """The outputs [taken], and those of more dimensions."""
-    scalars = {name: value for name, value in outputs.items() if value.ndim == 1}
-    return scalars, {name: value for name, value in outputs.items() if name not in scalars}
-
-
-def _check_outputs(outputs: Any) -> None:
-    if not isinstance(outputs, dict) or not outputs:
-        raise BadOutputs(f"the train step returned {outputs!r}: expected a dict of scalar tensors, such as its loss.")
-    any_scalar = False
-    for name, value in outputs.items():
-        shape, dtype = _shape_and_dtype(name, value)
-        numbers = dtype.is_floating or dtype.is_integer or dtype.is_bool
-        if not isinstance(name, str) or not shape.is_fully_defined() or not numbers:
-            raise BadOutputs(
-                f"the train step returned {name!r} with shape {shape} and dtype {dtype.name}: expected names of "
-                "numbers or bools, scalars or arrays of a shape that is known when the step is traced. Reduce it "
-                "first, such as with tf.reduce_mean, or set its shape with tf.ensure_shape."
-            )
-        if name in ("attempted", "applied") and shape.rank != 0:
-            raise BadOutputs(
-                f"the train step returned {name!r} with shape {shape}: expected a scalar bool, which the loop counts. "
-                "Return outcome.finite of the step's own apply as 'applied', or choose another name."
-            )
-        any_scalar = any_scalar or shape.rank == 0
-    if not any_scalar:
-        raise BadOutputs(
-            f"the train step returned {name!r} with shape {shape} and no scalar: expected at least one, such as its "
-            "loss. Reduce it first, such as with tf.reduce_mean."
-        )
-
-
-def _shape_and_dtype(name: object, value: Any) -> tuple[tf.TensorShape, tf.DType]:
-    try:
-        value = value if isinstance(value, tf.TensorSpec) else tf.convert_to_tensor(value)
-    except (TypeError, ValueError) as error:
-        raise BadOutputs(f"the train step returned {name!r}: {value!r}: expected a tensor.") from error
-    return value.shape, value.dtype
+_ONE_BY_ONE = (
+    "Loop: this step cannot run in a loop inside the graph, since {why}. It takes one step a call. steps_per_call=1 "
+    "says that this is meant."
+)

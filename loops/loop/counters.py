@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -85,15 +86,23 @@ class CounterVariables(tf.Module):
         """The counts, on the host."""
         return Counters(int(self.data), int(self.attempted), int(self.applied), self.known)
 
-    def contradiction(self) -> str | None:
-        """What a step that returns `applied` said, and its loss scalers did not do; None if they agree."""
-        if not self.compared:
-            return None
-        if int(self.claimed):
-            return _CONTRADICTS.format(says="was applied", did="skipped it")
-        if int(self.denied):
-            return _CONTRADICTS.format(says="was not applied", did="applied it")
-        return None
+    def numbers(self) -> tf.Tensor:
+        """All of them as one tensor, int64 [5], for `read_from`."""
+        return tf.stack([self.data, self.attempted, self.applied, self.claimed, self.denied])
+
+    def read_from(self, numbers: Sequence[int]) -> tuple[Counters, str | None]:
+        """What the host makes of `numbers`.
+
+        Returns:
+            The counts; and what a step that returns `applied` said, and its loss scalers did not do, or None.
+        """
+        data, attempted, applied, claimed, denied = (int(number) for number in numbers)
+        says = None
+        if self.compared and claimed:
+            says = _CONTRADICTS.format(says="was applied", did="skipped it")
+        elif self.compared and denied:
+            says = _CONTRADICTS.format(says="was not applied", did="applied it")
+        return Counters(data, attempted, applied, self.known), says
 
 
 _CONTRADICTS = (

@@ -14,9 +14,11 @@ import scaler
 from loops.backend.generators import caveats as hidden_generators
 from loops.loop import batch_files as kept
 from loops.loop.arguments import check_parts, check_strategy
-from loops.loop.calls import Outputs, StepCalls, TrainStepFunction, scalars_and_vectors
+from loops.loop.calls import StepCalls, TrainStepFunction
 from loops.loop.compilation import check_jit_compile
 from loops.loop.counters import Counters, CounterVariables
+from loops.loop.outputs import Outputs, scalars_and_vectors
+from loops.loop.pace import Pace
 from loops.loop.replicate import check_batches, replicate
 from loops.loop.signature import taking_batches
 from loops.loop.state.held import Held, held_by
@@ -26,6 +28,7 @@ from loops.loop.state.position import Position
 from loops.loop.state.settings import settings
 from loops.loop.state.state import RunState
 from loops.loop.state.variables import variable_groups
+from loops.loop.taken import Taken
 from loops.loop.unseen import UnseenLosses
 from loops.loop.visit import Action, Visit
 from loops.loop.workers.meeting import meet
@@ -79,7 +82,11 @@ class Loop:
             Scalars become `visit.outputs`. Tensors of a known shape beside at least one scalar become `visit.vectors`;
             on several replicas integers are summed, floats averaged, and those named "amax" joined by the maximum.
         dataset: A `tf.data.Dataset`. Make it repeat to run for more than an epoch.
-        steps_per_call: Steps between visits of the host. 1 runs a Python loop, more a loop inside the graph.
+        steps_per_call: Steps between visits of the host. 1 runs a Python loop, more a loop inside the graph. None
+            chooses: the first call takes one step, and calls grow until the host visits about four times a second. No
+            call passes a step at which an action with `every=` in steps acts, so that saves and evaluations happen at
+            the same steps on every machine. An action with a method `next_visit(done) -> int | None` names the next
+            step at which it has to be called; others are called at each visit.
         strategy: A `tf.distribute` strategy, in whose scope model, optimizer and loss scaler were made. Each replica
             runs the step on an equal share of each batch.
         actions: What to do at each visit.
@@ -96,7 +103,7 @@ class Loop:
         train_step: TrainStepFunction,
         dataset: tf.data.Dataset,
         *,
-        steps_per_call: int = 1,
+        steps_per_call: int | None = None,
         strategy: tf.distribute.Strategy | None = None,
         actions: Iterable[Action] = (),
         jit_compile: bool | str = "auto",
@@ -121,7 +128,7 @@ class Loop:
         if self.workers.index > 0:
             self.actions = [action for action in self.actions if not getattr(action, "chief_only", False)]
         self._loss_scaler = loss_scaler
-        self._steps_per_call = steps_per_call
+        self._pace = Pace(steps_per_call)
         self._strategy = strategy
         self.element_spec = dataset.element_spec
         self.position = Position(dataset)
@@ -130,7 +137,7 @@ class Loop:
             train_step,
             dataset.element_spec,
             self._counters,
-            in_graph=steps_per_call > 1,
+            in_graph=None if steps_per_call is None else steps_per_call > 1,
             endless=self.position.endless,
             jit_compile=jit_compile if isinstance(jit_compile, bool) else None,
             strategy=strategy,
@@ -143,9 +150,14 @@ class Loop:
         return self._counters.read()
 
     @property
-    def steps_per_call(self) -> int:
-        """Steps between visits of the host."""
-        return self._steps_per_call
+    def steps_per_call(self) -> int | None:
+        """Steps between visits of the host, or None where the loop chooses them."""
+        return None if self._pace.chooses else self._pace.steps
+
+    @property
+    def longest_call(self) -> int:
+        """The most steps that the next call takes."""
+        return self._pace.steps
 
     @property
     def replicas(self) -> int:
@@ -253,20 +265,20 @@ class Loop:
                 self._meet(signals)
                 signals.act()
                 while (done := int(self._counters.data)) < steps and not self.stopped:
-                    limit = min(self._steps_per_call, steps - done)
                     whole = False
                     with self.workers.lost_is_an_error():
-                        taken, outputs = self.take(limit)
-                    scalars, vectors = scalars_and_vectors(outputs)
-                    visit = Visit(self.counters, scalars, time.perf_counter() - start, steps, vectors)
-                    error = self._act(visit, held) if taken else None
+                        limit = self._limit(done, steps)
+                        call = self._take(limit)
+                    scalars, vectors = scalars_and_vectors(call.outputs)
+                    visit = Visit(call.counters, scalars, time.perf_counter() - start, steps, vectors)
+                    error = self._act(visit, held) if call.steps else None
                     whole = True
                     self._meet(signals, error)
-                    if taken:
-                        self._check_scalers(visit)
+                    if call.steps:
+                        self._check_scalers(visit, call)
                     signals.act()
-                    if taken < limit:
-                        raise OutOfData(_why_out_of_data(done + taken, steps))
+                    if call.steps < limit:
+                        raise OutOfData(_why_out_of_data(done + call.steps, steps))
             except Exception as error:
                 failed = error
                 raise
@@ -276,6 +288,11 @@ class Loop:
             signals.act()
         return self.counters
 
+    def _limit(self, done: int, goal: int) -> int:
+        """Steps of the next call, the same on all workers."""
+        limit = self._pace.limit(done, goal, self.actions)
+        return min(row[0] for row in self.workers.gather([limit])) if self._pace.chooses else limit
+
     def take(self, limit: int) -> tuple[int, Outputs]:
         """Takes steps without a visit: they are counted, and no action hears of them.
 
@@ -283,15 +300,21 @@ class Loop:
             limit: The most to take.
 
         Returns:
-            How many there were, fewer at the end of the data; and for each output an array [taken].
+            How many there were, fewer at the end of the data, and one at most where the step runs in a Python loop;
+            and for each output an array [taken].
 
         Raises:
             BadBatch: If the data holds what the model or the loss cannot take.
             NotWritable: If a `KeepBatches` cannot write a batch.
             OutOfData: If data ends whose cardinality is infinite.
         """
+        call = self._take(limit)
+        return call.steps, call.outputs
+
+    def _take(self, limit: int) -> Taken:
+        start = time.perf_counter()
         try:
-            return self._call(self.position.iterator, limit)
+            call = self._call(self.position.iterator, limit)
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.OutOfRangeError) and _END in error.message:
                 raise OutOfData(_why_endless_data_ended(self.counters.data)) from error
@@ -300,20 +323,25 @@ class Loop:
                 raise
             raise known from error
 
-    def _check_scalers(self, visit: Visit) -> None:
+        self._pace.took(call.steps, time.perf_counter() - start)
+        if self._pace.chooses and not self._call.in_graph:
+            self._pace.hold()
+        return call
+
+    def _check_scalers(self, visit: Visit, call: Taken) -> None:
         """Has the loss scalers say that they are stuck, and the user hear of a step that says what they did not do."""
-        contradiction = None if self._contradicted else self._counters.contradiction()
-        if contradiction:
+        if call.contradiction and not self._contradicted:
             self._contradicted = True
-            warnings.warn(contradiction, UserWarning, stacklevel=3)
-        own = [] if self._loss_scaler is None else [self._loss_scaler]
-        scalers = [*own, *(one for one in self._call.scalers if one is not self._loss_scaler)]
+            warnings.warn(call.contradiction, UserWarning, stacklevel=3)
+        scalers = [one for one, _ in call.readings]
         unseen = self._unseen.first(visit)
         # Of several scalers nobody knows whose loss it is, and a step that was wrong once is not believed.
         if unseen is not None and len(scalers) == 1 and not self._contradicted:
             scalers[0].warn_of_unseen_loss(f"Step {unseen:,}")
-        for loss_scaler in scalers:
-            loss_scaler.check()
+        for loss_scaler, reading in call.readings:
+            loss_scaler.check(reading)
+        if self._loss_scaler is not None and self._loss_scaler not in scalers:
+            self._loss_scaler.check()
 
     def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
         """Raises the error, if there is one; else learns what happened to other workers, as if it had happened here."""

@@ -5,10 +5,12 @@ Each array costs a step of a small model several microseconds, and a `TrainStep`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
+
+from loops.loop.packed import Layout
 
 Arrays = dict[str, tf.TensorArray]
 
@@ -41,11 +43,27 @@ class Stacked:
         """The arrays with the outputs of one step, whose number among them is a scalar int32."""
         return {key: array.write(step, self._row(key, outputs)) for key, array in arrays.items()}
 
-    def split(self, arrays: Mapping[str, np.ndarray], taken: int) -> dict[str, np.ndarray]:
+    def rows(self, outputs: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+        """The outputs of a single step, as the arrays of one step would hold them, in their order."""
+        return [self._row(key, outputs) for key in self._columns]
+
+    def stack(self, arrays: Arrays) -> list[tf.Tensor]:
+        """The arrays as tensors [steps, ...], in their order."""
+        return [arrays[key].stack() for key in self._columns]
+
+    def layout(self, size: int) -> Layout:
+        """The dtype and the shape of each of the arrays of `size` steps, in their order."""
+        shapes = []
+        for names in self._columns.values():
+            first = self._specs[names[0]]
+            shapes.append((first.dtype, [size, *(first.shape if first.shape.rank else [len(names)])]))
+        return shapes
+
+    def split(self, arrays: Sequence[np.ndarray], taken: int) -> dict[str, np.ndarray]:
         """Each output as an array [taken, ...], from the stacked arrays on the host."""
         found = {}
-        for key, names in self._columns.items():
-            whole = arrays[key][:taken]
+        for array, names in zip(arrays, self._columns.values(), strict=True):
+            whole = array[:taken]
             scalars = self._specs[names[0]].shape.rank == 0
             found.update({name: whole[:, place].copy() if scalars else whole for place, name in enumerate(names)})
         return {name: found[name] for name in self._specs}

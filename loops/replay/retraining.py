@@ -79,7 +79,7 @@ def train_again(loop: Loop, steps: int, progress: Callable[[int], object] | None
     parts: list[Mapping[str, np.ndarray]] = []
     with deferred_signals() as signals:
         while (done := loop.counters.data) < steps:
-            taken, outputs = loop.take(min(loop.steps_per_call, steps - done))
+            taken, outputs = loop.take(min(loop.longest_call, steps - done))
             if not taken:
                 raise OutOfData(f"the dataset ended after {done} steps, and the trace has {steps}.")
             parts.append(outputs)

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_OF_USER_CODE = re.compile(r"\n +\w*Error: ")
+"""Where TensorFlow's account of the calls on the way ends, and what happened begins."""
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def one_line(error: Exception, longest: int = 240) -> str:
+    """What an error says in one line, without the frames that TensorFlow puts around it.
+
+    Args:
+        error: Of Python, TensorFlow or Keras.
+        longest: Characters of it.
+    """
+    text = " ".join(_OF_USER_CODE.split(_ESCAPES.sub("", str(error)))[-1].split())
+    text = text.partition(" Arguments received by")[0]
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def amount(count: float, noun: str, form: str = ",") -> str:

@@ -123,6 +123,6 @@ def local_variable(value: Any, name: str) -> tf.Variable:
     )
 
 
-def read_each(variable: tf.Variable) -> list[Any]:
-    """Reads on the host what each replica of this process has in a `local_variable`, one scalar each."""
-    return [part.numpy().item() for part in getattr(variable, "values", (variable,))]
+def in_each(variable: tf.Variable) -> list[tf.Tensor]:
+    """What each replica of this process has in a `local_variable`."""
+    return [tf.convert_to_tensor(part) for part in getattr(variable, "values", (variable,))]

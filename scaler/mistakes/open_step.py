@@ -50,9 +50,10 @@ class OpenStep:
         known = tf.get_static_value(attempted)
         self.decided.assign(True if known else tf.logical_or(self.decided, attempted))
 
-    def ended_unseen(self) -> bool:
-        """Whether a decision followed losses of which one was not finite, on any replica. The host reads it."""
-        return not all(replicas.read_each(self.loss_finite)) and all(replicas.read_each(self.decided))
+    def ended_unseen(self) -> tf.Tensor:
+        """Whether a decision followed losses of which one was not finite, on any replica: a scalar bool."""
+        seen = tf.reduce_all(replicas.in_each(self.loss_finite))
+        return tf.logical_and(tf.logical_not(seen), tf.reduce_all(replicas.in_each(self.decided)))
 
     def scale_of_gradients(self, now: tf.Tensor) -> tf.Tensor:
         """The scale that gradients carry: that of the last `scale`, or `now` if nothing was scaled yet."""

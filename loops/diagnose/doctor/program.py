@@ -32,7 +32,7 @@ class Program:
         batch: The first one, of tensors.
         dataset: Where batches come from; None where a batch was given.
         compiled: Whether XLA compiles the whole step, as `Loop(jit_compile=True)` has it.
-        steps_per_call: As its `Loop` has it.
+        steps_per_call: As its `Loop` has it, None where that chooses.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Program:
     batch: Any
     dataset: tf.data.Dataset | None
     compiled: bool = False
-    steps_per_call: int = 1
+    steps_per_call: int | None = 1
 
     @property
     def has_masters(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -24,12 +23,7 @@ from loops.diagnose.graph.models import models_of, units
 from loops.loop.loop import Loop
 from loops.run.rewind.rewind import rewind
 from loops.support.errors import LoopError
-
-_LONGEST = 240
-"""Characters of an error that a sentence repeats."""
-_OF_USER_CODE = re.compile(r"\n +\w*Error: ")
-"""Where TensorFlow's account of the calls on the way ends, and what happened begins."""
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+from loops.support.text import one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +129,7 @@ class _Trials:
             attempt = self._attempts.take(in_policy([one for path in paths for one in self._narrow[path]], "float32"))
         except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion) as error:
             # A layer that adds what two others give takes no two dtypes.
-            self._errors[key] = _one_line(error)
+            self._errors[key] = one_line(error)
             return False
         self._scales[key] = attempt.at_scale
         return attempt.finite
@@ -171,9 +165,3 @@ def _without_those_that_cannot(trials: _Trials, error: str) -> Cure:
     names = ", ".join(repr(path) for path in untried)
     why = f"It does not pass with every other layer in float32, and {names} could not be tried:"
     return Cure(None, False, f"{why} {trials.error(untried[:1])}", untried=untried)
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(_OF_USER_CODE.split(_ESCAPES.sub("", str(error)))[-1].split())
-    text = text.partition(" Arguments received by")[0]
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

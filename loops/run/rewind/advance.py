@@ -51,7 +51,7 @@ def advance(
 
 def _call(loop: Loop, batches: Batches, left: int) -> tuple[int, dict[str, np.ndarray]]:
     if not batches.by_one:
-        return loop.take(min(loop.steps_per_call, left))
+        return loop.take(min(loop.longest_call, left))
     batch = batches.next()
     if batch is None:
         return 0, {}

@@ -37,7 +37,7 @@ class Run:
         if checkpoint:
             actions.append(loops.Checkpoint(checkpoint, every=100, best=self.best, **arguments))
         data = tf.data.Dataset.from_tensor_slices(np.float32(values))
-        self.loop = loops.Loop(step, data, actions=actions)
+        self.loop = loops.Loop(step, data, steps_per_call=1, actions=actions)
 
 
 class Value(keras.metrics.Mean):

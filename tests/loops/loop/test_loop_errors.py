@@ -132,7 +132,7 @@ def test_an_action_that_cannot_be_entered_leaves_those_before_it():
         ({"steps_per_call": 1.5}, ["steps_per_call=1.5", "integer"]),
         ({"steps_per_call": True}, ["steps_per_call=True", "integer"]),
         ({"steps_per_call": "10"}, ["steps_per_call='10'", "integer"]),
-        ({"steps_per_call": None}, ["steps_per_call=None", "integer"]),
+        ({"steps_per_call": "auto"}, ["steps_per_call='auto'", "integer"]),
         ({"dataset": [1, 2]}, ["dataset=list", "tf.data.Dataset.from_tensor_slices"]),
         ({"train_step": None}, ["train_step=None", "callable"]),
         ({"actions": [print, "loss"]}, ["actions=['loss']", "take a Visit"]),

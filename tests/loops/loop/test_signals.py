@@ -66,7 +66,7 @@ def run_and_signal(number, times=1):
                 signal.raise_signal(number)
             taken.append("acted")
 
-    loop = loops.Loop(lambda number: {"loss": number}, tf.data.Dataset.range(1, 9), actions=[act])
+    loop = loops.Loop(lambda number: {"loss": number}, tf.data.Dataset.range(1, 9), steps_per_call=1, actions=[act])
     return loop, taken
 
 

@@ -1,0 +1,42 @@
+"""Tensors of different dtypes as one array of bytes, so that the host reads once what a call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+Layout = Sequence[tuple[tf.DType, Sequence[int]]]
+"""The dtype and the shape of each tensor."""
+
+
+def packed(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The bytes of all tensors, one after the other: uint8 [total].
+
+    Args:
+        tensors: Numbers and bools of any shape.
+    """
+    return tf.concat([tf.reshape(_bytes(tensor), [-1]) for tensor in tensors], axis=0)
+
+
+def unpacked(data: np.ndarray, layout: Layout) -> list[np.ndarray]:
+    """The tensors again, as arrays of their own.
+
+    Args:
+        data: What `packed` made, on the host.
+        layout: Of the tensors, in their order.
+    """
+    found, start = [], 0
+    for dtype, shape in layout:
+        kind = np.dtype(dtype.as_numpy_dtype)
+        end = start + kind.itemsize * int(np.prod(shape, dtype=np.int64))
+        found.append(data[start:end].view(kind).reshape(shape).copy())
+        start = end
+    return found
+
+
+def _bytes(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.dtype in (tf.bool, tf.uint8):
+        return tf.cast(tensor, tf.uint8)
+    return tf.bitcast(tensor, tf.uint8)

@@ -1,0 +1,215 @@
+"""Guards that a loop that chooses the steps of its calls is quick, and does at each step what every other one does."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import loops
+import scaler
+from loops.loop import pace
+from loops.loop.pace import Pace
+
+
+@pytest.fixture
+def lengths(monkeypatch):
+    """Gives the calls of the loops of a test the lengths of a list, in place of those that a clock would give."""
+
+    def use(steps):
+        left = iter(steps)
+        monkeypatch.setattr(Pace, "took", lambda self, *_: setattr(self, "steps", next(left)))
+
+    return use
+
+
+def trained(steps, *, actions=(), **options):
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
+    x, y = tf.random.stateless_normal([32, 4], [1, 2]), tf.range(32) % 3
+    step = loops.TrainStep(
+        model,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        keras.optimizers.Adam(0.01),
+        loss_scaler=scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=5)),
+    )
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(32, seed=3).repeat().batch(8)
+    loop = loops.Loop(step, data, actions=actions, **options)
+    loop.run(steps)
+    return loop, [weight.numpy().tobytes() for weight in model.weights]
+
+
+def test_the_first_calls_take_one_step_and_then_calls_grow_until_they_last():
+    chosen = Pace(None)
+    taken = []
+    for _ in range(9):
+        taken.append(chosen.steps)
+        chosen.took(chosen.steps, 60.0 if len(taken) == 1 else chosen.steps * 1e-3)
+    assert taken == [1, 1, 4, 16, 64, 250, 250, 250, 250]
+    chosen.took(250, 2.5)
+    assert chosen.steps == 25
+
+
+def test_slow_steps_are_taken_one_by_one_and_fast_ones_within_bounds():
+    slow, fast = Pace(None), Pace(None)
+    for _ in range(20):
+        slow.took(slow.steps, 3.0 * slow.steps)
+        fast.took(fast.steps, 0.0)
+    assert (slow.steps, fast.steps) == (1, pace.MOST)
+
+
+def test_a_given_number_stays():
+    given_one = Pace(7)
+    for seconds in (0.0, 100.0):
+        given_one.took(7, seconds)
+    assert (given_one.limit(0, 100, []), given_one.limit(98, 100, [])) == (7, 2)
+
+
+@given(
+    every=st.lists(st.integers(1, 60), max_size=3),
+    goal=st.integers(1, 200),
+    lengths=st.lists(st.integers(1, pace.MOST), min_size=1, max_size=20),
+)
+def test_no_call_passes_a_step_at_which_an_action_acts(every, goal, lengths):
+    acted = {one: [] for one in every}
+    actions = [loops.Call(lambda visit, one=one: acted[one].append(visit), every=one) for one in every]
+    chosen, done, visited = Pace(None), 0, []
+    while done < goal:
+        chosen.steps = lengths[len(visited) % len(lengths)]
+        taken = chosen.limit(done, goal, actions)
+        assert 1 <= taken <= chosen.steps
+        done += taken
+        visited.append(done)
+    assert visited[-1] == goal
+    for one in every:
+        assert set(range(one, goal + 1, one)) <= set(visited)
+
+
+@pytest.mark.parametrize("shortest", [[1] * 99, [1, 4, 16, 64, 250], [3, 1, 50, 2] * 30])
+def test_calls_of_any_lengths_give_the_same_bits(lengths, shortest):
+    lengths([7] * 99)
+    expected = trained(60)[1]
+    lengths(shortest)
+    assert trained(60)[1] == expected
+
+
+def test_actions_act_at_the_same_steps_whatever_the_speed(lengths, tmp_path):
+    def steps_of(name):
+        folder, called, stops = tmp_path / name, [], []
+        loop, _ = trained(
+            37,
+            actions=[
+                loops.Call(lambda visit: called.append(visit.counters.data), every=6),
+                loops.Checkpoint(folder / "checkpoints", every=10, keep=10),
+                loops.JsonLines(folder / "steps.jsonl"),
+                loops.StopWhen(lambda visit: visit.counters.data >= 33, every=11),
+                lambda visit: stops.append(visit.counters.data),
+            ],
+        )
+        rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+        saved = sorted(path.name for path in (folder / "checkpoints").glob("ckpt-*.index"))
+        return rows, called, saved, loop.counters.data
+
+    lengths([100] * 99)
+    quick = steps_of("quick")
+    lengths([1] * 99)
+    assert steps_of("slow") == quick
+    assert quick[1:] == ([6, 12, 18, 24, 30], [f"ckpt-{n}.index" for n in (10, 20, 30, 33)], 33)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(lengths, tmp_path):
+    lengths([1, 4, 16, 64] * 9)
+    whole = trained(50)[1]
+    trained(20, actions=[loops.Checkpoint(tmp_path / "checkpoints", every=20)])
+    lengths([5] * 99)
+    assert trained(50, actions=[loops.Checkpoint(tmp_path / "checkpoints", every=20, resume=True)])[1] == whole
+
+
+def test_the_step_is_traced_once_whatever_the_lengths(lengths):
+    lengths([1, 4, 16, 3, 1, 50] * 9)
+    traces = []
+
+    def step(number):
+        traces.append(number)
+        return {"loss": tf.cast(number, tf.float32)}
+
+    loops.Loop(step, tf.data.Dataset.range(1000)).run(200)
+    assert len(traces) == 1
+
+
+def test_an_action_of_the_user_names_its_next_step(lengths):
+    seen = []
+
+    class AtSquares:
+        def next_visit(self, done):
+            return (int(done**0.5) + 1) ** 2
+
+        def __call__(self, visit):
+            seen.append(visit.counters.data)
+
+    lengths([100] * 99)
+    loops.Loop(lambda n: {"loss": n}, tf.data.Dataset.range(100), actions=[AtSquares()]).run(30)
+    assert seen == [1, 4, 9, 16, 25, 30]
+
+
+def test_a_profile_begins_and_ends_where_it_says(lengths, monkeypatch, tmp_path):
+    lengths([100] * 99)
+    marks, visits = [], []
+    monkeypatch.setattr(tf.profiler.experimental, "start", lambda folder: marks.append(visits[-1] if visits else 0))
+    monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: marks.append(visits[-1]))
+    actions = [lambda visit: visits.append(visit.counters.data), loops.Profile(tmp_path / "p", first=10, steps=5)]
+    loops.Loop(lambda n: {"loss": n}, tf.data.Dataset.range(100), actions=actions).run(40)
+    assert marks == [10, 15]
+
+
+class TestStepsThatNeedTheirShapes:
+    def step(self, x):
+        return {"loss": tf.reduce_sum(tf.reshape(x, [x.shape[0] * 2, -1]))}
+
+    def test_run_one_by_one_and_say_why(self):
+        data = tf.data.Dataset.from_tensor_slices(np.ones([20, 4], np.float32)).batch(8)
+        visits = []
+        loop = loops.Loop(self.step, data, actions=[visits.append])
+        with pytest.warns(UserWarning, match="open shape .*NoneType.* one step a call.* steps_per_call=1") as said:
+            loop.run(3)
+        assert [float(visit.outputs["loss"][0]) for visit in visits] == [32.0, 32.0, 16.0]
+        assert loop.steps_per_call == 1
+        assert said[0].filename == __file__
+
+    def test_run_in_the_graph_where_the_shape_is_known(self, recwarn):
+        data = tf.data.Dataset.from_tensor_slices(np.ones([64, 4], np.float32)).batch(8, drop_remainder=True)
+        loop = loops.Loop(self.step, data)
+        loop.run(8)
+        assert loop.steps_per_call is None
+        assert not recwarn
+
+    def test_an_error_of_the_step_itself_is_its_own(self):
+        def broken(x):
+            raise ValueError(f"of rank {x.shape.rank}")
+
+        data = tf.data.Dataset.from_tensor_slices(np.ones([20, 4], np.float32)).batch(8)
+        with pytest.raises(ValueError, match="of rank 2"):
+            loops.Loop(broken, data).run(3)
+
+
+def test_functions_that_run_eagerly_are_called_one_by_one():
+    tf.config.run_functions_eagerly(True)
+    try:
+        loop = loops.Loop(lambda n: {"loss": float(n)}, tf.data.Dataset.range(10))
+        with pytest.warns(UserWarning, match="runs functions eagerly"):
+            loop.run(3)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert loop.counters.data == 3
+
+
+def test_data_that_ends_inside_of_a_call_ends_the_run(lengths):
+    lengths([100] * 99)
+    visits = []
+    with pytest.raises(loops.OutOfData, match="after 9 of 20 steps"):
+        loops.Loop(lambda n: {"loss": n}, tf.data.Dataset.range(9), actions=[visits.append]).run(20)
+    assert visits[-1].counters.data == 9
