@@ -41,7 +41,7 @@ def carried_in_graph(method: str, upstream: Upstream, owner: object, now: Any, u
     Args:
         method: Who asks, for the error.
         upstream: What the gradients come from.
-        owner: The loss scaler.
+        owner: The `Calls` of the loss scaler.
         now: The variable that holds the scale of the next loss.
         used: The variable that holds the scale of the last loss.
 
@@ -83,7 +83,7 @@ def scale_read(
     Args:
         method: Who asks, for the error.
         upstream: What the gradients come from.
-        owner: The loss scaler.
+        owner: The `Calls` of the loss scaler.
         read: Whether its scale was read outside a tape since a loss was last scaled.
         now: The variable that holds the scale of the next loss.
         scale_now: Returns that scale.

@@ -50,7 +50,7 @@ def look_at_end(
         method: Who asks, for the sentences.
         upstream: What scaled gradients come from.
         targets: The variables to update. They hold no gradients.
-        owner: The loss scaler.
+        owner: The `Calls` of the loss scaler.
         always: Whether every call of the step takes these gradients.
         now: The variable that holds the scale of the next loss.
         say_once: Gives a warning, once for all of the same mistake.
@@ -118,7 +118,7 @@ class _Step:
 
     Args:
         starts: Its gradients.
-        owner: The loss scaler.
+        owner: The `Calls` of the loss scaler.
     """
 
     def __init__(self, starts: Sequence[Value], owner: object):

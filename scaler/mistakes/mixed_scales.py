@@ -29,7 +29,7 @@ def refuse_mixed(method: str, upstream: Upstream, owner: object, may_leave_out: 
     Args:
         method: Who asks, for the error.
         upstream: What scaled gradients come from.
-        owner: A loss scaler, or None if the scales of others are not checked.
+        owner: The `Calls` of a loss scaler, or None if the scales of others are not checked.
         may_leave_out: Whether not every call of the step takes these gradients.
     """
     marked = [one.tensor for kind in (LOSS_SCALE, READ, UNSCALED) for one in upstream.marks.get(kind, ())]

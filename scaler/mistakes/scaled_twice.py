@@ -46,7 +46,7 @@ def refuse_gradients(method: str, upstream: Upstream, owner: object) -> None:
     Args:
         method: Who asks, for the error.
         upstream: What the gradients come from.
-        owner: A loss scaler, or None.
+        owner: The `Calls` of a loss scaler, or None.
     """
     found = upstream.marks
     if set(found) == {UNSCALED} or (owner is not None and any(map(_divided_by_a_scale, upstream.values))):
