@@ -11,8 +11,8 @@ from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.assignments import age_of
 from scaler.errors import InvalidArgument
-from scaler.mistakes.functions_seen import FunctionsSeen
 from scaler.mistakes.carried import KEEP_UNSCALED, Carried
+from scaler.mistakes.functions_seen import FunctionsSeen
 
 _REMEMBERED = 32
 
