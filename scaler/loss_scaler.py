@@ -475,8 +475,10 @@ class LossScaler(tf.Module):
         if outcome is None and int(known.cause) == Cause.NONE:
             counts = self._stored.read()
             return none_skipped(counts.attempted, counts.skipped)
-        low, high = host_bounds_of(self.strategy)
-        return self._names.explain(known, pinned(float(known.loss_scale), low, high, type(self.strategy).__name__))
+        return self._names.explain(known, self._pinned(float(known.loss_scale)))
+
+    def _pinned(self, loss_scale: float) -> str:
+        return pinned(loss_scale, *host_bounds_of(self.strategy), type(self.strategy).__name__)
 
     def check(self, reading: Sequence[float] | None = None) -> None:
         """Raises, warns or does nothing if the scaler makes no progress: the `stuck` policy decides.

@@ -125,7 +125,7 @@ class Names:
     def explain(self, outcome: Outcome, pinned: str) -> str:
         """As the function, with the names of the list that the outcome is about."""
         beginning = int(outcome.names_from)
-        names, optimizer = self._of(beginning)
+        names, optimizer = self.of(beginning)
         if int(outcome.weight) < 0 and int(outcome.cause) in (Cause.LOSS, Cause.OVERFLOW):
             # A weight moves in no skipped step, so that it is now as it was.
             outcome = outcome._replace(weight=tf.constant(self._spoiled(beginning)))
@@ -138,7 +138,7 @@ class Names:
                 return position
         return -1
 
-    def _of(self, beginning: int) -> tuple[Sequence[str], str]:
+    def of(self, beginning: int) -> tuple[Sequence[str], str]:
         """The names that begin there, and the name of their optimizer."""
         known = [(names, optimizer, at) for (optimizer, names), at in self._known.items()]
         # An older checkpoint does not tell the lists apart.
