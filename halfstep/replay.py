@@ -143,16 +143,10 @@ def _told(validated: Sequence[Validated]) -> list[str]:
 
 
 def _draw(found: Replay, recording: Recording, path: pathlib.Path) -> None:
-    from loops.support.errors import LoopError, NotWritable
+    from loops.support.drawing import require_matplotlib, save
 
-    try:
-        from loops.replay.figure import replay_figure
-    except ImportError as error:
-        raise LoopError('a figure needs matplotlib: pip install "halfstep[study]"') from error
+    require_matplotlib()
+    from loops.replay.figure import replay_figure
+
     scales = {one.strategy: one.scales for one in found.strategies}
-    try:
-        replay_figure(found.numbers, recording.limits.decided, scales).savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise NotWritable(
-            f"--out {path}: the figure cannot be written ({error}). Name a .png, .svg or .pdf."
-        ) from error
+    save(replay_figure(found.numbers, recording.limits.decided, scales), path)

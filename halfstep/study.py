@@ -84,10 +84,12 @@ def run(options: argparse.Namespace) -> int:
     from loops.study.report import write_report
     from loops.study.setups import choose_setups, strategy_setups
     from loops.study.summaries import failed, failure
+    from loops.support.drawing import require_matplotlib
     from loops.support.text import columns
 
     if options.preset is not None:
         return effects.run(options)
+    require_matplotlib()
     setups = strategy_setups(options.strategy) if options.strategy else choose_setups(options.setup)
     if options.task not in tasks.IMAGE_TASKS:
         raise scaler.InvalidArgument(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loops.support.plot_style import Mark
+from loops.support.marks import Mark
 
 _BLACK = "#000000"
 # Of markers as matplotlib names them: a path around (0, 0), about 8 wide.

@@ -16,21 +16,13 @@ from loops.record.files import STEPS, SUMMARY
 from loops.record.log import read_log
 from loops.study import texts
 from loops.study.costs import COSTS, cost_cells, has_costs
+from loops.study.marks import marks
+from loops.study.page import PAGE, STYLE, sample
 from loops.study.setups import SETUPS
 from loops.study.summaries import Steps, failed, failure, options_of, place, runs_of, split_rows
-from loops.support.errors import LoopError
+from loops.support.drawing import require_matplotlib
 from loops.support.text import share
 from loops.support.written.place import writing
-
-try:
-    from loops.study.comparison_figure import comparison_figure
-    from loops.study.costs_figure import costs_figure
-    from loops.study.curves import loss_figure, loss_scale_figure
-    from loops.study.histograms import gradients_figure, small_loss_figure
-    from loops.study.page import PAGE, STYLE, sample
-    from loops.support.plot_style import marks
-except ModuleNotFoundError as error:
-    raise LoopError('the figures need matplotlib: pip install "halfstep[study]"') from error
 
 _CLOSE = 1.0  # Percentage points: what the first sentence calls "within" of float32.
 _FAR = 5.0  # Percentage points below float32 that call for an explanation.
@@ -52,6 +44,12 @@ def write_report(folder: str | os.PathLike) -> list[pathlib.Path]:
         loops.LoopError: If matplotlib is not installed.
         OSError: If a file of the study is missing, or one of the report cannot be written.
     """
+    require_matplotlib()
+    from loops.study.comparison_figure import comparison_figure
+    from loops.study.costs_figure import costs_figure
+    from loops.study.curves import loss_figure, loss_scale_figure
+    from loops.study.histograms import gradients_figure, small_loss_figure
+
     folder = pathlib.Path(folder)
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     steps = read_steps(folder, summary)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import pathlib
@@ -10,23 +9,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from loops.diagnose.memory.footprint import Bytes, Footprint
-from loops.support.errors import LoopError, NotWritable
+from loops.support.drawing import require_matplotlib
+from loops.support.errors import NotWritable
+from loops.support.palette import BLUE, GREEN, ORANGE, PINK, RED, SKY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
 _PARTS = {
-    "weights": "#0072B2",
-    "masters": "#56B4E9",
-    "slots": "#009E73",
-    "gradients": "#CC79A7",
-    "copies": "#E69F00",
-    "activations": "#D55E00",
+    "weights": BLUE,
+    "masters": SKY,
+    "slots": GREEN,
+    "gradients": PINK,
+    "copies": ORANGE,
+    "activations": RED,
 }
 _LAYERS = 24
 _KINDS = (".png", ".svg", ".pdf", ".html")
-_MISSING = 'a picture needs matplotlib: pip install "halfstep[study]"'
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><title>Memory of a training step</title></head>
@@ -42,7 +41,7 @@ def write_picture(found: Sequence[Footprint], path: str | os.PathLike) -> None:
         LoopError: If matplotlib is not installed.
         NotWritable: If the file cannot be written.
     """
-    figure, path = figure_of(found), pathlib.Path(path)
+    figure, path = memory_figure(found), pathlib.Path(path)
     try:
         if path.suffix.lower() == ".html":
             drawn = io.StringIO()
@@ -61,8 +60,7 @@ def check_picture(path: str | os.PathLike) -> None:
         LoopError: If matplotlib is not installed.
         NotWritable: If the folder is not there, or the name is that of no picture.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise LoopError(_MISSING)
+    require_matplotlib()
     path = pathlib.Path(path)
     if path.suffix.lower() not in _KINDS or not path.parent.is_dir():
         raise NotWritable(
@@ -70,12 +68,11 @@ def check_picture(path: str | os.PathLike) -> None:
         )
 
 
-def figure_of(found: Sequence[Footprint]) -> Figure:
+def memory_figure(found: Sequence[Footprint]) -> Figure:
     """The picture as a matplotlib Figure."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise LoopError(_MISSING) from error
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     own = found[0]
     layers = sorted(own.layers.items(), key=lambda item: -item[1].total)[:_LAYERS]
     heights = [1.2 + 0.35 * len(found), 1.0 + 0.25 * len(layers)]

@@ -10,24 +10,12 @@ import numpy as np
 
 from loops.record.run import Recorded
 from loops.record.thin import envelope
+from loops.support.drawing import require_matplotlib
 from loops.support.errors import LoopError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7",
-)  # fmt: skip
-GREY = "#A9AFB5"
-CAUSES = {
-    "OVERFLOW": (RED, "x"),
-    "LOSS": (PINK, "+"),
-    "BACKWARD": (GREEN, "1"),
-    "UPDATE": (ORANGE, "2"),
-    "TOO_LARGE": (BLUE, "3"),
-}
-"""The colour and the marker of a skip by its cause."""
 _COLUMNS = 2000
 
 
@@ -41,13 +29,12 @@ def drawing(height: float = 3.0) -> Iterator[Figure]:
     Raises:
         LoopError: Without matplotlib.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
 
-        from loops.support.plot_style import STYLE, WIDTH
-    except ImportError as error:
-        raise LoopError('a plot needs matplotlib: pip install "halfstep[study]"') from error
+    from loops.support.plot_style import STYLE, WIDTH
+
     with matplotlib.rc_context(STYLE):
         yield Figure((WIDTH, height), layout="constrained")
 
