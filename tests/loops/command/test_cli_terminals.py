@@ -93,7 +93,7 @@ COMMANDS = {
     "study": (
         [
             ("loops.study.compare", "run_study", {"setups": [{"name": NAME, **ROW, **SHARES}], "runs": []}),
-            ("loops.study.report", "write_report", []),
+            ("loops.study.report", "report_study", []),
         ],
         ["study"],
         f"{NAME} 98.7% (1 failed) -0.3 1.2e-02 1.5 3.2% 1.2%",
