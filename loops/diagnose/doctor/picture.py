@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from loops.diagnose.doctor.page import memory_page
 from loops.diagnose.memory.footprint import Bytes, Footprint
-from loops.support.drawing import require_matplotlib
+from loops.support.drawing import require_matplotlib, save
 from loops.support.errors import NotWritable
 from loops.support.palette import BLUE, GREEN, ORANGE, PINK, RED, SKY
 
@@ -26,12 +26,6 @@ _PARTS = {
 }
 _LAYERS = 24
 _KINDS = (".png", ".svg", ".pdf", ".html")
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><title>Memory of a training step</title></head>
-<body style="margin: 1rem auto; max-width: 60rem">{}</body>
-</html>
-"""
 
 
 def write_picture(found: Sequence[Footprint], path: str | os.PathLike) -> None:
@@ -42,15 +36,13 @@ def write_picture(found: Sequence[Footprint], path: str | os.PathLike) -> None:
         NotWritable: If the file cannot be written.
     """
     figure, path = memory_figure(found), pathlib.Path(path)
+    if path.suffix.lower() != ".html":
+        save(figure, path)
+        return
     try:
-        if path.suffix.lower() == ".html":
-            drawn = io.StringIO()
-            figure.savefig(drawn, format="svg")
-            path.write_text(_PAGE.format(drawn.getvalue()[drawn.getvalue().index("<svg") :]), encoding="utf-8")
-        else:
-            figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise NotWritable(f"{path}: the picture cannot be written ({error}). Name a .png, .svg or .html.") from error
+        path.write_text(memory_page(found, figure), encoding="utf-8")
+    except OSError as error:
+        raise NotWritable(f"{path}: the page cannot be written ({error.strerror or error}).") from error
 
 
 def check_picture(path: str | os.PathLike) -> None:
