@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from loops.support.errors import LoopError, NotWritable
@@ -20,6 +22,26 @@ def require_matplotlib() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise LoopError('the figures need matplotlib: pip install "halfstep[study]"')
+
+
+@contextlib.contextmanager
+def drawing(height: float = 3.0) -> Iterator[Figure]:
+    """An empty figure, within the style of all of them.
+
+    Args:
+        height: In inches.
+
+    Raises:
+        LoopError: Without matplotlib.
+    """
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from loops.support.plot_style import STYLE, WIDTH
+
+    with matplotlib.rc_context(STYLE):
+        yield Figure((WIDTH, height), layout="constrained")
 
 
 def save(figure: Figure, path: str | os.PathLike) -> None:

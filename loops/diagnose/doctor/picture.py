@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from loops.diagnose.doctor.page import memory_page
 from loops.diagnose.memory.footprint import Bytes, Footprint
-from loops.support.drawing import require_matplotlib, save
+from loops.support.drawing import drawing, require_matplotlib, save
 from loops.support.errors import NotWritable
-from loops.support.palette import BLUE, GREEN, ORANGE, PINK, RED, SKY
+from loops.support.palette import BLUE, GREEN, ORANGE, PINK, RED, SKY, TEXT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,24 +62,21 @@ def check_picture(path: str | os.PathLike) -> None:
 
 def memory_figure(found: Sequence[Footprint]) -> Figure:
     """The picture as a matplotlib Figure."""
-    require_matplotlib()
-    from matplotlib.figure import Figure
-
     own = found[0]
     layers = sorted(own.layers.items(), key=lambda item: -item[1].total)[:_LAYERS]
     heights = [1.2 + 0.35 * len(found), 1.0 + 0.25 * len(layers)]
-    figure = Figure(figsize=(8.0, sum(heights)), layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=heights)
-    _bars(above, [(one.policy, one.all) for one in found])
-    above.set_title("under each policy; “|” with gradient checkpointing", loc="left", fontsize=10)
-    for at, one in enumerate(found):
-        if one.total_recomputed is not None:
-            above.plot(one.total_recomputed / 1e6, at, "|", color="black", markersize=14)
-    _bars(below, [(name or "(the loss, all else)", one) for name, one in layers])
-    below.set_title(f"by layer, {own.policy}", loc="left", fontsize=10)
-    below.set_xlabel("MB")
-    figure.legend(*above.get_legend_handles_labels(), loc="outside upper center", ncols=len(_PARTS), fontsize=8)
-    return figure
+    with drawing(sum(heights)) as figure:
+        above, below = figure.subplots(2, 1, height_ratios=heights)
+        _bars(above, [(one.policy, one.all) for one in found])
+        above.set_title("under each policy; “|” with gradient checkpointing", loc="left")
+        for at, one in enumerate(found):
+            if one.total_recomputed is not None:
+                above.plot(one.total_recomputed / 1e6, at, "|", color=TEXT, markersize=14)
+        _bars(below, [(name or "(the loss, all else)", one) for name, one in layers])
+        below.set_title(f"by layer, {own.policy}", loc="left", parse_math=False)
+        below.set_xlabel("MB")
+        figure.legend(*above.get_legend_handles_labels(), loc="outside upper center", ncols=len(_PARTS), fontsize=8)
+        return figure
 
 
 def _bars(axes: Any, rows: Sequence[tuple[str, Bytes]]) -> None:
@@ -91,5 +88,5 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Bytes]]) -> None:
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8)
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
+    axes.grid(axis="y", visible=False)
     axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)

@@ -8,9 +8,9 @@ import numpy as np
 
 import scaler
 from loops.record import as_recorded
+from loops.support.drawing import drawing
 from loops.support.errors import LoopError
 from loops.support.palette import HUGE, MIDDLE, TINY
-from loops.views.plots.frame import drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

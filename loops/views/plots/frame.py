@@ -1,42 +1,16 @@
-"""What the plots have in common: the style, and how curves of any length are drawn."""
+"""What the plots have in common: how curves of any length are drawn, and what their legends say."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from loops.record.run import Recorded
 from loops.record.thin import envelope
-from loops.support.drawing import require_matplotlib
 from loops.support.errors import LoopError
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _COLUMNS = 2000
-
-
-@contextlib.contextmanager
-def drawing(height: float = 3.0) -> Iterator[Figure]:
-    """An empty figure, within the style of all of them.
-
-    Args:
-        height: In inches.
-
-    Raises:
-        LoopError: Without matplotlib.
-    """
-    require_matplotlib()
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    from loops.support.plot_style import STYLE, WIDTH
-
-    with matplotlib.rc_context(STYLE):
-        yield Figure((WIDTH, height), layout="constrained")
 
 
 def curve(axes: Any, run: Recorded, values: np.ndarray, **line: Any) -> None:

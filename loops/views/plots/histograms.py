@@ -8,9 +8,9 @@ import numpy as np
 
 import scaler
 from loops.record import as_recorded
+from loops.support.drawing import drawing
 from loops.support.errors import LoopError
 from loops.support.palette import BLUE, FAINT, MIDDLE, ORANGE
-from loops.views.plots.frame import drawing
 from scaler import observe
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ import numpy as np
 import scaler
 from loops.record import as_recorded
 from loops.record.thin import moving_mean
+from loops.support.drawing import drawing
 from loops.support.palette import BLACK, FAINT, SERIES
-from loops.views.plots.frame import curve, drawing, legend, needs
+from loops.views.plots.frame import curve, legend, needs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

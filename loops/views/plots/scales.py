@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loops.record import as_recorded
+from loops.support.drawing import drawing
 from loops.support.palette import BLACK, BLUE, BY_NAME, CAUSES, FAINT
-from loops.views.plots.frame import curve, drawing, legend, needs
+from loops.views.plots.frame import curve, legend, needs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
