@@ -46,7 +46,7 @@ def magnitudes_figure(found: Explanation) -> Figure:
             _mark(axes, place - 0.12, row.forward, right, _FORWARD, "o")
             if found.verdict != "loss":  # The gradients of a loss that is not finite tell nothing.
                 _mark(axes, place + 0.12, row.backward, right, _BACKWARD, "s")
-        axes.set_yticks(range(len(rows)), [_label(row, found) for row in rows])
+        axes.set_yticks(range(len(rows)), [_label(row, found) for row in rows], parse_math=False)
         axes.invert_yaxis()
         axes.set_xlim(low - 4.0, right + 3.0)
         axes.set_xlabel("largest magnitude, log2  (grey: what float16 holds)")
@@ -56,7 +56,7 @@ def magnitudes_figure(found: Explanation) -> Figure:
         axes.plot([], [], "X", color=TEXT, label="infinite or NaN")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
         began = f", began in {found.layer!r}" if found.layer else ""
-        axes.set_title(f"Step {found.step}: {found.verdict}{began}", loc="left", pad=28)
+        axes.set_title(f"Step {found.step}: {found.verdict}{began}", loc="left", pad=28, parse_math=False)
         axes.spines["left"].set_visible(False)
         axes.grid(visible=False)
         axes.tick_params(left=False)
