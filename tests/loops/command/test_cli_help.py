@@ -180,6 +180,9 @@ def test_every_shell_has_the_same_words(shell):
     written = script(parser(), shell)
     for word in (*COMMANDS, *names.POLICIES, *names.SETUPS, *names.EFFECTS, *names.PRESETS):
         assert re.search(rf"\b{word}\b", written), word
+    if shutil.which(shell):
+        result = subprocess.run([shell, "-n"], input=written, capture_output=True, text=True, timeout=60, check=True)
+        assert result.stderr == ""
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
