@@ -1,4 +1,4 @@
-"""What a step hands to its loss scaler while it is traced: the loss, then the gradients."""
+"""Records the losses and gradients that a step passes to its loss scalers while it is traced."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import scaler
 
 @dataclasses.dataclass
 class Heard:
-    """What was handed over, in order. Of several replicas, by the first.
+    """The recorded tensors, in the order of the calls. Of several replicas, the first one is recorded.
 
     Attributes:
         losses: The unscaled losses.
         gradients: The scaled gradients of each `apply` and `unscale`.
-        finite: For each `apply`, scalar bool, whether it applied them; of several replicas, those of each.
-        moments: For each call, whether it took a loss, and the number of operations that the graph had then.
-        nonzero: For each `apply` and `unscale` a variable, to which the step assigns how many values of each gradient
-            are not zero; infinities and NaN count.
+        finite: For each `apply` a scalar bool, whether it applied the gradients; on several replicas, one from each.
+        moments: For each call, whether it took a loss, and the number of operations in the graph at that time.
+        nonzero: For each `apply` and `unscale` a float32 variable, one element for each gradient. The step assigns to
+            it how many values of the gradient are not zero; infinities and NaN count.
     """
 
     losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
@@ -32,12 +32,12 @@ class Heard:
     nonzero: Sequence[tf.Variable] = ()
 
     def losses_finite(self) -> list[tf.Tensor]:
-        """Scalar bool for each loss, but not of those in a function that was compiled by itself: none can read them."""
+        """A scalar bool for each loss, except for those inside an inner `tf.function`, which cannot be read."""
         here = tf.compat.v1.get_default_graph()
         return [tf.reduce_all(tf.math.is_finite(loss)) for loss in self.losses if loss.graph is here]
 
     def take(self, grads: list) -> None:
-        """Notes gradients that were handed over."""
+        """Records gradients that were passed to a scaler."""
         if on_first_replica():
             self.moments.append((False, count_of_operations()))
             place = len(self.gradients)
@@ -61,15 +61,15 @@ def listening(
     moves: bool = True,
     nonzero: Sequence[tf.Variable] = (),
 ) -> Iterator[Heard]:
-    """Listens to the scalers' `scale`, `unscale` and `apply`.
+    """Records the calls of the scalers' `scale`, `unscale` and `apply`.
 
     Args:
-        scalers: Each is put back at the end as it was.
-        factor: Float32 scalar, a power of two, that multiplies each loss on its way into `scale`: the gradients are
-            then as large as at a loss scale of so many times the scaler's, which its strategy knows nothing of.
-        moves: False has `apply` say whether the gradients are finite, and do nothing with them: most of what is traced
-            for a step is its update.
-        nonzero: As in `Heard`.
+        scalers: The scalers of the step. Each is restored at the end.
+        factor: Float32 scalar, a power of two, that multiplies each loss on its way into `scale`. It scales the
+            gradients as a loss scale multiplied by it would, while the strategy's state stays the same.
+        moves: Whether `apply` updates the weights. If False it only checks whether the gradients are finite, which
+            makes tracing much faster: most of a step's graph is its update.
+        nonzero: The variables that count non-zero values, see `Heard`.
     """
     heard = Heard(nonzero=nonzero)
     with contextlib.ExitStack() as stack:
@@ -82,9 +82,9 @@ def listening(
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Gives an object an attribute of its own in the place of its class's, and takes it away again.
+    """Sets an attribute on an object, and removes or restores it at the end.
 
-    Keras's layers and TensorFlow's modules look at what is assigned to them, so neither is asked.
+    It bypasses `__setattr__`, with which Keras's layers and TensorFlow's modules track assigned values.
     """
     before = vars(owner).get(name)
     object.__setattr__(owner, name, value)
@@ -113,14 +113,14 @@ def _apply(one: scaler.LossScaler, heard: Heard, moves: bool) -> Callable:
     def apply(optimizer: Any, grads: Sequence, variables: Any = None, **options: Any) -> scaler.Outcome:
         grads = list(grads)
         heard.take(grads)
-        outcome = original(optimizer, grads, variables, **options) if moves else _judged(one, grads)
+        outcome = original(optimizer, grads, variables, **options) if moves else _outcome_of_gradients(one, grads)
         heard.finite.append(outcome.finite)
         return outcome
 
     return apply
 
 
-def _judged(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
+def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
     finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
     nan, nothing, no = tf.constant(float("nan")), tf.constant(-1), tf.constant(False)
     return scaler.Outcome(
@@ -148,11 +148,11 @@ def _unscale(original: Callable, heard: Heard) -> Callable:
 
 
 def on_first_replica() -> bool:
-    """Whether this is being traced for the first replica, or for the only one."""
+    """Whether the first replica is being traced, or the only one."""
     context = tf.distribute.get_replica_context()
     return context is None or tf.get_static_value(context.replica_id_in_sync_group) == 0
 
 
 def count_of_operations() -> int:
-    """How many operations the graph that is being traced has by now; 0 in eager mode."""
+    """The number of operations so far in the graph that is being traced; 0 in eager mode."""
     return 0 if tf.executing_eagerly() else len(tf.compat.v1.get_default_graph().get_operations())
