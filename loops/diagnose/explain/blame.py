@@ -40,7 +40,7 @@ def in_order(known: Explanation, attempts: Attempts, proposed: list[Proposal]) -
     def weigh(remedies: list[Remedy]) -> list[Remedy]:
         return weighed(remedies, counts, lambda: attempts.take_at(attempts.scanned_at or 1.0).nonzero, applied)
 
-    if proposed and _gone_bad(known, moment, weigh(found)):
+    if proposed and _may_have_diverged(known, moment, weigh(found)):
         found = [*try_since_checkpoint(attempts), *found]
 
     def place(remedy: Remedy) -> tuple:
@@ -63,7 +63,7 @@ def _lower_scale(known: Explanation, attempts: Attempts, scale: float) -> tuple[
     ), attempt.nonzero
 
 
-def _gone_bad(known: Explanation, moment: Any, found: list[Remedy]) -> bool:
+def _may_have_diverged(known: Explanation, moment: Any, found: list[Remedy]) -> bool:
     """Whether the weights may have diverged: no useful scale fits, or the loss has grown and other batches fail."""
     losses = _losses_before(moment)
     now = (moment.logged or {}).get("loss")

@@ -14,7 +14,7 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.explain import Progress, counted, of_steps
+from loops.diagnose.explain.explain import Progress, attempt_progress, replay_progress
 from loops.diagnose.explain.explain_step import failing, was_skipped
 from loops.diagnose.explain.lower_scales import passes_at_none
 from loops.diagnose.explain.shares import at_share_to_blame
@@ -89,8 +89,8 @@ def find_cure(
         run: The folder with the log `steps.jsonl`, if the loop has no `JsonLines`.
         progress: Called now and then with a text that says what is done.
     """
-    moment = rewind(loop, step, run=None if run is None else pathlib.Path(run), progress=of_steps(progress))
-    attempts = Attempts(moment, counted(progress))
+    moment = rewind(loop, step, run=None if run is None else pathlib.Path(run), progress=replay_progress(progress))
+    attempts = Attempts(moment, attempt_progress(progress))
     models = models_in_step(moment.train_step)
     if not models:
         raise LoopError("the train step names no Keras model: give it one as its attribute `model`.")

@@ -16,7 +16,7 @@ _DIVISION = "RealDiv"
 _OPERATORS = ("__truediv__", "__rtruediv__")
 
 
-def of_division(frame: Frame, path: str | None) -> list[Proposal]:
+def division_proposals(frame: Frame, path: str | None) -> list[Proposal]:
     """A proposal to move the denominator, if the failure began in a division; else nothing.
 
     Args:

@@ -19,12 +19,12 @@ from loops.support.errors import LoopError
 Progress = Callable[[str], object]
 
 
-def of_steps(progress: Progress) -> Callable[[int, int], object]:
+def replay_progress(progress: Progress) -> Callable[[int, int], object]:
     """Reports how many steps were replayed."""
     return lambda done, total: progress(f"replayed {done} of {total} steps")
 
 
-def counted(progress: Progress) -> Callable[[], None]:
+def attempt_progress(progress: Progress) -> Callable[[], None]:
     """Reports how many times the step was repeated."""
     taken = 0
 
@@ -68,9 +68,13 @@ def explain(
                 "or let the run write a log with loops.JsonLines."
             )
     moment = rewind(
-        loop, step, run=None if run is None else pathlib.Path(run), at_least=_REPLAYED, progress=of_steps(progress)
+        loop,
+        step,
+        run=None if run is None else pathlib.Path(run),
+        at_least=_REPLAYED,
+        progress=replay_progress(progress),
     )
-    explanation = explain_step(moment, counted(progress), remedies=found is None or not found.healthy)
+    explanation = explain_step(moment, attempt_progress(progress), remedies=found is None or not found.healthy)
     return _with_health(explanation, found) if found else explanation
 
 

@@ -15,7 +15,7 @@ from loops.diagnose.explain.examples import example_of, example_to_blame
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.literals import literals_of
 from loops.diagnose.explain.lower_scales import fitting_scale, flushes
-from loops.diagnose.explain.proposals import of_update, proposals
+from loops.diagnose.explain.proposals import proposals, update_proposals
 from loops.diagnose.explain.remedies import Kind
 from loops.diagnose.explain.scan_results import amax_in_float32, magnitudes, same_as_unobserved, scan_step
 from loops.diagnose.explain.sentence import describe
@@ -78,7 +78,7 @@ def explain_step(moment: Any, progress: Callable[[], None] = lambda: None, *, re
         attempts.lower_from = attempts.loss_scale if cause is scaler.Cause.LOSS else None
         known = dataclasses.replace(known, learning_rates=risen_rate(moment))
         known = _with_scale(known, attempts, cause, layers)
-        known, seen = _below_overflows(known, attempts, layers, seen)
+        known, seen = _without_overflow(known, attempts, layers, seen)
         known = _with_origin(known, attempts, layers, seen, attempt, remedies or not known.scale_was_too_high)
     return dataclasses.replace(known, sentence=describe(known))
 
@@ -119,7 +119,9 @@ def _with_scale(
         fits_at, flushed_at = None, fits_at
     if cause is scaler.Cause.LOSS:
         return dataclasses.replace(known, applied_at=fits_at, flushed_at=flushed_at)
-    return dataclasses.replace(known, fits_at=fits_at, flushed_at=flushed_at, verdict=_of_scale(attempts, fits_at))
+    return dataclasses.replace(
+        known, fits_at=fits_at, flushed_at=flushed_at, verdict=_verdict_at_scale(attempts, fits_at)
+    )
 
 
 def _cause_of(attempt: Attempt, seen: Scan) -> scaler.Cause:
@@ -129,7 +131,7 @@ def _cause_of(attempt: Attempt, seen: Scan) -> scaler.Cause:
     return scaler.Cause.LOSS if guessed and lost else attempt.cause
 
 
-def _below_overflows(known: Explanation, attempts: Attempts, layers: Mapping, seen: Scan) -> tuple[Explanation, Scan]:
+def _without_overflow(known: Explanation, attempts: Attempts, layers: Mapping, seen: Scan) -> tuple[Explanation, Scan]:
     """Measures the step at a scale of 1 if it is finite at none: an overflow of a high scale would hide the reason."""
     if known.verdict != "backward" or not known.loss_scale or known.loss_scale <= 1.0:
         return known, seen
@@ -141,7 +143,7 @@ def _below_overflows(known: Explanation, attempts: Attempts, layers: Mapping, se
     return known, seen
 
 
-def _of_scale(attempts: Attempts, fits_at: float | None) -> str:
+def _verdict_at_scale(attempts: Attempts, fits_at: float | None) -> str:
     if fits_at is None:
         return "backward"
     floors = [getattr(one.strategy, "min_scale", 0.0) for one in attempts.scalers]
@@ -158,9 +160,9 @@ def _with_origin(
 ) -> Explanation:
     first = next(iter(origins(seen.frames, seen.failed)), None)
     if first is None:
-        return _of_variable(known, attempts, layers, attempt)
+        return _with_variable(known, attempts, layers, attempt)
     if first.blind:
-        return _lost(known, attempts, layers, seen, first, more)
+        return _with_lost_trail(known, attempts, layers, seen, first, more)
     over = octaves_over(first, amax_in_float32(seen, first))
     own = first.layer if first.layer in layers else None
     nearest = own or nearest_layer(first, seen.frames)
@@ -200,7 +202,7 @@ def _with_origin(
     return dataclasses.replace(known, example=_example(known, attempts), literals=literals)
 
 
-def _lost(
+def _with_lost_trail(
     known: Explanation,
     attempts: Attempts,
     layers: Mapping[str, keras.layers.Layer],
@@ -235,12 +237,12 @@ def _example(known: Explanation, attempts: Attempts) -> int | None:
     return in_whole_batch(found, moment.batch, known.replicas, moment.replicas)
 
 
-def _of_variable(
+def _with_variable(
     known: Explanation, attempts: Attempts, layers: Mapping[str, keras.layers.Layer], attempt: Attempt
 ) -> Explanation:
     """The explanation if the gradients are finite, but their norm or the update is not."""
     moment = attempts.moment
-    proposed = [*of_update(attempts), *proposals(attempts, layers, None, None, singular=False)]
+    proposed = [*update_proposals(attempts), *proposals(attempts, layers, None, None, singular=False)]
     position = int(attempt.outputs.get("variable", -1))
     variables = getattr(getattr(moment.train_step, "model", None), "trainable_variables", [])
     variable = variables[position] if 0 <= position < len(variables) else None

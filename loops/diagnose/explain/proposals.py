@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.divisions import of_division
+from loops.diagnose.explain.divisions import division_proposals
 from loops.diagnose.explain.remedies import Kind, Proposal
 from loops.diagnose.graph.changes import (
     APART,
@@ -60,15 +60,15 @@ def proposals(
     found = []
     paths = list(dict.fromkeys(path for path in (origin, nearest) if path))
     for path in paths:
-        found += _of_layer(path, layers[path])
+        found += _layer_proposals(path, layers[path])
     if operation is not None:
-        found += of_division(operation, operation.layer)
-        found += _of_exponential(operation, attempts, layers)
+        found += division_proposals(operation, operation.layer)
+        found += _exponential_proposals(operation, attempts, layers)
     for path in paths if singular else ():
-        found += _at_a_singular_point(path, layers[path])
+        found += _singular_point_proposals(path, layers[path])
     narrow = [layer for layer in layers.values() if layer.compute_dtype in ("float16", "bfloat16")]
-    found += _of_loss(attempts, singular=singular)
-    following = _from(origin or nearest, layers, order)
+    found += _loss_proposals(attempts, singular=singular)
+    following = _layers_from(origin or nearest, layers, order)
     if len(following) > 1:
         found.append(
             Proposal(
@@ -99,7 +99,7 @@ def proposals(
                 lambda: in_policy(narrow, "mixed_bfloat16"),
             )
         )
-    found += _of_state(attempts)
+    found += _state_proposals(attempts)
     if attempts.moment.next_batch is not None:
         found.append(
             Proposal(
@@ -112,7 +112,9 @@ def proposals(
     return found
 
 
-def _from(path: str | None, layers: Mapping[str, keras.layers.Layer], order: Sequence[str]) -> list[keras.layers.Layer]:
+def _layers_from(
+    path: str | None, layers: Mapping[str, keras.layers.Layer], order: Sequence[str]
+) -> list[keras.layers.Layer]:
     """The 16-bit layers from one layer on, in the order of the forward pass, with the inner layers of the first."""
     if path is None or path not in order:
         return []
@@ -123,7 +125,7 @@ def _from(path: str | None, layers: Mapping[str, keras.layers.Layer], order: Seq
     return [one for one in dict.fromkeys(after) if one.compute_dtype in ("float16", "bfloat16")]
 
 
-def _of_layer(path: str, layer: keras.layers.Layer) -> list[Proposal]:
+def _layer_proposals(path: str, layer: keras.layers.Layer) -> list[Proposal]:
     found = []
     inside = scaler.observe.layers_of(layer)
     if any(one.compute_dtype in ("float16", "bfloat16") for one in inside):
@@ -150,7 +152,9 @@ def _of_layer(path: str, layer: keras.layers.Layer) -> list[Proposal]:
     return found
 
 
-def _of_exponential(frame: Frame, attempts: Attempts, layers: Mapping[str, keras.layers.Layer]) -> list[Proposal]:
+def _exponential_proposals(
+    frame: Frame, attempts: Attempts, layers: Mapping[str, keras.layers.Layer]
+) -> list[Proposal]:
     """A proposal to clip the exponent, if the failure began in an exponential; else nothing."""
     if frame.kind not in _EXPONENTIALS:
         return []
@@ -169,7 +173,7 @@ def _of_exponential(frame: Frame, attempts: Attempts, layers: Mapping[str, keras
     name = f"predictions clipped to {bounds}"
     if not isinstance(step, TrainStep):
         return []
-    return [Proposal(Kind.EXPONENT_CLIPPED, name, advice, _of_predictions(step, _bounded))]
+    return [Proposal(Kind.EXPONENT_CLIPPED, name, advice, _with_predictions(step, _bounded))]
 
 
 def _bounded(value: Any) -> Any:
@@ -178,7 +182,7 @@ def _bounded(value: Any) -> Any:
     return tf.clip_by_value(value, tf.cast(-_BOUND, value.dtype), tf.cast(_BOUND, value.dtype))
 
 
-def _of_predictions(step: TrainStep, change: Callable) -> Callable:
+def _with_predictions(step: TrainStep, change: Callable) -> Callable:
     """A function that returns the context in which a function is applied to the predictions before the loss."""
     loss_fn = step.loss_fn
 
@@ -188,7 +192,7 @@ def _of_predictions(step: TrainStep, change: Callable) -> Callable:
     return lambda: with_value(step, "loss_fn", loss)
 
 
-def _at_a_singular_point(path: str, layer: keras.layers.Layer) -> list[Proposal]:
+def _singular_point_proposals(path: str, layer: keras.layers.Layer) -> list[Proposal]:
     return [
         Proposal(
             Kind.INPUTS_MOVED,
@@ -229,7 +233,7 @@ def _fit(value: float) -> float:
     return 1.0 - APART if value > 0.5 else math.copysign(APART, value)
 
 
-def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
+def _loss_proposals(attempts: Attempts, *, singular: bool) -> list[Proposal]:
     step = attempts.moment.train_step
     if not isinstance(step, TrainStep):
         return []
@@ -238,7 +242,7 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
         f"predictions clipped to [{APART:g}, {1 - APART:g}]",
         "The loss has no value at a probability of 0 or 1: compute it from logits, or clip it to bounds that the "
         "format can represent.",
-        _of_predictions(
+        _with_predictions(
             step, lambda one: tf.clip_by_value(one, tf.cast(APART, one.dtype), tf.cast(1 - APART, one.dtype))
         ),
     )
@@ -247,7 +251,7 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
             Kind.LOSS_IN_FLOAT32,
             "the loss in float32",
             "Cast the predictions to float32 before the loss.",
-            _of_predictions(step, lambda one: tf.cast(one, tf.float32) if one.dtype.is_floating else one),
+            _with_predictions(step, lambda one: tf.cast(one, tf.float32) if one.dtype.is_floating else one),
         )
     ]
     if singular:
@@ -257,7 +261,7 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
                 f"predictions moved by {APART:g}",
                 "The loss or its derivative has no value at this prediction: keep the prediction away from it, for "
                 f"example by adding {APART:g} under a logarithm or square root.",
-                _of_predictions(step, moved_away),
+                _with_predictions(step, moved_away),
             ),
             *([clipped] if _are_probabilities(attempts) else []),
             Proposal(
@@ -265,7 +269,7 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
                 "derivatives of the loss that are not finite set to zero",
                 "The derivative of the loss has no value at this prediction: choose another value with tf.where before "
                 "the operation and after it.",
-                _of_predictions(step, with_finite_gradient),
+                _with_predictions(step, with_finite_gradient),
             ),
         ]
     return found
@@ -278,7 +282,7 @@ def _are_probabilities(attempts: Attempts) -> bool:
     return all(((one >= 0.0) & (one <= 1.0)).all() for one in given)
 
 
-def of_update(attempts: Attempts) -> list[Proposal]:
+def update_proposals(attempts: Attempts) -> list[Proposal]:
     """Proposals for an optimizer that turns finite gradients into non-finite values."""
     step = attempts.moment.train_step
     optimizer = optimizer_of(step)
@@ -303,7 +307,7 @@ def of_update(attempts: Attempts) -> list[Proposal]:
     return found
 
 
-def _of_state(attempts: Attempts) -> list[Proposal]:
+def _state_proposals(attempts: Attempts) -> list[Proposal]:
     """A proposal to clear the step's own variables, such as sums that were never reset."""
     own = attempts.own_variables
     if not own:

@@ -13,10 +13,10 @@ def describe(found: Explanation) -> str:
         _replayed(found),
         _observed(found),
         _what(found),
-        _how_far(found),
+        _magnitude(found),
         _literals(found),
         _rate(found),
-        _whose(found),
+        _blame(found),
         _cure(found),
     ]
     return " ".join(part for part in parts if part)
@@ -110,7 +110,7 @@ def _outside(found: Explanation) -> str:
     return f"in the loss, where it uses the output of the layer {found.layer!r}"
 
 
-def _how_far(found: Explanation) -> str:
+def _magnitude(found: Explanation) -> str:
     parts = []
     if found.octaves_over is not None:
         parts.append(f"The true value is 2^{found.octaves_over:.1f} times the format's largest.")
@@ -121,7 +121,7 @@ def _how_far(found: Explanation) -> str:
     elif found.verdict == "backward":
         parts.append("It passes at no loss scale." if found.flushed_at is None else _flushed(found.flushed_at))
     elif found.verdict == "loss":
-        parts.append(_of_loss(found))
+        parts.append(_loss(found))
     return " ".join(parts)
 
 
@@ -141,7 +141,7 @@ def _flushed(scale: float) -> str:
     return f"No loss scale helps: at {scale:g} it passes only because these gradients become zero in 16 bits."
 
 
-def _of_loss(found: Explanation) -> str:
+def _loss(found: Explanation) -> str:
     hidden = "the model trains, but its loss cannot be seen: compute the loss in float32."
     if found.applied:
         return f"Its gradients are finite, so {hidden}"
@@ -153,7 +153,7 @@ def _of_loss(found: Explanation) -> str:
     )
 
 
-def _whose(found: Explanation) -> str:
+def _blame(found: Explanation) -> str:
     blame = {
         "batch": "The next batch passes with the same weights: check this batch.",
         "weights": f"The weights had diverged before this step{_through(found)}.",

@@ -61,29 +61,29 @@ def try_since_checkpoint(attempts: Attempts) -> list[Remedy]:
     risen = risen_rate(moment)
     if optimizer is not None and risen is not None and math.isfinite(risen[0]):
         name, advice = f"the learning rate kept at {risen[0]:g} {since}", f"Keep the learning rate near {risen[0]:g}."
-        remedies.append(_tried(attempts, Kind.LEARNING_RATE, name, advice, _constant(optimizer, risen[0])))
+        remedies.append(_try(attempts, Kind.LEARNING_RATE, name, advice, _constant(optimizer, risen[0])))
     for part in _SLOWER if optimizer is not None else ():
         name, advice = f"{part:g} of the learning rate {since}", f"Lower the learning rate to {part:g} of its value."
-        remedies.append(_tried(attempts, Kind.LEARNING_RATE, name, advice, _slower(optimizer, part)))
+        remedies.append(_try(attempts, Kind.LEARNING_RATE, name, advice, _slower(optimizer, part)))
         if remedies[-1].finite or not remedies[-1].tried:
             break
     decay = getattr(optimizer, "weight_decay", None)
     if decay:
-        name, advice = f"no weight decay {since}", _of_decay(float(decay))
-        remedies.append(_tried(attempts, Kind.WEIGHT_DECAY, name, advice, _undecayed(optimizer)))
+        name, advice = f"no weight decay {since}", _decay_advice(float(decay))
+        remedies.append(_try(attempts, Kind.WEIGHT_DECAY, name, advice, _undecayed(optimizer)))
     if isinstance(getattr(optimizer, "epsilon", None), float):
         name = f"epsilon={_EPSILON:g} in the optimizer {since}"
         advice = f"Create the optimizer with epsilon={_EPSILON:g}; in 16 bits a smaller one may be 0. Or use masters."
-        remedies.append(_tried(attempts, Kind.EPSILON, name, advice, _steadier(optimizer)))
+        remedies.append(_try(attempts, Kind.EPSILON, name, advice, _steadier(optimizer)))
     if isinstance(moment.train_step, TrainStep) and moment.train_step.clip_norm is None:
         name, advice = f"clip_norm={_NORM:g} {since}", f"Clip the gradients, for example with clip_norm={_NORM:g}."
-        remedies.append(_tried(attempts, Kind.CLIP_NORM, name, advice, _clipped))
+        remedies.append(_try(attempts, Kind.CLIP_NORM, name, advice, _clipped))
     if attempts.own_variables:
-        remedies.append(_cleared(attempts, since))
+        remedies.append(_try_cleared(attempts, since))
     return remedies
 
 
-def _tried(attempts: Attempts, kind: Kind, name: str, advice: str, change: Callable) -> Remedy:
+def _try(attempts: Attempts, kind: Kind, name: str, advice: str, change: Callable) -> Remedy:
     moment = attempts.moment
     try:
         with retraced(moment.train_step):
@@ -117,7 +117,7 @@ def _while_in(make: Callable[[], contextlib.AbstractContextManager]) -> Callable
     return change
 
 
-def _of_decay(decay: float) -> str:
+def _decay_advice(decay: float) -> str:
     if decay < 0:
         return f"Change the sign of weight_decay={decay:g}: a negative one makes the weights grow."
     return f"Lower weight_decay={decay:g}: multiplied by the learning rate it must be well below 1."
@@ -151,7 +151,7 @@ def _clipped(loop: Any) -> Callable:
     return undo
 
 
-def _cleared(attempts: Attempts, since: str) -> Remedy:
+def _try_cleared(attempts: Attempts, since: str) -> Remedy:
     moment, take, own = attempts.moment, attempts.moment.take, attempts.own_variables
     names = ", ".join(one.name.split(":")[0] for one in own[:3])
 
@@ -162,7 +162,7 @@ def _cleared(attempts: Attempts, since: str) -> Remedy:
 
     moment.take = cleared
     try:
-        return _tried(
+        return _try(
             attempts,
             Kind.OWN_VARIABLES_CLEARED,
             f"the step's own variables set to zero before each step {since}",

@@ -48,7 +48,7 @@ def sample_findings(
         return [_not_run(error)]
     if not failed:
         return []
-    spoilt = _spoilt(sample)
+    spoilt = _bad_sample(sample)
     if spoilt:
         return [spoilt]
     halves = [layer for layer in scaler.observe.layers_of(model) if layer.compute_dtype == "float16"]
@@ -62,15 +62,15 @@ def sample_findings(
     findings = []
     if alone:
         origin = _origin(traced, model, loss, sample, set(alone))
-        findings.append(_of_float16(alone, origin))
+        findings.append(_float16_finding(alone, origin))
     if everywhere:
         with layers_in_float32(halves):
             origin = _origin(traced, model, loss, sample, set(everywhere))
-        findings.append(_of_the_model(everywhere, origin, bool(halves)))
+        findings.append(_model_finding(everywhere, origin, bool(halves)))
     return findings
 
 
-def _spoilt(sample: tuple) -> Finding | None:
+def _bad_sample(sample: tuple) -> Finding | None:
     """A finding if the sample itself is not finite."""
     for name, part in zip(("x", "y", "sample_weight"), sample, strict=False):
         problem = max((int(_problem(one)) for one in tf.nest.flatten(part)), default=0)
@@ -176,7 +176,7 @@ def _describe(frame: Frame, found: Scan) -> str:
     return f"It begins in the operation {frame.kind}{at}{where}{reach}."
 
 
-def _of_float16(failed: dict[str, str], origin: _Origin) -> Finding:
+def _float16_finding(failed: dict[str, str], origin: _Origin) -> Finding:
     return Finding(
         origin.layer,
         f"on your sample {_list(failed)} in float16; finite in float32.",
@@ -189,7 +189,7 @@ def _of_float16(failed: dict[str, str], origin: _Origin) -> Finding:
     )
 
 
-def _of_the_model(failed: dict[str, str], origin: _Origin, has_halves: bool) -> Finding:
+def _model_finding(failed: dict[str, str], origin: _Origin, has_halves: bool) -> Finding:
     if origin.in_half:
         return Finding(
             origin.layer,
