@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
     """Declares the subcommand."""
     parser = commands.add_parser(
         "lint",
-        help="run each layer of a model at rising magnitudes, and say what float16 will not bear",
+        help="run each layer of a model at rising magnitudes, and report float16 problems",
         epilog=f"Exit status: 0 if nothing was found that hurts, {EXIT_FOUND} if something was. Notes do not count.",
     )
     parser.add_argument(

@@ -377,6 +377,6 @@ def test_a_bar_moves_on_a_terminal_and_nothing_is_printed_elsewhere(monkeypatch,
     console = rich.console.Console(file=text, force_terminal=is_terminal, width=100, color_system=None)
     monkeypatch.setattr(terminal, "Console", lambda stderr: console)
     with terminal.working("explain") as show:
-        show("took the step [2] times")
-    assert ("explain" in text.getvalue() and "took the step [2] times" in text.getvalue()) == is_terminal
+        show("ran the step [2] times")
+    assert ("explain" in text.getvalue() and "ran the step [2] times" in text.getvalue()) == is_terminal
     assert bool(text.getvalue()) == is_terminal

@@ -302,7 +302,7 @@ def products_regrouped(regroups):
 
 @pytest.mark.slow
 def test_a_step_whose_products_are_regrouped_is_taken_as_it_is_written(tmp_path, monkeypatch):
-    """Which products TensorFlow regroups depends on the whole graph: here those of the autopsy, and not the run's."""
+    """Which products TensorFlow regroups depends on the whole graph: here those of the replay, and not the run's."""
     as_it_was = attempts.Attempts.as_it_was
 
     @contextlib.contextmanager
@@ -392,7 +392,7 @@ def test_the_step_is_traced_once_for_each_change(runs, monkeypatch):
 
 @pytest.mark.exhaustive
 def test_nothing_in_the_folder_changes(runs):
-    """An autopsy only reads."""
+    """An explanation only reads."""
     run = runs("nan_batch")
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
     explain(planted.nan_batch(run), 3)
