@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.changes import with_value
-from loops.diagnose.graph.listening import Heard, listening
 from loops.diagnose.graph.models import owned_by_parts
+from loops.diagnose.graph.scaler_calls import ScalerCalls, recording_scaler_calls
 from loops.loop.signature import taking_batches
 from loops.loop.state.variables import variable_groups
 from loops.step.scalers_in_graph import find
@@ -116,10 +116,10 @@ class Attempts:
         refused = contextlib.suppress(tf.errors.OperatorNotAllowedInGraphError)
         for inlines in (True, False):
             place = inlined() if inlines else contextlib.nullcontext()
-            with refused, self.as_it_was(), listening(self.scalers) as heard, place:
+            with refused, self.as_it_was(), recording_scaler_calls(self.scalers) as calls, place:
                 tf.function(self.step).get_concrete_function(self.moment.batch)
                 break
-        return inlines, [len(grads) for grads in heard.gradients]
+        return inlines, [len(grads) for grads in calls.gradients]
 
     def as_run(self, batch: Any = None) -> Attempt:
         """Repeats the step as the run takes it, with its update.
@@ -134,8 +134,8 @@ class Attempts:
                 outputs = self.moment.loop.calls.one(batch)
             if "applied" in outputs and "loss" in outputs:
                 return _attempt(outputs, [])
-        with self.as_it_was(), listening(self.scalers) as heard:
-            return self._taken(self._traced(heard, batch), batch)
+        with self.as_it_was(), recording_scaler_calls(self.scalers) as calls:
+            return self._taken(self._traced(calls, batch), batch)
 
     def depends_on_graph(self, attempt: Attempt) -> bool:
         """Whether loss and gradients, which were not finite in the run's graph, are finite in a graph without update.
@@ -155,11 +155,11 @@ class Attempts:
             factor: A factor on the loss scale.
         """
         batch = self.moment.batch if batch is None else batch
-        hears = listening(self.scalers, self._factor, moves=self.moves, nonzero=self._nonzero)
-        with self.as_it_was(), change or contextlib.nullcontext(), hears as heard:
+        recording = recording_scaler_calls(self.scalers, self._factor, moves=self.moves, nonzero=self._nonzero)
+        with self.as_it_was(), change or contextlib.nullcontext(), recording as calls:
             self._factor.assign(factor)
             again = change is None and not self.moves
-            step = self._traced_once(heard, batch) if again else self._traced(heard, batch)
+            step = self._traced_once(calls, batch) if again else self._traced(calls, batch)
             attempt = self._taken(step, batch)
             # A custom step may return no loss.
             lost = "loss" in attempt.outputs and not math.isfinite(attempt.loss)
@@ -178,10 +178,10 @@ class Attempts:
             batch: A batch to use instead of the step's own.
         """
         batch = self.moment.batch if batch is None else batch
-        hears = listening(self.scalers, self._factor, moves=False, nonzero=self._nonzero)
-        with self.as_it_was(), hears as heard:
+        recording = recording_scaler_calls(self.scalers, self._factor, moves=False, nonzero=self._nonzero)
+        with self.as_it_was(), recording as calls:
             self._factor.assign(factor)
-            return self._taken(self._traced_once(heard, batch), batch)
+            return self._taken(self._traced_once(calls, batch), batch)
 
     def _taken(self, step: Callable, batch: Any) -> Attempt:
         self._progress()
@@ -195,17 +195,17 @@ class Attempts:
         nonzero = np.concatenate([one.numpy() for one in self._nonzero]) if self._nonzero else None
         return dataclasses.replace(_attempt(outputs, known, losses), nonzero=nonzero)
 
-    def _traced_once(self, heard: Heard, batch: Any) -> Callable:
+    def _traced_once(self, calls: ScalerCalls, batch: Any) -> Callable:
         """The unchanged step up to its gradients, traced once for all batches of these shapes."""
         specs = tf.nest.map_structure(tf.type_spec_from_value, batch)
         if self._unchanged is None or self._unchanged[0] != specs:
-            self._unchanged = (specs, self._traced(heard, batch))
+            self._unchanged = (specs, self._traced(calls, batch))
         return self._unchanged[1]
 
-    def _traced(self, heard: Heard, batch: Any) -> Callable:
+    def _traced(self, calls: ScalerCalls, batch: Any) -> Callable:
         def taken(batch: Any) -> tuple[Any, list, list]:
             outputs = self.take_inlined(batch)
-            return outputs, [] if "applied" in outputs else heard.finite, heard.losses_finite()
+            return outputs, [] if "applied" in outputs else calls.finite, calls.losses_finite()
 
         return tf.function(taken, jit_compile=self.moment.jit_compile or None).get_concrete_function(batch)
 

@@ -12,9 +12,9 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.graph.changes import in_policy
-from loops.diagnose.graph.listening import listening
 from loops.diagnose.graph.literals import Literal, lost_literals
-from loops.diagnose.graph.whereabouts import noting
+from loops.diagnose.graph.scaler_calls import recording_scaler_calls
+from loops.diagnose.graph.whereabouts import recording_layers
 
 
 def literals_of(attempts: Attempts, layers: Mapping[str, keras.layers.Layer], path: str) -> tuple[Literal, ...]:
@@ -42,7 +42,7 @@ def _traced(attempts: Attempts, layers: Mapping[str, keras.layers.Layer], path: 
     inside: set[str] = set()
 
     def observed(batch: Any) -> Any:
-        with listening(attempts.scalers, moves=False), noting(layers) as places:
+        with recording_scaler_calls(attempts.scalers, moves=False), recording_layers(layers) as places:
             outputs = attempts.take_inlined(batch)
         operations = tf.compat.v1.get_default_graph().get_operations()
         by_number = places.by_number(len(operations))

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.listening import replaced
+from loops.diagnose.graph.changes import patched
 from loops.support.batches import parts
 
 
@@ -120,7 +120,7 @@ def _scoped(operations: Iterable[keras.Operation], scopes: list[tuple[str, str]]
     """Runs each operation in its own name scope, which Keras does for layers only, and adds the scope to a list."""
     with contextlib.ExitStack() as stack:
         for operation in operations:
-            stack.enter_context(replaced(operation, "call", _in_scope(operation, operation.call, scopes)))
+            stack.enter_context(patched(operation, "call", _in_scope(operation, operation.call, scopes)))
         yield
 
 

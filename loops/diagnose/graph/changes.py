@@ -14,7 +14,6 @@ import tensorflow as tf
 import scaler
 from loops.backend.steps import schedule as made_with
 from loops.backend.variables import variables_in_float32
-from loops.diagnose.graph.listening import replaced
 
 APART = 1e-3
 """The distance by which a value is moved away from a singular point: float16 can represent 1 - 1e-3 and 1e-3."""
@@ -54,6 +53,23 @@ def with_value(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute on an object, and removes or restores it at the end.
+
+    It bypasses `__setattr__`, with which Keras's layers and TensorFlow's modules track assigned values.
+    """
+    before = vars(owner).get(name)
+    object.__setattr__(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            object.__delattr__(owner, name)
+        else:
+            object.__setattr__(owner, name, before)
+
+
+@contextlib.contextmanager
 def with_changed_inputs(layer: keras.layers.Layer, change: Callable) -> Iterator[None]:
     """Applies a function to each input of a layer before its call."""
     call = layer.call
@@ -62,7 +78,7 @@ def with_changed_inputs(layer: keras.layers.Layer, change: Callable) -> Iterator
     def changed(*arguments: Any, **options: Any) -> Any:
         return call(*tf.nest.map_structure(change, arguments), **options)
 
-    with replaced(layer, "call", changed):
+    with patched(layer, "call", changed):
         yield
 
 

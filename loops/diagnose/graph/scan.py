@@ -16,9 +16,9 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.graph.frames import Frame, Part
 from loops.diagnose.graph.lines import line_in_custom_gradient, line_of
-from loops.diagnose.graph.listening import listening
+from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.diagnose.graph.step_frames import frames_of_step, handles_of
-from loops.diagnose.graph.whereabouts import noting
+from loops.diagnose.graph.whereabouts import recording_layers
 
 _UNSEEN = (tf.string, tf.resource, tf.variant)
 
@@ -80,29 +80,29 @@ def scan(
         scalers: The loss scalers of the step.
         factor: A number by which each loss is multiplied before `scale`; None for no change.
     """
-    kept: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     at = None if factor is None else tf.constant(factor)
 
     def observed(batch: Any) -> tuple[Any, list[tf.Tensor]]:
-        with listening(scalers, at, moves=False) as heard, noting(layers) as places:
+        with recording_scaler_calls(scalers, at, moves=False) as calls, recording_layers(layers) as places:
             outputs = take(batch)
         # Measuring a tensor in the graph takes more operations than computing it, so the values are returned.
         seen = _numbers(tf.compat.v1.get_default_graph())
-        kept.update(heard=heard, places=places, batch=tf.nest.flatten(batch, expand_composites=True), seen=seen)
+        recorded.update(calls=calls, places=places, batch=tf.nest.flatten(batch, expand_composites=True), seen=seen)
         return outputs, seen
 
     concrete = tf.function(observed).get_concrete_function(batch)
     handles = handles_of(concrete)
     outputs, numbers = concrete(batch)
-    heard, places = kept["heard"], kept["places"]
-    values = {tensor.name: value for tensor, value in zip(kept["seen"], numbers, strict=True)}
+    calls, places = recorded["calls"], recorded["places"]
+    values = {tensor.name: value for tensor, value in zip(recorded["seen"], numbers, strict=True)}
     operations = concrete.graph.get_operations()
-    given = {tensor.name for tensor in kept["batch"] if isinstance(tensor, tf.Tensor)}
+    given = {tensor.name for tensor in recorded["batch"] if isinstance(tensor, tf.Tensor)}
     return Scan(
         outputs={name: value.numpy() for name, value in outputs.items()},
-        frames=frames_of_step(operations, values, heard, places, given, handles),
-        losses=[loss.name for loss in heard.losses],
-        gradients=[[_name(grad) for grad in grads] for grads in heard.gradients],
+        frames=frames_of_step(operations, values, calls, places, given, handles),
+        losses=[loss.name for loss in calls.losses],
+        gradients=[[_name(grad) for grad in grads] for grads in calls.gradients],
         order=places.order,
         operations={tensor.name: operation for operation in operations for tensor in operation.outputs},
         values=values,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from loops.diagnose.graph.dependencies import computed_from, is_measured, sources_of_other_inputs
 from loops.diagnose.graph.frames import Frame, Part, magnitude
-from loops.diagnose.graph.listening import Heard
+from loops.diagnose.graph.scaler_calls import ScalerCalls
 from loops.diagnose.graph.whereabouts import Whereabouts, backward_layers
 from loops.loop.state.variables import components
 
@@ -40,7 +40,7 @@ def _held(variable: tf.Variable) -> tuple[float, bool]:
 def frames_of_step(
     operations: Sequence[tf.Operation],
     values: Mapping[str, tf.Tensor],
-    heard: Heard,
+    calls: ScalerCalls,
     places: Whereabouts,
     given: set[str],
     handles: Handles,
@@ -50,7 +50,7 @@ def frames_of_step(
     Args:
         operations: The operations of the step's graph.
         values: The value of each tensor, by its name.
-        heard: What the step passed to its scalers.
+        calls: What the step passed to its scalers.
         places: The layers of the operations.
         given: The names of the batch's tensors.
         handles: The variables as they were before the step.
@@ -59,7 +59,7 @@ def frames_of_step(
     penalties, customs = places.in_regularizers(), places.in_customs()
     variables = _Variables(handles)
     frames: dict[str, Frame] = {}
-    for number, (operation, layer, part) in enumerate(zip(operations, layers, _parts(operations, heard), strict=True)):
+    for number, (operation, layer, part) in enumerate(zip(operations, layers, _parts(operations, calls), strict=True)):
         inputs = tuple(computed_from(operation))
         read = variables.read_by(operation, inputs)
         if operation.type != "ReadVariableOp":
@@ -139,9 +139,9 @@ def _only_assigns(operation: tf.Operation) -> bool:
     return not operation.outputs
 
 
-def _parts(operations: Sequence[tf.Operation], heard: Heard) -> list[Part]:
+def _parts(operations: Sequence[tf.Operation], calls: ScalerCalls) -> list[Part]:
     """The part of each operation: forward until a loss is scaled, then backward until its gradients are passed."""
-    parts, now, moments = [], Part.FORWARD, list(heard.moments)
+    parts, now, moments = [], Part.FORWARD, list(calls.moments)
     for number, operation in enumerate(operations):
         while moments and moments[0][1] <= number:
             now = Part.BACKWARD if moments.pop(0)[0] else Part.OTHER

@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from loops.backend import custom_gradients
-from loops.diagnose.graph.changes import with_value
-from loops.diagnose.graph.listening import count_of_operations, on_first_replica, replaced
+from loops.diagnose.graph.changes import patched, with_value
+from loops.diagnose.graph.scaler_calls import count_of_operations, on_first_replica
 
 _BACKWARD = "gradient_tape/"
 
@@ -59,7 +59,7 @@ class Whereabouts:
 
 
 @contextlib.contextmanager
-def noting(layers: Mapping[str, keras.layers.Layer]) -> Iterator[Whereabouts]:
+def recording_layers(layers: Mapping[str, keras.layers.Layer]) -> Iterator[Whereabouts]:
     """Records the calls of layers, of their regularizers and of custom gradients.
 
     Args:
@@ -69,11 +69,11 @@ def noting(layers: Mapping[str, keras.layers.Layer]) -> Iterator[Whereabouts]:
     graphs: list[tf.Graph] = []
     with contextlib.ExitStack() as stack:
         for path, layer in layers.items():
-            stack.enter_context(replaced(layer, "call", _noted(path, layer.call, found.calls, graphs)))
+            stack.enter_context(patched(layer, "call", _recording(path, layer.call, found.calls, graphs)))
         for owner, name, path in _regularized(layers):
-            change = _Regularizer(_noted(path, getattr(owner, name), found.regularizers, graphs))
+            change = _Regularizer(_recording(path, getattr(owner, name), found.regularizers, graphs))
             stack.enter_context(with_value(owner, name, change))
-        stack.enter_context(custom_gradients.around(functools.partial(_noted_backward, found.customs, graphs)))
+        stack.enter_context(custom_gradients.around(functools.partial(_recording_backward, found.customs, graphs)))
         yield found
 
 
@@ -107,9 +107,9 @@ def _regularized(layers: Mapping[str, keras.layers.Layer]) -> list[tuple[Any, st
     ]
 
 
-def _noted(path: str, call: Callable, calls: list, graphs: list) -> Callable:
+def _recording(path: str, call: Callable, calls: list, graphs: list) -> Callable:
     @functools.wraps(call)  # Keras reads the signature.
-    def noted(*arguments: Any, **options: Any) -> Any:
+    def record(*arguments: Any, **options: Any) -> Any:
         graph, first = tf.compat.v1.get_default_graph(), count_of_operations()
         graphs.append(graph)
         result = call(*arguments, **options)
@@ -118,21 +118,21 @@ def _noted(path: str, call: Callable, calls: list, graphs: list) -> Callable:
             calls.append((path, first, count_of_operations()))
         return result
 
-    return noted
+    return record
 
 
-def _noted_backward(customs: list, graphs: list, name: str, backward: Callable) -> Callable:
+def _recording_backward(customs: list, graphs: list, name: str, backward: Callable) -> Callable:
     graph, last = tf.compat.v1.get_default_graph(), count_of_operations() - 1
     graphs.append(graph)
 
-    def noted(*grads: Any) -> Any:
+    def record(*grads: Any) -> Any:
         first = count_of_operations()
         result = backward(*grads)
         if graph is graphs[0] is tf.compat.v1.get_default_graph() and on_first_replica():
             customs.append((name, last, first, count_of_operations()))
         return result
 
-    return noted
+    return record
 
 
 def backward_layers(names: Sequence[str], forward: Sequence[str | None]) -> list[str | None]:

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.listening import replaced
+from loops.diagnose.graph.changes import patched
 
 MARGIN = 10.0
 """The factor by which a layer's inputs may grow in training beyond those on the sample."""
@@ -53,7 +53,7 @@ class InputRanges:
         """Measures the layers whenever a function runs that was traced in this context."""
         with contextlib.ExitStack() as stack:
             for layer, found in self._measured.values():
-                stack.enter_context(replaced(layer, "call", _measuring(layer.call, found)))
+                stack.enter_context(patched(layer, "call", _measuring(layer.call, found)))
             yield
 
     def inputs(self, layer: keras.layers.Layer) -> Inputs | None:

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.listening import replaced
+from loops.diagnose.graph.changes import patched
 
 _FEWEST = 4
 """The fewest layers of a Sequential that are worth dividing into blocks."""
@@ -44,10 +44,10 @@ def checkpointed(model: keras.Model) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if isinstance(model, keras.Sequential):
-            stack.enter_context(replaced(model, "call", _in_parts(blocks_of(model))))
+            stack.enter_context(patched(model, "call", _in_parts(blocks_of(model))))
         else:
             for (layer,) in blocks_of(model):
-                stack.enter_context(replaced(layer, "call", _recomputing(layer, layer.call)))
+                stack.enter_context(patched(layer, "call", _recomputing(layer, layer.call)))
         yield
 
 
@@ -77,7 +77,7 @@ def _recomputing(layer: keras.layers.Layer, call: Callable) -> Callable:
             given = iter(tensors)
             filled = tf.nest.map_structure(lambda one: next(given) if _flows(one) else one, (args, kwargs))
             # The layer itself casts inputs and weights. In the second call the outer call's `training` is lost.
-            with replaced(layer, "call", call):
+            with patched(layer, "call", call):
                 return layer(*filled[0], **{"training": True, **filled[1]})
 
         return tf.recompute_grad(again)(*(one for one in tf.nest.flatten((args, kwargs)) if _flows(one)))

@@ -5,7 +5,7 @@ import planted
 import pytest
 import tensorflow as tf
 
-from loops.diagnose.graph.whereabouts import noting
+from loops.diagnose.graph.whereabouts import recording_layers
 from loops.observe import explain
 
 
@@ -50,7 +50,7 @@ def test_penalties_of_outputs_and_of_parts_are_noted():
         outer(tf.ones([1, 3]))
         return outer.losses
 
-    with noting(layers) as places:
+    with recording_layers(layers) as places:
         taken.get_concrete_function()
     by_number = places.by_number(len(graphs[0].get_operations()))
     assert [path for path, _, _ in places.regularizers] == ["outer/inner"] * 2

@@ -10,10 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
+from loops.diagnose.graph.changes import patched
 
 
 @dataclasses.dataclass
-class Heard:
+class ScalerCalls:
     """The recorded tensors, in the order of the calls. Of several replicas, the first one is recorded.
 
     Attributes:
@@ -54,13 +55,13 @@ def _nonzero(grad: Any) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def listening(
+def recording_scaler_calls(
     scalers: Sequence[scaler.LossScaler],
     factor: tf.Variable | tf.Tensor | None = None,
     *,
     moves: bool = True,
     nonzero: Sequence[tf.Variable] = (),
-) -> Iterator[Heard]:
+) -> Iterator[ScalerCalls]:
     """Records the calls of the scalers' `scale`, `unscale` and `apply`.
 
     Args:
@@ -69,52 +70,35 @@ def listening(
             gradients as a loss scale multiplied by it would, while the strategy's state stays the same.
         moves: Whether `apply` updates the weights. If False it only checks whether the gradients are finite, which
             makes tracing much faster: most of a step's graph is its update.
-        nonzero: The variables that count non-zero values, see `Heard`.
+        nonzero: The variables that count non-zero values, see `ScalerCalls`.
     """
-    heard = Heard(nonzero=nonzero)
+    calls = ScalerCalls(nonzero=nonzero)
     with contextlib.ExitStack() as stack:
         for one in scalers:
-            stack.enter_context(replaced(one, "scale", _scale(one.scale, heard, factor)))
-            stack.enter_context(replaced(one, "apply", _apply(one, heard, moves)))
-            stack.enter_context(replaced(one, "unscale", _unscale(one.unscale, heard)))
-        yield heard
+            stack.enter_context(patched(one, "scale", _scale(one.scale, calls, factor)))
+            stack.enter_context(patched(one, "apply", _apply(one, calls, moves)))
+            stack.enter_context(patched(one, "unscale", _unscale(one.unscale, calls)))
+        yield calls
 
 
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute on an object, and removes or restores it at the end.
-
-    It bypasses `__setattr__`, with which Keras's layers and TensorFlow's modules track assigned values.
-    """
-    before = vars(owner).get(name)
-    object.__setattr__(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            object.__delattr__(owner, name)
-        else:
-            object.__setattr__(owner, name, before)
-
-
-def _scale(original: Callable, heard: Heard, factor: tf.Variable | tf.Tensor | None) -> Callable:
+def _scale(original: Callable, calls: ScalerCalls, factor: tf.Variable | tf.Tensor | None) -> Callable:
     def scale(loss: Any) -> tf.Tensor:
         if on_first_replica():
-            heard.moments.append((True, count_of_operations()))
-            heard.losses.append(tf.convert_to_tensor(loss))
+            calls.moments.append((True, count_of_operations()))
+            calls.losses.append(tf.convert_to_tensor(loss))
         return original(loss if factor is None else tf.cast(loss, tf.float32) * factor)
 
     return scale
 
 
-def _apply(one: scaler.LossScaler, heard: Heard, moves: bool) -> Callable:
+def _apply(one: scaler.LossScaler, calls: ScalerCalls, moves: bool) -> Callable:
     original = one.apply
 
     def apply(optimizer: Any, grads: Sequence, variables: Any = None, **options: Any) -> scaler.Outcome:
         grads = list(grads)
-        heard.take(grads)
+        calls.take(grads)
         outcome = original(optimizer, grads, variables, **options) if moves else _outcome_of_gradients(one, grads)
-        heard.finite.append(outcome.finite)
+        calls.finite.append(outcome.finite)
         return outcome
 
     return apply
@@ -138,10 +122,10 @@ def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Out
     )
 
 
-def _unscale(original: Callable, heard: Heard) -> Callable:
+def _unscale(original: Callable, calls: ScalerCalls) -> Callable:
     def unscale(grads: Sequence) -> list:
         grads = list(grads)
-        heard.take(grads)
+        calls.take(grads)
         return original(grads)
 
     return unscale
