@@ -136,7 +136,7 @@ COMMANDS = {
     "lint": (
         [
             ("loops.support.user_function", "called", None),
-            ("loops.diagnose.lint.user_program", "lint_built", [FINDING]),
+            ("loops.diagnose.lint.user_program", "lint_program", [FINDING]),
         ],
         ["lint", "--build", "program:make"],
         f"{FINDING.layer} {FINDING.finding} {FINDING.measured} {FINDING.instead}",
@@ -363,8 +363,8 @@ def test_a_bar_moves_on_a_terminal_and_nothing_is_printed_elsewhere(monkeypatch,
     console = rich.console.Console(file=text, force_terminal=is_terminal, width=100, color_system=None)
     monkeypatch.setattr(terminal, "Console", lambda stderr: console)
     with terminal.working("explain") as show:
-        show("took the step [2] times")
-    assert ("explain" in text.getvalue() and "took the step [2] times" in text.getvalue()) == is_terminal
+        show("ran the step [2] times")
+    assert ("explain" in text.getvalue() and "ran the step [2] times" in text.getvalue()) == is_terminal
     assert bool(text.getvalue()) == is_terminal
 
 
