@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from loops.loop import batch_files as kept
+from loops.loop import batch_files
 from loops.support.checks import check_count
 from loops.support.errors import LoopError
 from loops.support.written.place import Place, as_path, check_folder, writing
@@ -54,7 +54,7 @@ class KeepBatches:
         """Before the first step: makes the folder.
 
         Raises:
-            LoopError: If such batches cannot be kept.
+            LoopError: If such batches cannot be written.
         """
         replicas = loop.identity({})["replicas"]
         if replicas > 1:
@@ -62,7 +62,7 @@ class KeepBatches:
                 f"KeepBatches: the loop has {replicas} replicas, and batches are kept on one device alone. Leave it "
                 "out."
             )
-        if not kept.writable(loop.element_spec):
+        if not batch_files.writable(loop.element_spec):
             raise LoopError(
                 f"KeepBatches: the batches are {loop.element_spec}, and hold what is no tensor of values, such as a "
                 "dataset. Make tensors of it in the dataset's map, or leave KeepBatches out."
@@ -77,7 +77,7 @@ class KeepBatches:
             raise RuntimeError("KeepBatches is used by Loop.run, after its begin.")
         # Not before: a checkpoint that begins later than this sets how many steps were taken.
         with writing("KeepBatches", self._folder):
-            kept.sweep(self._folder, self._loop.counters.data)
+            batch_files.sweep(self._folder, self._loop.counters.data)
         self._loop.calls.show_batches(self._write)
         return self
 
@@ -91,4 +91,4 @@ class KeepBatches:
 
     def _write(self, batch: Any, step: tf.Tensor) -> tf.Operation:
         assert self._loop is not None
-        return kept.write(self._folder, batch, step, last=self.last, element_spec=self._loop.element_spec)
+        return batch_files.write(self._folder, batch, step, last=self.last, element_spec=self._loop.element_spec)

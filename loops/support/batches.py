@@ -83,14 +83,14 @@ def explaining(who: str, model: Any, x: Any, y: Any) -> Iterator[None]:
     except scaler.ScalerError:
         raise
     except (ValueError, TypeError, AttributeError, IndexError, tf.errors.OpError) as error:
-        known = explained(error, (x, y)) if isinstance(error, tf.errors.OpError) else None
+        known = bad_batch(error, (x, y)) if isinstance(error, tf.errors.OpError) else None
         reason = why_not(model, x, y)
         if known is None and reason is None:
             raise
         raise known or BadBatch(f"{who}: {reason}") from None
 
 
-def explained(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
+def bad_batch(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
     """The error in one sentence where TensorFlow's is one of the data's, or None.
 
     Args:

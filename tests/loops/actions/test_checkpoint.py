@@ -75,7 +75,7 @@ def test_a_finished_run_goes_on_to_nothing_or_further(tmp_path, whole):
     assert Counting(tmp_path / "a", resume=True).go(6).loop.counters.data == 6
     assert (tmp_path / "a" / "ckpt-6.index").stat().st_mtime_ns == before
     assert Counting(tmp_path / "a", resume=True).go(12).bits() == whole
-    with pytest.raises(scaler.InvalidArgument, match=r"run\(5\): this loop has taken 12 steps already"):
+    with pytest.raises(scaler.InvalidArgument, match=r"run\(5\): this loop has already taken 12 steps"):
         Counting(tmp_path / "a", resume=True).go(5)
 
 

@@ -195,7 +195,7 @@ def test_a_step_of_one_argument_takes_the_batch(train_step):
 @pytest.mark.parametrize(
     ("train_step", "named"),
     [
-        (lambda x, y, z: None, r"needs the arguments \(x, y, z\), and a batch of the dataset has 2 parts"),
+        (lambda x, y, z: None, r"needs the arguments \(x, y, z\), but a batch of the dataset has 2 parts"),
         (lambda: None, r"needs the arguments \(\)"),
         (lambda batch, *, rate: None, r"needs the arguments \(batch, rate\)"),
     ],
