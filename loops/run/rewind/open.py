@@ -12,7 +12,7 @@ from loops.actions.checkpoint import Checkpoint
 from loops.loop.loop import Loop
 from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, check_run
 from loops.record.jsonl import JsonLines
-from loops.record.run_metadata import said_of
+from loops.record.run_metadata import metadata_of
 from loops.run.train import RunOptions, build, run_identity
 from loops.support.errors import LoopError
 from loops.support.user_function import called
@@ -50,27 +50,27 @@ def _of_program(run: pathlib.Path, text: str) -> Loop:
 
 
 def _of_train(run: pathlib.Path) -> Loop:
-    said = said_of(run).facts
-    if not said:
+    metadata = metadata_of(run).facts
+    if not metadata:
         raise LoopError(
             f"{run}: neither a checkpoint that can be read in {CHECKPOINTS} nor a {SUMMARY}: nothing says what the run "
             "was. Name the program that made it: --build module:function."
         )
-    if said.get("replicas", 1) > 1 or said.get("workers", 1) > 1:
+    if metadata.get("replicas", 1) > 1 or metadata.get("workers", 1) > 1:
         raise LoopError(
-            f"{run}: its {said['replicas']} replicas cannot be rewound without the program: name it with --build "
+            f"{run}: its {metadata['replicas']} replicas cannot be rewound without the program: name it with --build "
             "module:function. It returns the loop on as many devices of one process, with a "
             "tf.distribute.MirroredStrategy; a run of several workers is made once more so."
         )
     fields = {field.name for field in dataclasses.fields(RunOptions)} - {"steps"}
-    missing = sorted(({"task"} | fields) - set(said))
+    missing = sorted(({"task"} | fields) - set(metadata))
     if missing:
         raise LoopError(
             f"{run}: its files do not say its {', '.join(missing)}, as those of halfstep train do. Name the program "
             "that made the run: --build module:function."
         )
-    task = tasks.load(said["task"])
-    options = RunOptions(steps=_NEVER, **{name: said[name] for name in fields})
+    task = tasks.load(metadata["task"])
+    options = RunOptions(steps=_NEVER, **{name: metadata[name] for name in fields})
     return build(
         task,
         options,

@@ -329,7 +329,7 @@ def test_loops_that_it_does_not_fit(tmp_path):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with pytest.raises(loops.LoopError, match="KeepBatches: the loop has 2 replicas"):
         build(tmp_path, dataset=data, strategy=strategy).run(1)
-    with pytest.raises(loops.LoopError, match="hold what is no tensor of values"):
+    with pytest.raises(loops.LoopError, match="a part that is not a tensor of values"):
         build(tmp_path, dataset=tf.data.Dataset.range(9).window(3)).run(1)
     loop = build(tmp_path)
     loop.actions.append(loops.KeepBatches(tmp_path / "more"))

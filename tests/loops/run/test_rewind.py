@@ -309,7 +309,7 @@ def test_the_first_difference_is_told_with_both_values(counted):
     changed(counted, 10, loss=true[10] + 1)
     moment = rewind(counting(counted), 12)
     assert not moment.reproduced
-    said = f"Loss of step 10 was {true[10] + 1} in the run's log, and is {true[10]} here. The same bits need"
+    said = f"Loss of step 10 was {true[10] + 1} in the run's log, but is {true[10]} here. The same bits need"
     assert moment.differs.startswith(said)
     assert float(moment.outputs()["loss"]) == moment.logged["loss"]
 
@@ -365,8 +365,8 @@ def test_a_log_that_lacks_something(counted, lost):
     moment = rewind(counting(counted), 10)
     because = {
         "file": "There is no log of the run to compare with",
-        "of other steps": "The run's log has nothing of the steps 9 to",
-        "of other columns": "The run's log has nothing of the steps 9 to",
+        "of other steps": "The run's log does not have the steps 9 to",
+        "of other columns": "The run's log does not have the steps 9 to",
     }
     assert moment.reproduced == (lost in ("torn", "in the middle"))
     assert moment.reproduced or moment.differs.startswith(because[lost])
