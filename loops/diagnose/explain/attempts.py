@@ -55,7 +55,7 @@ class Attempt:
 
 
 class Attempts:
-    """Takes the step that a `Moment` stands before.
+    """Takes the step that a `ReplayPoint` stands before.
 
     Attributes:
         moment: The moment.

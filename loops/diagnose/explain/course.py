@@ -26,7 +26,7 @@ def risen_rate(moment: Any) -> tuple[float, float] | None:
     """The learning rate before the steps that were taken again, and that of the step.
 
     Args:
-        moment: A `Moment`, at its step.
+        moment: A `ReplayPoint`, at its step.
 
     Returns:
         None where both are finite and the second is less than ten times the first, or nothing is known.

@@ -38,7 +38,7 @@ _VERDICTS = {
 
 
 def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: bool = True) -> Explanation:
-    """Explains the step that a `Moment` stands before.
+    """Explains the step that a `ReplayPoint` stands before.
 
     Args:
         moment: From `rewind`.

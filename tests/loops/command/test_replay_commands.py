@@ -131,7 +131,7 @@ def test_a_run_that_cannot_be_laid_beside(run, tmp_path, small):
         (["RUN", "--strategy", "dynamic", "--out", "EMPTY/x.doc"], 1, r"Name a .png"),
         (["RUN", "RUN", "--strategy", "dynamic", "--scales", "x"], 2, "of one trace"),
         (["RUN", "RUN", "--strategy", "dynamic", "--validate"], 2, "of one run"),
-        (["RUN/trace.arrow", "--strategy", "dynamic", "--validate"], 2, "a trace alone does not say how to train"),
+        (["RUN/trace.arrow", "--strategy", "dynamic", "--validate"], 2, "a trace alone is not enough to train again"),
         (["RUN", "--strategy", "dynamic", "--build", "a:b"], 2, "--validate or --live"),
         (["RUN", "--strategy", "dynamic", "--step", "3"], 2, "--live"),
         (["RUN", "--strategy", "dynamic", "--live", "--step", "99"], 2, "ends at step 14"),

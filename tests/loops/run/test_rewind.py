@@ -18,7 +18,7 @@ from loops.loop.state import folder
 from loops.loop.state.held import Held
 from loops.run.rewind import batches as kept
 from loops.run.rewind import read_log, rewind
-from loops.run.rewind.moment import Snapshot
+from loops.run.rewind.replay_point import Snapshot
 
 pytestmark = pytest.mark.slow
 
@@ -270,7 +270,9 @@ def test_a_used_loop_cannot_begin_anew_but_goes_back(counted):
     loop = counting(counted)
     assert rewind(loop, 11).reproduced
     assert rewind(loop, 6).reproduced
-    with pytest.raises(loops.LoopError, match="no whole checkpoint before step 2, and this loop has taken 5 steps"):
+    with pytest.raises(
+        loops.LoopError, match="no whole checkpoint before step 2, and this loop has already taken 5 steps"
+    ):
         rewind(loop, 2)
 
 
