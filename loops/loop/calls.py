@@ -75,7 +75,9 @@ class StepCalls:
         self._counters = counters
         self.in_graph, self._endless = in_graph is not False, endless
         self._open_loop = in_graph is None
-        self._shapes_known = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(element_spec))
+        # A dataset inside of a batch has no shape.
+        shapes = [getattr(spec, "shape", tf.TensorShape(None)) for spec in tf.nest.flatten(element_spec)]
+        self._shapes_known = all(shape.is_fully_defined() for shape in shapes)
         self._worked = False
         self._spectator: Spectator | None = None
         self._own = getattr(written or train_step, "loss_scaler", None)

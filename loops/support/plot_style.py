@@ -1,4 +1,4 @@
-"""How the figures of a study look: one colour, line and marker for each set-up, wherever it is drawn."""
+"""The style of a study's figures: one colour, line and marker for each set-up in all of them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ STYLE: Any = {
 
 
 class Mark(NamedTuple):
-    """How a set-up is drawn: what tells it from others also without its colour.
+    """How a set-up is drawn, distinguishable also without colour.
 
     Attributes:
         colour: "#rrggbb".
-        dashes: Of its line, in points on and off; () for a solid one.
-        marker: As matplotlib names it.
+        dashes: The line's dashes in points on and off; () for a solid line.
+        marker: A matplotlib marker.
     """
 
     colour: str
@@ -45,15 +45,15 @@ class Mark(NamedTuple):
 
     @property
     def line(self) -> dict[str, Any]:
-        """Arguments of a line."""
+        """Arguments for drawing its line."""
         return {"color": self.colour, "linestyle": (0, self.dashes) if self.dashes else "-", "linewidth": 1.4}
 
     def sample(self) -> Line2D:
-        """What stands beside its name in a legend."""
+        """The sample next to its name in a legend."""
         return Line2D([], [], marker=self.marker, markersize=4.5, **self.line)
 
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; its yellow is too light for lines.
+# Okabe and Ito's palette for colour-blind readers, without its yellow, which is too light for lines.
 _BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 _BLUE, _RED, _PINK = "#0072B2", "#D55E00", "#CC79A7"
 _SETUPS = {
@@ -67,7 +67,7 @@ _SETUPS = {
 _TINTS = (_BLUE, _ORANGE, _GREEN, _RED, _SKY, _PINK)
 _DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.5), (5, 1.5, 1, 1.5), (1.5, 1))
 _MARKERS = "s^DvXPo"
-# The lengths have no common divisor but 2: 84 strategies come before two look alike.
+# The lengths 6, 4 and 7 give 84 different combinations.
 
 
 def marks(summary: Mapping) -> dict[str, Mark]:
@@ -85,7 +85,7 @@ def marks(summary: Mapping) -> dict[str, Mark]:
 
 
 def shortened(title: str, room: int) -> str:
-    """A title that fits: a strategy with many options would run into what stands beside it."""
+    """Cuts a title, such as a strategy with many options, to `room` characters."""
     return title if len(title) <= room else title[: room - 1] + "…"
 
 
@@ -99,5 +99,5 @@ def head(axes: Axes, title: str, mark: Mark | None, note: str = "", room: int = 
 
 
 def few(count: int, most: int = 7) -> int:
-    """Every how many of `count` points a marker is drawn."""
+    """The spacing of markers on a line of `count` points."""
     return max(1, count // most)

@@ -21,7 +21,7 @@ def lengths(monkeypatch):
 
     def use(steps):
         left = iter(steps)
-        monkeypatch.setattr(Pace, "took", lambda self, *_: setattr(self, "steps", next(left)))
+        monkeypatch.setattr(Pace, "record", lambda self, *_: setattr(self, "steps", next(left)))
 
     return use
 
