@@ -1,4 +1,4 @@
-"""The scales of several strategies over the recorded limit."""
+"""Plots the scales of several strategies over the recorded limit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _POINTS = 2000
 
 @matplotlib.rc_context(STYLE)
 def replay_figure(step: np.ndarray, limit: np.ndarray, scales: Mapping[str, np.ndarray]) -> Figure:
-    """A line of scales for each strategy, and above all of them the area where a step is skipped.
+    """A line of scales for each strategy, and a grey area above the limit, where a step is skipped.
 
     Args:
-        step: Int [steps].
-        limit: Float [steps], above which a scale is skipped.
-        scales: Float [steps], by the names of the strategies.
+        step: Int [steps], the steps' numbers.
+        limit: Float [steps]; a step with a scale above it is skipped.
+        scales: The scales of each strategy by its name, float [steps].
     """
     figure = Figure((WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
@@ -47,5 +47,5 @@ def replay_figure(step: np.ndarray, limit: np.ndarray, scales: Mapping[str, np.n
 
 
 def _least(values: np.ndarray, every: int) -> np.ndarray:
-    """The least of each so many values."""
+    """The minimum of each group of `every` values."""
     return np.minimum.reduceat(values, np.arange(0, len(values), every))

@@ -36,7 +36,7 @@ def sample_of(mark: Mark) -> Line2D:
 
 
 def shortened(title: str, room: int) -> str:
-    """A title that fits: a strategy with many options would run into what stands beside it."""
+    """Cuts a title, such as a strategy with many options, to `room` characters."""
     return title if len(title) <= room else title[: room - 1] + "…"
 
 
@@ -50,5 +50,5 @@ def head(axes: Axes, title: str, mark: Mark | None, note: str = "", room: int = 
 
 
 def few(count: int, most: int = 7) -> int:
-    """Every how many of `count` points a marker is drawn."""
+    """The spacing of markers on a line of `count` points."""
     return max(1, count // most)

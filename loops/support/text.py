@@ -1,4 +1,4 @@
-"""Text for people: counts and shares in sentences, and rows of cells as columns."""
+"""Formats text for people: counts and shares in sentences, errors in one line, and tables."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from collections.abc import Sequence
 
 _OF_USER_CODE = re.compile(r"\n +\w*Error: ")
-"""Where TensorFlow's account of the calls on the way ends, and what happened begins."""
+"""Separates TensorFlow's stack of calls from the error itself."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def one_line(error: Exception, longest: int = 240) -> str:
-    """What an error says in one line, without the frames that TensorFlow puts around it.
+    """An error's message in one line, without the stack that TensorFlow adds.
 
     Args:
-        error: Of Python, TensorFlow or Keras.
-        longest: Characters of it.
+        error: An error of Python, TensorFlow or Keras.
+        longest: The most characters to return.
     """
     text = " ".join(_OF_USER_CODE.split(_ESCAPES.sub("", str(error)))[-1].split())
     text = text.partition(" Arguments received by")[0]
@@ -23,26 +23,26 @@ def one_line(error: Exception, longest: int = 240) -> str:
 
 
 def amount(count: float, noun: str, form: str = ",") -> str:
-    """Such as "1 step", "1,000 steps" and "0.5 octaves".
+    """A number with its noun, such as "1 step", "1,000 steps" and "0.5 octaves".
 
     Args:
-        count: Not negative.
-        noun: In the singular, with a plural in "s".
-        form: Of the number, as `format` takes it.
+        count: The number, not negative.
+        noun: The singular of a noun with a plural in "s".
+        form: The format of the number.
     """
     number = f"{count:{form}}"
     return f"{number} {noun}{'' if number == '1' else 's'}"
 
 
 def agreeing(count: int, one: str, many: str) -> str:
-    """The form of a verb for so many, such as "was" or "were"."""
+    """The form of a verb for a count, such as "was" or "were"."""
     return one if count == 1 else many
 
 
 def share(value: float) -> str:
     """A share as a percentage with two significant digits: "8.5%", "0.021%", "<0.001%", "0%", ">99.9%".
 
-    Where two digits would round up to all, one place more is shown: "99.7%".
+    If two digits would round to 100%, a third one is shown: "99.7%".
     """
     if value in (0, 1):
         return f"{value:.0%}"
@@ -57,8 +57,8 @@ _INDENT = "  "
 def columns(rows: Sequence[Sequence[str]], width: int | None = None, left: int = 1, gap: int = 2) -> str:
     """The rows in columns, if `width` has room for them.
 
-    Where it has not, the names of a row stand in a line above its numbers. Where that is too wide, too, each cell has a
-    line of its own beside its heading.
+    If it is too wide, the names of a row are on a line above its numbers. If that is too wide, too, each cell is on a
+    separate line with its heading.
 
     Args:
         rows: As many cells each; the headings first.
