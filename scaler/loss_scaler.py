@@ -94,8 +94,7 @@ class LossScaler(tf.Module):
     ):
         super().__init__(name=name)
         check_flag("sum_duplicates", sum_duplicates)
-        if select is not None:
-            check_flag("select", select)
+        choose.check_select(select)
         self.sum_duplicates, self.select = sum_duplicates, select
         self.strategy: Strategy = Dynamic() if strategy is None else strategy
         require_strategy(self.strategy)

@@ -190,9 +190,27 @@ def test_an_optimizer_that_does_not_fit_is_refused(optimizer):
     np.testing.assert_array_equal(variable, [1.0, 2.0])
 
 
-def test_no_other_value_is_taken():
-    with pytest.raises(InvalidArgument, match=r"select.*'gpu'"):
-        scaler.LossScaler(select="gpu")
+@pytest.mark.parametrize("value", ["gpu", 1, 0, np.True_, tf.constant(False), []], ids=str)
+def test_no_other_value_is_taken(value):
+    with pytest.raises(InvalidArgument, match=r"LossScaler\(select=.*expected True or False, or None"):
+        scaler.LossScaler(select=value)
+    with pytest.raises(InvalidArgument, match="expected True or False, or None"):
+        scaler.LossScaleOptimizer(keras.optimizers.Adam(), select=value)
+
+
+def test_averages_that_overwrite_weights_are_refused_on_replicas():
+    strategy = mirrored(2)
+    with strategy.scope():
+        variable, loss_scaler = tf.Variable([1.0, 2.0]), scaler.LossScaler()
+        optimizer = keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=2)
+
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(variable))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable]).finite
+
+    with pytest.raises(InvalidArgument, match="ema_overwrite_frequency=2 on several replicas"):
+        tf.function(lambda: strategy.run(step))()
 
 
 @pytest.mark.parametrize(("count", "bad"), [(2, 0), (2, 1), (4, 3)])

@@ -47,7 +47,7 @@ def verdict(rates: dict[str, float], *, has_gpu: bool, compute_capability: str |
     ratio = rates["float16"] / rates["float32"]
     measured = f"its matmul runs at {ratio:.2g} times float32's rate"
     if not has_gpu:
-        where = "without a GPU it saves memory and serves to study or test"
+        where = "TensorFlow sees no GPU here, and without one it saves memory and serves to study or test"
         return f"float16 {'pays' if ratio > 1.2 else 'will not pay'} here: {measured}; {where}."
     chip = f" (compute capability {compute_capability})" if compute_capability else ""
     if ratio > 1.2:
