@@ -1,4 +1,4 @@
-"""Why a step overflowed, what would help, and what a run recorded: what `scaler.observe` cannot do without a loop."""
+"""Why a step overflowed, what would help, and what a run recorded; `scaler.observe` has what needs no loop."""
 
 from loops.diagnose.explain.cure import cure as cure
 from loops.diagnose.explain.explain import explain as explain

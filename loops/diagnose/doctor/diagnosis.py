@@ -66,7 +66,7 @@ class Diagnosis:
 
 
 def examine(
-    built: Any, name: str, *, seconds: float = SECONDS, progress: Callable[[str], None] = lambda text: None
+    built: Any, name: str, *, seconds: float = SECONDS, progress: Callable[[str], object] = lambda text: None
 ) -> Diagnosis:
     """Diagnoses what a function of the user's returned.
 
@@ -89,7 +89,7 @@ def examine(
 
 
 def diagnose(
-    program: Program, *, seconds: float = SECONDS, progress: Callable[[str], None] = lambda text: None
+    program: Program, *, seconds: float = SECONDS, progress: Callable[[str], object] = lambda text: None
 ) -> Diagnosis:
     """Times a program's step and what may make it faster, and counts its bytes under each policy.
 

@@ -55,7 +55,7 @@ class Attempt:
 
 
 class Attempts:
-    """Repeats the step that follows a `Moment`.
+    """Repeats the step that follows a `ReplayPoint`.
 
     Args:
         moment: The run just before the step, from `rewind`.

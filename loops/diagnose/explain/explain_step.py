@@ -38,7 +38,7 @@ _VERDICTS = {
 
 
 def explain_step(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: bool = True) -> Explanation:
-    """Explains the step that follows a `Moment`.
+    """Explains the step that follows a `ReplayPoint`.
 
     Args:
         moment: The run just before the step, from `rewind`.

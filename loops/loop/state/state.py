@@ -1,4 +1,4 @@
-"""A run's whole state at a moment between two steps: what a checkpoint holds."""
+"""A run's complete state between two steps: what a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _FORMAT = 1
 class RunState:
     """Variables on every replica, tables, iterators, counters, the position, random generators and the actions' state.
 
-    An action takes part by two methods: `save_state()` returns a value that JSON can hold, and `load_state(value)`
-    takes it, before the first step of a resumed run. Actions are told apart by their class and by their order within
-    it.
+    An action's state is saved if it has two methods: `save_state()` returns a value that JSON can hold, and
+    `load_state(value)` takes it before the first step of a resumed run. Actions are identified by their class and their
+    order within it.
 
     Args:
-        groups: As from `variable_groups`.
+        groups: From `variable_groups`.
         held: The step's tables and iterators.
         counters: The loop's.
-        position: The loop's place in its dataset.
+        position: The loop's position in its dataset.
         actions: The loop's.
-        identity: What tells this run from others.
-        settings: Others that the program says before its first step.
-        loss_scaler: The train step's, to be described, or None.
+        identity: From `identity.identity`: must be the same in a run that resumes.
+        settings: From `settings.settings`: may differ in a run that resumes, with a warning.
+        loss_scaler: The train step's, or None; its state is described in the checkpoint.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RunState:
         self._facts = _Facts(self._describe)
 
     def trackables(self) -> dict:
-        """What to give to `tf.train.Checkpoint`."""
+        """The objects to give to `tf.train.Checkpoint`."""
         saved: dict[str, Any] = {group: list(variables) for group, variables in self.groups.items()}
         saved["counters"] = [self._counters.data, self._counters.attempted, self._counters.applied]
         saved["facts"] = self._facts
@@ -70,12 +70,12 @@ class RunState:
         return saved
 
     def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping) -> None:
-        """Puts everything back.
+        """Restores everything.
 
         Args:
             checkpoint: Made of `trackables`.
-            path: Of a checkpoint that was found whole and of this run.
-            facts: Those saved in it.
+            path: The path of a complete checkpoint of this run.
+            facts: Its JSON.
 
         Raises:
             CheckpointError: If its parts are not those of this run.
@@ -139,7 +139,7 @@ class RunState:
 
 
 class _Facts(tf.train.experimental.PythonState):
-    """JSON inside of a checkpoint, which can be read without the model."""
+    """JSON in a checkpoint, which can be read without the model."""
 
     def __init__(self, describe: Callable[[], dict]):
         self._describe = describe
@@ -148,7 +148,7 @@ class _Facts(tf.train.experimental.PythonState):
         return json.dumps(self._describe())
 
     def deserialize(self, string_value: str) -> None:
-        """Nothing: `restore` is given them, read before anything was assigned."""
+        """Does nothing: `restore` gets the facts, which were read before anything was assigned."""
 
 
 def _named(actions: Iterable) -> dict[str, Any]:
