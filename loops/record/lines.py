@@ -9,7 +9,7 @@ from typing import IO
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
 from loops.support.errors import BadOutputs, ResumeWarning
-from loops.support.written.appended import Appended
+from loops.support.written.append_file import AppendFile
 from loops.support.written.place import Place, as_path, writing
 
 
@@ -36,7 +36,7 @@ class StepLines:
         self._cadence = Cadence(type(self).__name__, every)
         self._step = self._line = 0
         self._goes_on = False
-        self._file: Appended | None = None
+        self._file: AppendFile | None = None
 
     def save_state(self) -> dict[str, int]:
         """The last step of the run and the step of the last line, for a `Checkpoint`."""
@@ -65,7 +65,7 @@ class StepLines:
 
     def __enter__(self) -> StepLines:
         with writing(type(self).__name__, self.path):
-            self._file = Appended(self.path, None if self._goes_on else 0)
+            self._file = AppendFile(self.path, None if self._goes_on else 0)
         self._goes_on = True
         return self
 

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from loops.loop.counters import CounterVariables
-from loops.loop.state.held import Held
 from loops.loop.state.position import Position
 from loops.loop.state.randomness import generators, set_generators
+from loops.loop.state.resources import StepResources
 from loops.loop.state.variables import Groups, layout
 from loops.support.errors import CheckpointError, ResumeWarning
 from loops.support.written.acting import named
@@ -44,7 +44,7 @@ class RunState:
         self,
         *,
         groups: Groups,
-        held: Held,
+        held: StepResources,
         counters: CounterVariables,
         position: Position,
         actions: Iterable,

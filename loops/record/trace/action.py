@@ -15,10 +15,10 @@ from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
 from loops.record.trace.file import TraceFile
 from loops.record.trace.frames import Frame, choose, frame_of, pack, unpack
-from loops.record.trace.measured import causes_of, columns_of, skipped
 from loops.record.trace.messages import arrow
 from loops.record.trace.stream import batch_of, opening, read_tensors, schema_of
 from loops.record.trace.tensors import Tensor, lacks_of, tensors_of
+from loops.record.trace.visit_columns import causes_of, columns_of, skipped
 from loops.support.checks import check_count
 from loops.support.errors import LoopError, TraceWarning
 from loops.support.written.place import Place, as_path, writing

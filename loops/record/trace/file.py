@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from loops.record.trace.messages import arrow, whole_messages
 from loops.support.errors import ResumeWarning
-from loops.support.written.appended import Appended
+from loops.support.written.append_file import AppendFile
 
 
 class Contents(NamedTuple):
@@ -60,7 +60,7 @@ class TraceFile:
     def __init__(self, path: pathlib.Path):
         self.path = path
         self.end = 0
-        self._file: Appended | None = None
+        self._file: AppendFile | None = None
         self._goes_on = False
 
     def keep(self, end: int) -> None:
@@ -82,7 +82,7 @@ class TraceFile:
             if folder.exists() and not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a file, not a folder")
         self.end, self._goes_on = self.end if self._goes_on and self.path.exists() else 0, True
-        self._file = Appended(self.path, self.end)
+        self._file = AppendFile(self.path, self.end)
 
     def close(self) -> None:
         """Closes the file."""

@@ -237,13 +237,9 @@ def _check_new(loop: Loop, saves: Checkpoint, step: int, identity: Mapping) -> N
             f"{saves.place} has no whole checkpoint before step {step}, and this loop has already taken "
             f"{loop.counters.data} steps, so it cannot start from the beginning. Pass a new loop."
         )
-    for later in folder.numbers(saves.place):
-        try:
-            facts = folder.read_facts(folder.prefix(saves.place, later), whole=False)
-        except folder.Damaged:
-            continue
+    later, facts = folder.newest_facts(saves.place)
+    if later is not None:
         check_identity(folder.prefix(saves.place, later), facts["identity"], identity)
-        return
 
 
 def _other_versions(saved: Mapping[str, str]) -> list[str]:

@@ -15,9 +15,9 @@ import tensorflow as tf
 import loops
 import scaler
 from loops.support.written import lock
-from loops.support.written.held import HeldPlaces
-from loops.support.written.lock import Held, Lock
+from loops.support.written.lock import Lock, LockHeld
 from loops.support.written.place import Place
+from loops.support.written.run_locks import RunLocks
 
 ROOT = pathlib.Path(loops.__file__).parent.parent
 HOLDS = """
@@ -96,7 +96,7 @@ def test_another_process_keeps_every_writer_out_until_it_is_killed(tmp_path, els
 
 def test_a_child_that_outlives_the_process_does_not_keep_the_lock(tmp_path, elsewhere):
     process, _ = elsewhere(tmp_path / ".lock", "fork")
-    with pytest.raises(Held, match=f"process {process.pid} on "):
+    with pytest.raises(LockHeld, match=f"process {process.pid} on "):
         Lock(tmp_path / ".lock").take()
     process.kill()
     process.wait()
@@ -164,7 +164,7 @@ def test_a_folder_that_is_copied_while_it_is_held_stays_held(tmp_path):
     held = Lock(tmp_path / "run" / ".lock")
     held.take()
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    with pytest.raises(Held):
+    with pytest.raises(LockHeld):
         Lock(tmp_path / "run" / ".lock").take()
     Lock(tmp_path / "copy" / ".lock").take()
     held.release()
@@ -188,13 +188,13 @@ def test_a_holder_that_cannot_be_read_is_one_without_a_name(tmp_path, said):
     held = Lock(tmp_path / ".lock")
     held.take()
     (tmp_path / ".lock").write_text(said)
-    with pytest.raises(Held, match="an unknown process"):
+    with pytest.raises(LockHeld, match="an unknown process"):
         Lock(tmp_path / ".lock").take()
     held.release()
 
 
 def test_devices_and_streams_have_none(tmp_path):
-    with HeldPlaces([("A", Place(pathlib.Path(os.devnull), "file")), ("B", Place(tmp_path / "x", "stream"))]):
+    with RunLocks([("A", Place(pathlib.Path(os.devnull), "file")), ("B", Place(tmp_path / "x", "stream"))]):
         assert not list(tmp_path.iterdir())
         looping(loops.JsonLines(os.devnull)).run(1)
         looping(loops.JsonLines(os.devnull)).run(1)
