@@ -4,6 +4,7 @@ Guards against causes, names and counters that depend on the replica asked.
 """
 
 import keras
+import models
 import numpy as np
 import pytest
 import replica_cases as cases
@@ -90,7 +91,7 @@ def test_no_replica_is_to_blame_where_all_are_alike(root):
 
 @pytest.fixture(scope="module")
 def rig():
-    return cases.Rig(cases.mirrored(2), cases.dense_model, lambda: keras.optimizers.SGD(0.1))
+    return cases.Rig(cases.mirrored(2), models.plain_model, lambda: keras.optimizers.SGD(0.1))
 
 
 @pytest.mark.slow

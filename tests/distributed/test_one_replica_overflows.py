@@ -6,12 +6,13 @@ Guards against a decision by one replica (Keras looks at replica 0), and against
 import functools
 
 import keras
+import models
 import numpy as np
 import pytest
 import replica_cases as cases
 
-HALF = functools.partial(cases.stateful_model, "float16")
-SINGLE = functools.partial(cases.stateful_model, "float32")
+HALF = functools.partial(models.stateful_model, "float16")
+SINGLE = functools.partial(models.stateful_model, "float32")
 
 
 def adam():

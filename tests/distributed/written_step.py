@@ -1,6 +1,7 @@
 """The README's step written by hand for `strategy.run`, run from Python and in a `tf.range` loop."""
 
 import keras
+import models
 import numpy as np
 import replica_cases as cases
 import tensorflow as tf
@@ -14,7 +15,7 @@ class Written:
     def __init__(self, strategy):
         self.strategy, self.replicas = strategy, strategy.num_replicas_in_sync
         with strategy.scope():
-            self.model = cases.stateful_model("float16")
+            self.model = models.stateful_model("float16")
             self.optimizer = keras.optimizers.Adam(0.01)
             self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10))
             self.masters = scaler.MasterWeights(self.model.trainable_variables)

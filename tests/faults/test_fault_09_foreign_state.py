@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from fault_cases import assert_finite, run_in
+from fault_cases import run_in
+from rigs import assert_finite
 
 import scaler
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE

@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fault_cases import assert_finite, batches, raw, run_in, spoil_gradient
+from fault_cases import batches, run_in, spoil_gradient
+from rigs import assert_finite, raw
 
 import scaler
 

@@ -10,7 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fault_cases import assert_finite, batch, batches, raw, run_in, spoil_gradient
+from fault_cases import batch, batches, run_in, spoil_gradient
+from rigs import assert_finite, raw
 from versions import needs_keras, parameters
 
 import scaler

@@ -5,7 +5,8 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from keras_cases import data, raw
+from keras_cases import data
+from rigs import raw
 
 import scaler
 

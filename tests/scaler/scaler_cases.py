@@ -1,7 +1,6 @@
-"""What the tests of applied and skipped steps share: optimizers, a small model, and comparison by bytes."""
+"""What the tests of applied and skipped steps share: modes, optimizers and their slots."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -41,30 +40,6 @@ OPTIMIZERS = {
 }
 
 
-def raw(*groups):
-    """The bytes of all variables in lists of variables: equal only if every bit is, also of NaN and -0."""
-    return [np.asarray(variable.numpy()).tobytes() for group in groups for variable in group]
-
-
 def slots(optimizer):
     """Everything an optimizer keeps: iterations, learning rate, momenta, averages."""
     return getattr(optimizer, "variables", [])
-
-
-def small_model(kind="float16"):
-    """BatchNorm, dropout and two dense layers, with non-trainable statistics and a seed generator."""
-    return keras.Sequential(
-        [
-            keras.Input([4], dtype=kind),
-            keras.layers.Dense(6, activation="relu", dtype=kind),
-            keras.layers.BatchNormalization(momentum=0.5, dtype=kind),
-            keras.layers.Dropout(0.25, seed=3, dtype=kind),
-            keras.layers.Dense(1, dtype=kind),
-        ]
-    )
-
-
-def batch(seed=0, count=8):
-    """Inputs of shape [count, 4] and targets of shape [count, 1], float32."""
-    random = np.random.default_rng(seed)
-    return random.normal(size=(count, 4)).astype(np.float32), random.normal(size=(count, 1)).astype(np.float32)

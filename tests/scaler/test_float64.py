@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import by_hand, modes, modes_with, raw
+from rigs import raw
+from scaler_cases import by_hand, modes, modes_with
 
 import loops
 import scaler

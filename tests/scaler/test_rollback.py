@@ -4,7 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import OPTIMIZERS, batch, by_hand, modes, raw, slots, small_model
+from models import batch, stateful_model
+from rigs import raw
+from scaler_cases import OPTIMIZERS, by_hand, modes, slots
 
 import scaler
 
@@ -13,7 +15,7 @@ class Run:
     """A small float16 model with BatchNorm and dropout, its masters, its optimizer and its step."""
 
     def __init__(self, execute, optimizer="Adam"):
-        self.model = small_model()
+        self.model = stateful_model("float16")
         self.masters = scaler.MasterWeights(self.model.trainable_variables)
         self.optimizer = OPTIMIZERS[optimizer]()
         self.loss_scaler = scaler.LossScaler(scaler.Dynamic(256.0))

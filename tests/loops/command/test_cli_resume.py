@@ -4,10 +4,10 @@ import json
 import os
 import shutil
 import signal
-import time
 
 import pytest
-from crash_cases import command, start
+from crash_cases import command
+from processes import start, wait_for
 
 import halfstep as cli
 from loops.loop.state import folder
@@ -34,9 +34,7 @@ def uninterrupted(tmp_path_factory):
 def stopped(out, number, *arguments):
     """The exit status of a run that is sent a signal after its first checkpoint."""
     process = start(command, out, *arguments, "--out", out / "run")
-    limit = time.monotonic() + 120
-    while not folder.numbers(out / "run" / "checkpoints") and process.is_alive() and time.monotonic() < limit:
-        time.sleep(0.001)
+    wait_for(lambda: folder.numbers(out / "run" / "checkpoints"), process=process)
     os.kill(process.pid, number)
     process.join(120)
     return process.exitcode

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import batch, plain_model
+from loop_cases import batch
+from models import plain_model
 
 import loops
 import scaler

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
-from loop_cases import raw
 from markdown_blocks import run_blocks
+from rigs import raw
 
 TEXT = (pathlib.Path(__file__).parents[3] / "docs" / "gan.md").read_text(encoding="utf-8")
 """The blocks up to the WGAN, and all of them: names are used again there."""

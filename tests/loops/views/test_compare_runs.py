@@ -5,7 +5,8 @@ import json
 import keras
 import numpy as np
 import pytest
-from loop_cases import dataset, plain_model, squared_error
+from loop_cases import dataset
+from models import plain_model, squared_error
 from recorded_cases import write_run
 
 import halfstep as cli
