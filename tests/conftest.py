@@ -3,13 +3,18 @@
 import contextlib
 import gc
 import os
+import pathlib
 import signal
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Consoles of tests are terminals that can move a cursor, also where the tests run without one.
 os.environ["TERM"] = "xterm"
 # pytest-xdist tells its processes how wide the terminal is, and nobody asked them to write for one.
 os.environ.pop("COLUMNS", None)
+
+# What tests of one folder share, those of others may import.
+sys.path += [str(pathlib.Path(__file__).parent / folder) for folder in ("distributed", "scaler")]
 
 import hypothesis
 import keras

@@ -21,19 +21,6 @@ def assert_finite(variables):
             assert np.isfinite(value.astype(np.float64)).all(), (variable.name, value)
 
 
-def gradients(loss_scaler, loss, weights):
-    """The gradients of `loss()` as `loss_scaler` scales it, as a user's step takes them."""
-    with tf.GradientTape() as tape:
-        scaled = loss_scaler.scale(loss())
-    return tape.gradient(scaled, weights)
-
-
-def apply(loss_scaler, optimizer, loss, weights, masters=None, **arguments):
-    """A user's step on `loss()`, without state beside the weights; its outcome."""
-    grads = gradients(loss_scaler, loss, weights)
-    return loss_scaler.apply(optimizer, grads, weights if masters is None else masters, **arguments)
-
-
 class Written:
     """The README's step: a model, its masters, its optimizer and its scaler, and what one batch does to them."""
 

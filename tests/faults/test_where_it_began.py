@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from models import squared_error
 from ways import second_look
 
 import loops
@@ -24,11 +25,7 @@ def model_of(policy, outputs=2):
     )
 
 
-def mse(y, prediction):
-    return tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
-
-
-def stepped(model, loss_fn=mse, strategy=None, **options):
+def stepped(model, loss_fn=squared_error, strategy=None, **options):
     loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic())
     step = loops.TrainStep(model, loss_fn, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler, **options)
     return step, tf.function(step)

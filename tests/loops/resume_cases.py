@@ -5,12 +5,8 @@ Each has dropout, BatchNorm, shuffling beyond an epoch, float16 with masters, an
 
 import hashlib
 import json
-import pathlib
 import shutil
-import sys
 import typing
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "distributed"))
 
 import keras
 import numpy as np

@@ -1,10 +1,12 @@
 """What the tests of applied and skipped steps share: modes, optimizers and their slots."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import scaler
+from scaler.gate import compiled, grouped
 
 
 def modes(*names):
@@ -43,3 +45,24 @@ OPTIMIZERS = {
 def slots(optimizer):
     """Everything an optimizer keeps: iterations, learning rate, momenta, averages."""
     return getattr(optimizer, "variables", [])
+
+
+def compile_updates(monkeypatch, handles):
+    """Has updates compiled from so many handles on, though the variables of a test are small; what counts them."""
+    made, move = [], grouped.Grouped.move
+    monkeypatch.setattr(compiled, "_WORTH_COMPILING", int(handles * compiled._HANDLE))
+    monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: made.append(1) or move(*arguments))
+    return made
+
+
+BAD = 2
+"""The step whose `random_gradients` have an infinity."""
+
+
+def random_gradients(step, dtype, variables, scale=8.0):
+    """Gradients of a step, the same each time."""
+    rng = np.random.default_rng(step + 1)
+    values = [rng.normal(size=variable.shape).astype(np.float32) * scale for variable in variables]
+    if step == BAD:
+        values[1].flat[0] = np.inf
+    return [tf.constant(value, dtype) for value in values]

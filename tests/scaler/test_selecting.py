@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
+from rigs import raw
 
 import loops
 import scaler
@@ -30,10 +31,6 @@ MASTERS = {
     "stochastic": scaler.weights.StochasticRounding,
     "kahan": scaler.weights.KahanWeights,
 }
-
-
-def raw(variables):
-    return [np.asarray(variable).tobytes() for variable in variables]
 
 
 def batches(count=12):

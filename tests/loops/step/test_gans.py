@@ -4,13 +4,10 @@ Each trains in float16 without a value that is not finite, and an overflow skips
 """
 
 import pathlib
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 from markdown_blocks import run_blocks
 from rigs import raw
 
