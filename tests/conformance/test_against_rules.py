@@ -59,7 +59,7 @@ VARIANTS = [(preset, fixed) for preset, (_, variants) in CASES.items() for fixed
 @pytest.mark.slow_with("apex-{}")
 @pytest.mark.exhaustive_with("colossalai-{}", "deepspeed-{'consecutive_hysteresis': False}")
 @pytest.mark.parametrize(("preset", "fixed"), VARIANTS, ids=str)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**32))
 @example(seed=0)
 def test_scales_are_those_of_the_rule(preset, fixed, seed):

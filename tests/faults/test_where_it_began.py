@@ -120,6 +120,20 @@ def singular(policy):
     return step, tf.function(step, input_signature=[rows]), scale
 
 
+@pytest.mark.exhaustive_with(
+    "float16-32768.0-2048",
+    "float16-32768.0-8",
+    "float32-32768.0-2048",
+    "float32-32768.0-8",
+    "mixed_bfloat16-32768.0-2048",
+    "mixed_bfloat16-32768.0-8",
+    "mixed_float16-1.2676506002282294e+30-2048",
+    "mixed_float16-1.2676506002282294e+30-8",
+    "mixed_float16-4.0-2048",
+    "mixed_float16-4.0-8",
+    "mixed_float16-8.507059173023462e+37-2048",
+    "mixed_float16-8.507059173023462e+37-8",
+)
 @pytest.mark.parametrize("rows", [8, 2048, 16384])
 @pytest.mark.parametrize(
     ("policy", "scale"),

@@ -177,8 +177,7 @@ def test_what_cannot_be_written_down_is_named():
 
 
 _PROGRAM = """
-import hashlib, sys, keras, scaler
-sys.path.insert(0, {here!r})
+import hashlib, keras, scaler
 from keras_cases import fit, everything
 model = scaler.protect(keras.saving.load_model({path!r}))
 fit(model)
@@ -191,11 +190,11 @@ def test_a_model_goes_on_in_a_new_process(tmp_path):
     model = compiled(strategy=scaler.Dynamic(SCALE, growth_interval=5), dropout=0.0)
     fit(model)
     model.save(path)
-    program = _PROGRAM.format(here=str(here), path=str(path))
-    root = here.parents[1]
+    program = _PROGRAM.format(path=str(path))
+    places = os.pathsep.join(map(str, (here.parents[1], here.parent, here)))
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": places},
         capture_output=True,
         text=True,
         check=True,

@@ -135,6 +135,7 @@ def test_a_saved_skip_is_named_only_by_a_process_that_knows_its_step(tmp_path):
             assert after.loss_scaler.explain() == said if known else UNKNOWN in after.loss_scaler.explain()
 
 
+@pytest.mark.slow
 def test_a_saved_skip_of_other_variables_is_not_named(tmp_path):
     path, _ = saved_skip(tmp_path)
     after = Apart(["gamma", "delta", "epsilon", "zeta"]).restored(path)

@@ -67,6 +67,12 @@ CASES = [
 ]
 
 
+@pytest.mark.exhaustive_with(
+    "adam-float16-{'masters': 'masters', 'clip_norm': 1.0}",
+    "adamax-mixed_float16-{}",
+    "rmsprop-mixed_float16-{}",
+    "schedule-mixed_float16-{}",
+)
 @pytest.mark.parametrize(("optimizer", "policy", "options"), CASES, ids=str)
 def test_a_run_is_the_same_bit_for_bit(optimizer, policy, options):
     options = {**options, **({"masters": MASTERS[options["masters"]]} if "masters" in options else {})}

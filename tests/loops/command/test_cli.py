@@ -222,6 +222,7 @@ def test_an_interrupt_is_one_line_and_status_130(capsys, tmp_path, monkeypatch, 
     assert errors == "halfstep: interrupted; what was written until here is kept.\n"
 
 
+@pytest.mark.slow_with("loops")
 @pytest.mark.parametrize("module", ["halfstep", "loops"])
 def test_python_m_is_the_same_command(module):
     result = subprocess.run(

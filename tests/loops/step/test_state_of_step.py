@@ -32,9 +32,20 @@ def everything(model):
     return [variable.numpy().tobytes() for variable in (*model.variables, *states)]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.RMSprop])
+SGD, RMSprop = keras.optimizers.SGD, keras.optimizers.RMSprop
+
+
+# Each model in each mode, with an optimizer whose update branches and with one whose does not.
+@pytest.mark.slow_with("LSTM-xla-SGD")
+@pytest.mark.exhaustive_with("GRU-xla-RMSprop")
+@pytest.mark.parametrize(
+    ("name", "mode", "optimizer"),
+    [
+        *(("LSTM", "eager", SGD), ("GRU", "eager", RMSprop), ("SpectralNormalization", "eager", SGD)),
+        *(("LSTM", "graph", RMSprop), ("GRU", "graph", SGD), ("SpectralNormalization", "graph", RMSprop)),
+        *(("LSTM", "xla", SGD), ("GRU", "xla", RMSprop), ("SpectralNormalization", "xla", RMSprop)),
+    ],
+)
 def test_a_skip_puts_back_what_the_forward_pass_moved(name, mode, optimizer):
     model, shape = MODELS[name]()
     step = loops.TrainStep(

@@ -24,8 +24,10 @@ SMALL = {
 }
 
 
-@pytest.mark.slow_with("flushed-part")
-@pytest.mark.exhaustive_with("layerwise", "look-ahead", "sixteen-bit-weights", "skip-rate", "static-scale", "underflow")
+@pytest.mark.slow_with("float8", "updated-scale")
+@pytest.mark.exhaustive_with(
+    "flushed-part", "layerwise", "look-ahead", "sixteen-bit-weights", "skip-rate", "static-scale", "underflow"
+)
 @pytest.mark.parametrize("name", SMALL)
 def test_an_effect_shows_its_direction(name):
     steps, held = SMALL[name]
