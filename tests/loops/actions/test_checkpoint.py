@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 
 import keras
 import numpy as np
