@@ -204,7 +204,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_doctor_prints_what_its_page_shows(tmp_path):
     """But for times and what follows from them, which no two runs share.
 

@@ -61,7 +61,6 @@ CASES = {
 }
 
 
-@pytest.mark.slow_with("xla-loss infinite, gradients sound")
 @pytest.mark.exhaustive_with(
     "graph-applied",
     "loop-applied",
@@ -71,6 +70,7 @@ CASES = {
     "loop-two overflow",
     "xla-applied",
     "xla-loss NaN",
+    "xla-loss infinite, gradients sound",
 )
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("mode", MODES)

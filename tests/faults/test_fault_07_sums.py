@@ -100,8 +100,7 @@ def test_a_window_whose_sum_overflows_is_one_skipped_step(mode, huge):
     assert_finite(every)
 
 
-@pytest.mark.slow_with("xla")
-@pytest.mark.exhaustive_with("loop")
+@pytest.mark.exhaustive_with("loop", "xla")
 @pytest.mark.parametrize("mode", ["eager", "loop", "xla"])
 def test_a_window_of_finite_micro_batches_with_an_infinite_sum_stores_no_infinity(mode):
     run, moved, every = accumulated(mode)

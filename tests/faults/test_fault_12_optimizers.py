@@ -85,8 +85,7 @@ def test_every_bit_is_that_of_an_unscaled_run(name):
 
 
 # As a graph all of them are below, but for EMA.
-@pytest.mark.slow_with("loop-accumulation")
-@pytest.mark.exhaustive_with("graph-EMA", "xla-accumulation")
+@pytest.mark.exhaustive_with("graph-EMA", "loop-accumulation", "xla-accumulation")
 @pytest.mark.parametrize(
     ("mode", "name"),
     [("graph", "EMA"), ("graph", "AdamW"), ("loop", "accumulation"), ("xla", "accumulation")],

@@ -98,7 +98,7 @@ def test_a_keras_without_multi_optimizers_compiles_too(updates_made, monkeypatch
     np.testing.assert_allclose(last[0], weights("float32")[0].numpy() - 0.1 * moved, rtol=1e-5)
 
 
-@pytest.mark.slow_with("0.5-bfloat16")
+@pytest.mark.exhaustive_with("0.5-bfloat16")
 @pytest.mark.parametrize(("clip_norm", "dtype"), [(None, "float16"), (0.5, "float16"), (0.5, "bfloat16")])
 def test_masters_are_updated_and_rounded(dtype, clip_norm, updates_made):
     ours = train(keras.optimizers.Adam(0.01), dtype, clip_norm)
@@ -146,7 +146,7 @@ def test_weights_that_were_assigned_are_taken_over(updates_made):
         np.testing.assert_array_equal(master, np.full(variable.shape, 99.5))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_power_of_two_changes_no_bit(updates_made):
     tiny, plain, huge = (train(keras.optimizers.Adam(0.01), loss_scale=scale) for scale in (2.0**-20, 1.0, 2.0**60))
     assert updates_made

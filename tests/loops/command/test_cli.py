@@ -45,7 +45,7 @@ def test_train_prints_json_that_others_can_read_when_the_loss_is_nan(capsys, tmp
     assert strict(printed) == {"final_loss": None, "accuracy": 0.1}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("small_digits")
 def test_study_writes_a_report(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")

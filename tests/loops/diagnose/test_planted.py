@@ -205,7 +205,7 @@ def test_a_rate_that_a_schedule_raised_is_told_and_kept_low_in_a_trial(explained
     assert (found.blame, found.grown_through, found.example) == ("weights", "learning rate", None)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_rate_that_is_not_a_number_is_told(runs):
     found = explain(planted.nan_rate(runs("nan_rate")))
     assert (found.verdict, found.step) == ("update", 5)
