@@ -69,12 +69,17 @@ def pytest_report_header():
 def pytest_collection_modifyitems(config, items):
     """Marks the parameters that `slow_with` and `exhaustive_with` name, before `-m` chooses."""
     if config.getoption("--select"):
-        items[:] = [item for item in items if not item.get_closest_marker("second_look")]
+        items[:] = [item for item in items if not item.get_closest_marker("second_look") and not _is_eager(item)]
     for item in items:
         for tier in TIERS:
             named = [name for mark in item.iter_markers(f"{tier}_with") for name in mark.args]
             if named and item.nodeid.partition("[")[2][:-1] in named:
                 item.add_marker(tier)
+
+
+def _is_eager(item):
+    """Whether a parameter says that the test runs without a graph, where nothing selects."""
+    return "eager" in item.nodeid.partition("[")[2].rstrip("]").split("-")
 
 
 def pytest_collection_finish(session):
