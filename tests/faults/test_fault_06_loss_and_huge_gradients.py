@@ -38,6 +38,7 @@ def test_a_loss_that_is_not_finite_is_skipped(rig):
     rig.assert_finite()
 
 
+@pytest.mark.exhaustive_with("loop")
 @pytest.mark.slow_with("xla")
 def test_a_loss_that_is_not_finite_by_a_constant_alone_harms_nothing(mode):
     # Its gradients are sound, and gradients decide.

@@ -40,6 +40,7 @@ def embedding(mode, kind):
     return run_in(mode, step), [table, *masters.weights, *optimizer.variables]
 
 
+@pytest.mark.exhaustive_with("loop")
 @pytest.mark.slow_with("xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_float32_rows_that_overflow_in_their_sum_are_skipped(mode):
@@ -131,6 +132,7 @@ def clipped(mode):
     return run_in(mode, step), [*weights, *optimizer.variables]
 
 
+@pytest.mark.exhaustive_with("loop")
 @pytest.mark.slow_with("xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_norm_that_overflows_does_not_clip_to_zero(mode):

@@ -1,10 +1,7 @@
 """What is saved goes on bit for bit after loading: `.keras`, weights, `tf.train.Checkpoint`, in another process too."""
 
 import dataclasses
-import hashlib
-import os
 import pathlib
-import subprocess
 import sys
 from typing import NamedTuple
 
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras_cases import SCALE, compiled, data, everything, fit, overflowing
+from processes import start
 from rigs import raw
 
 import scaler
@@ -176,31 +174,22 @@ def test_what_cannot_be_written_down_is_named():
         scaler.keras.configs.to_config(OnlyDown(first=print))
 
 
-_PROGRAM = """
-import hashlib, keras, scaler
-from keras_cases import fit, everything
-model = scaler.protect(keras.saving.load_model({path!r}))
-fit(model)
-print(hashlib.sha256(b"".join(everything(model))).hexdigest())
-"""
+def load_and_go_on(path):
+    """In a process that has not used TensorFlow yet; what it comes to is left beside the model."""
+    model = scaler.protect(keras.saving.load_model(path))
+    fit(model)
+    path.with_suffix(".bits").write_bytes(b"".join(everything(model)))
 
 
 def test_a_model_goes_on_in_a_new_process(tmp_path):
-    path, here = tmp_path / "model.keras", pathlib.Path(__file__).parent
+    path = tmp_path / "model.keras"
     model = compiled(strategy=scaler.Dynamic(SCALE, growth_interval=5), dropout=0.0)
     fit(model)
     model.save(path)
-    program = _PROGRAM.format(path=str(path))
-    places = os.pathsep.join(map(str, (here.parents[1], here.parent, here)))
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": places},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    process = start(load_and_go_on, path)
     fit(model)
-    assert done.stdout.strip() == hashlib.sha256(b"".join(everything(model))).hexdigest()
+    process.join(300)
+    assert path.with_suffix(".bits").read_bytes() == b"".join(everything(model))
 
 
 @pytest.mark.slow

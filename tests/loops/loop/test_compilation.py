@@ -35,7 +35,7 @@ def compiles(loop):
     return loop.calls.jit_compile
 
 
-@pytest.mark.slow_with("2")
+@pytest.mark.exhaustive_with("2")
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_a_step_is_compiled_on_a_gpu(gpu, steps_per_call):
     loop = loops.Loop(step(), DATA, steps_per_call=steps_per_call)

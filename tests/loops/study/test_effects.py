@@ -24,9 +24,16 @@ SMALL = {
 }
 
 
-@pytest.mark.slow_with("float8", "updated-scale")
+@pytest.mark.slow_with("float8")
 @pytest.mark.exhaustive_with(
-    "flushed-part", "layerwise", "look-ahead", "sixteen-bit-weights", "skip-rate", "static-scale", "underflow"
+    "flushed-part",
+    "layerwise",
+    "look-ahead",
+    "sixteen-bit-weights",
+    "skip-rate",
+    "static-scale",
+    "underflow",
+    "updated-scale",
 )
 @pytest.mark.parametrize("name", SMALL)
 def test_an_effect_shows_its_direction(name):
