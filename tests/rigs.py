@@ -79,3 +79,15 @@ class Rig:
     def run(self, batches):
         """Takes the batches, and returns the outputs of each."""
         return [{name: value.numpy() for name, value in self.call(one).items()} for one in batches]
+
+
+def scales_of(strategy, finite):
+    """The scales after each step, for words of the shape [steps] or [steps, words]."""
+    shape = tf.shape(finite)[1:]
+    state = strategy.init()
+    state = type(state)(*(tf.broadcast_to(value, shape) for value in state))
+    scales = tf.TensorArray(tf.float32, tf.shape(finite)[0])
+    for step in tf.range(tf.shape(finite)[0]):
+        state = strategy.update(state, scaler.Event(finite[step]))
+        scales = scales.write(step, state.loss_scale)
+    return scales.stack()

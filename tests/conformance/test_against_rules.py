@@ -12,6 +12,7 @@ import tensorflow as tf
 import words
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rigs import scales_of
 
 import scaler
 from scaler import presets
@@ -112,7 +113,7 @@ def small(preset):
 
 
 def all_presets(finite):
-    return {name: words.scales_of(getattr(presets, name)(**small(name)), finite) for name in STRATEGIES}
+    return {name: scales_of(getattr(presets, name)(**small(name)), finite) for name in STRATEGIES}
 
 
 MODES = {

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import replica_cases as cases
 import tensorflow as tf
+from mirrored import one_for_each
 from ways import second_look
 
 import scaler
@@ -36,10 +37,7 @@ def root():
 
     @tf.function
     def call(xs):
-        return strategy.run(
-            step,
-            args=(strategy.experimental_distribute_values_from_function(lambda c: xs[c.replica_id_in_sync_group]),),
-        )
+        return strategy.run(step, args=(one_for_each(strategy, xs),))
 
     def outcomes(*xs):
         returned = call(tf.constant(xs, tf.float32))

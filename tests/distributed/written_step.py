@@ -5,6 +5,7 @@ import models
 import numpy as np
 import rigs
 import tensorflow as tf
+from mirrored import one_for_each
 
 import scaler
 
@@ -35,13 +36,7 @@ class Written(rigs.Written):
         return applied.stack()
 
     def shares(self, *parts):
-        def of(part):
-            pieces = tf.split(part, self.replicas)
-            return self.strategy.experimental_distribute_values_from_function(
-                lambda context: pieces[context.replica_id_in_sync_group]
-            )
-
-        return tuple(of(part) for part in parts)
+        return tuple(one_for_each(self.strategy, tf.split(part, self.replicas)) for part in parts)
 
     def run(self, batches, in_graph):
         """Whether each of the batches was applied."""

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from mirrored import mirrored
+from mirrored import mirrored, one_for_each
 from rigs import raw
 
 import loops
@@ -218,10 +218,7 @@ def test_all_replicas_skip_where_one_overflows(count, bad):
     run = tf.function(lambda xs: strategy.run(step, [xs]))
 
     def given(values):
-        xs = strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant(values[context.replica_id_in_sync_group])
-        )
-        finite, replica = run(xs)
+        finite, replica = run(one_for_each(strategy, tf.constant(values)))
         return bool(strategy.experimental_local_results(finite)[0]), int(
             strategy.experimental_local_results(replica)[0]
         )
