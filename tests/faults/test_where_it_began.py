@@ -125,6 +125,7 @@ def singular(policy):
     "float16-32768.0-8",
     "float32-32768.0-2048",
     "float32-32768.0-8",
+    "mixed_bfloat16-32768.0-16384",
     "mixed_bfloat16-32768.0-2048",
     "mixed_bfloat16-32768.0-8",
     "mixed_float16-1.2676506002282294e+30-2048",

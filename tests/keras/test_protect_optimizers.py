@@ -67,7 +67,7 @@ def factors(first, second):
     return np.concatenate([ONES * first, ONES * second], 1)
 
 
-@pytest.mark.exhaustive_with("list-{'jit_compile': False}")
+@pytest.mark.exhaustive_with("compiled-{'run_eagerly': True}", "list-{'jit_compile': False}")
 @pytest.mark.slow_with("dict-{'jit_compile': False}", "layer-{'jit_compile': False}", "list-{'jit_compile': True}")
 @pytest.mark.parametrize(
     ("where", "mode"),

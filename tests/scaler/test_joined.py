@@ -58,7 +58,7 @@ def train(optimizer, dtype="float32", **clipping):
     return seen
 
 
-@pytest.mark.exhaustive_with("Adamax", "Nadam")
+@pytest.mark.exhaustive_with("Adam", "Adamax", "Nadam", "SGD")
 @pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, chunks, monkeypatch):
     ours = train(OPTIMIZERS[name](), "float16", clip_norm=0.5)

@@ -34,6 +34,7 @@ class Parts:
         return first, second
 
 
+@pytest.mark.slow_with("xla")
 @modes("eager", "graph", "xla")
 def test_the_variable_of_the_skip_is_named(execute):
     parts = Parts()

@@ -98,6 +98,7 @@ class ByHand:
         return {name: outputs[name] for name in self.returns}
 
 
+@pytest.mark.exhaustive_with("returns0")
 @pytest.mark.parametrize("returns", [("loss",), ("loss", "applied")])
 def test_a_step_by_hand_that_returns_its_loss(returns):
     (message,) = said(ByHand(returns), [6])
