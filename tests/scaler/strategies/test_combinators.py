@@ -99,7 +99,7 @@ def test_scales_equal_plain_python(name, word):
 
 
 def test_a_warm_up_starts_low_and_ends_at_the_strategys_own_scale():
-    scales = scales_of("Warmup")(tf.ones([STEPS], tf.bool)).numpy()
+    scales = compiled("Warmup")(tf.ones([STEPS], tf.bool)).numpy()
     assert CASES["Warmup"][0].init().loss_scale.numpy() == 0.25
     assert scales[0] < 1.0
     assert (np.diff(scales) >= 0).all()
