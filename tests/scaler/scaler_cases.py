@@ -50,7 +50,7 @@ def slots(optimizer):
 def compile_updates(monkeypatch, handles):
     """Has updates compiled from so many handles on, though the variables of a test are small; what counts them."""
     made, move = [], grouped.Grouped.move
-    monkeypatch.setattr(compiled, "_WORTH_COMPILING", int(handles * compiled._HANDLE))
+    monkeypatch.setattr(compiled, "_WORTH_COMPILING", max(int(handles * compiled._HANDLE), 1))
     monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: made.append(1) or move(*arguments))
     return made
 

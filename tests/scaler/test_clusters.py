@@ -76,7 +76,18 @@ def same_bits(before, after):
 
 @pytest.mark.slow_with("accumulation")
 @pytest.mark.exhaustive_with(
-    "Adadelta", "Adafactor", "Adagrad", "Adamax", "Ftrl", "Lamb", "Muon", "Nadam", "RMSprop", "amsgrad"
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adamax",
+    "Ftrl",
+    "Lamb",
+    "Lion",
+    "Muon",
+    "Nadam",
+    "RMSprop",
+    "amsgrad",
+    "schedule",
 )
 @pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 def test_every_optimizer_moves_as_it_does_by_itself(name, updates_made):

@@ -83,6 +83,7 @@ class MyAdam(keras.optimizers.Adam):
     """A user's own class may look at a variable as a whole."""
 
 
+@pytest.mark.exhaustive_with("rm_sprop")
 @pytest.mark.parametrize(
     "optimizer", [MyAdam(0.01), keras.optimizers.RMSprop(0.01), keras.optimizers.Lamb(0.01)], ids=lambda each: each.name
 )

@@ -67,9 +67,12 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_with("adam-float16-{'masters': 'stochastic', 'clip_norm': 1.0}")
 @pytest.mark.exhaustive_with(
     "adam-float16-{'masters': 'masters', 'clip_norm': 1.0}",
     "adamax-mixed_float16-{}",
+    "lion-mixed_float16-{}",
+    "momentum-mixed_float16-{}",
     "rmsprop-mixed_float16-{}",
     "schedule-mixed_float16-{}",
 )
@@ -84,6 +87,7 @@ def test_a_run_is_the_same_bit_for_bit(optimizer, policy, options):
     assert 0 < sum(output["applied"] for output in outputs) < len(outputs)
 
 
+@pytest.mark.exhaustive_with("adam-graph", "decay and averages-xla")
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("optimizer", ["adam", "decay and averages"])
 def test_updates_that_are_compiled_in_groups_are_selected_too(optimizer, jit_compile, monkeypatch):
@@ -161,6 +165,7 @@ def test_a_skip_keeps_every_bit_also_of_rows_that_occur_twice(given, patterns, v
         assert selected[1] == raw(weights)
 
 
+@pytest.mark.exhaustive_with("False-True")
 @pytest.mark.parametrize(("select", "branches"), [(None, True), (True, False), (False, True)])
 def test_xla_is_given_no_branch(select, branches):
     variable, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.Adam()
@@ -198,6 +203,7 @@ def test_no_other_value_is_taken():
         scaler.LossScaler(select="gpu")
 
 
+@pytest.mark.exhaustive_with("4-3")
 @pytest.mark.parametrize(("count", "bad"), [(2, 0), (2, 1), (4, 3)])
 def test_all_replicas_skip_where_one_overflows(count, bad):
     strategy = mirrored(count)

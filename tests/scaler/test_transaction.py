@@ -93,7 +93,7 @@ class Run:
 
 
 @pytest.mark.slow_with("graph-Adafactor")
-@pytest.mark.exhaustive_with("loop-a slot of a user's", "xla-Adafactor", "xla-a function")
+@pytest.mark.exhaustive_with("graph-Ftrl", "loop-a slot of a user's", "xla-Adafactor", "xla-a function")
 @modes_with(
     ("fault",),
     eager=[("Adagrad",), ("Ftrl",), ("a weight of a user's",)],

@@ -36,7 +36,7 @@ SGD, RMSprop = keras.optimizers.SGD, keras.optimizers.RMSprop
 
 
 # Each model in each mode, with an optimizer whose update branches and with one whose does not.
-@pytest.mark.exhaustive_with("GRU-xla-RMSprop", "LSTM-xla-SGD")
+@pytest.mark.exhaustive_with("GRU-graph-SGD", "GRU-xla-RMSprop", "LSTM-xla-SGD")
 @pytest.mark.parametrize(
     ("name", "mode", "optimizer"),
     [
