@@ -2,12 +2,14 @@
 
 import json
 import resource
+import shutil
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import dataset, plain_model, squared_error
+from loop_cases import dataset
+from models import plain_model, squared_error
 
 import loops
 import scaler
@@ -397,6 +399,14 @@ def of_own_step(place, model, rate=0.1, momentum=0.9, size=4, seed=1):
     return loops.Loop(step, data, actions=[loops.Checkpoint(place, every=2, resume=True)])
 
 
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    """Where a step of one's own was taken twice."""
+    place = tmp_path_factory.mktemp("two steps")
+    of_own_step(place, layers("first")).run(2)
+    return place
+
+
 @pytest.mark.slow_with("names1")
 @pytest.mark.parametrize("names", [["first", "second"], ["block_1", "block_2"]])
 def test_layers_that_changed_places_are_named(tmp_path, names):
@@ -425,10 +435,10 @@ def test_layers_that_keras_numbers_anew_are_the_same(tmp_path):
     ],
     ids=str,
 )
-def test_other_settings_of_a_step_of_ones_own_are_named(tmp_path, other, named):
-    of_own_step(tmp_path, layers("first")).run(2)
+def test_other_settings_of_a_step_of_ones_own_are_named(two_steps, tmp_path, other, named):
+    shutil.copytree(two_steps, tmp_path / "run")
     with pytest.warns(loops.ResumeWarning, match=named) as said:
-        of_own_step(tmp_path, layers("first"), **other).run(4)
+        of_own_step(tmp_path / "run", layers("first"), **other).run(4)
     assert len(said) == 1
 
 

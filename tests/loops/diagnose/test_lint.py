@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import raw
+from rigs import raw
 
 import loops
 import scaler

@@ -129,8 +129,8 @@ def ended(make, *goals, folder=None, **arguments):
     return weight.numpy().tobytes()
 
 
-@pytest.mark.slow_with("iterator in a branch")
-@pytest.mark.exhaustive_with("tables in functions")
+@pytest.mark.slow_with("iterator in a branch", "strings and vectors")
+@pytest.mark.exhaustive_with("DenseHashTable", "handle alone", "tables in functions")
 @pytest.mark.parametrize("kind", SAVED)
 def test_what_can_be_saved_goes_on_bit_for_bit_without_a_warning(kind, tmp_path):
     make = SAVED[kind]

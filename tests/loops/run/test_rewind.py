@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import rewind_cases
 import tensorflow as tf
-from loop_cases import raw
 from resume_cases import batches
 from rewind_cases import BAD, counting, listing, plain, stateful, taken
+from rigs import raw
 
 import loops
 import scaler

@@ -2,13 +2,14 @@
 
 import json
 
+import command_cases
 import keras
 import numpy as np
 import pytest
-from loop_cases import dataset, plain_model, squared_error
+from loop_cases import dataset
+from models import plain_model, squared_error
 from recorded_cases import write_run
 
-import halfstep as cli
 import loops
 import scaler
 
@@ -223,12 +224,7 @@ def test_one_step_is_a_step_and_one_octave_an_octave():
 
 
 def command(capsys, *arguments):
-    try:
-        status = cli.main(["compare", *map(str, arguments)])
-    except SystemExit as exit:
-        status = exit.code
-    output = capsys.readouterr()
-    return status, output.out, output.err
+    return command_cases.run(capsys, "compare", *arguments)
 
 
 def test_the_command_prints_a_table_or_json(three, capsys):
