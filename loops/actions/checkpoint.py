@@ -101,6 +101,7 @@ class Checkpoint:
         self._keep, self._resume, self._run, self._best = int(keep), bool(resume), dict(run or {}), best
         if best:  # Its state is saved with that of the actions.
             self.save_state, self.load_state = best.save_state, best.load_state
+            self.state_keys, self.state_of = best.state_keys, best
         self._loop: Loop | None = None
         self._manager: tf.train.CheckpointManager | None = None
         self._saved_at: int | None = None
@@ -131,7 +132,7 @@ class Checkpoint:
             # What cannot be saved is skipped to by the first iterator, which a probe would be.
             loop.position.problem = facts["data"]["problem"] if facts else None
             self._make_folder(loop)
-        state = loop.state(identity)
+        state = loop.state(identity, folder=self.directory)
         checkpoint = tf.train.Checkpoint(**state.trackables())
         if number is not None:
             check_layout(path, facts["variables"], layout(state.groups))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pathlib
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ from loops.loop.outputs import Outputs, scalars_and_vectors
 from loops.loop.pace import Pace
 from loops.loop.replicate import check_batches, replicate
 from loops.loop.signature import taking_batches
+from loops.loop.state.actions import ActionStates
 from loops.loop.state.held import Held, held_by
 from loops.loop.state.identity import identity
 from loops.loop.state.kernels import caveats as kernels_of
@@ -185,12 +187,19 @@ class Loop:
             run=run,
         )
 
-    def state(self, identity: Mapping[str, object], *, actions: Iterable[Action] | None = None) -> RunState:
+    def state(
+        self,
+        identity: Mapping[str, object],
+        *,
+        actions: Iterable[Action] | None = None,
+        folder: pathlib.Path = pathlib.Path(),
+    ) -> RunState:
         """Everything a resumed run needs; the train step is traced for it, which makes all of its variables.
 
         Args:
             identity: To be saved with it.
             actions: Those whose state is part of it; if not given, the loop's.
+            folder: Of the checkpoints.
         """
         step = self._call.trace()
         return RunState(
@@ -198,7 +207,7 @@ class Loop:
             held=self._held(step),
             counters=self._counters,
             position=self.position,
-            actions=self.actions if actions is None else actions,
+            actions=ActionStates(self.actions if actions is None else actions, folder),
             identity=identity,
             settings=settings(self.train_step, self.position.dataset),
             loss_scaler=self._loss_scaler,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -12,12 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from loops.loop.counters import CounterVariables
+from loops.loop.state.actions import ActionStates
 from loops.loop.state.held import Held
 from loops.loop.state.position import Position
 from loops.loop.state.randomness import generators, set_generators
 from loops.loop.state.variables import Groups, layout
 from loops.support.errors import CheckpointError, ResumeWarning
-from loops.support.written.acting import named
 
 _FORMAT = 1
 
@@ -26,15 +26,14 @@ class RunState:
     """Variables on every replica, tables, iterators, counters, the position, random generators and the actions' state.
 
     An action takes part by two methods: `save_state()` returns a value that JSON can hold, and `load_state(value)`
-    takes it, before the first step of a resumed run. Actions are told apart by their class and by their order within
-    it.
+    takes it, before the first step of a resumed run.
 
     Args:
         groups: As from `variable_groups`.
         held: The step's tables and iterators.
         counters: The loop's.
         position: The loop's place in its dataset.
-        actions: The loop's.
+        actions: The states of the loop's.
         identity: What tells this run from others.
         settings: Others that the program says before its first step.
         loss_scaler: The train step's, to be described, or None.
@@ -47,7 +46,7 @@ class RunState:
         held: Held,
         counters: CounterVariables,
         position: Position,
-        actions: Iterable,
+        actions: ActionStates,
         identity: Mapping,
         settings: Mapping,
         loss_scaler: Any = None,
@@ -55,7 +54,7 @@ class RunState:
         self.groups, self.held = groups, held
         self.identity, self.settings = dict(identity), dict(settings)
         self._counters, self._position, self._loss_scaler = counters, position, loss_scaler
-        self._actions = _named(actions)
+        self._actions = actions
         self._facts = _Facts(self._describe)
 
     def trackables(self) -> dict:
@@ -107,10 +106,7 @@ class RunState:
             ) from error
         if self._position.problem:
             self._position.skip_to(facts["data"]["batches"])
-        for name, action in self._actions.items():
-            if name in facts["actions"]:
-                with named(action):
-                    action.load_state(facts["actions"][name])
+        self._actions.restore(path, facts, facts["counters"]["data"])
         set_generators(facts["random"])
 
     def _describe(self) -> dict:
@@ -129,7 +125,7 @@ class RunState:
             "data": {"batches": counters.data, "problem": self._position.problem, "caveats": self._position.caveats},
             "variables": layout(self.groups),
             "held": self.held.described,
-            "actions": {name: action.save_state() for name, action in self._actions.items()},
+            **self._actions.save(),
             "random": generators(),
         }
         if self._loss_scaler is not None:
@@ -149,14 +145,3 @@ class _Facts(tf.train.experimental.PythonState):
 
     def deserialize(self, string_value: str) -> None:
         """Nothing: `restore` is given them, read before anything was assigned."""
-
-
-def _named(actions: Iterable) -> dict[str, Any]:
-    named: dict[str, Any] = {}
-    counts: dict[str, int] = {}
-    for action in actions:
-        if hasattr(action, "save_state") and hasattr(action, "load_state"):
-            kind = type(action).__qualname__
-            counts[kind] = counts.get(kind, 0) + 1
-            named[kind if counts[kind] == 1 else f"{kind} {counts[kind]}"] = action
-    return named
