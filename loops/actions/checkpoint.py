@@ -16,6 +16,7 @@ from loops.loop.state import folder
 from loops.loop.state.common import Found, newest_common, place
 from loops.loop.state.identity import check_identity, check_layout
 from loops.loop.state.settings import differences
+from loops.loop.state.values import NoText, exact
 from loops.loop.state.variables import layout
 from loops.loop.workers.workers import Workers
 from loops.support.checks import check_count
@@ -65,10 +66,11 @@ class Checkpoint:
         best: Of which metric the best step is to be kept, too. At each improvement the step is saved, then copied into
             the folder `best` in the directory, and only when the copy is whole is the one before removed: at any moment
             there is a best one. `best` is a folder of checkpoints like others, which a run can go on from.
-        run: Names and values, as JSON has them, by which a run differs from others, such as its seed. The optimizer,
-            the scaling strategy, the shapes of variables and of batches of a fixed size (`drop_remainder=True`) and the
-            number of replicas need no mention. A step of one's own that goes on with other settings of an optimizer
-            that it names, or any run with another batch size or seed of its dataset, gets a `ResumeWarning`.
+        run: Names and values by which a run differs from others, such as its seed: numbers, text, paths, dates, enums,
+            arrays, dataclasses, and lists, sets and dicts of them. The optimizer, the scaling strategy, the shapes of
+            variables and of batches of a fixed size (`drop_remainder=True`) and the number of replicas need no mention.
+            A step of one's own that goes on with other settings of an optimizer that it names, or any run with another
+            batch size or seed of its dataset, gets a `ResumeWarning`.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -98,7 +100,8 @@ class Checkpoint:
             raise scaler.InvalidArgument(
                 f"Checkpoint(run={run!r}): expected a dict of names and values, such as {{'seed': 0}}."
             )
-        self._keep, self._resume, self._run, self._best = int(keep), bool(resume), dict(run or {}), best
+        self._keep, self._resume, self._best = int(keep), bool(resume), best
+        self._run = _said(run or {})
         if best:  # Its state is saved with that of the actions.
             self.save_state, self.load_state = best.save_state, best.load_state
             self.state_keys, self.state_of = best.state_keys, best
@@ -254,3 +257,15 @@ class Checkpoint:
                 "as they were: make room, then run again with resume=True (on the command line --resume)."
             ) from error
         self._saved_at = number
+
+
+def _said(run: Mapping[str, object]) -> dict:
+    """What `run=` says, as JSON."""
+    try:
+        return exact(run)
+    except NoText as error:
+        raise scaler.InvalidArgument(
+            f"Checkpoint(run=...): it holds {str(error.args[0])[:100]!r}, which another process cannot tell from "
+            "others. Expected numbers, text, paths, dates, enums, arrays, dataclasses, and lists, sets and dicts of "
+            "them. Give its name or its version as text."
+        ) from None

@@ -6,6 +6,9 @@
     _count                     of Repeat, ShuffleAndRepeat                  absent: likewise
     _filename                  of Cache                                     absent: likewise
     _deterministic             of ParallelMap, ParallelBatch, ParseExample  absent: likewise; no order is assumed
+    _batch_size, _buffer_size  of Batch, Shuffle and others                 absent: a resumed run does not notice another
+    _num_shards, _index        of Shard                                     absent: likewise
+    _count                     of Skip, Take                                absent: likewise
 
 The datasets that one is made of and the functions that it calls are found among its attributes, whatever their names.
 """

@@ -29,6 +29,7 @@ from loops.loop.state.kernels import caveats as kernels_of
 from loops.loop.state.position import Position
 from loops.loop.state.settings import settings
 from loops.loop.state.state import RunState
+from loops.loop.state.trainable import trainable_flags
 from loops.loop.state.variables import variable_groups
 from loops.loop.taken import Taken
 from loops.loop.unseen import UnseenLosses
@@ -202,14 +203,16 @@ class Loop:
             folder: Of the checkpoints.
         """
         step = self._call.trace()
+        groups = variable_groups(self.train_step, step)
         return RunState(
-            groups=variable_groups(self.train_step, step),
+            groups=groups,
             held=self._held(step),
             counters=self._counters,
             position=self.position,
             actions=ActionStates(self.actions if actions is None else actions, folder),
             identity=identity,
             settings=settings(self.train_step, self.position.dataset),
+            trainable=trainable_flags(self.train_step, groups),
             loss_scaler=self._loss_scaler,
         )
 

@@ -57,10 +57,9 @@ class ActionStates:
             step: That it was saved at.
         """
         saved, keys = facts["actions"], self._keys()
-        if _KEYS in facts:
-            taken = _matched(keys, facts[_KEYS])
-        else:  # It was saved by a version that knew the order alone.
-            taken = {label: label for label in keys if label in saved}
+        # A checkpoint without keys was saved by a version that went by the order alone.
+        by_order = {label: label for label in keys if label in saved}
+        taken = _matched(keys, facts[_KEYS]) if _KEYS in facts else by_order
         loaded = {id(_state_of(self._actions[label])) for label in taken}
         for label, action in self._actions.items():
             with named(action):
@@ -69,6 +68,7 @@ class ActionStates:
                 elif hasattr(action, "load_no_state"):
                     action.load_no_state(step)
                 elif id(_state_of(action)) not in loaded:
+                    loaded.add(id(_state_of(action)))
                     _warn_of_new(path, label, keys[label])
         _warn_of_order(path, keys, facts.get(_KEYS, {}))
 
@@ -87,7 +87,7 @@ class ActionStates:
 
 
 def _matched(here: Mapping[str, list[str]], saved: Mapping[str, list[str]]) -> dict[str, str]:
-    """Whose state each takes: first those that are known exactly, then by looser keys, and by order among equal ones."""
+    """Whose state each takes: first those known exactly, then by looser keys, and by order among equal ones."""
 
     def key(label: str, keys: list[str], level: int) -> tuple | None:
         keys = keys or [""]
@@ -113,10 +113,14 @@ def _class(label: str) -> str:
     return label.split(" ")[0]
 
 
+def _short(label: str) -> str:
+    return _class(label).rpartition(".")[2]
+
+
 def _warn_of_new(path: str, label: str, keys: list[str]) -> None:
     known = f" {keys[-1]!r}" if keys else ""
     warnings.warn(
-        f"{path} has no state of {_class(label)}{known}: it starts new. An action takes the state of the one that had "
+        f"{path} has no state of {_short(label)}{known}: it starts new. An action takes the state of the one that had "
         "the same name, or wrote the same file, when it was saved.",
         ResumeWarning,
         stacklevel=5,
@@ -126,12 +130,10 @@ def _warn_of_new(path: str, label: str, keys: list[str]) -> None:
 def _warn_of_order(path: str, here: Mapping[str, list[str]], saved: Mapping[str, list[str]]) -> None:
     """Where there are more or fewer actions that only their order tells apart."""
     for kind in dict.fromkeys(_class(label) for label, keys in here.items() if not keys):
-        now, then = (
-            sum(_class(label) == kind and not keys for label, keys in each.items()) for each in (here, saved)
-        )
+        now, then = (sum(_class(label) == kind and not keys for label, keys in each.items()) for each in (here, saved))
         if then != now and then:
             warnings.warn(
-                f"{path} has the state of {then} {kind}, and this run has {now}: each takes that of the one in its "
+                f"{path} has the state of {then} {_short(kind)}, and this run has {now}: each takes that of the one in its "
                 "place. Give each an attribute `name`, by which it is known.",
                 ResumeWarning,
                 stacklevel=5,

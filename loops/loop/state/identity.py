@@ -12,6 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from loops.backend.steps import schedule
+from loops.loop.state.trainable import slots_of_others
+from loops.loop.state.values import described, text_of
 from loops.support.errors import CheckpointError, ResumeWarning
 
 _NUMBER = re.compile(r"^([^/]*?)_\d+/")
@@ -27,7 +30,7 @@ def identity(
         strategy: The loop's.
         workers: How many processes its replicas are in.
         element_spec: The dataset's.
-        run: What the user tells runs apart by.
+        run: What the user tells runs apart by, as from `values.exact`.
     """
     facts: dict[str, Any] = {"replicas": strategy.num_replicas_in_sync if strategy else 1}
     if workers > 1:
@@ -35,7 +38,7 @@ def identity(
     facts["batches"] = str(element_spec)
     loss_scaler = getattr(train_step, "loss_scaler", None)
     if loss_scaler is not None:
-        facts["strategy"] = repr(loss_scaler.strategy)
+        facts["strategy"] = text_of(loss_scaler.strategy)
     optimizer = getattr(train_step, "optimizer", None)
     if optimizer is not None:
         facts["optimizer"] = describe_optimizer(optimizer)
@@ -44,7 +47,7 @@ def identity(
             facts[name] = getattr(train_step, name)
     clip = getattr(train_step, "clip", None)
     if clip is not None:
-        facts["clip"] = repr(clip)
+        facts["clip"] = text_of(clip)
     facts["run"] = dict(run)
     return as_json(facts)
 
@@ -68,7 +71,8 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
 def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
     """Compares what `variables.layout` returned then and now. Names may differ: Keras numbers layers by process.
 
-    Warns where variables have changed places among themselves, as far as their names tell.
+    Warns where variables have changed places among themselves, and where slots are those of other weights, as far as
+    their names tell.
 
     Raises:
         CheckpointError: If a variable is missing, added, or has another shape or dtype.
@@ -103,6 +107,15 @@ def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
                 stacklevel=4,
             )
             return
+    others = slots_of_others(saved, here)
+    if others:
+        pairs = ", ".join(f"{now!r} that of {then!r}" for then, now in others[:3])
+        warnings.warn(
+            f"{path} holds slots of other weights. By its place each gets the value of another one: {pairs}"
+            f"{', ...' if others[3:] else ''}. Train the weights of that run, in its order, or choose another folder.",
+            ResumeWarning,
+            stacklevel=4,
+        )
 
 
 def _changed_places(then: list[str], now: list[str]) -> list[int]:
@@ -131,21 +144,23 @@ def same(then: object, now: object) -> bool:
 def describe_optimizer(optimizer: object) -> Any:
     """Its class and its configuration, where it is one of Keras."""
     if isinstance(optimizer, keras.optimizers.Optimizer):
-        config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
-        return {"class": type(optimizer).__name__, **config}
+        try:
+            config = optimizer.get_config()
+        except NotImplementedError:  # By a schedule of one's own, which Keras's `fit` takes.
+            config = {name: value for name, value in vars(optimizer).items() if _is_setting(name, value)}
+            config["learning_rate"] = schedule(optimizer)
+        return {"class": type(optimizer).__name__, **{k: value for k, value in config.items() if k != "name"}}
     return getattr(optimizer, "__qualname__", type(optimizer).__qualname__)
+
+
+def _is_setting(name: str, value: object) -> bool:
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return plain and not name.startswith("_") and name != "built"
 
 
 def as_json(facts: Mapping) -> dict:
     """The same after a way through JSON, as another process reads it."""
-    return json.loads(json.dumps(facts, default=_told_apart_by))
-
-
-def _told_apart_by(value: object) -> Any:
-    """What JSON holds in the place of a value that it cannot hold."""
-    if hasattr(value, "item"):
-        return value.item()
-    return type(value).__qualname__  # A repr may hold an address, which differs between processes.
+    return json.loads(json.dumps(described(facts)))
 
 
 def flat(facts: Mapping, prefix: str = "") -> dict[str, Any]:

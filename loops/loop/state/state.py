@@ -16,6 +16,7 @@ from loops.loop.state.actions import ActionStates
 from loops.loop.state.held import Held
 from loops.loop.state.position import Position
 from loops.loop.state.randomness import generators, set_generators
+from loops.loop.state.trainable import check_trainable
 from loops.loop.state.variables import Groups, layout
 from loops.support.errors import CheckpointError, ResumeWarning
 
@@ -36,6 +37,7 @@ class RunState:
         actions: The states of the loop's.
         identity: What tells this run from others.
         settings: Others that the program says before its first step.
+        trainable: As from `trainable_flags`.
         loss_scaler: The train step's, to be described, or None.
     """
 
@@ -49,10 +51,12 @@ class RunState:
         actions: ActionStates,
         identity: Mapping,
         settings: Mapping,
+        trainable: Mapping[str, str],
         loss_scaler: Any = None,
     ):
         self.groups, self.held = groups, held
         self.identity, self.settings = dict(identity), dict(settings)
+        self._trainable = dict(trainable)
         self._counters, self._position, self._loss_scaler = counters, position, loss_scaler
         self._actions = actions
         self._facts = _Facts(self._describe)
@@ -79,6 +83,7 @@ class RunState:
         Raises:
             CheckpointError: If its parts are not those of this run.
         """
+        check_trainable(path, facts.get("trainable", {}), self._trainable, layout(self.groups))
         if self._position.problem and not facts["data"]["problem"]:
             raise CheckpointError(
                 f"{path} holds a position in the data, and this dataset's cannot be saved: {self._position.problem}. "
@@ -124,6 +129,7 @@ class RunState:
             },
             "data": {"batches": counters.data, "problem": self._position.problem, "caveats": self._position.caveats},
             "variables": layout(self.groups),
+            "trainable": self._trainable,
             "held": self.held.described,
             **self._actions.save(),
             "random": generators(),

@@ -43,7 +43,7 @@ def exact(value: object) -> Any:
 
 
 def described(value: object) -> Any:
-    """A value as JSON, in which parts that no text tells apart are named by their class, and functions by their name."""
+    """A value as JSON, in which parts that no text tells apart have the name of their class, or of the function."""
     try:
         return _as_json(value, _name)
     except RecursionError:  # It holds itself.
@@ -92,8 +92,7 @@ def _as_json(value: Any, unknown: Callable[[object], Any]) -> Any:
 
 def _by_name(values: Mapping, unknown: Callable[[object], Any]) -> dict[str, Any]:
     def name(key: Any) -> str:
-        plain = isinstance(key, str) and not isinstance(key, enum.Enum)
-        found = key if plain else _as_json(key, unknown)
+        found = _as_json(key, unknown)
         return found if isinstance(found, str) else json.dumps(found)
 
     found = {name(key): _as_json(value, unknown) for key, value in values.items()}
@@ -139,7 +138,7 @@ def _of_object(value: Any, unknown: Callable[[object], Any]) -> Any:
 
 def _attributes(value: Any) -> dict | None:
     """The attributes that make up all of an object, as pickle would take them; None if there is more to it."""
-    if type(value).__reduce__ is not object.__reduce__:
+    if type(value) is object or type(value).__reduce__ is not object.__reduce__:
         return None
     try:
         _, arguments, state, *items = value.__reduce_ex__(2)
