@@ -14,10 +14,9 @@ from loops.actions.best import Best
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.state import folder
 from loops.loop.state.common import Found, newest_common, place
-from loops.loop.state.identity import check_identity, check_layout
+from loops.loop.state.identity import check_identity
 from loops.loop.state.settings import differences
 from loops.loop.state.values import NoText, exact
-from loops.loop.state.variables import layout
 from loops.loop.workers.workers import Workers
 from loops.support.checks import check_count
 from loops.support.errors import CheckpointError, ResumeWarning
@@ -138,7 +137,7 @@ class Checkpoint:
         state = loop.state(identity, folder=self.directory)
         checkpoint = tf.train.Checkpoint(**state.trackables())
         if number is not None:
-            check_layout(path, facts["variables"], layout(state.groups))
+            state.check(path, facts)
             different = differences(facts.get("settings", {}), state.settings)
             if different:
                 warnings.warn(

@@ -6,7 +6,7 @@
     _count                     of Repeat, ShuffleAndRepeat                  absent: likewise
     _filename                  of Cache                                     absent: likewise
     _deterministic             of ParallelMap, ParallelBatch, ParseExample  absent: likewise; no order is assumed
-    _batch_size, _buffer_size  of Batch, Shuffle and others                 absent: a resumed run does not notice another
+    _batch_size, _buffer_size  of Batch, Shuffle and others                 absent: a change of it is not noticed
     _num_shards, _index        of Shard                                     absent: likewise
     _count                     of Skip, Take                                absent: likewise
 

@@ -133,8 +133,8 @@ def _warn_of_order(path: str, here: Mapping[str, list[str]], saved: Mapping[str,
         now, then = (sum(_class(label) == kind and not keys for label, keys in each.items()) for each in (here, saved))
         if then != now and then:
             warnings.warn(
-                f"{path} has the state of {then} {_short(kind)}, and this run has {now}: each takes that of the one in its "
-                "place. Give each an attribute `name`, by which it is known.",
+                f"{path} has the state of {then} {_short(kind)}, and this run has {now}: each takes that of the one in "
+                "its place. Give each an attribute `name`, by which it is known.",
                 ResumeWarning,
                 stacklevel=5,
             )

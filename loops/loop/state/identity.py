@@ -71,9 +71,6 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
 def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
     """Compares what `variables.layout` returned then and now. Names may differ: Keras numbers layers by process.
 
-    Warns where variables have changed places among themselves, and where slots are those of other weights, as far as
-    their names tell.
-
     Raises:
         CheckpointError: If a variable is missing, added, or has another shape or dtype.
     """
@@ -92,6 +89,16 @@ def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
             f"{path} was saved with another model, optimizer or train step: {what}. Build what that run built, or "
             "choose another folder."
         )
+
+
+def warn_of_places(path: str, saved: Mapping, here: Mapping) -> None:
+    """Warns where variables changed places, or slots are those of other weights, as far as names tell.
+
+    Args:
+        path: Of the checkpoint.
+        saved: What `variables.layout` returned then, which `check_layout` has passed.
+        here: What it returns now.
+    """
     for group, now in here.items():
         names = [[entry[0] for entry in entries] for entries in (saved[group], now)]
         # Keras numbers a Sequential, too, whose name begins those of its variables.
@@ -104,7 +111,7 @@ def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
                 f"{path} holds the variables of its {group} in another order. By its place each gets the value of "
                 f"another one: {pairs}{', ...' if moved[3:] else ''}. Build the layers in the order of that run.",
                 ResumeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
             return
     others = slots_of_others(saved, here)
@@ -114,7 +121,7 @@ def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
             f"{path} holds slots of other weights. By its place each gets the value of another one: {pairs}"
             f"{', ...' if others[3:] else ''}. Train the weights of that run, in its order, or choose another folder.",
             ResumeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from loops.loop.counters import CounterVariables
 from loops.loop.state.actions import ActionStates
 from loops.loop.state.held import Held
+from loops.loop.state.identity import check_layout, warn_of_places
 from loops.loop.state.position import Position
 from loops.loop.state.randomness import generators, set_generators
 from loops.loop.state.trainable import check_trainable
@@ -72,18 +73,32 @@ class RunState:
             saved["held"] = self.held.saved
         return saved
 
+    def check(self, path: str, facts: Mapping) -> None:
+        """Makes sure that a checkpoint holds the variables of this run, and warns where it does not seem so.
+
+        Args:
+            path: Of a checkpoint of this run.
+            facts: Those saved in it.
+
+        Raises:
+            CheckpointError: If other variables were saved, or other weights were trained.
+        """
+        saved, here = facts["variables"], layout(self.groups)
+        check_layout(path, saved, here)
+        check_trainable(path, facts.get("trainable", {}), self._trainable, here)
+        warn_of_places(path, saved, here)
+
     def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping) -> None:
         """Puts everything back.
 
         Args:
             checkpoint: Made of `trackables`.
-            path: Of a checkpoint that was found whole and of this run.
+            path: Of a checkpoint that was found whole and that `check` has passed.
             facts: Those saved in it.
 
         Raises:
             CheckpointError: If its parts are not those of this run.
         """
-        check_trainable(path, facts.get("trainable", {}), self._trainable, layout(self.groups))
         if self._position.problem and not facts["data"]["problem"]:
             raise CheckpointError(
                 f"{path} holds a position in the data, and this dataset's cannot be saved: {self._position.problem}. "

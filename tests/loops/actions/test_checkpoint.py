@@ -505,10 +505,8 @@ def test_another_layer_that_is_frozen_is_refused(tmp_path, kind):
 
     loop(0).run(2)
     assert loop(0).run(3).data == 3
-    with pytest.raises(
-        loops.CheckpointError,
-        match=r"other weights were trained: '\S*a/kernel' was frozen and is trainable; .*'\S*b/kernel' was trainable and is",
-    ):
+    first, second = r"'\S*a/kernel' was frozen and is trainable", r"'\S*b/kernel' was trainable and is frozen"
+    with pytest.raises(loops.CheckpointError, match=f"while other weights were trained: {first}; .*{second}"):
         loop(1).run(4)
 
 
