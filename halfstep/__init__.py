@@ -41,8 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answered(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
-    options.arguments = arguments
+    asked = parser()
+    options = asked.parse_args(arguments)
+    options.arguments, options.parser = arguments, asked
     try:
         with _termination_is_an_exit():
             return _run(options)

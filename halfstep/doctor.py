@@ -64,7 +64,7 @@ def _examine_machine(options: argparse.Namespace) -> None:
 
 
 def _examine_model(options: argparse.Namespace) -> None:
-    from halfstep.terminal import finished, quiet, told, width
+    from halfstep.terminal import quiet, width, working
     from loops.diagnose.doctor import diagnosis
     from loops.diagnose.doctor.picture import check_picture, write_picture
     from loops.diagnose.doctor.text import text
@@ -74,10 +74,9 @@ def _examine_model(options: argparse.Namespace) -> None:
     quiet()
     if options.out is not None:
         check_picture(options.out)
-    with tempfile.TemporaryDirectory(prefix="halfstep-doctor-") as folder:
+    with tempfile.TemporaryDirectory(prefix="halfstep-doctor-") as folder, working("doctor", moving=False) as progress:
         built = called(options.model, pathlib.Path(folder), option="--model")
-        found = diagnosis.examine(built, f"--model {options.model}", seconds=diagnosis.SECONDS, progress=told)
-    finished()
+        found = diagnosis.examine(built, f"--model {options.model}", seconds=diagnosis.SECONDS, progress=progress)
     print(to_json(found.as_dict()) if options.json else text(found, width()))
     if options.out is not None:
         write_picture(found.footprints, options.out)

@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
     """Declares the subcommand."""
     parser = commands.add_parser(
         "lint",
-        help="run each layer of a model at rising magnitudes, and say what float16 will not bear",
+        help="run each layer of a model at rising magnitudes, and report float16 problems",
         epilog=f"Exit status: 0 if nothing was found that hurts, {EXIT_FOUND} if something was. Notes do not count.",
     )
     parser.add_argument(
@@ -34,11 +34,11 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
-    from loops.diagnose.lint.user_program import lint_built
+    from loops.diagnose.lint.user_program import lint_program
     from loops.support.user_function import called
 
     with tempfile.TemporaryDirectory(prefix="halfstep-lint-") as folder:
-        findings = lint_built(called(options.build, pathlib.Path(folder)), options.build)
+        findings = lint_program(called(options.build, pathlib.Path(folder)), options.build)
     if options.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     elif findings:

@@ -66,7 +66,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     import scaler
-    from halfstep.terminal import finished, quiet, told, width
+    from halfstep.terminal import quiet, width, working
     from loops.record.files import to_json
     from loops.replay.recording import recording_of
     from loops.replay.replay import replay_recordings
@@ -88,8 +88,10 @@ def run(options: argparse.Namespace) -> None:
         _live(options, strategies)
         return
     recordings = [recording_of(tables, name) for name, tables in tables_of(options.traces)]
-    found = replay_recordings(recordings, strategies, lambda done, of: told(f"replayed {done} of {of} strategies"))
-    finished()
+    with working("replay") as progress:
+        found = replay_recordings(
+            recordings, strategies, lambda done, of: progress(f"replayed {done} of {of} strategies")
+        )
     validated = _validated(options, recordings[0], strategies) if options.validate else []
     if options.scales:
         write_scales(found, options.scales)
@@ -104,38 +106,37 @@ def run(options: argparse.Namespace) -> None:
 
 def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.Strategy]]) -> None:
     import scaler
-    from halfstep.terminal import finished, told, width
+    from halfstep.terminal import width, working
     from loops.record.files import to_json
     from loops.replay.live import live
 
     if options.validate or options.scales or options.out:
         raise scaler.InvalidArgument("--live prints two runs: expected it without --validate, --scales and --out.")
-    found = live(
-        pathlib.Path(options.traces[0]),
-        strategies,
-        options.step,
-        options.build,
-        lambda name, done, of: told(f"{name}: {done:,} of {of:,}"),
-    )
-    finished()
+    with working("replay") as progress:
+        found = live(
+            pathlib.Path(options.traces[0]),
+            strategies,
+            options.step,
+            options.build,
+            lambda name, done, of: progress(f"{name}: {done:,} of {of:,}"),
+        )
     print(to_json(found.to_dict()) if options.json else found.text(width()))
 
 
 def _validated(
     options: argparse.Namespace, recording: Recording, strategies: Sequence[tuple[str, scaler.Strategy]]
 ) -> list[Validated]:
-    from halfstep.terminal import finished, told
+    from halfstep.terminal import working
     from loops.replay.validate import validate
 
-    found = validate(
-        recording,
-        pathlib.Path(options.traces[0]),
-        strategies,
-        options.build,
-        lambda name, done, of: told(f"trained {done:,} of {of:,} steps with {name}"),
-    )
-    finished()
-    return found
+    with working("replay") as progress:
+        return validate(
+            recording,
+            pathlib.Path(options.traces[0]),
+            strategies,
+            options.build,
+            lambda name, done, of: progress(f"trained {done:,} of {of:,} steps with {name}"),
+        )
 
 
 def _told(validated: Sequence[Validated]) -> list[str]:
@@ -143,16 +144,10 @@ def _told(validated: Sequence[Validated]) -> list[str]:
 
 
 def _draw(found: Replay, recording: Recording, path: pathlib.Path) -> None:
-    from loops.support.errors import LoopError, NotWritable
+    from loops.support.drawing import require_matplotlib, save
 
-    try:
-        from loops.replay.figure import replay_figure
-    except ImportError as error:
-        raise LoopError('a figure needs matplotlib: pip install "halfstep[study]"') from error
+    require_matplotlib()
+    from loops.replay.figure import replay_figure
+
     scales = {one.strategy: one.scales for one in found.strategies}
-    try:
-        replay_figure(found.numbers, recording.limits.decided, scales).savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise NotWritable(
-            f"--out {path}: the figure cannot be written ({error}). Name a .png, .svg or .pdf."
-        ) from error
+    save(replay_figure(found.numbers, recording.limits.decided, scales), path)

@@ -33,19 +33,19 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     import scaler
-    from halfstep.terminal import finished, quiet, told
+    from halfstep.terminal import quiet, working
     from loops.views.report import write_report
 
     if options.build and not options.explain:
         raise scaler.InvalidArgument("--build is for --explain, which takes a skip again: give both.")
     quiet()
-    size = write_report(
-        options.runs,
-        options.out,
-        explain=options.explain,
-        build=options.build,
-        arguments=options.arguments,
-        progress=told,
-    )
-    finished()
+    with working("report") as progress:
+        size = write_report(
+            options.runs,
+            options.out,
+            explain=options.explain,
+            build=options.build,
+            arguments=options.arguments,
+            progress=progress,
+        )
     print(f"wrote {options.out}, {size:,} bytes")

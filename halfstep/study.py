@@ -81,13 +81,15 @@ def run(options: argparse.Namespace) -> int:
     from loops.record.files import to_json
     from loops.study.compare import run_study
     from loops.study.costs import has_costs
-    from loops.study.report import write_report
+    from loops.study.report import report_study
     from loops.study.setups import choose_setups, strategy_setups
     from loops.study.summaries import failed, failure
+    from loops.support.drawing import require_matplotlib
     from loops.support.text import columns
 
     if options.preset is not None:
         return effects.run(options)
+    require_matplotlib()
     setups = strategy_setups(options.strategy) if options.strategy else choose_setups(options.setup)
     if options.task not in tasks.IMAGE_TASKS:
         raise scaler.InvalidArgument(
@@ -98,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     summary = run_study(
         task, setups, steps=options.steps or STEPS, seeds=options.seeds, out=options.out, progress=progress
     )
-    written = write_report(pathlib.Path(options.out))
+    written = report_study(pathlib.Path(options.out))
     if options.json:
         print(to_json(summary))
     else:

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 
 import rich.console
 import rich.progress
+import rich.table
 import tensorflow as tf
 
 from loops.actions import Progress
 
-_PROGRESS = 60
-"""Columns of a line of progress."""
 _BAR = 20
 """Columns of a bar, which leave room for what is done."""
 
@@ -55,11 +54,12 @@ def quiet() -> None:
 
 
 @contextlib.contextmanager
-def working(label: str) -> Iterator[Callable[[str], object]]:
+def working(label: str, moving: bool = True) -> Iterator[Callable[[str], object]]:
     """A bar on a terminal's standard error while something is done that nobody knows the length of; nothing elsewhere.
 
     Args:
         label: Stands before the bar.
+        moving: Whether it moves in between. A still bar takes no time from what is timed.
 
     Returns:
         A function that shows what is done now.
@@ -72,27 +72,8 @@ def working(label: str) -> Iterator[Callable[[str], object]]:
         rich.progress.TextColumn("{task.description}", markup=False),
         rich.progress.BarColumn(bar_width=_BAR),
         rich.progress.TimeElapsedColumn(),
-        rich.progress.TextColumn("{task.fields[status]}", markup=False),
+        rich.progress.TextColumn("{task.fields[status]}", markup=False, table_column=rich.table.Column(no_wrap=True)),
     )
-    with rich.progress.Progress(*columns, console=console, transient=True) as bar:
+    with rich.progress.Progress(*columns, console=console, transient=True, auto_refresh=moving) as bar:
         task = bar.add_task(label, total=None, status="")
-        yield lambda text: bar.update(task, status=text)
-
-
-def told(text: str) -> None:
-    """Progress, on one line of a terminal."""
-    if width := _room():
-        print(f"\r{text[:width]:{width}}", end="", file=sys.stderr, flush=True)
-
-
-def finished() -> None:
-    """Clears the line of progress."""
-    if width := _room():
-        print(f"\r{'':{width}}\r", end="", file=sys.stderr, flush=True)
-
-
-def _room() -> int:
-    """Columns for a line that is written over and over; none where that cannot be."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        return 0
-    return min(_PROGRESS, (os.get_terminal_size(sys.stderr.fileno()).columns or _PROGRESS + 1) - 1)
+        yield lambda text: bar.update(task, status=text, refresh=not moving)

@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     import scaler
-    from halfstep.terminal import finished, quiet, told, width
+    from halfstep.terminal import quiet, width, working
     from loops.record.files import to_json
     from loops.replay.tune import tune
 
@@ -36,6 +36,6 @@ def run(options: argparse.Namespace) -> None:
             f"--strategy {' --strategy '.join(chosen)}: tune searches the parameters of one strategy. Run it once for "
             "each."
         )
-    found = tune(options.traces, chosen[0], progress=lambda done, of: told(f"tried {done} of {of}"))
-    finished()
+    with working("tune") as progress:
+        found = tune(options.traces, chosen[0], progress=lambda done, of: progress(f"tried {done} of {of}"))
     print(to_json(dataclasses.asdict(found)) if options.json else found.text(width()))

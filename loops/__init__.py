@@ -1,9 +1,9 @@
 """Training loops around a loss scaler.
 
-The inner loop takes steps on the device; the outer loop visits the host and lets actions act:
+The inner loop takes steps on the device; the outer loop visits the host and calls actions:
 
     Loop.run -> steps_per_call x train_step(next batch)      nothing leaves the device
-             -> one visit: outputs [steps] are read, counted, and given to every action
+             -> one visit: outputs [steps] are read, counted, and passed to every action
 """
 
 import importlib
@@ -110,11 +110,11 @@ _MOVED = {
     "watched": "loops.views.watch",
     "workers": "loops.loop.workers",
 }
-"""Old paths of modules that hold public names, which `scaler` finds for both packages, with a warning."""
+"""Old paths of modules with public names. `scaler` resolves them for both packages, with a warning."""
 
 
 def __getattr__(name: str) -> types.ModuleType:
-    """Imports a room that nothing has imported yet, such as `loops.study`."""
+    """Imports a subpackage that is not yet imported, such as `loops.study`."""
     if name.isidentifier() and name[0] != "_" and importlib.util.find_spec(f"loops.{name}"):
         return importlib.import_module(f"loops.{name}")
     raise AttributeError(f"module 'loops' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`python -m loops` is the command `halfstep`, whose help takes as long as importing TensorFlow does."""
+"""`python -m loops` is the command `halfstep`, but imports TensorFlow even for its help."""
 
 import sys
 

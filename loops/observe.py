@@ -1,4 +1,4 @@
-"""Why a step overflowed, what would help, and what a run recorded: what `scaler.observe` cannot do without a loop."""
+"""Why a step overflowed, what would help, and what a run recorded; `scaler.observe` has what needs no loop."""
 
 from loops.diagnose.explain.cure import cure as cure
 from loops.diagnose.explain.explain import explain as explain
@@ -9,8 +9,8 @@ from loops.diagnose.find_scale import find_scale as find_scale
 from loops.diagnose.graph.census import Census as Census
 from loops.diagnose.graph.census import Row as Row
 from loops.diagnose.graph.census import census as census
+from loops.diagnose.lint.all_rules import lint as lint
 from loops.diagnose.lint.finding import Finding as Finding
-from loops.diagnose.lint.look import lint as lint
 from loops.diagnose.verify import Change as Change
 from loops.diagnose.verify import Verification as Verification
 from loops.diagnose.verify import verify as verify

@@ -32,13 +32,13 @@ from scaler.errors import UnsupportedVersion as UnsupportedVersion
 from scaler.gate.rollback import Snapshot as Snapshot
 from scaler.gate.rollback import snapshot as snapshot
 from scaler.gate.rollback import state_of as state_of
+from scaler.gate.state import Counters as Counters
 from scaler.gradients import ClipByNorm as ClipByNorm
 from scaler.gradients import ClipByValue as ClipByValue
 from scaler.gradients import all_finite as all_finite
 from scaler.keras import LossScaleLogger as LossScaleLogger
 from scaler.keras import LossScaleOptimizer as LossScaleOptimizer
 from scaler.keras import protect as protect
-from scaler.loss_scaler import Counters as Counters
 from scaler.loss_scaler import LossScaler as LossScaler
 from scaler.outcome.outcome import Cause as Cause
 from scaler.outcome.outcome import Outcome as Outcome

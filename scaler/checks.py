@@ -128,6 +128,29 @@ def as_scale(name: str, value: Any) -> tf.Tensor:
     raise InvalidArgument(f"{name}={value!r}: expected a scalar of a floating dtype, such as outcome.loss_scale.")
 
 
+def as_loss(loss: Any) -> tf.Tensor:
+    """Returns a loss as a tensor.
+
+    Raises:
+        InvalidArgument: If it is no scalar of a floating dtype.
+    """
+    if loss is None:
+        raise InvalidArgument("scale(None): expected the loss, a floating-point scalar. Does its function return it?")
+    if isinstance(loss, (tuple, list, dict)):
+        raise InvalidArgument(f"scale({type(loss).__name__}): expected a scalar, the loss alone.")
+    loss = tf.convert_to_tensor(loss)
+    if not loss.dtype.is_floating:
+        raise InvalidArgument(
+            f"scale(loss): the loss has dtype {loss.dtype.name}: expected a floating-point scalar. Cast it first."
+        )
+    if loss.shape.rank not in (0, None):
+        raise InvalidArgument(
+            f"scale(loss): the loss has shape {loss.shape}: expected a scalar. Reduce it first, such as with "
+            "tf.reduce_mean(loss)."
+        )
+    return loss
+
+
 def within(values: tf.Tensor, low: float | tf.Tensor, high: float | tf.Tensor) -> tf.Tensor:
     """`tf.clip_by_value` in one operation instead of two: every step clips several times.
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
-from scaler.backend.autograph import as_called, as_written
+from scaler.backend.autograph import as_written
 from scaler.backend.graphs import in_xla
 from scaler.backend.tapes import tape_records
-from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
-from scaler.checks import as_flag, as_scale, as_variables, check_flag
-from scaler.errors import InvalidArgument, ScaleWarning
+from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, when_restored
+from scaler.checks import as_flag, as_loss, as_scale, as_variables, check_flag
+from scaler.errors import InvalidArgument
 from scaler.gate import choose
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
@@ -28,57 +27,25 @@ from scaler.gate.optimizers import (
     waits_for_values,
 )
 from scaler.gate.rollback import Snapshot
+from scaler.gate.state import Counters, StoredState
 from scaler.gate.targets import Targets
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
 from scaler.gradients.pairs import as_list, check_pairs
-from scaler.mistakes import moving_statistics
-from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, scale_read
-from scaler.mistakes.half_outputs import float16_loss, float16_probabilities, float16_probabilities_behind
-from scaler.mistakes.kept_sums import look_at_end
-from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, Marks, mark
-from scaler.mistakes.mixed_scales import refuse_mixed
-from scaler.mistakes.open_losses import OpenLosses
-from scaler.mistakes.open_step import OpenStep
-from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
-from scaler.mistakes.scaled_twice import marked_unscaled, marks_of, owned, refuse_gradients, refuse_scaled
+from scaler.mistakes.calls import Calls
+from scaler.mistakes.carried import Carried
+from scaler.mistakes.half_outputs import float16_loss, float16_probabilities
+from scaler.mistakes.marks import SCALED, mark, marked_unscaled
 from scaler.mistakes.unconnected import without_gradient
-from scaler.mistakes.unseen_loss import unseen_loss
+from scaler.mistakes.upstream import Upstream
 from scaler.outcome.last_skip import LastSkip
 from scaler.outcome.outcome import Cause, Outcome, Skip
-from scaler.outcome.sentence import Names, explain
-from scaler.outcome.stuck import Reading, StuckPolicy, Watch
-from scaler.strategies import Dynamic, Event, NoScaling, Static, Strategy
-from scaler.strategies.base import (
-    check_event,
-    check_state,
-    float_bounds_of,
-    host_bounds_of,
-    needs_of,
-    only_scale,
-    require_strategy,
-    usable_scale,
-    usable_scale_on_host,
-    usable_state,
-)
+from scaler.outcome.sentence import Names, none_skipped, pinned
+from scaler.outcome.stuck import StuckPolicy, Watch
+from scaler.strategies import Dynamic, Event, Strategy
+from scaler.strategies.base import check_event, float_bounds_of, host_bounds_of, needs_of, require_strategy
 from scaler.strategies.described import described
 from scaler.weights.masters import MasterWeights
 from scaler.weights.trainable import TrainableSet
-
-
-class Counters(NamedTuple):
-    """Counts of steps since the scaler was created, as scalar int64 tensors.
-
-    Attributes:
-        attempted: Calls of `apply` or `update`: `applied + skipped`.
-        applied: Steps with finite gradients, which moved the weights.
-        skipped: Steps that changed nothing.
-        consecutive_skips: Skipped steps since the last applied one.
-    """
-
-    attempted: tf.Tensor
-    applied: tf.Tensor
-    skipped: tf.Tensor
-    consecutive_skips: tf.Tensor
 
 
 class LossScaler(tf.Module):
@@ -133,22 +100,13 @@ class LossScaler(tf.Module):
         self.strategy: Strategy = Dynamic() if strategy is None else strategy
         require_strategy(self.strategy)
         with tf.init_scope():
-            state = self.strategy.init()
-            check_state(self.strategy, state)
-            self._state_type = type(state)
-            self._state = {field: shared_variable(value, field) for field, value in state._asdict().items()}
-            counts = ("attempted", "applied", "consecutive_skips")
-            self._counts = {field: shared_variable(tf.constant(0, tf.int64), field) for field in counts}
-            self._kept, self._open = LastSkip(), OpenStep()
+            self._stored, self._kept = StoredState(self.strategy), LastSkip()
+            self._calls = Calls(self.strategy, self._stored.fields["loss_scale"], self._stored.scale_now)
         # A checkpoint finds them by these names.
-        self._last_skip = self._kept.variables
-        self._scale_used, self._loss_finite, self._decided = self._open.used, self._open.loss_finite, self._open.decided
+        self._state, self._counts, self._last_skip = self._stored.fields, self._stored.counts, self._kept.variables
+        step = self._calls.step
+        self._scale_used, self._loss_finite, self._decided = step.used, step.loss_finite, step.decided
         self._names = Names()
-        self._said_unseen = False
-        self._use = Use()
-        self._open_losses = OpenLosses(self._scale_now if only_scale(self.strategy) is None else None)
-        self._is_constant = isinstance(self.strategy, (NoScaling, Static))
-        self._is_one = self._is_constant and _equals_one(state.loss_scale)
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
         self.stuck = StuckPolicy() if stuck is None else stuck
@@ -162,18 +120,12 @@ class LossScaler(tf.Module):
             return named
         counts = self.counters
         return (
-            f"{named}: loss scale {float(self._scale_now()):g}, {int(counts.applied)} steps applied, "
+            f"{named}: loss scale {float(self._stored.scale_now()):g}, {int(counts.applied)} steps applied, "
             f"{int(counts.skipped)} skipped"
         )
 
-    def __getstate__(self) -> dict:
-        # Strategies around others make the class of their state themselves, and pickle does not find it.
-        return {name: value for name, value in vars(self).items() if name != "_state_type"}
-
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        with tf.init_scope():
-            self._state_type = type(self.strategy.init())
         self._take_variables()
 
     def _take_variables(self) -> None:
@@ -201,11 +153,7 @@ class LossScaler(tf.Module):
     @property
     def state(self) -> Any:
         """The strategy's current state, a NamedTuple of tensors, with `loss_scale` kept within the bounds."""
-        return self._state_now()._replace(loss_scale=self.loss_scale)
-
-    def _state_now(self) -> Any:
-        fields = {field: tf.identity(variable) for field, variable in self._state.items()}
-        return usable_state(self.strategy, self._state_type(**fields))
+        return self._stored.now()._replace(loss_scale=self.loss_scale)
 
     @property
     def loss_scale(self) -> tf.Tensor:
@@ -218,21 +166,7 @@ class LossScaler(tf.Module):
         gradients are then unscaled by the value you read. A read outside the tape is meant for logging. A graph still
         recognises gradients that carry such a value. Eager mode refuses them once the scale has moved.
         """
-        if tape_records():
-            self._use.scales_by_hand()
-            now = self._scale_now()
-            opened = self._open.begin_by_hand(now)
-            self._open_losses.opened(opened, tf.constant(True))
-            # An open step of a foreign checkpoint may have had another scale, which `apply` would not divide by.
-            return owned(opened if only_scale(self.strategy) is None else now, LOSS_SCALE, self)
-        self._use.was_read(self._open, self._scale_now)
-        return owned(self._scale_now(), READ, self)
-
-    def _scale_now(self) -> tf.Tensor:
-        # Read in any case, which costs nothing where nobody uses it: by this a `Loop` finds the scaler in a step.
-        stored, only = tf.identity(self._state["loss_scale"]), only_scale(self.strategy)
-        # As a constant it takes no operation to multiply by 1, or to divide by it.
-        return usable_scale(self.strategy, stored) if only is None else tf.constant(only)
+        return self._calls.scales_by_hand() if tape_records() else self._calls.reads()
 
     @staticmethod
     def owner_of(variable: object) -> LossScaler | None:
@@ -248,8 +182,7 @@ class LossScaler(tf.Module):
     @property
     def counters(self) -> Counters:
         """The steps attempted, applied and skipped so far."""
-        attempted, applied, consecutive = (tf.identity(variable) for variable in self._counts.values())
-        return Counters(attempted, applied, attempted - applied, consecutive)
+        return self._stored.counters()
 
     @as_written
     def scale(self, loss: Any) -> tf.Tensor:
@@ -267,31 +200,10 @@ class LossScaler(tf.Module):
         Raises:
             InvalidArgument: If the loss has another shape or dtype, or was scaled already.
         """
-        if loss is None:
-            raise InvalidArgument(
-                "scale(None): expected the loss, a floating-point scalar. Does its function return it?"
-            )
-        if isinstance(loss, (tuple, list, dict)):
-            raise InvalidArgument(f"scale({type(loss).__name__}): expected a scalar, the loss alone.")
-        loss = tf.convert_to_tensor(loss)
-        if not loss.dtype.is_floating:
-            raise InvalidArgument(
-                f"scale(loss): the loss has dtype {loss.dtype.name}: expected a floating-point scalar. Cast it first."
-            )
-        if loss.shape.rank not in (0, None):
-            raise InvalidArgument(
-                f"scale(loss): the loss has shape {loss.shape}: expected a scalar. Reduce it first, such as with "
-                "tf.reduce_mean(loss)."
-            )
-        refuse_scaled(loss)
-        self._say("scale(loss): ", float16_loss(loss))
-        self._say("", float16_probabilities_behind(loss))
-        self._use.scales()
+        loss = as_loss(loss)
+        self._calls.check_loss(loss)
         loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
-        loss_scale, loss_finite = owned(self._scale_now(), LOSS_SCALE, self), tf.math.is_finite(loss)
-        self._open.begin(loss_finite, knows_its_loss(loss_scale, loss_finite))
-        self._open_losses.opened(loss_scale, loss_finite)
-        return mark(loss * loss_scale, SCALED)
+        return mark(loss * self._calls.scales(loss), SCALED)
 
     @as_written
     def unscale(self, grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
@@ -310,14 +222,9 @@ class LossScaler(tf.Module):
             InvalidArgument: If the gradients are unscaled already.
         """
         grads = as_list("unscale", grads)
-        found = marks_of(grads)
-        self._refuse("unscale", grads, found)
-        self._use.begins()
-        self._use.check_one_scale("unscale", self._open, self._scale_now)
         unscale = gradients.unscale if self.sum_duplicates else gradients.divide
-        result = marked_unscaled(unscale(grads, self.carried("unscale", grads, found=found).loss_scale))
-        self._open_losses.ends(grads)
-        self._use.unscales(Unscaled.of(grads, result))
+        result = marked_unscaled(unscale(grads, self._calls.unscales(grads)))
+        self._calls.unscaled(grads, result)
         return result
 
     @as_written
@@ -404,7 +311,7 @@ class LossScaler(tf.Module):
                 "taken before the forward pass, or None."
             )
         # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
-        names_unconnected = update and when is True and hasattr(optimizer, "apply")
+        reaches_all = update and when is True and hasattr(optimizer, "apply")
         when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
         if diagnose is not None and not callable(diagnose):
             raise InvalidArgument(f"apply(diagnose={diagnose!r}): expected a function of a scalar tensor, or None.")
@@ -417,31 +324,31 @@ class LossScaler(tf.Module):
         grads = as_list("apply", grads)
         targets = masters.weights if masters else as_variables("apply", variables)
         check_pairs(grads, targets, allow_16bit_updates)
-        trained = masters.trained(grads) if masters else TrainableSet.of(_with_gradient(targets, grads))
+        model = masters.model_variables if masters else targets
+        positions = [position for position, grad in enumerate(grads) if grad is not None]
+        trained = masters.trained(grads) if masters else TrainableSet.of(targets[at] for at in positions)
         trained.keep("apply", _MAKE_ANEW)
         if rollback is not None and not tf.executing_eagerly():
-            _left_out(rollback, trained).warn_of_unfrozen("apply", _MAKE_ANEW)
-        found = marks_of(grads)
-        self._check_use(grads, found, unscaled, masters.model_variables if masters else targets, when is not True)
-        if update:
-            self._use.ends()
-        if names_unconnected and not self._use.unconnected_are_named:
-            self.check_connected(grads, masters.model_variables if masters else targets)
-        if rollback is None:
-            model = masters.model_variables if masters else targets
-            rollback = self._missing_rollback(model, grads, when if isinstance(when, bool) else None)
-        positions = [position for position, grad in enumerate(grads) if grad is not None]
+            # Weights of frozen layers may be among those of a snapshot.
+            trained.rest_of(rollback.variables).warn_of_unfrozen("apply", _MAKE_ANEW)
+        carried, moved = self._calls.applies(
+            grads,
+            targets,
+            model,
+            unscaled=unscaled,
+            when=when,
+            ends=update,
+            reaches_all=reaches_all,
+            rolls_back=rollback is not None,
+            loss_scale=None if loss_scale is None else as_scale("apply: loss_scale", loss_scale),
+        )
+        loss_scale = carried.loss_scale
+        if moved:
+            rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
         if waits_for_values(optimizer, targets):
             optimizer = move_nothing
-        moved = Targets(optimizer, targets, positions, masters)
-        gate = Gate(moved, clipping, needs_of(self.strategy), self.sum_duplicates, self.select)
-        if loss_scale is None:
-            loss_scale, loss_finite = self.carried(
-                "apply", grads, targets, may_be_unscaled=unscaled is not False, found=found, always=when is True
-            )
-        else:
-            loss_scale, loss_finite = as_scale("apply: loss_scale", loss_scale), self._loss_was_finite()
-        self._open_losses.ends(grads, targets)
+        target = Targets(optimizer, targets, positions, masters)
+        gate = Gate(target, clipping, needs_of(self.strategy), self.sum_duplicates, self.select)
         selects = gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
 
@@ -453,24 +360,21 @@ class LossScaler(tf.Module):
         def names_from() -> int:
             # Known when the optimizer has created its slots.
             paths, own = (
-                [getattr(value, "path", value.name) for value in values] for values in (targets, moved.own_values)
+                [getattr(value, "path", value.name) for value in values] for values in (targets, target.own_values)
             )
-            model = masters.model_variables if masters else targets
             weights = list(map(replicas.native, model)) if selects else ()
             return self._names.begin(paths, name_of(optimizer), weights, own)
 
         decision = gate.decide(
-            gradients.matching([grads[i] for i in positions], moved.updated),
+            gradients.matching([grads[i] for i in positions], target.updated),
             _carried_by(unscaled, loss_scale),
-            loss_finite,
+            carried.loss_finite,
             rollback,
             tf.convert_to_tensor(when),
             on_skip,
-            self._update if update else (lambda event, done, when: None),
+            self._stored.move if update else (lambda event, done, when: None),
         )
-        self._open.end(decision.attempted)
-        if not tf.executing_eagerly():
-            moving_statistics.decided()
+        self._calls.decided(decision.attempted)
         skip = decision.skip
         if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
@@ -483,44 +387,6 @@ class LossScaler(tf.Module):
             replica=tf.constant(-1) if decision.replica is None else decision.replica,
             names_from=tf.constant(names_from()),
         )
-
-    def _refuse(
-        self, method: str, grads: Sequence[gradients.Gradient], found: Marks, may_leave_out: bool = False
-    ) -> None:
-        # A scale of 1 may divide gradients that another scaler scaled and the user unscaled.
-        owner = None if self._is_one else self
-        refuse_gradients(method, grads, found, owner)
-        refuse_mixed(method, grads, found, owner, may_leave_out)
-
-    def _check_use(
-        self,
-        grads: Sequence[gradients.Gradient],
-        found: Marks,
-        unscaled: bool | tf.Tensor,
-        variables: Sequence,
-        may_leave_out: bool,
-    ) -> None:
-        """Refuses gradients that are unscaled already, and warns if it seems that nobody scaled the loss."""
-        if unscaled is False:
-            self._refuse("apply", grads, found, may_leave_out)
-            self._use.check_one_scale("apply", self._open, self._scale_now)
-            if not self._is_one:
-                self._use.check_scaled(grads, variables)
-                self._use.check_all_scaled(grads, found, variables)
-                self._use.check_unscaled(grads)
-        elif unscaled is True and not self._is_constant:
-            self._use.check_still_scaled(grads, variables)
-        self._use.begins()
-
-    def _missing_rollback(self, variables: Sequence, grads: Sequence, when: Any) -> Snapshot | None:
-        """Makes the missing snapshot of BatchNorm's statistics that moved in this graph, or warns that it cannot.
-
-        If only the running step knows `when`, the start of an accumulation window is unknown, and it warns.
-        """
-        moved, missing = moving_statistics.before_apply(variables, grads, self, when)
-        if missing and not self._use.statistics_are_kept:
-            self._use.say_once(moving_statistics.sentence(missing))
-        return Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved)) if moved else None
 
     def may_diagnose(self) -> bool:
         """Whether `apply(diagnose=...)` is worth its price in the function that is traced now.
@@ -542,8 +408,8 @@ class LossScaler(tf.Module):
 
         It is for a step that casts the loss before `scale` sees it.
         """
-        self._say("", float16_probabilities(prediction))
-        self._say("", float16_loss(loss))
+        self._calls.use.say_once(float16_probabilities(prediction))
+        self._calls.use.say_once(float16_loss(loss))
 
     def check_connected(self, grads: Sequence[gradients.Gradient], variables: Sequence) -> None:
         """Warns once of variables that have no gradient, while others have one.
@@ -555,11 +421,7 @@ class LossScaler(tf.Module):
             grads: One for each variable.
             variables: All that the step trains.
         """
-        self._say("", without_gradient(grads, variables))
-
-    def _say(self, where: str, sentence: str | None) -> None:
-        if sentence is not None:
-            self._use.say_once(f"{where}{sentence}")
+        self._calls.use.say_once(without_gradient(grads, variables))
 
     @staticmethod
     def check_arguments(
@@ -589,33 +451,8 @@ class LossScaler(tf.Module):
         if not isinstance(event, Event):
             raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
         check_event(self.strategy, event)
-        self._use.check_open(self._open)
-        self._use.ends()
-        self._open_losses.end_all(event.finite)
-        self._open.decided.assign(True)
-        if tf.distribute.in_cross_replica_context():
-            self._update(event)
-        else:
-            replicas.merge(lambda strategy, event: self._update(_of_first(strategy, event)), event)
-
-    def _update(self, event: Event, done: tf.Tensor | None = None, when: tf.Tensor | None = None) -> None:
-        before = self._state_now()
-        state = as_called(self.strategy.update)(before, event)
-        counts, applied = self._counts, tf.cast(event.finite, tf.int64)
-        skips = (counts["consecutive_skips"] + 1) * (1 - applied)
-        always = when is None or tf.get_static_value(when)
-
-        def assign(variable: tf.Variable, value: tf.Tensor) -> None:
-            variable.assign(value if always else tf.where(when, value, variable))
-
-        # Nothing below depends on `done` by itself, and a step that fails must not be counted.
-        with tf.control_dependencies([] if done is None else [done]):
-            for field, variable in self._state.items():
-                if getattr(state, field) is not getattr(before, field):
-                    assign(variable, getattr(state, field))
-            counts["attempted"].assign_add(1 if always else tf.cast(when, tf.int64))
-            counts["applied"].assign_add(applied)
-            assign(counts["consecutive_skips"], skips)
+        self._calls.updates(event.finite)
+        self._stored.move_together(event)
 
     @property
     def last_skip(self) -> Outcome:
@@ -636,32 +473,12 @@ class LossScaler(tf.Module):
         """
         known = self.last_skip if outcome is None else outcome
         if outcome is None and int(known.cause) == Cause.NONE:
-            return self._explain_none()
-        beginning = int(known.names_from)
-        names, optimizer = self._names.of(beginning)
-        if int(known.weight) < 0 and int(known.cause) in (Cause.LOSS, Cause.OVERFLOW):
-            # A weight moves in no skipped step, so that it is now as it was.
-            known = known._replace(weight=tf.constant(self._names.spoiled(beginning)))
-        return explain(known, names, self._pinned(float(known.loss_scale)), optimizer)
-
-    def _explain_none(self) -> str:
-        counters = self.counters
-        attempted, skipped = int(counters.attempted), int(counters.skipped)
-        if not attempted:
-            return "No step was attempted yet."
-        if not skipped:
-            return f"No step was skipped yet: {attempted} of {attempted} attempted steps were applied."
-        return f"{skipped} of {attempted} steps were skipped through `update`, which does not know why."
+            counts = self._stored.read()
+            return none_skipped(counts.attempted, counts.skipped)
+        return self._names.explain(known, self._pinned(float(known.loss_scale)))
 
     def _pinned(self, loss_scale: float) -> str:
-        """Says why the scale cannot go below this one, and what to change. Empty if it can."""
-        low, high = host_bounds_of(self.strategy)
-        if loss_scale > low:
-            return ""
-        strategy = type(self.strategy).__name__
-        if low == high:
-            return f"{strategy} keeps it at {low:g}: choose a lower one, or a strategy that lowers it"
-        return f"{low:g} is the floor of {strategy}: set a lower min_scale"
+        return pinned(loss_scale, *host_bounds_of(self.strategy), type(self.strategy).__name__)
 
     def check(self, reading: Sequence[float] | None = None) -> None:
         """Raises, warns or does nothing if the scaler makes no progress: the `stuck` policy decides.
@@ -671,8 +488,7 @@ class LossScaler(tf.Module):
         Call it on the host now and then. It reads five numbers. A `loops.Loop` calls it at each visit.
 
         Args:
-            reading: What `reading` returned last, for a function that returns it with other results: nothing else is
-                read then.
+            reading: What `reading` returned. Default: it is read now.
 
         Raises:
             StuckError: If the policy raises. The error names the reason for the last skip.
@@ -680,27 +496,23 @@ class LossScaler(tf.Module):
         """
         if not tf.executing_eagerly():
             raise InvalidArgument("check() reads numbers on the host: expected a call outside of the tf.function.")
-        now, unseen = self._read_from(self._here() if reading is None else reading)
-        self._use.check_ended(now.attempted)
-        if not self._said_unseen and not now.consecutive_skips and unseen:
+        *numbers, unseen = map(float, self._looked_at() if reading is None else reading)
+        now = self._stored.reading(*numbers)
+        self._calls.use.check_ended(now.attempted)
+        if unseen and not now.consecutive_skips:
             self.warn_of_unseen_loss(f"The last of {now.attempted:,} attempted steps")
         low, high = host_bounds_of(self.strategy)
         self._watch.look(self._who, now, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
 
     def reading(self) -> tf.Tensor:
-        """What `check` looks at, as one tensor, float64 [5]: three counters, the loss scale, and whether the last
-        step's loss was finite.
-
-        A `tf.function` may return it, so that the host reads once what it needs.
-        """
+        """What `check` looks at, as one tensor, float64 [5], for a `tf.function` to return with other results."""
         return tf.stack([tf.cast(number, tf.float64) for number in self._looked_at()])
 
     def _looked_at(self) -> list[tf.Tensor]:
-        counts = [self._counts[name] for name in ("attempted", "applied", "consecutive_skips")]
-        return [*map(tf.convert_to_tensor, [*counts, self._state["loss_scale"]]), self._open.ended_unseen()]
+        return [*self._stored.looked_at(), self._calls.step.ended_unseen()]
 
-    def _here(self) -> list[float]:
-        return [float(number) for number in self._looked_at()]
+    def _who(self) -> str:
+        return f"{self._called} with {described(self.strategy)}"
 
     def warn_of_unseen_loss(self, step: str) -> None:
         """Warns once that a step was applied though its loss was not finite. `check` sees only the last step.
@@ -708,21 +520,11 @@ class LossScaler(tf.Module):
         Args:
             step: Which one, as the beginning of a sentence, such as "Step 12".
         """
-        if not self._said_unseen:
-            self._said_unseen = True
-            warnings.warn(unseen_loss(step), ScaleWarning, stacklevel=3)
-
-    def _who(self) -> str:
-        return f"{self._called} with {described(self.strategy)}"
+        self._calls.warn_of_unseen_loss(step)
 
     def watch_from_here(self) -> None:
         """Makes `check` ignore all earlier steps, unless it ran already: for a scaler loaded from a file."""
-        self._watch.history.begin(self._read_from(self._here())[0])
-
-    def _read_from(self, numbers: Sequence[float]) -> tuple[Reading, bool]:
-        attempted, applied, in_a_row, scale, unseen = map(float, numbers)
-        usable = usable_scale_on_host(self.strategy, scale)
-        return Reading(int(attempted), int(attempted - applied), int(in_a_row), usable), bool(unseen)
+        self._watch.history.begin(self._stored.read())
 
     def remember_skip(self, outcome: Outcome, skipped: tf.Tensor) -> None:
         """Stores the outcome for `last_skip` and `explain` where `skipped` is True. `apply` calls it itself."""
@@ -734,12 +536,7 @@ class LossScaler(tf.Module):
 
         It is the scale that the last `scale` used, even after an `update`.
         """
-        self._use.asked = True
-        return owned(self._carried(), LOSS_SCALE, self)
-
-    def _carried(self) -> tf.Tensor:
-        now = self._scale_now()
-        return now if only_scale(self.strategy) is not None else self._open.scale_of_gradients(now)
+        return self._calls.asks()
 
     def carried(
         self,
@@ -748,8 +545,6 @@ class LossScaler(tf.Module):
         variables: Sequence | None = None,
         *,
         may_be_unscaled: bool = False,
-        found: Marks | None = None,
-        always: bool = True,
     ) -> Carried:
         """The scale that gradients carry, and whether their losses were finite.
 
@@ -758,35 +553,11 @@ class LossScaler(tf.Module):
             grads: Gradients.
             variables: What they are applied to, if it is known.
             may_be_unscaled: Whether they may be unscaled already, so that no scale has to be found.
-            found: `marks_of(grads)`, if it is known.
-            always: Whether every call of the step that is traced takes them.
 
         Raises:
             InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
         """
-        found = marks_of(grads) if found is None else found
-        stored = self._state["loss_scale"]
-        read, in_doubt = scale_read(method, grads, found, self, self._use.read, stored, self._scale_now)
-        if read is not None:
-            return Carried(read, tf.logical_or(self._open.decided, self._open.loss_finite))
-        movable, used = only_scale(self.strategy) is None, self._open.used
-        known = None
-        if movable and not may_be_unscaled and tf.executing_eagerly():
-            known = self._open_losses.of(method, grads, variables, used)
-        elif movable and not may_be_unscaled:
-            known = carried_in_graph(method, grads, found, self, stored, used)
-            look_at_end(method, grads, variables or (), self, always, stored, self._use.say_once)
-        if known is not None:
-            return Carried(
-                known.loss_scale, self._loss_was_finite() if known.loss_finite is None else known.loss_finite
-            )
-        carried = self._carried()
-        if in_doubt and not may_be_unscaled:
-            carried = one_scale(self._open.decided, carried, self._scale_now())
-        return Carried(tf.identity(carried), self._loss_was_finite())
-
-    def _loss_was_finite(self) -> tf.Tensor:
-        return tf.identity(self._open.loss_finite)
+        return self._calls.carried(method, Upstream(grads), variables, may_be_unscaled=may_be_unscaled)
 
 
 _MAKE_ANEW = "Create the optimizer, the step and any MasterWeights again, or compile the model again."
@@ -796,21 +567,3 @@ def _carried_by(unscaled: bool | tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
     if isinstance(unscaled, bool):
         return tf.constant(1.0) if unscaled else loss_scale
     return tf.where(unscaled, 1.0, loss_scale)
-
-
-def _with_gradient(variables: Sequence, grads: Sequence) -> list:
-    return [variable for variable, grad in zip(variables, grads, strict=True) if grad is not None]
-
-
-def _left_out(rollback: Snapshot, trained: TrainableSet) -> TrainableSet:
-    """The variables of a snapshot, among them the weights of frozen layers, that the step does not train."""
-    known = {id(variable) for variable in trained.variables}
-    return TrainableSet.of(variable for variable in rollback.variables if id(variable) not in known)
-
-
-def _equals_one(value: tf.Tensor) -> bool:
-    return bool(tf.get_static_value(tf.equal(value, 1.0)))
-
-
-def _of_first(strategy: tf.distribute.Strategy, event: Event) -> Event:
-    return Event(*(replicas.of_each(strategy, value)[0] for value in event))

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 
 import loops.tasks
 import scaler
-from loops.support.plot_style import MUTED, STYLE, TEXT
+from loops.support.palette import BLUE, GREEN, ORANGE, RED, SOFT, TEXT
+from loops.support.plot_style import STYLE
 
 HERE = pathlib.Path(__file__).parent
-BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 FORMATS = ("float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn")
 COLOURS = 64
 """Of a file: a palette, which makes it small."""
@@ -32,7 +32,7 @@ def formats() -> Figure:
         axes.barh(row, normal - low, left=low, height=0.5, color=ORANGE, alpha=0.55)
         axes.barh(row, high - normal, left=normal, height=0.5, color=BLUE)
         bits = 1 - int(np.log2(limits.epsilon))
-        axes.text(136, row, f"{bits} bits", va="center", color=MUTED)
+        axes.text(136, row, f"{bits} bits", va="center", color=SOFT)
     axes.set_yticks(range(len(FORMATS)), reversed(FORMATS))
     ticks = (-149, -126, -100, -50, -24, 0, 16, 50, 100, 128)
     axes.set_xticks(ticks, [f"$2^{{{tick}}}$" for tick in ticks])
@@ -56,7 +56,7 @@ def scaling() -> Figure:
         axes.hist(moved, bins=np.arange(-50, 31), weights=np.full(len(moved), 100 / len(moved)), color=BLUE)
         lost = 100 * np.mean(moved <= zero), 100 * np.mean(moved >= infinite)
         axes.set_title(f"loss scale $2^{{{octaves}}}$", loc="left")
-        axes.set_title(f"becomes zero: {lost[0]:.0f} %, infinite: {lost[1]:.0f} %", loc="right", color=MUTED)
+        axes.set_title(f"becomes zero: {lost[0]:.0f} %, infinite: {lost[1]:.0f} %", loc="right", color=SOFT)
     panels[0].text(-49, panels[0].get_ylim()[1] * 0.8, "zero in float16", color=TEXT)
     panels[0].text(29, panels[0].get_ylim()[1] * 0.8, "infinite in float16", color=TEXT, ha="right")
     panels[1].set_ylabel("share of the gradients (%)")
@@ -101,7 +101,7 @@ def masters() -> Figure:
     figure = Figure((7.5, 2.7), layout="constrained")
     axes = figure.subplots()
     names = ("float16 weight without a master", "float32 master", "its float16 weight")
-    looks = ({"color": RED}, {"color": MUTED, "linestyle": "--"}, {"color": BLUE, "drawstyle": "steps-post"})
+    looks = ({"color": RED}, {"color": SOFT, "linestyle": "--"}, {"color": BLUE, "drawstyle": "steps-post"})
     for name, look, values in zip(names, looks, zip(*rows, strict=True), strict=True):
         axes.plot(range(1, 101), np.float32(values), label=name, **look)
     axes.set_xlabel("step")

@@ -14,7 +14,7 @@ from loops.actions.stop_when import StopWhen as StopWhen
 from loops.loop.cadence import Seconds as Seconds
 
 _MOVED = {"Csv": "loops.record.csv", "JsonLines": "loops.record.jsonl", "KeepBatches": "loops.record.keep_batches"}
-"""Actions that write a run's files stand beside what reads them. `loops` has all."""
+"""Actions that write a run's files are in `loops.record`, with their readers."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""A model with the moving average of its weights in their place."""
+"""A model that predicts with the moving average of its weights."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from loops.support.errors import LoopError
 
 
 class Averaged:
-    """The model as its weights' exponential moving average has it. The model itself goes on with its own weights.
+    """The model with the exponential moving average of its weights. The model itself keeps its own weights.
 
         optimizer = keras.optimizers.Adam(1e-3, use_ema=True, ema_momentum=0.999)
         evaluate = loops.Evaluate(loops.Averaged(model, optimizer), test_data, [accuracy], every=500)
 
-    The average is Keras's: its optimizer moves it with every step that is applied, in float32, of the master weights
-    where there are any, and it is saved with the optimizer. Before the first applied step it is the weights. State that
-    is not trained, such as BatchNorm's statistics, is the model's.
+    The average is Keras's: the optimizer updates it with every applied step, in float32, from the master weights if
+    there are any, and saved with it. Before the first applied step it equals the weights. Non-trainable state, such as
+    BatchNorm's statistics, is the model's.
 
-    Calling this object leaves every variable as it is, so that nothing can interrupt it with the average left in the
-    model. `swapped` puts it there for a while, to save or export it.
+    Calling this object assigns no variable, so an interruption cannot leave the average in the model. `swapped` assigns
+    it for a while, to save or export the model.
 
     Args:
         model: A Keras model.
@@ -49,8 +49,8 @@ class Averaged:
         """The model's prediction with averaged weights, for inference.
 
         Args:
-            x: As the model takes it.
-            training: False; the model's own state would move otherwise.
+            x: An input of the model.
+            training: Must be False.
 
         Raises:
             scaler.InvalidArgument: For `training=True`.
@@ -65,11 +65,11 @@ class Averaged:
             return self._model.stateless_call(self.weights(), state, x, training=False)[0]
 
     def weights(self) -> list[tf.Tensor]:
-        """The averages in the dtypes of `model.trainable_variables`, one for each.
+        """The averages of `model.trainable_variables`, in the variables' dtypes.
 
         Raises:
             LoopError: Before the first attempted step, or if the optimizer trains another model.
-            scaler.UnsupportedVersion: If the installed Keras keeps its averages in a place that is not known.
+            scaler.UnsupportedVersion: If the installed Keras keeps its averages in an unknown place.
         """
         variables = self._model.trainable_variables
         found = averages(self._optimizer)
@@ -85,7 +85,7 @@ class Averaged:
                 f"than the {len(variables)} of model {self._model.name!r}. Give the optimizer that trains this model."
             )
         for trained, variable in zip(targets, variables, strict=True):
-            # A variable of 16 bits is trained through another, its master.
+            # A 16-bit variable is trained through another variable, its master.
             if variable.dtype == "float32" and trained is not variable:
                 raise LoopError(
                     f"Averaged: the optimizer {self._optimizer.name!r} trains another {variable.path!r} than that of "
@@ -99,7 +99,7 @@ class Averaged:
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[keras.Model]:
-        """Has the model hold the average inside of a `with` statement, to save it or export it, and its weights after.
+        """Assigns the average to the model within a `with` statement, to save or export it, then restores the weights.
 
         Yields:
             The model.

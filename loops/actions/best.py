@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 class Best:
     """Follows one metric of an `Evaluate`. An `EarlyStop` and a `Checkpoint` may share one.
 
-    A NaN is never better than anything, nor anything worse than it is: it counts as an evaluation without improvement.
+    A NaN is never better: it counts as an evaluation without improvement.
 
     Args:
         evaluate: One of the same loop's actions, before those that use this.
         metric: The name of one of its metrics.
         mode: "min" or "max", whichever is better.
-        min_delta: By how much a result has to be better, in the metric's units.
+        min_delta: The smallest change that counts as an improvement, in the metric's units.
 
     Attributes:
         value: The best result, or None before there is one.
-        step: The step it was measured at, 0 before there is one.
-        since: Evaluations since then.
+        step: The step of the best result, 0 before there is one.
+        since: The number of evaluations since then.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -57,10 +57,12 @@ class Best:
             LoopError: If it does not.
         """
         if self._evaluate not in loop.actions:
-            raise LoopError(f"{user}: the loops.Evaluate it follows is none of the loop's actions. Put it before it.")
+            raise LoopError(
+                f"{user}: the loops.Evaluate that it follows is not among the loop's actions. Put it before it."
+            )
 
     def look(self) -> None:
-        """Takes in a new result, if there is one."""
+        """Reads a new result, if there is one."""
         if self._evaluate.step == self._seen or self._metric not in self._evaluate.results:
             return
         self._seen = self._evaluate.step
@@ -78,8 +80,8 @@ class Best:
         return f"the best {self._metric}, {self.value:g}, is that of step {self.step}"
 
     def save_state(self) -> dict:
-        """For the actions that use this."""
-        # JSON has no infinities, which are results.
+        """The state, for the actions that use this."""
+        # As text: a result may be infinite, and JSON has no infinities.
         return {
             "value": None if self.value is None else str(self.value),
             "step": self.step,
@@ -88,6 +90,6 @@ class Best:
         }
 
     def load_state(self, value: dict) -> None:
-        """Takes what `save_state` returned."""
+        """Restores what `save_state` returned."""
         self.value = None if value["value"] is None else float(value["value"])
         self.step, self.since, self._seen = value["step"], value["since"], value["seen"]

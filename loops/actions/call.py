@@ -1,4 +1,4 @@
-"""A user's own function at its own cadence."""
+"""Calls a user's function at a given cadence."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from loops.loop.visit import Visit
 
 
 class Call:
-    """Calls a function every so often. A function that is to be called at each visit is an action as it is.
+    """Calls a function at a given cadence. To call it at every visit, pass the function itself as an action.
 
         loops.Call(lambda visit: print(visit.counters), every=loops.Seconds(60))
 
     Args:
-        function: Takes a `Visit`, whose outputs are those since the visit before, whether that was due or not.
-        every: Steps, or `Seconds`.
+        function: Takes a `Visit`. Its outputs begin after the previous visit, whether that was due or not.
+        every: A number of steps, or `Seconds`.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -28,7 +28,7 @@ class Call:
         self._function, self._cadence = function, Cadence("Call", every)
 
     def next_visit(self, done: int) -> int | None:
-        """The next step at which it is to act, after `done` steps."""
+        """The next step after `done` at which the action is due; None for a cadence in seconds."""
         return self._cadence.next_visit(done)
 
     def __call__(self, visit: Visit) -> None:

@@ -1,4 +1,4 @@
-"""Saves the run, and goes on with a saved one."""
+"""Saves a run, and resumes it."""
 
 from __future__ import annotations
 
@@ -28,48 +28,49 @@ if TYPE_CHECKING:
 
 
 BEST = "best"
-"""The folder of the best checkpoint, in that of the others."""
+"""The name of the best checkpoint's folder, inside the folder of the others."""
 
 
 class Checkpoint:
-    """Saves everything that a run needs to go on bit for bit, and goes on from what was saved.
+    """Saves everything that a run needs to continue bit for bit, and resumes from what was saved.
 
         loop = loops.Loop(step, dataset, actions=[loops.Checkpoint("run/ckpt", every=500, resume=True)])
-        loop.run(10_000)  # The same command again, after whatever stopped it, goes on to step 10,000.
+        loop.run(10_000)  # After any interruption, the same command again continues to step 10,000.
 
-    Saved are: the model with its non-trainable state and seed generators, the optimizer, masters, loss scaler and
+    It saves the model with its non-trainable state and seed generators, the optimizer, masters, loss scaler and
     accumulation window, each on every replica; every other variable, every mutable table and every iterator that the
     step's graph uses; the counters; the position in the dataset; the generators of TensorFlow, Keras, NumPy and Python;
-    and the state of other actions that have `save_state` and `load_state`. Not saved is what other operations of the
-    step keep, such as the position of `tf.random.uniform`, a queue, or what a `tf.py_function` keeps in Python. A
-    `ResumeWarning` names each operation that is not known to keep nothing, and what to use. It also names a dataset
+    and the state of other actions that have `save_state` and `load_state`. It does not save the state of other
+    operations of the step, such as the position of `tf.random.uniform`, a queue, or what a `tf.py_function` keeps in
+    Python. A `ResumeWarning` names each operation that may have such a state, and what to use. It also names a dataset
     whose position cannot be saved: batches are then skipped instead.
 
     It saves at the first visit at or after each multiple of `every`, after all other actions have acted, and when
-    the run ends: at its goal, at the end of the data, on SIGINT or SIGTERM, or because an action raised. A step that
-    raises saves nothing. When it resumes, it takes the newest checkpoint whose checksums are all right, sets damaged
+    the run ends: at its goal, at the end of the data, on SIGINT or SIGTERM, or because an action raised. It does not
+    save after a step that raised. To resume, it takes the newest checkpoint whose checksums are all right, sets damaged
     ones aside with a `ResumeWarning`, and removes what a killed save left behind.
 
-    On several workers each has checkpoints of its own, with its replicas, its position and its random generators:
-    worker 0 in the directory, worker N in `worker-N` inside of it. They go on from the newest step that all of them
+    With several workers each saves its own checkpoints, with its replicas, its position and its random generators:
+    worker 0 in the directory, worker N in `worker-N` inside of it. They resume from the newest step that all of them
     have.
 
-    A position in a dataset includes what its shuffle buffers and caches hold, so a checkpoint is as large as those are.
+    A position in a dataset includes the contents of its shuffle buffers and caches, so a checkpoint is as large as
+    those are.
 
     Args:
-        directory: A folder of its own, for checkpoints named `ckpt-STEP`. It is made if missing.
+        directory: A separate folder for checkpoints named `ckpt-STEP`. It is made if missing.
         every: Steps between saves, in batches as `Loop.run` counts, or `Seconds`.
-        keep: Checkpoints to keep, the newest ones, at least 2: should the newest be damaged, there is another.
-        resume: Whether to go on from the newest checkpoint in the folder, and start from the beginning if there is
+        keep: The number of newest checkpoints to keep, at least 2, in case the newest is damaged.
+        resume: Whether to resume from the newest checkpoint in the folder, and start from the beginning if there is
             none. Without it a folder that has checkpoints is refused.
-        best: Of which metric the best step is to be kept, too. At each improvement the step is saved, then copied into
-            the folder `best` in the directory, and only when the copy is whole is the one before removed: at any moment
-            there is a best one. `best` is a folder of checkpoints like others, which a run can go on from.
-        run: Names and values by which a run differs from others, such as its seed: numbers, text, paths, dates, enums,
-            arrays, dataclasses, and lists, sets and dicts of them. The optimizer, the scaling strategy, the shapes of
-            variables and of batches of a fixed size (`drop_remainder=True`) and the number of replicas need no mention.
-            A step of one's own that goes on with other settings of an optimizer that it names, or any run with another
-            batch size or seed of its dataset, gets a `ResumeWarning`.
+        best: A metric whose best step is also kept. At each improvement the step is saved, then copied into the folder
+            `best` in the directory. The previous copy is removed only once the new one is complete, so there is always
+            a best one. A run can resume from `best` like from any folder of checkpoints.
+        run: Names and values by which this run differs from others, such as its seed: numbers, text, paths, dates,
+            enums, arrays, dataclasses, and lists, sets and dicts of them. The optimizer, the scaling strategy, the
+            shapes of variables and of batches of a fixed size (`drop_remainder=True`) and the number of replicas are
+            compared anyway. If your own step resumes with other settings of its optimizer, or any run with another
+            batch size or seed of its dataset, a `ResumeWarning` says so.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -109,12 +110,12 @@ class Checkpoint:
         self._saved_at: int | None = None
 
     def begin(self, loop: Loop) -> None:
-        """Before the first step: goes on from a checkpoint, or makes sure that there is none.
+        """Before the first step: resumes from a checkpoint, or makes sure that there is none.
 
         Raises:
-            CheckpointError: If the folder cannot be written, has checkpoints though it was not asked to resume, has
-                only damaged ones, or belongs to another run. Nothing was changed then.
-            WorkerLost: If that is so on another worker.
+            CheckpointError: If the folder cannot be written, has checkpoints although `resume` is False, has only
+                damaged ones, or belongs to another run. Nothing was changed then.
+            WorkerLost: If another worker raised such an error.
         """
         if self._loop is loop:
             return
@@ -131,7 +132,7 @@ class Checkpoint:
         with workers.all_or_none("go on from its checkpoint"):
             if number is not None:
                 check_identity(path, facts["identity"], identity)
-            # What cannot be saved is skipped to by the first iterator, which a probe would be.
+            # A position that cannot be saved is restored by skipping, in the first iterator: a probe would make it.
             loop.position.problem = facts["data"]["problem"] if facts else None
             self._make_folder(loop)
         state = loop.state(identity, folder=self.directory)
@@ -141,8 +142,8 @@ class Checkpoint:
             different = differences(facts.get("settings", {}), state.settings)
             if different:
                 warnings.warn(
-                    f"{path} was saved by a program with other settings: {'; '.join(different)}. A learning rate goes "
-                    "on as it was saved, all else is as it is now.",
+                    f"{path} was saved by a program with other settings: {'; '.join(different)}. The learning rate "
+                    "continues as it was saved, everything else as it is now.",
                     ResumeWarning,
                     stacklevel=2,
                 )
@@ -167,11 +168,11 @@ class Checkpoint:
             self._copy_best()
 
     def identity(self, loop: Loop) -> dict:
-        """What tells the run of a loop from others, as it is saved."""
+        """What distinguishes the run of a loop from others, as it is saved."""
         return loop.identity(self._run)
 
     def next_visit(self, done: int) -> int | None:
-        """The next step at which it is to act, after `done` steps."""
+        """The next step after `done` at which the action is due; None for a cadence in seconds."""
         return self._cadence.next_visit(done)
 
     def __call__(self, visit: Visit) -> None:
@@ -187,12 +188,12 @@ class Checkpoint:
         self._copy_best()
 
     def end(self) -> None:
-        """After the last step: saves, unless that step is saved already."""
+        """After the last step: saves, unless that step is already saved."""
         if self._loop is not None and self._loop.counters.data != self._saved_at:
             self._save(self._loop.counters.data)
 
     def _copy_best(self) -> None:
-        """Copies the best step's checkpoint, unless it is copied, or gone."""
+        """Copies the best step's checkpoint if it still exists; does nothing if it is already copied."""
         if self._best and self._best.step in folder.numbers(self.directory):
             try:
                 folder.copy(self.directory, self.directory / BEST, self._best.step)
@@ -210,12 +211,12 @@ class Checkpoint:
             )
         if workers.count > 1 and self._best:
             raise CheckpointError(
-                "Checkpoint(best=...) on several workers: what they measure may differ, as BatchNorm's statistics do, "
-                "and then each would keep another step. Evaluate the saved steps after the run."
+                "Checkpoint(best=...) on several workers: their metrics may differ, as BatchNorm's statistics do, and "
+                "then each would keep another step. Evaluate the saved steps after the run."
             )
 
     def _look(self) -> Found:
-        """What this worker's folder has."""
+        """The newest readable checkpoint of this worker's folder."""
         found = folder.numbers(self.place)
         if found and not self._resume:
             raise CheckpointError(
@@ -233,7 +234,7 @@ class Checkpoint:
 
     def _make_folder(self, loop: Loop) -> None:
         if not loop.position.problem:
-            _ = loop.position.iterator  # What TensorFlow says of a dataset is not about the folder.
+            _ = loop.position.iterator  # Outside of the try: its errors are not about the folder.
         try:
             self.place.mkdir(parents=True, exist_ok=True)
             (self.place / "probe-folder").touch()

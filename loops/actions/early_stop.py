@@ -1,4 +1,4 @@
-"""Ends a run that no longer gets better."""
+"""Ends a run that no longer improves."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class EarlyStop:
-    """Ends the run, as if its goal were reached, after so many evaluations without an improvement.
+    """Ends the run, as if its goal were reached, after `patience` evaluations without an improvement.
 
-    A metric that is NaN is no improvement. A run that goes on from a checkpoint of a stopped one stops at once.
+    A metric that is NaN is not an improvement. A run that resumes from a checkpoint of a stopped one stops at once.
 
     Args:
-        best: Which metric of which evaluation.
-        patience: Evaluations in a row without improvement that end the run.
+        best: The metric to follow.
+        patience: The number of consecutive evaluations without improvement that ends the run.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -37,7 +37,7 @@ class EarlyStop:
 
     @property
     def stopped(self) -> str | None:
-        """Why the run is to end, or None."""
+        """Why the run should end, or None."""
         if self._best.since < self._patience:
             return None
         return f"no improvement in {self._best.since} evaluations: {self._best.describe()}"
@@ -51,7 +51,7 @@ class EarlyStop:
         self._best.check(loop, "EarlyStop")
 
     def __call__(self, visit: Visit) -> None:
-        """Looks at the newest results."""
+        """Reads the newest results."""
         self._best.look()
 
     def save_state(self) -> dict:
@@ -59,5 +59,5 @@ class EarlyStop:
         return self._best.save_state()
 
     def load_state(self, value: dict) -> None:
-        """Takes what `save_state` returned."""
+        """Restores what `save_state` returned."""
         self._best.load_state(value)

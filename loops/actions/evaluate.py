@@ -1,4 +1,4 @@
-"""Measures a model on held-out data while it trains."""
+"""Evaluates a model on held-out data while it trains."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from loops.support.errors import LoopError
 
 
 class Evaluate:
-    """Runs a model over a dataset of its own, and keeps what Keras's metric objects say.
+    """Runs a model over a dataset for evaluation, and keeps the results of Keras metrics.
 
         accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
         evaluate = loops.Evaluate(model, test_data, [accuracy], every=500)
         loop = loops.Loop(step, dataset, actions=[evaluate, loops.EarlyStop(loops.Best(evaluate, "accuracy", "max"))])
 
-    The model is called with `training=False`, so that nothing of the training run moves, and its predictions reach the
-    metrics in float32. Metrics are reset before each pass, stay on the device during it, and are read once after it. A
-    metric that is NaN is a result like others: it is kept and shown as NaN, and is never the best of a `Best`.
+    The model is called with `training=False`, so the state of the training run does not change. Metrics get its
+    predictions in float32. They are reset before each pass, stay on the device during it, and are read once after it. A
+    metric may be NaN: it is kept and shown as NaN, and is never the best of a `Best`.
 
     Args:
         model: A Keras model, or any function `(x, training=False) -> prediction`.
         dataset: A finite `tf.data.Dataset` of `(x, y)` or `(x, y, sample_weight)`. Each pass reads it from the start.
         metrics: `keras.metrics.Metric` objects with different names, made outside of a `tf.distribute` scope.
-        every: Steps or `Seconds` between passes. With seconds, a resumed run measures at other steps.
-        name: Stands before the metrics' names where they are shown.
+        every: Steps or `Seconds` between passes. With seconds, a resumed run evaluates at other steps.
+        name: A prefix of the metrics' names where they are shown.
 
     Attributes:
         step: The step after which the newest results were measured; 0 before the first.
@@ -64,7 +64,7 @@ class Evaluate:
 
     @property
     def metric_names(self) -> list[str]:
-        """The names that `results` has."""
+        """The keys of `results`."""
         return [metric.name for metric in self._metrics]
 
     @property
@@ -73,11 +73,11 @@ class Evaluate:
         return [f"{self.name}: {', '.join(self.metric_names)}", self.name]
 
     def next_visit(self, done: int) -> int | None:
-        """The next step at which it is to act, after `done` steps."""
+        """The next step after `done` at which the action is due; None for a cadence in seconds."""
         return self._cadence.next_visit(done)
 
     def __call__(self, visit: Visit) -> None:
-        """Measures, if it is due.
+        """Evaluates, if it is due.
 
         Raises:
             LoopError: If the dataset is empty.
@@ -86,10 +86,10 @@ class Evaluate:
             self.measure(visit.counters.data)
 
     def measure(self, step: int = 0) -> dict[str, float]:
-        """Measures now.
+        """Evaluates now.
 
         Args:
-            step: What `step` is to say.
+            step: The new value of the attribute `step`.
 
         Returns:
             The new `results`.
@@ -118,7 +118,7 @@ class Evaluate:
         return {"step": self.step, "results": results}
 
     def load_state(self, value: dict) -> None:
-        """Takes what `save_state` returned."""
+        """Restores what `save_state` returned."""
         self.step = value["step"]
         # A metric that it no longer has is not measured again.
         saved = value["results"]

@@ -1,4 +1,4 @@
-"""A window of steps for TensorFlow's profiler."""
+"""Profiles a few steps with TensorFlow's profiler."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class Profile:
     """Profiles some steps, once: from the first visit at or after step `first` to the first at least `steps` later.
 
-    TensorBoard's profile plugin shows what it writes (`pip install tensorboard-plugin-profile`). A run that ends inside
-    the window writes what there is; one that resumes behind `first` profiles nothing.
+    TensorBoard's profile plugin shows the result (`pip install tensorboard-plugin-profile`). A run that ends within the
+    window writes the steps so far. A run that resumes after step `first` profiles nothing.
 
     Args:
-        directory: Where `plugins/profile/` is made.
-        first: The step after which the window begins. The first calls of a run are traced, and not typical.
-        steps: The least length of the window, rounded up to whole calls.
+        directory: The folder in which `plugins/profile/` is created.
+        first: The step after which the window begins. The first calls of a run include tracing, and are not typical.
+        steps: The least number of steps in the window, rounded up to whole calls.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -67,7 +67,7 @@ class Profile:
         """Begins or ends the window.
 
         Raises:
-            LoopError: If the profiler does not start, such as when another one runs in this process.
+            LoopError: If the profiler does not start, for example because another one runs in this process.
         """
         if self._since is not None:
             if visit.counters.data - self._since >= self._steps:

@@ -1,4 +1,4 @@
-"""A line that says how far the run is."""
+"""A progress bar or line."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from loops.loop.loop import Loop
 
 _BAR = 20
-"""Columns of the bar, which leave room for the numbers beside it."""
+"""Width of the bar in columns, which leaves room for the numbers next to it."""
 
 
 class Progress:
-    """Shows step, applied and skipped steps, loss scale, loss, speed, time left, and what the loop's `Evaluate` found.
+    """Shows step, applied and skipped steps, loss scale, loss, speed, time left, and the loop's `Evaluate` results.
 
-    On a terminal it is a moving bar, elsewhere a plain line at times and at the end. Speed and time left count from the
-    first visit of a run, before which the step was compiled.
+    On a terminal it is a moving bar, elsewhere a plain line from time to time and at the end. Speed and time left are
+    measured from the first visit of a run, to leave out compilation.
 
     Args:
-        label: Stands at the start of the line.
+        label: The start of the line.
         every: Steps or `Seconds` between two plain lines.
-        console: A `rich.console.Console`; standard error if not given.
+        console: A `rich.console.Console`; by default standard error.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -59,7 +59,7 @@ class Progress:
         self._task: rich.progress.TaskID | None = None
 
     def begin(self, loop: Loop) -> None:
-        """Before the first step: learns of the loop's evaluations."""
+        """Before the first step: finds the loop's evaluations."""
         self._evaluations = [action for action in loop.actions if isinstance(action, Evaluate)]
 
     def __enter__(self) -> Progress:
@@ -69,7 +69,7 @@ class Progress:
                 rich.progress.TextColumn("{task.description}", markup=False),
                 rich.progress.BarColumn(bar_width=_BAR),
                 rich.progress.MofNCompleteColumn(),
-                # In a narrow terminal it goes on in the next line.
+                # In a narrow terminal the text wraps.
                 rich.progress.TextColumn("{task.fields[status]}", table_column=rich.table.Column(overflow="fold")),
                 console=self._console,
             )
@@ -83,11 +83,11 @@ class Progress:
             self._bar = None
 
     def next_visit(self, done: int) -> int | None:
-        """The next step at which it is to act, after `done` steps."""
+        """The next step after `done` at which the action is due; None for a cadence in seconds."""
         return self._cadence.next_visit(done)
 
     def __call__(self, visit: Visit) -> None:
-        """Brings the line up to date."""
+        """Updates the bar, or prints a line if one is due."""
         self._start = self._start or visit
         due = self._cadence.due(visit)
         if self._bar is not None and self._task is not None:
@@ -103,7 +103,7 @@ class Progress:
         if "loss_scale" in visit.outputs:
             parts.append(f"scale {visit.outputs['loss_scale'][-1]:g}")
         if "loss" in visit.outputs:
-            # A bfloat16 of ml_dtypes 0.4 knows no format.
+            # A bfloat16 of ml_dtypes 0.4 does not support formats.
             parts.append(f"loss {float(visit.outputs['loss'][-1]):.4g}")
         for one in self._evaluations:
             parts += [f"{one.name} {name} {result:.4g}" for name, result in one.results.items()]

@@ -18,11 +18,11 @@ class StopWhen:
 
         loops.StopWhen(lambda visit: visit.seconds > 3600)
 
-    The condition is not remembered: a run that goes on takes at least one call before it is asked again.
+    The stop is not saved: a resumed run takes at least one call before the condition is evaluated again.
 
     Args:
-        condition: Takes a `Visit`.
-        every: Steps or `Seconds` between questions.
+        condition: A function from a `Visit` to a bool.
+        every: Steps or `Seconds` between evaluations of the condition.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -39,10 +39,10 @@ class StopWhen:
         self.stopped = None
 
     def next_visit(self, done: int) -> int | None:
-        """The next step at which it is to act, after `done` steps."""
+        """The next step after `done` at which the action is due; None for a cadence in seconds."""
         return self._cadence.next_visit(done)
 
     def __call__(self, visit: Visit) -> None:
-        """Asks the condition, if it is due."""
+        """Evaluates the condition, if it is due."""
         if self._cadence.due(visit) and self._condition(visit):
             self.stopped = f"StopWhen's condition was true at step {visit.counters.data}"

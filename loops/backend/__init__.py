@@ -1,1 +1,1 @@
-"""What TensorFlow and Keras do not offer publicly: every private name of theirs that `loops` touches is in here."""
+"""All uses of private names of TensorFlow and Keras in `loops`."""

@@ -2,8 +2,8 @@
 
     _dataset   what an iterator reads   absent: the iterator is not saved, and a caveat of the run names it
 
-A function keeps the handles alone: their objects are searched for among all that are alive. What kind of resource a
-handle is stands in its text; where it does not, the handle counts as every kind.
+A function keeps only handles: their owners are found among all live Python objects. The kind of a resource is in the
+handle's text; if it is not, the handle counts as every kind.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import tensorflow as tf
 VARIABLE = "tensorflow::Var"
 TABLE = "tensorflow::lookup::LookupInterface"
 TABLES = (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
-"""Those that a step may write."""
+"""The tables that a step may write."""
 _KEEPERS = (*TABLES, tf.lookup.StaticHashTable, tf.data.Iterator, tf.data.Dataset, tf.Variable)
 
 
 def resource_type(handle: tf.Tensor) -> str | None:
-    """TensorFlow's name for the kind of a resource; None where it does not say."""
+    """TensorFlow's name for the kind of a resource; None if its text does not have it."""
     found = re.search(r'type="([^"]+)"', repr(handle))
     return found[1] if found else None
 
 
 def is_iterator(handle: tf.Tensor) -> bool:
-    """Whether a handle is that of an iterator, over one device or several."""
+    """Whether a handle is that of an iterator, on one device or several."""
     kind = resource_type(handle)
     return kind is None or "Iterator" in kind
 
@@ -40,32 +40,32 @@ def is_dataset(handle: tf.Tensor) -> bool:
 
 
 def variables_by_handle(concrete: tf.types.experimental.ConcreteFunction, known: Container[int]) -> list[tf.Tensor]:
-    """The handles of variables that a function uses without the variable, as `tf.raw_ops` do.
+    """The handles of variables that a function uses directly, as with `tf.raw_ops`.
 
     Args:
         concrete: The function.
-        known: The ids of the handles of its other variables.
+        known: The ids of the handles of `concrete.variables`.
     """
     handles = [one for one in concrete.captured_inputs if one.dtype == tf.resource and id(one) not in known]
     return [one for one in handles if resource_type(one) == VARIABLE]
 
 
 def owners(handles: list[tf.Tensor]) -> dict[int, Any]:
-    """The variable, table, iterator or dataset of each handle, by the handle's id; those that are found."""
+    """The variable, table, iterator or dataset of each handle, by the handle's id, without those not found."""
     wanted = {id(handle) for handle in handles}
     found: dict[int, Any] = {}
     for one in gc.get_objects() if wanted else ():
-        # Not isinstance, which asks objects of others for their __class__.
+        # Not isinstance, which reads `__class__` and may run code of foreign objects.
         if issubclass(type(one), _KEEPERS):
             for handle in _handles(one):
-                # An iterator that was passed to a function is a second object, which does not know its dataset.
+                # An iterator that was passed to a function is a second object, without a dataset.
                 if id(handle) in wanted and (id(handle) not in found or dataset_of(one) is not None):
                     found[id(handle)] = one
     return found
 
 
 def dataset_of(iterator: Any) -> tf.data.Dataset | None:
-    """The dataset that an iterator reads; None where it does not say."""
+    """The dataset that an iterator reads; None if it is hidden."""
     dataset = getattr(iterator, "_dataset", None)
     return dataset if isinstance(dataset, tf.data.Dataset) else None
 
@@ -77,5 +77,5 @@ def _handles(keeper: Any) -> list:
         if isinstance(keeper, tf.data.Iterator):
             return tf.nest.flatten(keeper, expand_composites=True)
         return [keeper.handle if isinstance(keeper, tf.Variable) else keeper.resource_handle]
-    except Exception:  # One that is half made, of another graph, or on several replicas, whose parts are found.
+    except Exception:  # Half constructed, of another graph, or on several replicas, whose components are found.
         return []

@@ -1,6 +1,6 @@
 """The custom gradients of a trace.
 
-ops.custom_gradient.record   hands a custom gradient to the tape   absent: they are of no layer and have no name
+ops.custom_gradient.record   hands a custom gradient to the tape   absent: they have no layer and no name
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def around(change: Callable[[str, Callable], Callable]) -> Iterator[None]:
-    """Changes the backward passes of the functions with `tf.custom_gradient` that are called meanwhile.
+    """Within this context, changes the backward passes of functions with `tf.custom_gradient`.
 
     Args:
-        change: Given the function's name and its backward pass, the one to take in its place.
+        change: Takes a function's name and its backward pass, and returns the backward pass to use.
     """
     try:
         from tensorflow.python.ops import custom_gradient

@@ -1,16 +1,16 @@
-"""What a dataset's operation was made with, which TensorFlow's datasets keep in private attributes.
+"""The arguments of a dataset's operations, which TensorFlow's datasets keep in private attributes.
 
     _seed, _seed2              of Shuffle, ShuffleAndRepeat, Random         absent: named in a caveat of the run
-    _reshuffle_each_iteration  of Shuffle                                   absent: likewise
-    _rerandomize               of Random                                    absent: likewise
-    _count                     of Repeat, ShuffleAndRepeat                  absent: likewise
-    _filename                  of Cache                                     absent: likewise
-    _deterministic             of ParallelMap, ParallelBatch, ParseExample  absent: likewise; no order is assumed
+    _reshuffle_each_iteration  of Shuffle                                   absent: the same
+    _rerandomize               of Random                                    absent: the same
+    _count                     of Repeat, ShuffleAndRepeat                  absent: the same
+    _filename                  of Cache                                     absent: the same
+    _deterministic             of ParallelMap, ParallelBatch, ParseExample  absent: the same; no order is assumed
     _batch_size, _buffer_size  of Batch, Shuffle and others                 absent: a change of it is not noticed
-    _num_shards, _index        of Shard                                     absent: likewise
-    _count                     of Skip, Take                                absent: likewise
+    _num_shards, _index        of Shard                                     absent: the same
+    _count                     of Skip, Take                                absent: the same
 
-The datasets that one is made of and the functions that it calls are found among its attributes, whatever their names.
+A dataset's inputs and functions are found among its attributes by their type, whatever their names.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CALLS = (
 
 
 def inputs(dataset: Any) -> list:
-    """The datasets that one is made of, each once."""
+    """The input datasets of a dataset, each once."""
     found = {id(part): part for part in _held(vars(dataset).values()) if isinstance(part, tf.data.Dataset)}
     return list(found.values())
 
@@ -49,23 +49,23 @@ def functions(dataset: Any) -> list:
 
 
 def argument(dataset: Any, name: str, default: object = None) -> Any:
-    """One that the dataset was made with, where it is known; else the default."""
+    """An argument of the dataset's operation; the default if it is hidden."""
     value = getattr(dataset, f"_{name}", default)
     return tf.get_static_value(value) if tf.is_tensor(value) else value
 
 
 def order(dataset: Any, kind: str) -> str:
-    """What a parallel operation was told of the order of its elements: "true", "false" or "default"."""
+    """A parallel operation's argument `deterministic`: "true", "false" or "default"."""
     return argument(dataset, "deterministic", "default" if "_deterministic" in _KEPT.get(kind, ()) else "true")
 
 
 def unsaid(dataset: Any, kind: str, *, is_source: bool) -> list[str]:
-    """What the installed TensorFlow does not tell of an operation, though others do: "inputs", "functions", "count".
+    """What the installed TensorFlow hides of an operation and tested versions do not: "inputs", "functions", "count".
 
     Args:
-        dataset: Any.
-        kind: Its name in the table of operations.
-        is_source: Whether there is nothing below it.
+        dataset: The dataset.
+        kind: The operation's name in the table of operations.
+        is_source: Whether the operation has no input.
     """
     found = [name.strip("_") for name in _KEPT.get(kind, ()) if not hasattr(dataset, name)]
     found += [] if is_source or inputs(dataset) else ["inputs"]
@@ -74,7 +74,7 @@ def unsaid(dataset: Any, kind: str, *, is_source: bool) -> list[str]:
 
 
 def _held(values: Iterable) -> Iterator:
-    """The values, and those in lists, tuples and dicts."""
+    """The values, with lists, tuples and dicts flattened."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _held(value)

@@ -1,14 +1,14 @@
-"""Random number generators of the process that have no public name.
+"""Global random number generators without public names.
 
     context._seed                   TensorFlow's global seed                   absent: not saved; a caveat of the run
-    context._rng                    draws the seeds of eager random operations absent: as context._seed
+    context._rng                    draws the seeds of eager random operations absent: the same
     global_state                    holds the generator of keras.random        absent: not saved; a caveat of the run
-    seed_generator                  says under which name                      absent: as global_state
-    config.is_op_determinism_enabled  tells whether datasets keep their order  absent: counts as no, one caveat more
+    seed_generator                  has its name                               absent: the same
+    config.is_op_determinism_enabled  whether datasets keep their order        absent: counts as no; one more caveat
 
 `context` and `config` are modules of tensorflow.python, `global_state` and `seed_generator` of keras.src.
 
-A generator that is there and is not what is drawn from would be restored in vain: `caveats` finds that out, too.
+Restoring a generator that is no longer the one in use would have no effect: `caveats` detects that, too.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import tensorflow as tf
 from loops.backend.versions import versions
 
 _NO_SEED = 87654321
-"""What `tf.compat.v1.get_seed` gives for the global seed where there is none."""
+"""What `tf.compat.v1.get_seed` returns as the global seed if there is none."""
 
 
 def op_seeds() -> tuple[int, random.Random] | None:
-    """The global seed, and what eager operations draw their seeds from; None without a seed, or where it is hidden."""
+    """The global seed, and the generator of eager operations' seeds; None without a seed, or if it is hidden."""
     context = _module("tensorflow.python.eager.context")
     state = context.context() if hasattr(context, "context") else None
     seed, generator = getattr(state, "_seed", None), getattr(state, "_rng", None)
@@ -36,41 +36,41 @@ def op_seeds() -> tuple[int, random.Random] | None:
 
 
 def keras_generator() -> keras.random.SeedGenerator | None:
-    """What `keras.random` draws from without a seed; None if it was not used yet, or where it is hidden.
+    """The default generator of `keras.random`; None if it was not used yet, or is hidden.
 
-    Asking Keras for it would make it, and draw a random number.
+    Keras's own function would create it, and draw a random number.
     """
     held, name = _module("keras.src.backend.common.global_state"), _name_in_keras()
     return held.get_global_attribute(name) if name and hasattr(held, "get_global_attribute") else None
 
 
 def made_keras_generator() -> keras.random.SeedGenerator | None:
-    """The same, made if it was not used yet; None where it is hidden."""
+    """The default generator of `keras.random`, created if it was not used yet; None if it is hidden."""
     if _name_in_keras() is None:
         return None
     return keras_generator() or _module("keras.src.random.seed_generator").global_seed_generator()
 
 
 def ordered_by_force() -> bool:
-    """Whether `tf.config.experimental.enable_op_determinism` is on, which orders what a dataset does in parallel."""
+    """Whether `tf.config.experimental.enable_op_determinism` is on, which orders a dataset's parallel operations."""
     enabled = getattr(_module("tensorflow.python.framework.config"), "is_op_determinism_enabled", None)
     return bool(enabled and enabled())
 
 
 def caveats() -> list[str]:
-    """What a resumed run draws otherwise, because the installed versions hide a generator; a sentence for each."""
+    """Which random numbers of a resumed run differ, because a generator is hidden; one sentence per generator."""
     found = []
     if _has_global_seed() and not _draws_from(op_seeds()):
         found.append(
-            f"{versions()} hides where the seeds of eager random operations come from, so that they cannot be saved: "
-            "a resumed run draws others. Use a tf.random.Generator to lose nothing."
+            f"{versions()} hides where the seeds of eager random operations come from, so they cannot be saved: a "
+            "resumed run draws others. Use a tf.random.Generator to lose nothing."
         )
     if _name_in_keras() is None or not hasattr(
         _module("keras.src.backend.common.global_state"), "get_global_attribute"
     ):
         found.append(
-            f"{versions()} hides the seed generator that keras.random uses without a seed, so that it cannot be saved: "
-            "a resumed run draws others from it. Use a keras.random.SeedGenerator of your own to lose nothing."
+            f"{versions()} hides the default seed generator of keras.random, so it cannot be saved: a resumed run "
+            "draws other numbers from it. Use your own keras.random.SeedGenerator to lose nothing."
         )
     return found
 
@@ -80,7 +80,7 @@ def _has_global_seed() -> bool:
 
 
 def _draws_from(known: tuple[int, random.Random] | None) -> bool:
-    """Whether drawing a seed moves this generator, which is put back."""
+    """Whether drawing a seed advances this generator, which is then restored."""
     if known is None:
         return False
     _, generator = known
@@ -92,7 +92,7 @@ def _draws_from(known: tuple[int, random.Random] | None) -> bool:
 
 
 def _name_in_keras() -> str | None:
-    """The name under which Keras holds its generator, as the function that makes it has it; None where it is hidden."""
+    """The name under which Keras keeps its generator, from the function that creates it; None if it is hidden."""
     module = _module("keras.src.random.seed_generator")
     make = getattr(module, "global_seed_generator", None)
     code = getattr(inspect.unwrap(make), "__code__", None) if make else None
@@ -100,12 +100,12 @@ def _name_in_keras() -> str | None:
         return None
     if "GLOBAL_SEED_GENERATOR" in code.co_names:
         return getattr(module, "GLOBAL_SEED_GENERATOR", None)
-    # Before Keras 3.13 the name was written out where it is used.
+    # Before Keras 3.13 the name was a literal.
     return "global_seed_generator" if "global_seed_generator" in code.co_consts else None
 
 
 def _module(name: str) -> Any:
-    """A module, or None if it is not there."""
+    """A module, or None if it does not exist."""
     try:
         return importlib.import_module(name)
     except ImportError:

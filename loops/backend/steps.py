@@ -1,4 +1,4 @@
-"""What a step's optimizer and graph do not tell publicly.
+"""Private properties of a step's optimizer and graph.
 
     _model_variables_moving_average  an optimizer's averages of its weights   absent: scaler.UnsupportedVersion
     _trainable_variables             the weights that it averages             absent: scaler.UnsupportedVersion
@@ -8,7 +8,7 @@
                                                                               and a caveat of the run
     step_counter, dynamic_scale      of keras.optimizers.LossScaleOptimizer   absent: `Counters.known` is False
 
-What is absent is noticed when a step is made or traced, before any weight moves.
+An absent name is noticed when a step is made or traced, before any weight moves.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _PUT_BACK = (
     *("ReadVariable", "Assign", "Resource", "Var", "Rng"),
     *("StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal"),
 )
-"""How the names of operations on variables begin, those of random generators among them."""
+"""Prefixes of the names of operations on variables, including those of random generators."""
 _HARMLESS = (*_CALLS, "Assert", "Empty", "LookupTableFindV2", "LookupTableSizeV2")
 _WITHIN = ("TensorArray", "Stack", "CudnnRNN")
-"""How the names begin of those whose state is of one call."""
+"""Prefixes of the names of operations whose state lasts for one call."""
 COUNTER, SCALE = "step_counter", "dynamic_scale"
-"""The variables that Keras's own scaler moves, by their names in a graph."""
+"""The names in a graph of the variables that Keras's own scaler updates."""
 
 
 def averages(optimizer: Any) -> tuple[list, list] | None:
-    """The averages of a Keras optimizer made with `use_ema=True`, and the weights they are of; None before it is built.
+    """The averages of a Keras optimizer with `use_ema=True`, and the averaged weights; None before it is built.
 
     Raises:
-        scaler.UnsupportedVersion: If it is built, and does not have them under the names that were tested.
+        scaler.UnsupportedVersion: If it is built, but does not have them under the tested names.
     """
     found = getattr(optimizer, "_model_variables_moving_average", None)
     trained = getattr(optimizer, "_trainable_variables", None)
@@ -52,19 +52,19 @@ def averages(optimizer: Any) -> tuple[list, list] | None:
         return None
     raise scaler.UnsupportedVersion(
         f"Averaged: the optimizer {type(optimizer).__name__} of {versions()} keeps its averages in another place than "
-        "the versions that were tested. Install a version that this package names in its metadata."
+        "the tested versions. Install a version that this package names in its metadata."
     )
 
 
 def schedule(optimizer: Any) -> Any:
-    """The learning rate or the schedule that an optimizer was made with; None for one that is not Keras's.
+    """The learning rate or schedule of a Keras optimizer; None for any other optimizer.
 
-    Warns if it cannot be found in a Keras optimizer.
+    Warns if it is hidden.
     """
     if isinstance(optimizer, keras.optimizers.Optimizer) and not hasattr(optimizer, "_learning_rate"):
         warnings.warn(
-            f"TrainStep: the optimizer {type(optimizer).__name__} of {versions()} does not show its learning rate: "
-            "nobody has checked whether a ByAttempts in it counts the attempts of this step's loss scaler.",
+            f"TrainStep: the optimizer {type(optimizer).__name__} of {versions()} does not show its learning rate: it "
+            "was not checked whether a ByAttempts in it counts the attempts of this step's loss scaler.",
             UserWarning,
             stacklevel=4,
         )
@@ -72,25 +72,25 @@ def schedule(optimizer: Any) -> Any:
 
 
 def is_of_keras_scaler(variable: tf.Variable) -> bool:
-    """Whether a variable's name says that it is of a `keras.optimizers.LossScaleOptimizer` that was given no name."""
+    """Whether a variable has the name of one in a `keras.optimizers.LossScaleOptimizer` with its default name."""
     return "loss_scale_optimizer" in variable.name
 
 
 def assigns(placeholder: tf.Tensor) -> bool:
-    """Whether something in a graph may assign the variable whose handle this is.
+    """Whether a graph may assign the variable with this handle.
 
-    Warns where the graph does not tell.
+    Warns if the graph does not say.
     """
     for operation in placeholder.consumers():
         if operation.type == "ReadVariableOp":
             continue
-        # Calls, branches and loops name those of their inputs that they only read.
+        # Calls, branches and loops list the inputs that they only read.
         listed = operation.node_def.attr.get("_read_only_resource_inputs")
         places = {place for place, value in enumerate(operation.inputs) if value is placeholder}
         if listed is None and operation.type in _CALLS:
             warnings.warn(
                 f"{versions()} does not mark what a call in a graph only reads: a train step that multiplies by a loss "
-                "scale and never updates it is counted as one that attempts nothing.",
+                "scale and never updates it counts as attempting nothing.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -100,7 +100,7 @@ def assigns(placeholder: tf.Tensor) -> bool:
 
 
 def nodes(concrete: tf.types.experimental.ConcreteFunction) -> list[Any]:
-    """The operations of a function, and of all functions that it calls, as TensorFlow writes them."""
+    """The operations of a function, and of all functions that it calls, as `NodeDef`s."""
     graph = concrete.graph.as_graph_def()
     return [node for scope in (graph.node, *(one.node_def for one in graph.library.function)) for node in scope]
 
@@ -111,7 +111,7 @@ def kinds_of_operations(concrete: tf.types.experimental.ConcreteFunction) -> set
 
 
 def stateful(kinds: set[str]) -> set[str] | None:
-    """Those kinds of operations that TensorFlow says have a state or an effect; None if it says nothing."""
+    """The kinds of operations with a state or an effect, according to TensorFlow; None if that is hidden."""
     try:
         from tensorflow.python.framework import op_def_registry
     except ImportError:
@@ -121,7 +121,7 @@ def stateful(kinds: set[str]) -> set[str] | None:
 
 
 def has_effects(concrete: tf.types.experimental.ConcreteFunction) -> bool:
-    """Whether a function does what variables do not show: it prints, draws from an iterator or from a kernel's seed."""
+    """Whether a function has effects besides variables: prints, reads of an iterator, random numbers of a kernel."""
     found = stateful(kinds_of_operations(concrete))
     if found is None:
         return True

@@ -1,7 +1,7 @@
-"""The variable of TensorFlow inside of Keras's, and Keras's in another dtype for a while.
+"""The TensorFlow variable in a Keras variable, and Keras variables temporarily in another dtype.
 
-_value    the variable of TensorFlow in one of Keras's    absent: scaler.UnsupportedVersion
-_dtype    the dtype that it says it has                   absent: scaler.UnsupportedVersion
+_value    the TensorFlow variable in a Keras variable    absent: scaler.UnsupportedVersion
+_dtype    the dtype that the Keras variable reports      absent: scaler.UnsupportedVersion
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from loops.backend.versions import versions
 
 
 def native(variable: Any) -> tf.Variable:
-    """TensorFlow's variable, which on several replicas holds one for each."""
+    """The TensorFlow variable, which on several replicas has a component for each."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 @contextlib.contextmanager
 def variables_in_float32(variables: Iterable[Any]) -> Iterator[None]:
-    """Has variables be float32 copies of themselves: in regularizers and in their gradients, too.
+    """Within this context, replaces variables by float32 copies, also in regularizers and in their gradients.
 
-    What is assigned to them meanwhile is lost.
+    Assignments in the context are lost.
 
     Args:
-        variables: Keras's, floating-point and on one device.
+        variables: Floating-point Keras variables on one device.
 
     Raises:
-        scaler.UnsupportedVersion: If Keras keeps them in another place than the versions that were tested.
+        scaler.UnsupportedVersion: If Keras keeps their values in another place than the tested versions.
     """
     variables = list(variables)
     if not all(isinstance(vars(one).get("_value"), tf.Variable) and "_dtype" in vars(one) for one in variables):
         raise scaler.UnsupportedVersion(
-            f"A variable of {versions()} cannot be made float32 for a while: it keeps its value in another place than "
-            "the versions that were tested. Install a version that this package names in its metadata."
+            f"A variable of {versions()} cannot be made float32 temporarily: it keeps its value in another place than "
+            "the tested versions. Install a version that this package names in its metadata."
         )
     before = [(one, one._value, one._dtype) for one in variables]
     try:

@@ -1,4 +1,4 @@
-"""The versions that a sentence about a private name is about."""
+"""The installed versions, for messages about private names."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import tensorflow as tf
 
 
 def versions() -> str:
-    """The versions that are installed, in words."""
+    """The installed versions of Keras and TensorFlow, in words."""
     return f"Keras {keras.__version__} on TensorFlow {tf.__version__}"

@@ -1,9 +1,9 @@
-"""What XLA can compile, by TensorFlow's list of kernels.
+"""What XLA can compile, from TensorFlow's list of kernels.
 
 framework.kernels, framework.config:
 get_registered_kernels_for_op  the kernels of an operation   absent: a step counts as one that XLA cannot compile:
-                                                               slower, the same numbers but for last bits
-is_op_determinism_enabled      whether it is on              absent: as if it were, and as above
+                                                               slower, the same numbers except for last bits
+is_op_determinism_enabled      whether it is on              absent: counts as on, so XLA is not used either
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_deterministic() -> bool:
 
 
 def not_for_xla(concrete: tf.types.experimental.ConcreteFunction) -> Sequence[str] | None:
-    """The kinds of operations of a function that XLA has no kernel for; None if TensorFlow does not tell."""
+    """The kinds of operations of a function that XLA has no kernel for; None if TensorFlow does not list kernels."""
     try:
         from tensorflow.python.framework import kernels
 
@@ -42,6 +42,6 @@ def not_for_xla(concrete: tf.types.experimental.ConcreteFunction) -> Sequence[st
 
 
 def _list_kernels() -> None:
-    """XLA registers its kernels when it is first used."""
+    """Compiles a trivial function, since XLA registers its kernels at its first use."""
     with tf.device("CPU"):
         tf.function(tf.identity, jit_compile=True, autograph=False)(tf.constant(0.0))

@@ -1,4 +1,4 @@
-"""TensorFlow's advice, which is meant for whoever writes a step and not for whoever looks at one."""
+"""Silences TensorFlow's advice about tracing, which is meant for the author of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 @contextlib.contextmanager
 def without_advice() -> Iterator[None]:
-    """Keeps TensorFlow from warning of functions that are traced again and again, each time with something changed."""
+    """Silences TensorFlow's warning about functions that are retraced often: a diagnosis retraces on purpose."""
     logger = tf.get_logger()
     before = logger.level
     logger.setLevel("ERROR")

@@ -1,4 +1,4 @@
-"""A loss scale, and a format for each layer, from what a few batches show."""
+"""Finds a loss scale, and a format for each layer, from a few batches."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from loops.support.checks import check_count
 from loops.support.errors import LoopError, OutOfData
 
 STATIC_MARGIN, START_MARGIN = 3, 1
-"""Octaves below the first overflow: of a scale that stays, and of one that moves by itself."""
+"""The distance below the first overflow, in powers of two, of a static scale and of a dynamic scale's start."""
 FLUSHED = 0.01
-"""The largest share of a layer's gradients that may become zero, of those that are not zero."""
+"""The largest share of a layer's non-zero gradients that may become zero."""
 _TRIES = 8
 _HALF = scaler.float_format("float16")
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerFormat:
-    """What a layer needs.
+    """The format that a layer needs.
 
     Attributes:
-        layer: Its path in the model.
-        format: "float16", "bfloat16" or "float32": the first that holds its activations with an octave to spare, and
-            its gradients at the static scale, of which it makes at most a hundredth zero.
+        layer: The layer's path in the model.
+        format: "float16", "bfloat16" or "float32": the first that holds twice its largest activation and its gradients
+            at the static scale, and flushes at most 1% of its non-zero gradients to zero.
         activation: The largest magnitude of its outputs; infinity if one was not finite.
-        gradient: The largest of its gradients, without a loss scale.
-        flushed: The share of its gradients that float16 makes zero at the static scale, of those that are not zero.
+        gradient: The largest magnitude of its gradients, unscaled.
+        flushed: The share of its non-zero gradients that float16 flushes to zero at the static scale.
     """
 
     layer: str
@@ -48,14 +48,14 @@ class LayerFormat:
 
 @dataclasses.dataclass(frozen=True)
 class FoundScale:
-    """What `find_scale` found.
+    """The loss scales and formats that `find_scale` found.
 
     Attributes:
-        critical: The largest power of two at which no gradient of these batches is infinite in float16.
-        static: A scale that stays, three octaves below.
-        start: Where a scale that moves by itself may begin, an octave below.
-        batches: How many were looked at.
-        layers: Every layer that has outputs or weights.
+        critical: The largest power of two as a loss scale at which no gradient of these batches overflows in float16.
+        static: A static loss scale, an eighth of `critical`.
+        start: A first loss scale for a dynamic strategy, half of `critical`.
+        batches: The number of batches that were measured.
+        layers: The formats of all layers that have outputs or weights.
     """
 
     critical: float
@@ -66,7 +66,7 @@ class FoundScale:
 
     @property
     def formats(self) -> dict[str, str]:
-        """The format of each layer, by its path."""
+        """The format of each layer, by the layer's path."""
         return {one.layer: one.format for one in self.layers}
 
     def __str__(self) -> str:
@@ -82,8 +82,8 @@ class FoundScale:
         return "\n".join(lines)
 
 
-class _Seen(NamedTuple):
-    """A batch: counts int64 [rows, 280] and largest magnitudes float64 [rows], both at this loss scale."""
+class _Measured(NamedTuple):
+    """A measured batch: counts int64 [rows, 280] and largest magnitudes float64 [rows], both at this loss scale."""
 
     counts: np.ndarray
     amax: np.ndarray
@@ -91,20 +91,20 @@ class _Seen(NamedTuple):
 
 
 def find_scale(model: keras.Model, data: Iterable[Any], loss_fn: Callable[..., Any], *, batches: int = 8) -> FoundScale:
-    """Looks at a few batches, and says which loss scale and which formats suit them.
+    """Measures a few batches, and finds a loss scale and a format for each layer that suit them.
 
-    The model is run as it is, in its own formats: one in float32 shows most, since float16 hides what it makes zero.
-    No weight moves, and every variable of the model has its value again at the end. Gradients change as a model is
-    trained, so look again later, or use a strategy that moves the scale.
+    The model runs in its own formats. A float32 model shows most, since float16 hides the values that it flushes to
+    zero. No weight moves, and every variable of the model is restored at the end. Gradients change in training, so
+    measure again later, or use a strategy that moves the scale.
 
     Args:
-        model: Any Keras model.
+        model: Any Keras model that is built.
         data: Batches `(x, y)` or `(x, y, sample_weight)`, such as a `tf.data.Dataset`.
-        loss_fn: As for `TrainStep`.
-        batches: How many to look at, at most.
+        loss_fn: A function of (y, prediction), or of (y, prediction, sample_weight), as `TrainStep` takes it.
+        batches: The largest number of batches to measure.
 
     Raises:
-        OutOfData: If there is no batch.
+        OutOfData: If the data has no batch.
         LoopError: If no batch has finite gradients, or all gradients are zero.
         scaler.InvalidArgument: For an argument that cannot work.
     """
@@ -119,23 +119,23 @@ def find_scale(model: keras.Model, data: Iterable[Any], loss_fn: Callable[..., A
         model,
         loss_fn,
         keras.optimizers.SGD(0.0),
-        # It begins where float32 and float16 both overflow rarely, and comes down fast.
+        # It starts where neither float32 nor float16 overflows often, and backs off fast.
         loss_scaler=scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=2**30, backoff_factor=2.0**-4)),
         probes=scaler.observe.watch(model),
     )
-    seen, spoilt = _look(step, itertools.islice(data, batches))
+    seen, spoilt = _measure(step, itertools.islice(data, batches))
     return _found(step, seen, spoilt)
 
 
-def _look(step: TrainStep, data: Iterable[Any]) -> tuple[list[_Seen], list[_Seen]]:
-    """What batches showed that were finite at some scale, and what the others did."""
+def _measure(step: TrainStep, data: Iterable[Any]) -> tuple[list[_Measured], list[_Measured]]:
+    """The batches that were finite at some scale, and the others."""
     graph, seen, spoilt = tf.function(step), [], []
     before = [(variable, variable.numpy()) for variable in step.model.variables]
     try:
         for batch in data:
             for _ in range(_TRIES):
                 outputs = {name: value.numpy() for name, value in graph(batch).items()}
-                one = _Seen(outputs["counts"], outputs["amax"].astype(np.float64), float(outputs["loss_scale"]))
+                one = _Measured(outputs["counts"], outputs["amax"].astype(np.float64), float(outputs["loss_scale"]))
                 if outputs["applied"]:
                     seen.append(one)
                     break
@@ -148,21 +148,21 @@ def _look(step: TrainStep, data: Iterable[Any]) -> tuple[list[_Seen], list[_Seen
         raise OutOfData("find_scale: the data gave no batch.")
     if not seen:
         raise LoopError(
-            f"find_scale: none of {len(spoilt)} batches had finite gradients, at a loss scale of {spoilt[-1].scale:g} "
-            "neither: no scale helps. Look at the data, or at a float32 model."
+            f"find_scale: none of {len(spoilt)} batches had finite gradients, not even at a loss scale of "
+            f"{spoilt[-1].scale:g}: no scale helps. Look at the data, or at a float32 model."
         )
     return seen, spoilt
 
 
-def _found(step: TrainStep, seen: list[_Seen], spoilt: list[_Seen]) -> FoundScale:
+def _found(step: TrainStep, seen: list[_Measured], spoilt: list[_Measured]) -> FoundScale:
     tensors = tensors_of(step)
     carries = np.array([tensor.carries_scale for tensor in tensors], bool)
     scales = np.where(carries[:, np.newaxis], [one.scale for one in seen], 1.0)
     largest = (np.stack([one.amax for one in seen], axis=1) / scales).max(axis=1)
     gradient = float(largest[carries].max(initial=0.0))
     if gradient == 0:
-        raise LoopError("find_scale: all gradients are zero. Look at the loss, or give batches that differ.")
-    # A power of two below the limit divided by the largest; at the limit itself float16 is infinite.
+        raise LoopError("find_scale: all gradients are zero. Look at the loss, or try other batches.")
+    # The largest power of two below threshold / gradient; at the threshold itself float16 is infinite.
     critical = 2.0 ** (math.ceil(math.log2(_HALF.overflow_threshold / gradient)) - 1)
     critical = min(max(critical, 2.0**-126), 2.0**126)
     static = max(critical * 2.0**-STATIC_MARGIN, 2.0**-126)
@@ -190,7 +190,7 @@ def _layer(
     carries: np.ndarray,
     largest: np.ndarray,
     infinite: set[str],
-    seen: list[_Seen],
+    seen: list[_Measured],
     static: float,
 ) -> LayerFormat:
     activations, gradients = [row for row in rows if not carries[row]], [row for row in rows if carries[row]]
@@ -202,7 +202,7 @@ def _layer(
 
     def holds(name: str) -> bool:
         most = scaler.float_format(name).max
-        # What was infinite in a narrow format is taken to fit into a wide one.
+        # An activation that was infinite in float16 is assumed to fit into bfloat16.
         fits = math.isinf(activation) if name == "bfloat16" and math.isinf(activation) else 2 * activation <= most
         return fits and gradient * static <= most and shares[name] <= FLUSHED
 
@@ -210,8 +210,8 @@ def _layer(
     return LayerFormat(path, found, activation, gradient, shares["float16"])
 
 
-def _flushed(rows: list[int], seen: list[_Seen], static: float, to: scaler.FloatFormat) -> float:
-    """The share of these gradients, of those that are not zero, that a format makes zero at the static scale."""
+def _flushed(rows: list[int], seen: list[_Measured], static: float, to: scaler.FloatFormat) -> float:
+    """The share of these non-zero gradients that a format flushes to zero at the static scale."""
     lost = whole = 0.0
     for one in seen:
         counts = one.counts[rows].sum(axis=0)

@@ -1,7 +1,7 @@
-"""Whether observing a run changes it: the same steps with and without probes, compared bit for bit.
+"""Checks whether probes change a run: compares the same steps with and without probes, bit for bit.
 
-A probe that reads a tensor may keep TensorFlow from regrouping or fusing operations around it, and so round otherwise,
-or cause or hide an overflow. Which probes do is found by trying.
+A probe that reads a tensor may prevent TensorFlow from regrouping or fusing operations around it. That changes the
+rounding, and may cause or hide an overflow. Only a trial shows which probes do.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from loops.support.checks import check_count
 from loops.support.user_function import in_empty_folders
 
 MODES = {"graph": False, "jit_compile": True}
-"""How the forward and backward pass are run, and whether XLA compiles them then."""
+"""The modes in which the forward and backward pass run, and whether XLA compiles them."""
 _IN_THE_PASS = scaler.observe.KINDS[:2]
 _SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What a probe changed.
+    """A change of the run by a probe.
 
     Attributes:
         mode: "graph" or "jit_compile".
-        probes: The layer or hand-set probe, or the kind, such as "weight_gradients"; several where none of them alone
-            changes the run, and all together do.
-        step: The first step with another output, from 1; None where only the weights differ.
-        outputs: Those of that step that differ, by name: without and with the probe.
+        probes: The layer or hand-set probe, or the kind, such as "weight_gradients"; several if only all of them
+            together change the run.
+        step: The first step whose outputs differ, from 1; None if only the weights differ.
+        outputs: The outputs of that step that differ, by name: without and with the probe.
     """
 
     mode: str
@@ -51,7 +51,7 @@ class Change:
         where = "in a graph" if self.mode == "graph" else "compiled by XLA"
         names = " and ".join(map(repr, self.probes))
         if self.step is None:
-            return f"{where}, probing {names} changes the weights, and no output of a step"
+            return f"{where}, probing {names} changes the weights, but no output of a step"
         differ = ", ".join(
             f"{name} is {one} without and {other} with it" for name, (one, other) in self.outputs.items()
         )
@@ -60,15 +60,15 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
-        steps: How many were run.
-        probes: What was probed: layers, hand-set probes, and kinds of tensors outside of the model.
-        left_out: What cannot be probed, see `scaler.observe.Watch.left_out`.
-        digests: For each mode that could be run the digests of the weights, without and with all probes.
-        not_compiled: Why XLA could not compile the model, or None.
-        changes: What changed the run, one entry for each.
+        steps: The number of steps of each run.
+        probes: The probes: layers, hand-set probes, and kinds of tensors outside the model.
+        left_out: The layers that cannot be probed, see `scaler.observe.Watch.left_out`.
+        digests: For each mode that ran, the digests of the weights without and with all probes.
+        not_compiled: The reason why XLA could not compile the model, or None.
+        changes: The probes that changed the run, one entry for each smallest set found.
     """
 
     steps: int
@@ -80,15 +80,15 @@ class Verification:
 
     @property
     def neutral(self) -> bool:
-        """Whether weights and outputs are the same, bit for bit, in every mode that could be run."""
+        """Whether weights and outputs are the same, bit for bit, in every mode that ran."""
         return not self.changes
 
     def __str__(self) -> str:
         modes = " and ".join("in a graph" if mode == "graph" else "compiled by XLA" for mode in self.digests)
-        said = [f"{self.steps} steps {modes}, {len(self.probes)} probe{'s' * (len(self.probes) != 1)}"]
-        said += [f"not compiled by XLA: {self.not_compiled}"] if self.not_compiled else []
-        said += list(map(str, self.changes)) or ["no probe changes a bit of the weights or of an output"]
-        return "\n".join(said)
+        lines = [f"{self.steps} steps {modes}, {len(self.probes)} probe{'s' * (len(self.probes) != 1)}"]
+        lines += [f"not compiled by XLA: {self.not_compiled}"] if self.not_compiled else []
+        lines += list(map(str, self.changes)) or ["no probe changes a bit of the weights or of an output"]
+        return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,26 +111,26 @@ def verify(
     steps: int = 10,
     probes: Callable[[keras.Model], scaler.observe.Watch] | None = None,
 ) -> Verification:
-    """Runs the same steps with and without probes, in a graph and compiled by XLA, and says which probe changed what.
+    """Runs the same steps with and without probes, in a graph and compiled by XLA, and reports which probes change it.
 
         found = loops.observe.verify(build)
         print(found)
 
-    Compared are a digest of the weights and the outputs of each step. It holds for the model, the data, the machine and
-    the versions it was run with. Where something differs, the probes are halved until those are found that change it.
-    The actions of the loops do not act.
+    It compares a digest of the weights and the outputs of each step. The answer holds for this model, data, machine and
+    these versions. If something differs, the probes are halved until the smallest sets that change it are found. The
+    actions of the loops do not run.
 
     Args:
-        build: Makes the run anew at each call: a `Loop` with a `TrainStep`, with its model, its data and all its seeds.
-            Keras's and TensorFlow's global seeds are set to 0 before each call. A function that asks for a folder, as
-            those of `halfstep explain --build` do, gets an empty one each time.
-        steps: How many to run, each time.
-        probes: A function of the model, such as `scaler.observe.watch`. If not given, the probes of the `TrainStep`, or
-            `scaler.observe.watch(model)` where it has none.
+        build: A function that returns a new run at each call: a `Loop` with a `TrainStep`, a model, data, and all its
+            seeds. Keras's and TensorFlow's global seeds are set to 0 before each call. If the function takes a folder,
+            as for `halfstep explain --build`, it gets an empty one each time.
+        steps: The number of steps of each run.
+        probes: A function of the model, such as `scaler.observe.watch`. By default the probes of the `TrainStep`, or
+            `scaler.observe.watch(model)` if it has none.
 
     Raises:
-        scaler.InvalidArgument: For arguments that cannot work, and if two runs without probes end with other weights.
-        OutOfData: If the dataset ends before.
+        scaler.InvalidArgument: For arguments that cannot work, and if two runs without probes differ.
+        OutOfData: If the dataset ends before these steps.
     """
     check_count(f"verify(steps={steps!r})", steps)
     if not callable(build) or not (probes is None or callable(probes)):
@@ -138,8 +138,8 @@ def verify(
             f"verify(build={build!r}, probes={probes!r}): expected a function without arguments, or of a folder, that "
             "returns a loops.Loop, and a function of the model that returns an observe.Watch, or None."
         )
-    with in_empty_folders(build) as made:
-        return _verified(made, int(steps), probes)
+    with in_empty_folders(build) as build_in_folder:
+        return _verified(build_in_folder, int(steps), probes)
 
 
 def _verified(build: Callable[[], Loop], steps: int, probes: Callable | None) -> Verification:
@@ -157,8 +157,8 @@ def _verified(build: Callable[[], Loop], steps: int, probes: Callable | None) ->
             continue
         if not trial.run(None).same(without):
             raise scaler.InvalidArgument(
-                f"verify(build): two runs of {steps} steps without probes had other weights or losses, so that nothing "
-                "can be said of probes. Have build set the seeds of the data and of the model's layers."
+                f"verify(build): two runs of {steps} steps without probes gave different weights or losses, so the "
+                "effect of probes cannot be determined. Set the seeds of the data and of the model's layers in build."
             )
         whole = trial.run(trial.all)
         items, left_out = _items(whole.watch), whole.watch.left_out if whole.watch else []
@@ -175,7 +175,7 @@ class _Trial:
         self._build, self._steps, self._probes, self._compiles = build, steps, probes, compiles
 
     def run(self, choose: Callable[[TrainStep], scaler.observe.Watch] | None) -> _Run:
-        """One run from its beginning, with what `choose` chooses of its probes."""
+        """Runs from the beginning, with the probes that `choose` returns, or without any."""
         keras.utils.set_random_seed(_SEED)
         loop = self._build()
         if not isinstance(loop, Loop) or not isinstance(loop.train_step, TrainStep):
@@ -191,13 +191,13 @@ class _Trial:
             seen.extend({name: value[number] for name, value in visit.outputs.items()} for number in range(count))
 
         loop.actions = [record]
-        # The steps until then are compared like any others.
+        # If the run is stuck, the steps until then are compared.
         with contextlib.suppress(scaler.StuckError), without_advice():
             loop.run(self._steps)
         return _Run(weights_digest(step.model), seen, watch)
 
     def all(self, step: TrainStep) -> scaler.observe.Watch:
-        """All of the probes."""
+        """All probes of the step."""
         if self._probes:
             watch = self._probes(step.model)
             if not isinstance(watch, scaler.observe.Watch):
@@ -208,7 +208,7 @@ class _Trial:
         return step.probes or scaler.observe.watch(step.model)
 
     def of(self, items: Sequence[str]) -> Callable[[TrainStep], scaler.observe.Watch]:
-        """These alone."""
+        """A function that chooses only these probes."""
 
         def choose(step: TrainStep) -> scaler.observe.Watch:
             watch = self.all(step)
@@ -221,13 +221,13 @@ class _Trial:
 
 
 def _items(watch: scaler.observe.Watch | None) -> list[str]:
-    """What can be left out by itself: a layer or a hand-set probe, and a kind of tensors outside of the model."""
+    """The probes that can be left out one by one: layers, hand-set probes, and kinds of tensors outside the model."""
     rows = [name.partition("/") for name in watch.names] if watch else []
     return list(dict.fromkeys(name if kind in _IN_THE_PASS else kind for kind, _, name in rows))
 
 
 def _bisect(trial: _Trial, items: list[str], run: _Run, without: _Run) -> list[tuple[list[str], _Run]]:
-    """The least sets of these that change the run, of those that halving finds."""
+    """The smallest sets of these that change the run, as far as halving finds them."""
     if len(items) < 2:
         return [(items, run)]
     found = []

@@ -36,11 +36,11 @@ def check_parts(train_step: object, dataset: object, steps_per_call: object, act
 
 
 def check_strategy(strategy: object, jit_compile: bool) -> None:
-    """Refuses what is no strategy, and a step that XLA cannot compile for one."""
+    """Refuses an object that is not a strategy, and a step that XLA cannot compile for several replicas."""
     if not isinstance(strategy, tf.distribute.Strategy):
         raise scaler.InvalidArgument(f"Loop(strategy={strategy!r}): expected a tf.distribute.Strategy, or None.")
     if jit_compile and strategy.num_replicas_in_sync > 1:
         raise scaler.InvalidArgument(
             f"Loop(jit_compile=True) on {strategy.num_replicas_in_sync} replicas: XLA cannot compile a step that "
-            "replicas meet in. Compile what each does by itself: TrainStep(..., jit_compile=True)."
+            "synchronizes replicas. Compile the part that each replica runs alone: TrainStep(..., jit_compile=True)."
         )

@@ -1,8 +1,8 @@
-"""The last batches of a run in a folder: written in the graph of its calls, and read again one by one.
+"""The last batches of a run in a folder: written in the graph of its calls, and read back one by one.
 
-A file is one line and then the parts of a batch, its tensors in the order of `tf.nest.flatten`, each as
-`tf.io.serialize_tensor` gives it. The line holds its own checksum, the number of the step, a digest of the dataset's
-element_spec, and of each part the length and the checksum. A step's file takes the place of an older one's.
+A file is one line and then the tensors of a batch in the order of `tf.nest.flatten`, each serialized by
+`tf.io.serialize_tensor`. The line holds its own checksum, the number of the step, a digest of the dataset's
+element_spec, and the length and the checksum of each tensor. A new file replaces the oldest one.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ _LONGEST_LINE = 2**16
 
 @scaler.tracing.as_written
 def write(folder: pathlib.Path, batch: Any, step: tf.Tensor, *, last: int, element_spec: Any) -> tf.Operation:
-    """Writes a batch in a graph, on the host's processor, without Python.
+    """Adds an operation to a graph that writes a batch, on the CPU and without Python.
 
     Args:
         folder: An absolute path.
-        batch: As the dataset gave it.
+        batch: An element of the dataset.
         step: The number of the step that takes it, an int64 scalar.
-        last: How many files there may be.
+        last: The maximum number of files.
         element_spec: The dataset's.
 
     Returns:
         The operation that writes.
     """
     with tf.device("CPU:0"), tf.name_scope(_SCOPE):
-        # A part of a batch may be None, which has no tensor and in an element_spec no part.
+        # A part of a batch may be None, which has no tensor and no spec.
         flat = [part for part in tf.nest.flatten(batch, expand_composites=True) if part is not None]
         parts = [tf.io.serialize_tensor(part) for part in flat]
         known = [text for part in parts for text in (_text(tf.strings.length(part)), _checksum(part))]
         line = tf.strings.join([_text(step), _digest(element_spec), *known], " ")
         path = tf.strings.join([f"{folder}/{_NAME}", _text(step % last)])
-        # One copy of the parts, and no second one for a checksum of all.
+        # Each part has its checksum: one over the joined parts would need a second copy of them.
         return tf.io.write_file(path, tf.strings.join([_checksum(line), " ", line, "\n", *parts]))
 
 
 def writable(element_spec: Any) -> bool:
-    """Whether all parts of such batches are tensors of values, as datasets inside of a batch are not."""
+    """Whether all parts of such batches are tensors that can be serialized, and none is a dataset or a resource."""
     parts = tf.nest.flatten(element_spec, expand_composites=True)
     return all(isinstance(part, tf.TensorSpec) and part.dtype not in (tf.variant, tf.resource) for part in parts)
 
 
-def explained(error: tf.errors.OpError) -> NotWritable | None:
-    """What TensorFlow says of a batch that could not be written, in one sentence; None of another error."""
+def write_error(error: tf.errors.OpError) -> NotWritable | None:
+    """The error to raise for a batch that could not be written; None if TensorFlow's error has another cause."""
     if f"{_SCOPE}/" not in error.message:
         return None
     return NotWritable(
@@ -67,8 +67,8 @@ class KeptBatches:
     """The batches in a folder, by the number of their step.
 
     Args:
-        folder: Where they are; it may be missing.
-        element_spec: That of the dataset that gave them.
+        folder: Where they were written; it may be missing.
+        element_spec: That of the dataset they came from.
     """
 
     def __init__(self, folder: pathlib.Path, element_spec: Any):
@@ -76,11 +76,11 @@ class KeptBatches:
         self._paths = {step: path for path in _files(folder) if (step := _step_of(path)) is not None}
 
     def has(self, after: int, until: int) -> bool:
-        """Whether the batches of all steps from `after` + 1 to `until` are there, damaged or not."""
+        """Whether the folder has the batches of all steps from `after` + 1 to `until`, damaged or not."""
         return all(step in self._paths for step in range(after + 1, until + 1))
 
     def get(self, step: int) -> Any:
-        """The batch of a step, or None where it is not there, damaged, or of another dataset."""
+        """The batch of a step, or None if it is missing, damaged, or of another dataset."""
         try:
             content = self._paths[step].read_bytes()
         except (KeyError, OSError):
@@ -99,7 +99,7 @@ class KeptBatches:
 
 
 def sweep(folder: pathlib.Path, newest: int) -> None:
-    """Removes what a kill tore, and the batches of steps after `newest`, which the run takes once more or never took.
+    """Removes damaged files, and the batches of steps after `newest`, which the run repeats or never took.
 
     Raises:
         OSError: If a file cannot be removed.
@@ -117,7 +117,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _step_of(path: pathlib.Path) -> int | None:
-    """The step that a file says it is of; None where its line is damaged or cannot be read."""
+    """The step in a file's line; None if the line is damaged or cannot be read."""
     try:
         with path.open("rb") as file:
             line = file.readline(_LONGEST_LINE)
@@ -128,7 +128,7 @@ def _step_of(path: pathlib.Path) -> int | None:
 
 
 def _fields(line: bytes) -> list[str] | None:
-    """What a line says after its checksum; None if it is not whole."""
+    """The fields of a line after its checksum; None if the checksum does not match."""
     checksum, _, text = line.partition(b" ")
     return text.decode().split() if text and _checksum(text).numpy() == checksum else None
 

@@ -1,9 +1,9 @@
 """How often an action acts: one meaning of `every=` for all of them.
 
-`every=10` means the steps 10, 20, 30, ..., counted in batches as `Loop.run` counts, whatever `steps_per_call` is. What
-the train step returned is known for each step: the writers `JsonLines`, `Csv` and `TensorBoard` write exactly these.
-All else is known at a visit alone: the other actions act at the first visit at or after such a step, once, however many
-of them lie in the call.
+`every=10` means the steps 10, 20, 30, ..., counted in batches as `Loop.run` counts, whatever `steps_per_call` is. The
+outputs of every step reach the host, so the writers `JsonLines`, `Csv` and `TensorBoard` write exactly these steps.
+Everything else is known only at a visit: the other actions act at the first visit at or after such a step, once even if
+the call contains several of them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Seconds:
 
 
 class Cadence:
-    """Tells the visits on which an action is due.
+    """Decides at which visits an action is due.
 
-    In steps, those that reach a multiple of `every`, so that a resumed run acts where an uninterrupted one would. In
-    seconds, the first visit after so much time has passed.
+    In steps, at those that reach a multiple of `every`, so that a resumed run acts where an uninterrupted one would. In
+    seconds, at the first visit after that time has passed.
 
     Args:
-        action: Named in errors.
+        action: Its name, for errors.
         every: An integer of at least 1, or `Seconds`.
 
     Raises:
@@ -60,11 +60,11 @@ class Cadence:
 
     @property
     def in_seconds(self) -> bool:
-        """Whether it is in wall time."""
+        """Whether the cadence is in wall time."""
         return isinstance(self._every, Seconds)
 
     def due(self, visit: Any) -> bool:
-        """Whether to act at this visit; to be asked once a visit."""
+        """Whether to act at this visit. Call it once per visit."""
         if isinstance(self._every, Seconds):
             if visit.seconds < self._seconds:  # Another run began.
                 self._seconds = 0.0
@@ -72,17 +72,17 @@ class Cadence:
                 return False
             self._seconds = visit.seconds
             return True
-        # A call that broke off was counted, and never reported.
+        # The steps of a call that failed were counted, but never reported.
         before = visit.first - 1 if self._data is None else min(self._data, visit.first - 1)
         self._data = visit.counters.data
         return visit.counters.data // self._every > before // self._every
 
     def next_visit(self, done: int) -> int | None:
-        """The first step after `done` at which to act, or None in wall time, for which any visit will do."""
+        """The first step after `done` at which to act, or None in wall time, where any visit will do."""
         return None if isinstance(self._every, Seconds) else (done // self._every + 1) * self._every
 
     def rows(self, visit: Any) -> list[int]:
-        """The places, in the arrays of the visit's outputs, of the steps to write; in seconds the last one alone."""
+        """The indices, in the arrays of the visit's outputs, of the steps to write; in seconds the last one only."""
         count = visit.counters.data - visit.first + 1
         if isinstance(self._every, Seconds):
             return [count - 1] if self.due(visit) else []

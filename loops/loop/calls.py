@@ -1,4 +1,4 @@
-"""A train step compiled into calls of many steps: one visit of the host each."""
+"""A train step compiled into calls of many steps, with one visit of the host per call."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.loop.call_result import CallResult, call_result, status, status_size
 from loops.loop.compilation import can_be_compiled, may_compile
 from loops.loop.counters import CounterVariables
 from loops.loop.outputs import check_outputs
-from loops.loop.packed import packed, unpacked
+from loops.loop.packing import pack, unpack
 from loops.loop.stacked import Arrays, Stacked
-from loops.loop.taken import Taken, count_of_numbers, numbers, taken
 from loops.step.frozen_weights import models_of, read_only
 from loops.step.scalers_in_graph import Found, find
 from loops.step.train_step import TrainStep
@@ -24,31 +24,31 @@ from loops.support.text import one_line
 
 TrainStepFunction = Callable[..., dict[str, tf.Tensor]]
 Spectator = Callable[[Any, tf.Tensor], tf.Operation]
-"""Given a batch and the number of its step, in the graph: an operation that the step is to wait for."""
+"""Takes a batch and the number of its step, in the graph, and returns an operation that the step waits for."""
 
 
 class StepCalls:
     """Runs a train step over an iterator, up to n steps a call, and counts.
 
     `in_graph=False` is a Python loop around a compiled step. True is a loop inside the graph, which takes batches and
-    stacks outputs there, so that the host is asked once a call. None is a loop inside the graph, unless batches of an
-    open shape keep the step from being traced there: some steps need the shape of each batch as a number.
+    stacks outputs there, so that the host waits once per call. None is a loop inside the graph, unless the step cannot
+    be traced there for batches of unknown shape: some steps need the shape of each batch as a number.
 
     Args:
         train_step: Any callable from a batch to a dict of tensors.
         element_spec: The dataset's.
-        counters: Where to count.
-        in_graph: Which loop, or None.
-        endless: Whether the data is sure never to end.
+        counters: The variables that count.
+        in_graph: Whether the loop is in the graph; None to choose.
+        endless: Whether the data is certain never to end.
         jit_compile: Whether XLA compiles the step; None to decide by the device and the step.
         strategy: A `tf.distribute` strategy whose replicas take the step, or None.
-        written: The step as the user wrote it, where `train_step` is a function around it.
+        written: The user's own step, if `train_step` wraps it.
 
     Attributes:
-        train_step: As given.
-        in_graph: Which loop, once it was chosen.
-        jit_compile: As given, or as decided: for certain once the step was traced.
-        scalers: The loss scalers that the step moves; none before it was traced.
+        train_step: The argument.
+        in_graph: Whether the loop is in the graph; final after the first call.
+        jit_compile: Whether XLA compiles the step; final once the step is traced.
+        scalers: The loss scalers that the step moves; empty before it is traced.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class StepCalls:
     ):
         self.train_step = train_step
         self._models = models_of(written or train_step)
-        # A TrainStep returns what its own scaler did, and need not be compared with it in every step.
-        self._believed = isinstance(written or train_step, TrainStep)
+        # A TrainStep returns what its own scaler did: no need to compare the two in every step.
+        self._trusted = isinstance(written or train_step, TrainStep)
         self._open = jit_compile is None
         if self._open and getattr(written or train_step, "jit_compile", False) is True:
             jit_compile = False
@@ -75,7 +75,9 @@ class StepCalls:
         self._counters = counters
         self.in_graph, self._endless = in_graph is not False, endless
         self._open_loop = in_graph is None
-        self._shapes_known = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(element_spec))
+        # A dataset inside of a batch has no shape.
+        shapes = [getattr(spec, "shape", tf.TensorShape(None)) for spec in tf.nest.flatten(element_spec)]
+        self._shapes_known = all(shape.is_fully_defined() for shape in shapes)
         self._worked = False
         self._spectator: Spectator | None = None
         self._own = getattr(written or train_step, "loss_scaler", None)
@@ -83,7 +85,7 @@ class StepCalls:
         self._step: tf.types.experimental.PolymorphicFunction
         self._compile()
 
-    def __call__(self, iterator: tf.data.Iterator, limit: int) -> Taken:
+    def __call__(self, iterator: tf.data.Iterator, limit: int) -> CallResult:
         """Takes up to `limit` batches."""
         with self._fresh_after_failure():
             result = self._take(iterator, limit)
@@ -91,29 +93,29 @@ class StepCalls:
         return result
 
     def one(self, batch: Any) -> dict[str, np.ndarray]:
-        """Takes one batch that did not come from an iterator, and counts it: each output as a scalar."""
+        """Takes one step with a given batch, and counts it. Returns each output of the step as an array."""
         with self._fresh_after_failure():
             outputs = {name: value.numpy() for name, value in self._one(batch)[0].items()}
         self._worked = True
         return outputs
 
     def show_batches(self, to: Spectator | None) -> None:
-        """Shows each batch of the calls from now on to a function, in their graph and just before its step.
+        """Passes each batch of later calls to a function, in their graph and just before its step.
 
         Args:
-            to: The function, or None for nobody.
+            to: The function, or None to stop.
         """
         self._spectator = to
         made = (tf.function(self._of_batch), tf.function(self._of_iterator), tf.function(self._loop))
         self._one, self._next, self._many = self._functions.setdefault(to, made)
 
     def trace(self) -> tf.types.experimental.ConcreteFunction:
-        """The step's concrete function for the dataset's batches; tracing it makes the step's variables."""
+        """The step's concrete function for the dataset's batches; tracing it creates the step's variables."""
         with self._fresh_after_failure():
             return self._traced(self._spec)
 
     def _traced(self, batch: Any) -> tf.types.experimental.ConcreteFunction:
-        """The step's concrete function, without XLA where that was open and XLA cannot compile it."""
+        """The step's concrete function: without XLA if the choice was left open and XLA cannot compile the step."""
         if self._open and self.jit_compile and not can_be_compiled(self._step.get_concrete_function(batch)):
             self.jit_compile = False
             self._step = tf.function(self.train_step)
@@ -122,7 +124,7 @@ class StepCalls:
 
     @contextlib.contextmanager
     def _fresh_after_failure(self) -> Iterator[None]:
-        """Compiles anew what fails the first time: such a tf.function would refuse the variables of its next trace."""
+        """Compiles again if the first call fails: that tf.function would refuse the variables of its next trace."""
         try:
             yield
         except Exception:
@@ -136,7 +138,7 @@ class StepCalls:
         self.show_batches(self._spectator)
         self._worked = False
 
-    def _take(self, iterator: tf.data.Iterator, limit: int) -> Taken:
+    def _take(self, iterator: tf.data.Iterator, limit: int) -> CallResult:
         why_not = self._why_not_in_graph(iterator) if self._open_loop else None
         self._open_loop = False
         if why_not:
@@ -147,16 +149,16 @@ class StepCalls:
         if self.in_graph or (self._endless and self._shapes_known):
             data = self._many(iterator, tf.constant(int(limit))) if self.in_graph else self._next(iterator)
             layout = self._stacked.layout(limit if self.in_graph else 1)
-            count = count_of_numbers(self.scalers)
-            found, *arrays = unpacked(data.numpy(), [(tf.dtypes.float64, [count]), *layout])
-            return taken(found, self._stacked.split(arrays, int(found[0])), self._counters, self.scalers)
+            count = status_size(self.scalers)
+            found, *arrays = unpack(data.numpy(), [(tf.dtypes.float64, [count]), *layout])
+            return call_result(found, self._stacked.split(arrays, int(found[0])), self._counters, self.scalers)
         try:
             batch = next(iterator)
         except StopIteration:
-            return taken(numbers(0, self._counters, []).numpy(), {}, self._counters, [])
+            return call_result(status(0, self._counters, []).numpy(), {}, self._counters, [])
         outputs, found = self._one(batch)
         rows = {name: value.numpy()[np.newaxis] for name, value in outputs.items()}
-        return taken(found.numpy(), rows, self._counters, self.scalers)
+        return call_result(found.numpy(), rows, self._counters, self.scalers)
 
     def _why_not_in_graph(self, iterator: tf.data.Iterator) -> str | None:
         """Why the step cannot be taken in a loop inside the graph; None if it can."""
@@ -166,9 +168,9 @@ class StepCalls:
             return None  # A Python loop would trace the step for the same shapes.
         try:
             self._many.get_concrete_function(iterator, tf.TensorSpec([], tf.int32))
-        except Exception as error:  # Whatever it is: the Python loop, where the step sees each batch's shape, decides.
+        except Exception as error:  # Of any kind: if the step itself is wrong, the Python loop raises it again.
             self._compile()
-            return f"it cannot be traced for batches of an open shape ({one_line(error)})"
+            return f"it cannot be traced for batches of unknown shape ({one_line(error)})"
         return None
 
     @scaler.tracing.as_written
@@ -180,7 +182,7 @@ class StepCalls:
         )
         own = [self._own] if isinstance(self._own, scaler.LossScaler) else []
         self.scalers = list(dict.fromkeys([*self.scalers, *own, *found.scalers]))
-        found = Found() if self._believed else found
+        found = Found() if self._trusted else found
         before = found.read()
         shown = [] if self._spectator is None else [self._spectator(batch, self._counters.data + 1)]
         with tf.control_dependencies(shown):
@@ -193,26 +195,26 @@ class StepCalls:
     @scaler.tracing.as_written
     def _of_batch(self, batch: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         outputs = self._counted(batch)
-        return outputs, self._numbers(1)
+        return outputs, self._status(1)
 
     @scaler.tracing.as_written
     def _of_iterator(self, iterator: tf.data.Iterator) -> tf.Tensor:
         outputs = self._counted(iterator.get_next())
         self._stacked = Stacked(outputs)
-        return packed([self._numbers(1), *self._stacked.rows(outputs)])
+        return pack([self._status(1), *self._stacked.rows(outputs)])
 
-    def _numbers(self, steps: tf.Tensor | int) -> tf.Tensor:
-        return numbers(steps, self._counters, self.scalers)
+    def _status(self, steps: tf.Tensor | int) -> tf.Tensor:
+        return status(steps, self._counters, self.scalers)
 
     @scaler.tracing.as_written
     def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor) -> tf.Tensor:
-        # The step's outputs must be known before the loop is built: tracing it also creates its variables.
+        # The loop's arrays need the step's outputs; tracing the step also creates its variables.
         specs = self._traced(self._spec).structured_outputs
         check_outputs(specs)
         self._stacked = Stacked(specs)
         take = self._endlessly if self._endless else self._until_the_end
         steps, arrays = take(iterator, limit, self._stacked.arrays(limit))
-        return packed([self._numbers(steps), *self._stacked.stack(arrays)])
+        return pack([self._status(steps), *self._stacked.stack(arrays)])
 
     def _endlessly(self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: Arrays) -> tuple[tf.Tensor, Arrays]:
         def body(taken: tf.Tensor, arrays: Arrays) -> tuple:
@@ -243,6 +245,6 @@ class StepCalls:
 
 
 _ONE_BY_ONE = (
-    "Loop: this step cannot run in a loop inside the graph, since {why}. It takes one step a call. steps_per_call=1 "
-    "says that this is meant."
+    "Loop: this step cannot run in a loop inside the graph, since {why}. Each call takes one step. Pass "
+    "steps_per_call=1 if this is intended."
 )

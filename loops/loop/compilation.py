@@ -1,4 +1,4 @@
-"""Whether XLA compiles the step of a loop that leaves it open, by Keras's rule for `fit`."""
+"""Whether XLA compiles a loop's step with `jit_compile="auto"`, by Keras's rule for `fit`."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ def check_jit_compile(jit_compile: object) -> None:
 
 
 def may_compile(strategy: tf.distribute.Strategy | None, models: Iterable[Any]) -> bool:
-    """Whether XLA is to compile the step, as far as it is known before the step is traced.
+    """Whether XLA should compile the step, as far as is known before the step is traced.
 
-    It is as for Keras's `fit`: on a GPU alone, not under a `tf.distribute` strategy, not where operations have to be
-    deterministic, and not with a layer that says that it does not work.
+    The rule is that of Keras's `fit`: only on a GPU, not under a `tf.distribute` strategy, not with deterministic
+    operations, and not with a layer whose `supports_jit` is False.
     """
     if not has_gpu() or strategy is not None or is_deterministic():
         return False
     layers = [layer for model in models for layer in scaler.observe.layers_of(model)]
     without = next((layer for layer in layers if not getattr(layer, "supports_jit", True)), None)
     if without is not None:
-        _say(f"its layer {without.name!r} says so (supports_jit=False)")
+        _warn(f"its layer {without.name!r} says so (supports_jit=False)")
     return without is None
 
 
 def can_be_compiled(concrete: tf.types.experimental.ConcreteFunction) -> bool:
-    """Whether XLA has a kernel for all operations of a step. Says once for which it has none."""
+    """Whether XLA has a kernel for all operations of a step. Warns about those without one."""
     without = not_for_xla(concrete)
     if without is None:
-        _say("this release of TensorFlow does not list the kernels of an operation")
+        _warn("this release of TensorFlow does not list the kernels of an operation")
     elif without:
-        _say(f"it has no kernel for {', '.join(without)}")
+        _warn(f"it has no kernel for {', '.join(without)}")
     return without is not None and not without
 
 
-def _say(why: str) -> None:
+def _warn(why: str) -> None:
     warnings.warn(
-        f"Loop: XLA cannot compile this step, since {why}. It runs without XLA. jit_compile=False says that this is "
-        "meant.",
+        f"Loop: XLA cannot compile this step, since {why}. It runs without XLA. Pass jit_compile=False if this is "
+        "intended.",
         UserWarning,
         stacklevel=4,
     )

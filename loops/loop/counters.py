@@ -14,16 +14,16 @@ from loops.step.scalers_in_graph import Found
 class Counters:
     """Counts since the loop was made, as Python integers. `scaler.Counters` are those of one loss scaler, as tensors.
 
-    What a train step returns as `attempted` and `applied` is believed. Of one that returns neither, the loop looks at
-    the loss scalers in its graph: a step in which one of them decided was attempted, and applied if none of them
-    skipped. One without a loss scaler is attempted and applied every time.
+    If a train step returns `attempted` and `applied`, the loop counts them. If it returns neither, the loop reads the
+    loss scalers in its graph: a step in which one of them decided was attempted, and it was applied if none of them
+    skipped. A step without a loss scaler is attempted and applied every time.
 
     Attributes:
         data: Batches taken from the dataset: calls of the train step. `Loop.run` counts in these.
-        attempted: Steps on which a decision was taken: fewer than `data` where gradients are accumulated.
+        attempted: Steps on which a decision was taken: fewer than `data` if gradients are accumulated.
         applied: Attempted steps that moved the weights.
-        known: False where nobody can tell what was attempted and applied, which are not counted then: the step returns
-            neither, and multiplies by the loss scale of a scaler that it never updates.
+        known: False if `attempted` and `applied` cannot be determined and are not counted: the step returns neither,
+            and multiplies by the loss scale of a scaler that it never updates.
     """
 
     data: int = 0
@@ -38,11 +38,11 @@ class Counters:
 
 
 class CounterVariables(tf.Module):
-    """The counts on the device, where a call of many steps that breaks off has still counted those it finished.
+    """The counts on the device: if a call of many steps fails, the steps that it finished are counted.
 
     Attributes:
-        known: Whether the step traced last can be counted.
-        compared: Whether what it returns is compared with what its loss scalers did.
+        known: Whether the most recently traced step can be counted.
+        compared: Whether its output `applied` is compared with what its loss scalers did.
     """
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class CounterVariables(tf.Module):
         self.compared = False
 
     def add(self, outputs: dict[str, tf.Tensor], found: Found, before: list) -> None:
-        """Counts one call of a train step, when its outputs are there.
+        """Counts one call of a train step, once its outputs are computed.
 
         Args:
-            outputs: What it returned.
+            outputs: What the step returned.
             found: The loss scalers in its graph.
-            before: What `found` read before it.
+            before: What `found.read()` returned before the step.
         """
         with tf.control_dependencies(list(outputs.values())):
             self.data.assign_add(1)
@@ -70,10 +70,13 @@ class CounterVariables(tf.Module):
                 return
             decided, moved = found.decided(before)
             here = decided > 0 if found.any else tf.constant(True)
-            said = {name: _said(outputs, name) for name in ("attempted", "applied") if name in outputs}
-            attempted = tf.cast(said.get("attempted", tf.logical_or(here, said.get("applied", False))), tf.int64)
+            names = (name for name in ("attempted", "applied") if name in outputs)
+            returned = {name: tf.cast(outputs[name], tf.bool) for name in names}
+            attempted = tf.cast(
+                returned.get("attempted", tf.logical_or(here, returned.get("applied", False))), tf.int64
+            )
             whole = tf.cast(tf.equal(decided, moved), tf.int64)
-            applied = tf.cast(said.get("applied", attempted * whole), tf.int64)
+            applied = tf.cast(returned.get("applied", attempted * whole), tf.int64)
             self.attempted.assign_add(attempted)
             self.applied.assign_add(applied)
             self.compared = "applied" in outputs and found.any
@@ -87,14 +90,14 @@ class CounterVariables(tf.Module):
         return Counters(int(self.data), int(self.attempted), int(self.applied), self.known)
 
     def numbers(self) -> tf.Tensor:
-        """All of them as one tensor, int64 [5], for `read_from`."""
+        """All counts as one tensor, int64 [5], for `read_from`."""
         return tf.stack([self.data, self.attempted, self.applied, self.claimed, self.denied])
 
     def read_from(self, numbers: Sequence[int]) -> tuple[Counters, str | None]:
-        """What the host makes of `numbers`.
+        """Reads the value of `numbers` on the host.
 
         Returns:
-            The counts; and what a step that returns `applied` said, and its loss scalers did not do, or None.
+            The counts; and a sentence if what the step returned as `applied` contradicts its loss scalers, else None.
         """
         data, attempted, applied, claimed, denied = (int(number) for number in numbers)
         says = None
@@ -106,14 +109,10 @@ class CounterVariables(tf.Module):
 
 
 _CONTRADICTS = (
-    "a train step returned an 'applied' that says that it {says}, and the loss scaler in it {did}: the loop counts "
+    "a train step returned an 'applied' that says that it {says}, but the loss scaler in it {did}: the loop counts "
     "what the step returns. Return outcome.finite of the step's own apply as 'applied', or leave it out, and the loop "
     "counts what the loss scalers do."
 )
-
-
-def _said(outputs: dict[str, tf.Tensor], name: str) -> tf.Tensor:
-    return tf.cast(outputs[name], tf.bool)
 
 
 def _count(name: str) -> tf.Variable:

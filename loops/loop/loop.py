@@ -13,8 +13,9 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.generators import caveats as hidden_generators
-from loops.loop import batch_files as kept
+from loops.loop import batch_files
 from loops.loop.arguments import check_parts, check_strategy
+from loops.loop.call_result import CallResult
 from loops.loop.calls import StepCalls, TrainStepFunction
 from loops.loop.compilation import check_jit_compile
 from loops.loop.counters import Counters, CounterVariables
@@ -31,12 +32,11 @@ from loops.loop.state.settings import settings
 from loops.loop.state.state import RunState
 from loops.loop.state.trainable import trainable_flags
 from loops.loop.state.variables import variable_groups
-from loops.loop.taken import Taken
 from loops.loop.unseen import UnseenLosses
 from loops.loop.visit import Action, Visit
 from loops.loop.workers.meeting import meet
 from loops.loop.workers.workers import Workers
-from loops.support.batches import explained
+from loops.support.batches import bad_batch
 from loops.support.checks import check_count
 from loops.support.errors import OutOfData
 from loops.support.signals import Deferred, deferred_signals
@@ -50,52 +50,52 @@ class Loop:
         loop = loops.Loop(train_step, dataset, steps_per_call=100, actions=[loops.Progress()])
         loop.run(10_000)
 
-    Each call of the inner loop takes `steps_per_call` steps without talking to the host; then the host reads what
-    they returned, once, and every action is called with it. An action is any callable that takes a `Visit`. One that
-    is also a context manager is entered when `run` begins and left when it ends, however it ends. If one raises, the
-    others still act, then `run` raises its error. Methods that an action may have: `begin(loop)`, before the first step
-    and before any action is entered; `end()`, after the last step, unless a step broke off; `save_state()` and
-    `load_state(value)`, see `Checkpoint`. An action whose attribute `stopped` is a sentence ends the run, as if its
-    goal were reached.
+    Each call of the inner loop takes `steps_per_call` steps without talking to the host. Then the host reads their
+    outputs, once, and calls every action with them. An action is any callable that takes a `Visit`. If it is also a
+    context manager, it is entered when `run` begins and left when it ends, however it ends. If one action raises, the
+    others still act, then `run` raises its error. An action may have these methods: `begin(loop)`, called before the
+    first step and before any action is entered; `end()`, called after the last step, unless a step raised;
+    `save_state()` and `load_state(value)`, see `Checkpoint`. An action that sets its attribute `stopped` to a sentence
+    ends the run, as if its goal were reached.
 
-    What the writers among the actions write belongs to one run at a time. Each file and folder is locked while `run`
-    is under way, and a second run that is to write it is refused, with the process that has it. The lock ends with that
-    process. Readers need none.
+    Only one run at a time may write a file or folder. Writers lock theirs while `run` is running. A second run that
+    would write the same is refused, with the process that holds the lock. The lock ends with that process. Readers need
+    none.
 
-    Loss scalers are watched, those in the graph of the train step and its attribute `loss_scaler`: after the actions of
-    each visit the loop calls their `check()`, which raises `scaler.StuckError` after too many skips. A step that was
-    applied though its loss is not finite is named once, in a `scaler.ScaleWarning`.
+    The loop watches the loss scalers in the graph of the train step and its attribute `loss_scaler`: after the actions
+    of each visit it calls their `check()`, which raises `scaler.StuckError` after too many skips. The first step that
+    was applied although its loss is not finite is named in a `scaler.ScaleWarning`.
 
     SIGINT (Ctrl-C) and SIGTERM wait for the end of the call, also while the step is traced, an action acts or a
     checkpoint is written: the actions see its steps, a `Checkpoint` saves, then `run` raises KeyboardInterrupt for
     SIGINT, and SystemExit with status 143 for SIGTERM. After that, or after an error in the middle of a call,
     everything is as after the last finished step, and `run` can go on; only BatchNorm's statistics and seed generators
-    may have seen the batch whose forward pass raised. The finished steps of a call that broke off are counted, but not
+    may have seen the batch whose forward pass raised. The finished steps of a call that failed are counted, but not
     reported.
 
     On several workers, processes that each run the same program with a strategy from `join_workers`, all read the same
-    batches and are at the same step at each visit. A signal to one of them, an action of one that stops the run and an
-    error on one end all of them at the same visit, saved. Actions whose attribute `chief_only` is true, as writers of
-    files and `Progress` have it, act on worker 0 alone.
+    batches and are at the same step at each visit. A signal to one worker, an action that stops the run or an error
+    ends all workers at the same visit, after a save. Actions whose attribute `chief_only` is true, such as writers of
+    files and `Progress`, act only on worker 0.
 
     Args:
-        train_step: Any callable from a batch to a dict of tensors, such as a `TrainStep`. One of several
-            arguments, such as `step(x, y)`, is given the parts of a batch that is a tuple. `attempted` and
-            `applied` in the dict are counted; without them what the loss scalers in its graph did, see `Counters`.
-            Scalars become `visit.outputs`. Tensors of a known shape beside at least one scalar become `visit.vectors`;
-            on several replicas integers are summed, floats averaged, and those named "amax" joined by the maximum.
+        train_step: Any callable from a batch to a dict of tensors, such as a `TrainStep`. One with several arguments,
+            such as `step(x, y)`, gets the parts of a batch that is a tuple. The loop counts `attempted` and `applied`
+            in the dict, or else what the loss scalers in its graph did, see `Counters`. Scalars become `visit.outputs`.
+            Tensors of a known shape become `visit.vectors`; at least one output must be a scalar. On several replicas
+            vectors of integers are summed, those of floats averaged, and those named "amax" reduced by the maximum.
         dataset: A `tf.data.Dataset`. Make it repeat to run for more than an epoch.
         steps_per_call: Steps between visits of the host. 1 runs a Python loop, more a loop inside the graph. None
             chooses: the first call takes one step, and calls grow until the host visits about four times a second. No
             call passes a step at which an action with `every=` in steps acts, so that saves and evaluations happen at
             the same steps on every machine. An action with a method `next_visit(done) -> int | None` names the next
-            step at which it has to be called; others are called at each visit.
+            step at which it must be called; others are called at each visit.
         strategy: A `tf.distribute` strategy, in whose scope model, optimizer and loss scaler were made. Each replica
             runs the step on an equal share of each batch.
         actions: What to do at each visit.
-        jit_compile: Whether XLA compiles the train step; on a single replica only. "auto" does on a GPU, as Keras's
-            `fit` does: not with a strategy, not under op determinism, and not a step that XLA has no kernels for, of
-            which a warning says why. Nor one whose `TrainStep` has XLA compile its passes.
+        jit_compile: Whether XLA compiles the train step; on a single replica only. "auto" compiles on a GPU, as Keras's
+            `fit` does, except with a strategy, under op determinism, for a step that XLA has no kernels for, with a
+            warning that says why, and for a `TrainStep` whose passes XLA already compiles.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -149,12 +149,12 @@ class Loop:
 
     @property
     def counters(self) -> Counters:
-        """What was done since the loop was made."""
+        """The counts since the loop was made."""
         return self._counters.read()
 
     @property
     def steps_per_call(self) -> int | None:
-        """Steps between visits of the host, or None where the loop chooses them."""
+        """Steps between visits of the host, or None if the loop chooses them."""
         return None if self._pace.chooses else self._pace.steps
 
     @property
@@ -164,7 +164,7 @@ class Loop:
 
     @property
     def replicas(self) -> int:
-        """How many run each step."""
+        """The number of replicas."""
         return self._strategy.num_replicas_in_sync if self._strategy else 1
 
     @property
@@ -179,7 +179,7 @@ class Loop:
         return next(reasons, self._stopped_elsewhere)
 
     def identity(self, run: Mapping[str, object]) -> dict:
-        """What tells this run from others: its parts, and what the user says in `run`."""
+        """What distinguishes this run from others: its parts, and the user's `run`."""
         return identity(
             self.train_step,
             strategy=self._strategy,
@@ -195,12 +195,12 @@ class Loop:
         actions: Iterable[Action] | None = None,
         folder: pathlib.Path = pathlib.Path(),
     ) -> RunState:
-        """Everything a resumed run needs; the train step is traced for it, which makes all of its variables.
+        """Everything a resumed run needs. Traces the train step, which creates all of its variables.
 
         Args:
-            identity: To be saved with it.
-            actions: Those whose state is part of it; if not given, the loop's.
-            folder: Of the checkpoints.
+            identity: From `identity`; saved with the state.
+            actions: Those whose state is saved; by default the loop's.
+            folder: Of the checkpoints; the paths of actions are also saved relative to it.
         """
         step = self._call.trace()
         groups = variable_groups(self.train_step, step)
@@ -217,19 +217,19 @@ class Loop:
         )
 
     def caveats(self) -> list[str]:
-        """What a resumed run of this loop loses, a sentence for each."""
+        """What a resumed run of this loop loses, one sentence per loss."""
         step = self._call.trace()
         held = self._held(step)
         return [*self.position.caveats, *hidden_generators(), *kernels_of(step, held.called), *held.caveats]
 
     def _held(self, step: tf.types.experimental.ConcreteFunction) -> Held:
-        """What a trace of the step holds in tables and iterators; asked once, since a buffer may be large."""
+        """What a trace of the step holds in tables and iterators; cached, since their buffers may be large."""
         if self._looked_at is None or self._looked_at[0] is not step:
             self._looked_at = step, held_by(step)
         return self._looked_at[1]
 
     def _hold(self, stack: contextlib.ExitStack) -> HeldPlaces:
-        """Holds what this run writes until the stack ends. Of several workers the first holds it for all of them."""
+        """Locks what this run writes until the stack ends. Worker 0 holds the locks for all workers."""
         writers = [(type(action).__name__, place) for action in self.actions if (place := place_of(action))]
         with self.workers.all_or_none("write what it is to write"):
             return stack.enter_context(HeldPlaces(writers if self.workers.index == 0 else []))
@@ -244,7 +244,7 @@ class Loop:
 
         Raises:
             OutOfData: If the dataset ends before. The counters and what the actions wrote stay.
-            scaler.InvalidArgument: If `steps` is no integer, or lies behind.
+            scaler.InvalidArgument: If `steps` is not an integer, or is below the steps already taken.
             NotWritable: If an action cannot write, or if another run writes the same file or folder.
             WorkerLost: If another worker is gone, or stopped with an error.
             KeyboardInterrupt: After SIGINT.
@@ -253,7 +253,7 @@ class Loop:
         try:
             return self._run(steps)
         except scaler.ScalerError as error:
-            # Its sentence is all that a user needs to see; how it came about is its context.
+            # The message is all that a user needs: the frames of the loop would bury it.
             raise _alone(error) from None
 
     def _run(self, steps: int) -> Counters:
@@ -306,48 +306,48 @@ class Loop:
         return min(row[0] for row in self.workers.gather([limit])) if self._pace.chooses else limit
 
     def take(self, limit: int) -> tuple[int, Outputs]:
-        """Takes steps without a visit: they are counted, and no action hears of them.
+        """Takes steps without a visit: they are counted, but no action is called.
 
         Args:
-            limit: The most to take.
+            limit: The most steps to take.
 
         Returns:
-            How many there were, fewer at the end of the data, and one at most where the step runs in a Python loop;
-            and for each output an array [taken].
+            The number of steps taken, fewer at the end of the data, and one at most if the step runs in a Python loop;
+            and for each output an array [steps, ...].
 
         Raises:
-            BadBatch: If the data holds what the model or the loss cannot take.
+            BadBatch: If the model or the loss cannot take a batch.
             NotWritable: If a `KeepBatches` cannot write a batch.
-            OutOfData: If data ends whose cardinality is infinite.
+            OutOfData: If a dataset of infinite cardinality ends.
         """
         call = self._take(limit)
         return call.steps, call.outputs
 
-    def _take(self, limit: int) -> Taken:
+    def _take(self, limit: int) -> CallResult:
         start = time.perf_counter()
         try:
             call = self._call(self.position.iterator, limit)
         except tf.errors.OpError as error:
             if isinstance(error, tf.errors.OutOfRangeError) and _END in error.message:
                 raise OutOfData(_why_endless_data_ended(self.counters.data)) from error
-            known = explained(error, self.element_spec) or kept.explained(error)
+            known = bad_batch(error, self.element_spec) or batch_files.write_error(error)
             if known is None:
                 raise
             raise known from error
 
-        self._pace.took(call.steps, time.perf_counter() - start)
+        self._pace.record(call.steps, time.perf_counter() - start)
         if self._pace.chooses and not self._call.in_graph:
-            self._pace.hold()
+            self._pace.fix_at_one()
         return call
 
-    def _check_scalers(self, visit: Visit, call: Taken) -> None:
-        """Has the loss scalers say that they are stuck, and the user hear of a step that says what they did not do."""
+    def _check_scalers(self, visit: Visit, call: CallResult) -> None:
+        """Raises if a loss scaler is stuck; warns of a non-finite loss, and of outputs that contradict the scalers."""
         if call.contradiction and not self._contradicted:
             self._contradicted = True
             warnings.warn(call.contradiction, UserWarning, stacklevel=3)
         scalers = [one for one, _ in call.readings]
         unseen = self._unseen.first(visit)
-        # Of several scalers nobody knows whose loss it is, and a step that was wrong once is not believed.
+        # With several scalers it is unknown whose loss it is. A step that contradicted its scaler may be wrong again.
         if unseen is not None and len(scalers) == 1 and not self._contradicted:
             scalers[0].warn_of_unseen_loss(f"Step {unseen:,}")
         for loss_scaler, reading in call.readings:
@@ -356,13 +356,13 @@ class Loop:
             self._loss_scaler.check()
 
     def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
-        """Raises the error, if there is one; else learns what happened to other workers, as if it had happened here."""
+        """Raises the error, if there is one; else does what signals, stops and errors of other workers demand here."""
         stopped_by = meet(self.workers, signals, error, stopped=bool(self.stopped), step=lambda: self.counters.data)
         if stopped_by is not None and not self.stopped:
             self._stopped_elsewhere = f"an action on worker {stopped_by} ended the run"
 
     def _act(self, visit: Visit, held: HeldPlaces) -> Exception | None:
-        """Lets every action act, those that are `last` after the others, and returns the first error."""
+        """Calls every action, those with `last` after the others, and returns the first error."""
         first = None
         for action in sorted(self.actions, key=lambda action: bool(getattr(action, "last", False))):
             try:
@@ -370,12 +370,12 @@ class Loop:
                     if place := place_of(action):
                         held.keep(type(action).__name__, place)
                     action(visit)
-            except Exception as error:  # Whatever it is: the others are to write what this visit has, and save it.
+            except Exception as error:  # Of any kind: the other actions must still write this visit, and save it.
                 first = first or error
         return first
 
     def _end(self, failed: Exception | None) -> None:
-        """Lets every action end, whatever happens to one, and tells of the first error, and of the run's before it."""
+        """Ends every action, even after errors, and raises the first error, joined with the run's own."""
         first: Exception | None = None
         for action in self.actions:
             if hasattr(action, "end"):
@@ -395,18 +395,18 @@ class Loop:
         done = self.counters.data
         if steps < done:
             raise scaler.InvalidArgument(
-                f"run({steps}): this loop has taken {done} steps already, and counts all of them. Ask for more than "
-                f"{done}, or begin anew: with a new loop, and a new folder for its checkpoints."
+                f"run({steps}): this loop has already taken {done} steps, which count. Ask for more than {done}, or "
+                "start over with a new loop and a new folder for its checkpoints."
             )
 
 
 _EMPTY = "the dataset is empty: it gave no batch. Is the batch larger than the data, with drop_remainder?"
 _END = "End of sequence"
-"""What TensorFlow says at the end of a dataset."""
+"""Part of TensorFlow's message at the end of a dataset."""
 
 
 def _lacks(visit: Visit) -> str:
-    """What to know where an action could not write a visit."""
+    """Advice for an action that could not write a visit."""
     last = visit.counters.data
     steps = f"Step {last} is" if visit.first == last else f"Steps {visit.first} to {last} are"
     return (
@@ -426,9 +426,9 @@ def _why_endless_data_ended(done: int) -> str:
     if not done:
         return _EMPTY
     return (
-        f"the dataset ended after {done} steps, and its cardinality says that it never ends: a generator that gives "
-        "its examples once cannot be repeated. The counters and the weights are kept, and what was written; the "
-        "outputs of the steps since the last visit are lost."
+        f"the dataset ended after {done} steps, although its cardinality is infinite: a generator that gives its "
+        "examples once cannot be repeated. The counters, the weights and what was written are kept; the outputs of the "
+        "steps since the last visit are lost."
     )
 
 
@@ -436,6 +436,6 @@ def _why_out_of_data(done: int, steps: int) -> str:
     if not done:
         return _EMPTY
     return (
-        f"the dataset ended after {done} of {steps} steps. Let it .repeat(), or run fewer steps; what was done and "
-        "written until here is kept."
+        f"the dataset ended after {done} of {steps} steps. Let it .repeat(), or run fewer steps. The steps taken and "
+        "what was written are kept."
     )

@@ -10,20 +10,20 @@ import tensorflow as tf
 from loops.support.errors import BadOutputs
 
 Outputs = dict[str, np.ndarray]
-"""For each output of a step its values over the steps of a call, an array [steps, ...]."""
+"""The values of each output over the steps of a call: arrays [steps, ...]."""
 
 
 def scalars_and_vectors(outputs: Outputs) -> tuple[Outputs, Outputs]:
-    """The outputs [taken], and those of more dimensions."""
+    """The outputs of shape [steps], and those of more dimensions."""
     scalars = {name: value for name, value in outputs.items() if value.ndim == 1}
     return scalars, {name: value for name, value in outputs.items() if name not in scalars}
 
 
 def check_outputs(outputs: Any) -> None:
-    """Refuses what is no dict of numbers and bools, or has no scalar among them.
+    """Refuses anything but a dict of numbers and bools with at least one scalar.
 
     Raises:
-        BadOutputs: That says which output, and what is expected.
+        BadOutputs: Names the output, and says what is expected.
     """
     if not isinstance(outputs, dict) or not outputs:
         raise BadOutputs(f"the train step returned {outputs!r}: expected a dict of scalar tensors, such as its loss.")

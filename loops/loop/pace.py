@@ -1,4 +1,4 @@
-"""How many steps the next call takes, where the user leaves it open."""
+"""How many steps the next call takes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterable
 from loops.loop.visit import Action
 
 SECONDS = 0.25
-"""The time between two visits: a bar moves, and Ctrl-C is answered, several times a second."""
+"""The time between two visits, so that a bar moves, and Ctrl-C is answered, several times a second."""
 MOST = 1_000
-"""Steps of one call. Its outputs stay in memory until the visit, and a step may return histograms of many tensors."""
+"""The most steps of one call: their outputs stay in memory until the visit, and may include histograms."""
 _GROWTH = 4
 
 
 class Pace:
-    """Steps of a call: as many as the user says, or as many as take a quarter of a second.
+    """Steps per call: the user's number, or as many as take a quarter of a second.
 
-    The first call takes one step, so that its output, or its error, comes at once. What it takes is mostly tracing and
-    says nothing, so the second call takes one step, too. Then calls grow until they last long enough.
+    The first call takes one step, so that its output or its error comes at once. Its time is mostly that of tracing, so
+    the second call takes one step, too. From then on calls grow, at most fourfold each, until they last long enough.
 
     Args:
-        steps_per_call: The user's number, or None to choose.
+        steps_per_call: The user's number, or None to choose it by time.
 
     Attributes:
-        chooses: Whether the number is chosen.
+        chooses: Whether the number is chosen by time.
         steps: The most steps that the next call takes.
     """
 
@@ -32,12 +32,17 @@ class Pace:
         self.steps = steps_per_call or 1
         self._traced = False
 
-    def hold(self) -> None:
-        """Takes one step a call from now on."""
+    def fix_at_one(self) -> None:
+        """Each call takes one step from now on."""
         self.chooses, self.steps = False, 1
 
-    def took(self, steps: int, seconds: float) -> None:
-        """Learns how long a call of so many steps took, without the time of its visit."""
+    def record(self, steps: int, seconds: float) -> None:
+        """Adjusts the next call to the time of the last one.
+
+        Args:
+            steps: Steps of the last call.
+            seconds: Their time, without that of the visit.
+        """
         if not self.chooses or not steps:
             return
         if self._traced:
@@ -48,13 +53,13 @@ class Pace:
     def limit(self, done: int, goal: int, actions: Iterable[Action]) -> int:
         """How many steps the next call may take.
 
-        A call whose length is chosen passes no step at which an action wants to see the host, so that checkpoints and
+        A call whose length is chosen by time ends at the next step at which an action is due, so that checkpoints and
         evaluations happen at the same steps on every machine.
 
         Args:
             done: Batches taken so far.
-            goal: Where the run ends.
-            actions: The loop's; those that act at certain steps have a method `next_visit`.
+            goal: The number of batches at which the run ends.
+            actions: The loop's. Those that act at certain steps have a method `next_visit`.
         """
         last = min(goal, done + self.steps)
         if self.chooses:

@@ -1,4 +1,4 @@
-"""A train step on every replica of a `tf.distribute` strategy, each with its share of a batch."""
+"""A train step on every replica of a `tf.distribute` strategy, each with a share of the batch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from loops.loop.calls import TrainStepFunction
 from loops.support.batches import UNEVEN
 
 LARGEST = "amax"
-"""The name of an output of which replicas keep the maximum."""
+"""The name of an output that is reduced over replicas by the maximum."""
 
 
 def replicate(train_step: TrainStepFunction, strategy: tf.distribute.Strategy) -> TrainStepFunction:
-    """The step that takes a global batch, splits it evenly, runs on every replica and joins what they return.
+    """A step that takes a global batch, splits it evenly, runs on every replica and reduces their outputs.
 
     On several workers each reads the same global batches and takes its own shares, so that the position in the data is
-    one number. Of the outputs, floating-point ones are averaged over the replicas; other scalars, such as the decision
-    that all replicas share, are the first replica's, and so are arrays of bools. Arrays of integers are counts, and
-    summed; those of floats with the name "amax" are joined by the maximum, which is NaN where one replica's is.
+    one number. Floating-point outputs are averaged over the replicas, except that arrays named "amax" are reduced by
+    the maximum, which is NaN if one replica's value is. Arrays of integers are counts, and summed. Other scalars, such
+    as the decision that all replicas share, and arrays of bools are taken from the first replica.
 
     Args:
-        train_step: Runs in replica context.
+        train_step: A step to run in replica context.
         strategy: Any strategy for synchronous training.
     """
     if strategy.num_replicas_in_sync == 1:
@@ -37,10 +37,10 @@ def replicate(train_step: TrainStepFunction, strategy: tf.distribute.Strategy) -
 
 
 def check_batches(element_spec: Any, strategy: tf.distribute.Strategy) -> None:
-    """Refuses batches that cannot be split evenly, where their size is known.
+    """Refuses batches of a known size that cannot be split evenly.
 
     Raises:
-        scaler.InvalidArgument: If the size is no multiple of the number of replicas.
+        scaler.InvalidArgument: If the size is not a multiple of the number of replicas.
     """
     replicas = strategy.num_replicas_in_sync
     for spec in tf.nest.flatten(element_spec):
@@ -59,7 +59,7 @@ def _shares(strategy: tf.distribute.Strategy, batch: Any) -> Any:
         def part(tensor: tf.Tensor) -> tf.Tensor:
             size = tf.shape(tensor)[0]
             even = tf.debugging.assert_equal(size % replicas, 0, message=UNEVEN.format(replicas=replicas))
-            # An error while replicas meet for the first time would keep them from meeting in this process ever after.
+            # An error during the replicas' first collective operation would break all later ones in this process.
             with tf.control_dependencies([] if even is None else [even]):
                 own = size // replicas
             start = context.replica_id_in_sync_group * own
@@ -82,7 +82,7 @@ def _join(strategy: tf.distribute.Strategy, name: str, value: Any) -> tf.Tensor:
 
 
 def _largest(strategy: tf.distribute.Strategy, value: Any, shape: tf.TensorShape) -> tf.Tensor:
-    """The maximum over all replicas, those of other workers as well; a maximum of floats may lose a NaN."""
+    """The maximum over the replicas of all workers; NaN if one of them is, which `tf.reduce_max` may lose."""
     rows = tf.reshape(strategy.gather(value, axis=0), [strategy.num_replicas_in_sync, *shape])
     nan = tf.reduce_any(tf.math.is_nan(rows), axis=0)
     return tf.where(nan, tf.constant(float("nan"), rows.dtype), tf.reduce_max(rows, axis=0))

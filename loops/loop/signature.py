@@ -12,15 +12,15 @@ from loops.loop.calls import TrainStepFunction
 def taking_batches(train_step: TrainStepFunction, element_spec: Any) -> TrainStepFunction:
     """The step as a function of one batch.
 
-    A step that needs one argument is given the batch. One that needs several, such as `step(x, y)`, is given the parts
-    of a batch that is a tuple.
+    A step that needs one argument gets the batch. One that needs several, such as `step(x, y)`, gets the parts of a
+    batch that is a tuple.
 
     Args:
         train_step: Any callable.
         element_spec: The dataset's.
 
     Raises:
-        scaler.InvalidArgument: If it needs another number of arguments than there are.
+        scaler.InvalidArgument: If it needs more arguments than a batch has parts, or fewer.
     """
     try:
         parameters = list(inspect.signature(train_step).parameters.values())
@@ -40,7 +40,7 @@ def taking_batches(train_step: TrainStepFunction, element_spec: Any) -> TrainSte
 
         return step
     raise scaler.InvalidArgument(
-        f"Loop(train_step): it needs the arguments ({', '.join([*needed, *by_name])}), and a batch of the dataset has "
+        f"Loop(train_step): it needs the arguments ({', '.join([*needed, *by_name])}), but a batch of the dataset has "
         f"{parts} part{'s' * (parts != 1)}: expected a function of the batch, or one of as many arguments as a batch "
         "has parts, such as step(x, y) for pairs."
     )

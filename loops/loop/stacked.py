@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from loops.loop.packed import Layout
+from loops.loop.packing import Layout
 
 Arrays = dict[str, tf.TensorArray]
 
 
 class Stacked:
-    """Where each output of a step is kept.
+    """Which array holds each output of a step.
 
     Args:
         specs: The outputs of one step, by name: scalars and arrays of a known shape.
@@ -26,12 +26,16 @@ class Stacked:
         self._specs = dict(specs)
         self._columns: dict[str, list[str]] = {}
         for name, spec in specs.items():
-            # No output of a step is called so: their names are what a user may call one.
+            # Both keys have a prefix, so that no name of an output can equal another output's key.
             key = f"scalars of {spec.dtype.name}" if spec.shape.rank == 0 else f"array {name}"
             self._columns.setdefault(key, []).append(name)
 
     def arrays(self, size: tf.Tensor) -> Arrays:
-        """Empty arrays for up to `size` steps, a scalar int32."""
+        """Empty arrays.
+
+        Args:
+            size: The most steps that they hold, a scalar int32.
+        """
         made = {}
         for key, names in self._columns.items():
             first = self._specs[names[0]]
@@ -40,19 +44,25 @@ class Stacked:
         return made
 
     def write(self, arrays: Arrays, step: tf.Tensor, outputs: Mapping[str, tf.Tensor]) -> Arrays:
-        """The arrays with the outputs of one step, whose number among them is a scalar int32."""
+        """The arrays with the outputs of one step added.
+
+        Args:
+            arrays: From `arrays`.
+            step: The index of the step within the call, a scalar int32.
+            outputs: What the step returned.
+        """
         return {key: array.write(step, self._row(key, outputs)) for key, array in arrays.items()}
 
     def rows(self, outputs: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
-        """The outputs of a single step, as the arrays of one step would hold them, in their order."""
+        """The outputs of a single step as one row of each array, in the order of the arrays."""
         return [self._row(key, outputs) for key in self._columns]
 
     def stack(self, arrays: Arrays) -> list[tf.Tensor]:
-        """The arrays as tensors [steps, ...], in their order."""
+        """The arrays as tensors [size, ...], in their order."""
         return [arrays[key].stack() for key in self._columns]
 
     def layout(self, size: int) -> Layout:
-        """The dtype and the shape of each of the arrays of `size` steps, in their order."""
+        """The dtype and the shape of each array for `size` steps, in their order."""
         shapes = []
         for names in self._columns.values():
             first = self._specs[names[0]]
@@ -60,7 +70,7 @@ class Stacked:
         return shapes
 
     def split(self, arrays: Sequence[np.ndarray], taken: int) -> dict[str, np.ndarray]:
-        """Each output as an array [taken, ...], from the stacked arrays on the host."""
+        """Splits the stacked arrays on the host into one array [taken, ...] for each output."""
         found = {}
         for array, names in zip(arrays, self._columns.values(), strict=True):
             whole = array[:taken]

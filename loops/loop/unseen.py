@@ -1,4 +1,4 @@
-"""Steps that were applied though their loss is not finite: the run trains, and nobody can see its loss."""
+"""Steps that were applied although their loss is not finite: the run trains, but its loss curve shows nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from loops.loop.visit import Visit
 
 
 def of_applied(attempted: np.ndarray, applied: np.ndarray) -> np.ndarray:
-    """Which batches moved the weights: those of applied steps, for a window each of its micro-batches.
+    """Which batches moved the weights: those of applied steps, including every micro-batch of an applied window.
 
     Args:
         attempted: Bool [steps], whether a decision was taken.
         applied: Bool [steps].
 
     Returns:
-        Bool [steps]. Batches of a window that the steps do not finish count as no part of an applied step.
+        Bool [steps], False for batches of a window that these steps do not finish.
     """
     (decided,) = np.nonzero(attempted)
     following = np.searchsorted(decided, np.arange(len(attempted)))
@@ -27,15 +27,15 @@ def of_applied(attempted: np.ndarray, applied: np.ndarray) -> np.ndarray:
 
 
 class UnseenLosses:
-    """Finds the first step of a run that was applied though the loss that it returned is not finite."""
+    """Finds the first step of a run that was applied although the loss that it returned is not finite."""
 
     def __init__(self) -> None:
         self._before = Counters()
-        # Of the window that no visit has ended yet: the first step whose loss is not finite.
+        # The first step with a non-finite loss in the window that is still open after the last visit.
         self._waiting: int | None = None
 
     def first(self, visit: Visit) -> int | None:
-        """The number of that step, or None where a visit shows none."""
+        """The number of that step, or None if this visit has none."""
         loss = visit.outputs.get("loss")
         before, self._before = self._before, visit.counters
         if loss is None:
@@ -57,7 +57,7 @@ class UnseenLosses:
 
 
 def _decisions(visit: Visit, before: Counters) -> tuple[np.ndarray, np.ndarray]:
-    """Which steps of a visit were attempted, and which applied; none where nobody can tell."""
+    """Which steps of a visit were attempted, and which applied; none of them applied if that is unknown."""
     steps = len(next(iter(visit.outputs.values())))
     attempted = visit.outputs.get("attempted", np.ones(steps, bool)).astype(bool)
     if "applied" in visit.outputs:

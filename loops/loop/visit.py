@@ -1,4 +1,4 @@
-"""What the outer loop shows to its actions."""
+"""What the outer loop passes to its actions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from loops.loop.counters import Counters
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-    """What an action sees each time the loop visits the host.
+    """What an action gets each time the loop visits the host.
 
     Attributes:
         counters: The counts after the steps reported here.
-        outputs: For each scalar output of the train step, its values over the steps since the last visit: an array
+        outputs: The values of each scalar output of the train step over the steps since the last visit: arrays
             [steps].
         seconds: Wall time since `run` began.
         goal: The value of `counters.data` at which the run ends.
-        vectors: For each output of the train step that is no scalar, its values over these steps: an array
-            [steps, ...].
+        vectors: The same for outputs that are not scalars: arrays [steps, ...].
     """
 
     counters: Counters

@@ -1,4 +1,4 @@
-"""What a run left behind, as arrays: its trace, its log of steps, and what it says of itself."""
+"""A run's files: their writers, and their readers, which return a recorded run as arrays."""
 
 from loops.record.reading import as_recorded as as_recorded
 from loops.record.reading import read_run as read_run

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import scaler
 
 NUMBERS = ("loss", "loss_scale", "grad_norm", "clipped_norm", "critical_low", "critical_high", "headroom")
-"""Those that hold a number."""
+"""Columns of numbers."""
 DECISIONS = ("attempted", "applied")
-"""Those that hold true or false."""
+"""Columns of bools."""
 
 
 def cause_name(value: Any) -> str:
-    """The name of a `scaler.Cause`; "" where none is known.
+    """The name of a `scaler.Cause`; "" if there is none.
 
     Args:
-        value: Of the column `cause`: the name, or the number that `Csv` and programs of one's own write.
+        value: A value of the column `cause`: the name, or the number that `Csv` and users' own programs write.
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return scaler.Cause(value).name if value and value in list(scaler.Cause) else ""
     return value if isinstance(value, str) else ""
+
+
+def octaves_to_critical(low: np.ndarray, high: np.ndarray, loss_scale: np.ndarray) -> np.ndarray:
+    """Float64 [steps]: log2 of the critical scale over the loss scale; minus infinity where no scale is finite.
+
+    Args:
+        low: The column `critical_low`.
+        high: The column `critical_high`, which counts where `low` is 0: the step was not finite.
+        loss_scale: The column `loss_scale`.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log2(np.where(low > 0, low, high)) - np.log2(loss_scale)

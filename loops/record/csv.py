@@ -11,14 +11,15 @@ from loops.support.errors import LoopError
 
 
 class Csv(StepLines):
-    """Writes a header, then each step as a line: its number and the train step's outputs, in the order of their names.
+    """Writes a header, then one line per step: its number and the train step's outputs, in the order of their names.
 
     NaN and infinities are written as `nan`, `inf` and `-inf`, which NumPy and pandas read; bools as 1 and 0. An
-    existing file is replaced or gone on with as by `JsonLines`.
+    existing file is replaced or continued, as by `JsonLines`.
 
     Args:
         path: The file. Missing folders are created.
-        every: Write the steps that are multiples of this; or, in `Seconds`, the last step of a visit so often.
+        every: Write the steps that are multiples of this number; with `Seconds`, the last step of each visit that is
+            due.
 
     Raises:
         NotWritable: When the run begins, if the file cannot be written.
@@ -39,12 +40,12 @@ class Csv(StepLines):
         with self.path.open(encoding="utf-8", newline="") as file:
             found = file.readline().rstrip("\n")
         if found and found != header:
-            raise LoopError(f"{self.path}: its columns are {found}, and this run's {header}. Choose another file.")
+            raise LoopError(f"{self.path}: its columns are {found}, but this run's are {header}. Choose another file.")
         return bool(found)
 
     def _step_of(self, line: bytes) -> int | None:
         first = line.partition(b",")[0]
-        # Of more digits than 64 bits hold it is damaged.
+        # A number beyond 64 bits is damage.
         return int(first) if first.isdigit() and len(first) < 19 else None
 
 

@@ -1,4 +1,4 @@
-"""The files of a run's folder: their names, which of them are there, and JSON that is whole or absent."""
+"""The files of a run's folder: their names, how to find them, and how to write JSON atomically."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from loops.support.json_values import read_json, without_nan
 from loops.support.written.place import writing
 
 CHECKPOINTS = "checkpoints"
-"""The folder of checkpoints in that of a run."""
+"""The folder of checkpoints in a run's folder."""
 STEPS, SUMMARY, TRACE = "steps.jsonl", "summary.json", "trace.arrow"
-"""Its other files: the log of its steps, what it says at its end, and its trace."""
+"""The other files: the log of steps, the summary at the end, and the trace."""
 STEPS_CSV = "steps.csv"
-"""The log of a run that writes no `STEPS`."""
+"""The log of a run that does not write `STEPS`."""
 REPLAY = "replay.json"
-"""What `halfstep replay --json` printed of the run, where somebody kept it."""
+"""The output of `halfstep replay --json`, if the user saved it."""
 
 
 def check_run(run: str | os.PathLike, *, or_file: bool = False, hint: str = "") -> pathlib.Path:
     """The folder of a run.
 
     Args:
-        run: As a user names it.
-        or_file: Whether one of its files will do.
-        hint: What else to say where it is not there.
+        run: A path from the user.
+        or_file: Whether a file of the run is also accepted.
+        hint: The end of the error message.
 
     Raises:
-        scaler.InvalidArgument: If it is not there.
+        scaler.InvalidArgument: If it does not exist.
     """
     place = pathlib.Path(run)
     if not (place.exists() if or_file else place.is_dir()):
@@ -45,7 +45,7 @@ def trace_of(place: pathlib.Path) -> pathlib.Path | None:
     """The trace in a run's folder, or None.
 
     Raises:
-        LoopError: If there are several, and none has the usual name.
+        LoopError: If there are several, and none has the default name.
     """
     return _one(place, TRACE, "*.arrow")
 
@@ -54,7 +54,7 @@ def log_of(place: pathlib.Path) -> pathlib.Path | None:
     """The log of steps in a run's folder, or None.
 
     Raises:
-        LoopError: As `trace_of`.
+        LoopError: If there are several, and none has the default name.
     """
     return _one(place, STEPS, "*.jsonl") or _one(place, STEPS_CSV, "*.csv")
 
@@ -70,7 +70,7 @@ def _one(folder: pathlib.Path, usual: str, pattern: str) -> pathlib.Path | None:
 
 
 def read_summary(folder: pathlib.Path) -> dict[str, Any] | None:
-    """What a run said at its end; None before it, and where the file cannot be read."""
+    """The summary that a run writes at its end; None if it does not exist or cannot be read."""
     try:
         found = read_json((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -84,7 +84,7 @@ def to_json(value: dict) -> str:
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:
-    """Writes JSON under a temporary name and renames it, so that a file is whole or absent.
+    """Writes JSON under a temporary name and renames it, so that the file is complete or absent.
 
     Raises:
         NotWritable: If it cannot be written.

@@ -1,8 +1,8 @@
-"""A warning before a run diverges: gradients as large as ever, while the loss rises.
+"""A warning before a run diverges: its gradients are the largest so far while its loss rises.
 
-A run that diverges has gradients that grow, so that its critical scale falls. It falls in healthy runs, too, while the
-loss falls fast, and a loss rises for a while in healthy runs. Both together were seen in diverging runs alone: the
-figures are in docs/trace.md.
+When a run diverges its gradients grow, so its critical scale falls. In healthy runs the critical scale also falls,
+while the loss falls fast, and the loss may rise for a while. Both at the same time were only seen in diverging runs:
+docs/trace.md has the figures.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 _GRADIENTS = ("activation_gradients", "weight_gradients")
 MEAN_OF = 8
-"""Steps whose mean critical scale is looked at."""
+"""The critical scale is averaged over so many steps."""
 LOSS_OF = 16
-"""Steps whose mean loss is looked at: batches differ more in their loss."""
+"""The loss is averaged over so many steps: it varies more between batches."""
 LAG = 16
-"""Steps by which what it is compared with lies back."""
+"""The mean critical scale is compared with the lowest of so many steps ago."""
 RISE = 0.4
 """How far the loss must have risen, as a share of its lowest value."""
 SHARE = 0.05
-"""How far it must have risen as a share of its first value: near 0 any loss is restless."""
+"""How far it must have risen as a share of its first value: near 0 every loss fluctuates."""
 
 
 class Alarm(NamedTuple):
-    """A run that diverges.
+    """Why a run may be diverging.
 
     Attributes:
-        step: The step at which it was seen.
+        step: The step of the alarm.
         left: Octaves from the step's largest gradient, at the step's loss scale, to an overflow.
         headroom: Octaves from the step's largest activation or weight to an overflow.
         rise: How far the loss had risen, as a share of its lowest value.
@@ -60,14 +60,14 @@ class Alarm(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a forecast remembers of the steps so far.
+    """The state of a forecast.
 
     Attributes:
-        critical: Log2 of the critical scale at the last steps.
-        loss: The loss at these steps.
-        lows: The lowest mean of the first so far, at each of the last steps.
-        best: The lowest mean of the second so far.
-        first: Its first mean.
+        critical: Log2 of the critical scale at the last `MEAN_OF` steps.
+        loss: The loss at the last `LOSS_OF` steps.
+        lows: The lowest mean of `critical` so far, at each of the last `LAG` + 1 steps.
+        best: The lowest mean loss so far.
+        first: The first mean loss.
     """
 
     critical: tuple[float, ...] = ()
@@ -78,12 +78,12 @@ class Seen(NamedTuple):
 
 
 def look(seen: Seen, critical: float, loss: float) -> tuple[Seen, float | None]:
-    """What is remembered after a step, and the rise of the loss if it is a reason for alarm.
+    """The state after a step, and the rise of the loss if it is a reason for alarm.
 
     Args:
-        seen: What was remembered before it.
+        seen: The state before the step.
         critical: The critical scale, finite and above 0.
-        loss: Finite.
+        loss: The loss, finite.
     """
     last, losses = (*seen.critical, math.log2(critical))[-MEAN_OF:], (*seen.loss, loss)[-LOSS_OF:]
     lows, best, first = seen.lows, seen.best, seen.first
@@ -104,26 +104,25 @@ def forecast(steps: Any) -> Alarm | None:
     """The first step of a trace at which the run seems to diverge; None if there is none.
 
     Args:
-        steps: The columns `step`, `loss`, `loss_scale`, `critical_low`, `critical_high` and `headroom` of a trace by
-            their names, from the run's first step on: `loops.observe.read(path).steps`, its DataFrame, or a dict of
-            arrays.
+        steps: The columns `step`, `loss`, `loss_scale`, `critical_low`, `critical_high` and `headroom` of a trace, from
+            the run's first step on: `loops.observe.read(path).steps`, its DataFrame, or a dict of arrays.
 
     Raises:
-        scaler.InvalidArgument: If one of them is missing, or the first step is.
+        scaler.InvalidArgument: If a column is missing, or a step.
     """
     names = ("step", "loss", "loss_scale", "critical_low", "critical_high", "headroom")
     try:
         columns = {name: np.asarray(steps[name], np.float64) for name in names}
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise scaler.InvalidArgument(
-            f"forecast: expected the columns {', '.join(names)}, such as loops.observe.read(path).steps has them."
+            f"forecast: expected the columns {', '.join(names)}, as in loops.observe.read(path).steps."
         ) from error
     if any(values.ndim != 1 or len(values) != len(columns["step"]) for values in columns.values()):
         shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in columns.items())
         raise scaler.InvalidArgument(f"forecast: got columns of the shapes {shapes}: expected a number for each step.")
     if len(columns["step"]) and columns["step"][0] != 1:
         raise scaler.InvalidArgument(
-            f"forecast: the steps begin with {columns['step'][0]:.0f}, and how large gradients were before decides: "
+            f"forecast: the steps begin with {columns['step'][0]:.0f}, but the forecast depends on earlier gradients: "
             "expected all steps from 1 on."
         )
     gaps = np.flatnonzero(np.diff(columns["step"]) != 1)
@@ -133,7 +132,7 @@ def forecast(steps: Any) -> Alarm | None:
             f"forecast: step {after:.0f} follows step {before:.0f}: expected every step from 1 on, in order."
         )
     critical = columns["critical_low"]
-    # Where nothing carries the scale it is infinite, and 0 where an overflow says something.
+    # It is infinite if no measured tensor carries the scale, and 0 at an overflow.
     if len(critical) and (np.isnan(critical) | np.isposinf(critical)).all():
         raise scaler.InvalidArgument(
             "forecast: the trace has no critical scales, because no gradients were measured: expected one of a "
@@ -143,9 +142,9 @@ def forecast(steps: Any) -> Alarm | None:
 
 
 def _fold(seen: Seen, columns: Mapping[str, np.ndarray]) -> tuple[Seen, Alarm | None]:
-    """What is remembered after these steps, or up to the first that is a reason for alarm, and the alarm."""
+    """The state after these steps, or after the first that is a reason for alarm, and the alarm."""
     critical, loss, scale = columns["critical_low"], columns["loss"], columns["loss_scale"]
-    # A step that overflowed does not say how large its gradients were, nor one whose gradients are all zero.
+    # The size of the gradients is unknown for a step that overflowed, and for one whose gradients are all zero.
     known = (critical > 0) & np.isfinite(critical) & np.isfinite(columns["critical_high"]) & np.isfinite(loss)
     for row in np.flatnonzero(known):
         seen, rise = look(seen, float(critical[row]), float(loss[row]))
@@ -156,10 +155,10 @@ def _fold(seen: Seen, columns: Mapping[str, np.ndarray]) -> tuple[Seen, Alarm | 
 
 
 class Forecast:
-    """Warns once, with a `DivergenceWarning`, when the run seems to diverge: `forecast`, while it runs.
+    """Runs `forecast` during a run, and warns once, with a `DivergenceWarning`, when the run seems to diverge.
 
-    It looks at each visit, so with `steps_per_call=100` it may say so 99 steps late. It needs a train step with probes
-    of gradients, and has to see a run from its first step on, or to go on from a `Checkpoint` that has its state.
+    It checks at each visit, so with `steps_per_call=100` it may warn 99 steps late. It needs a train step with probes
+    of gradients, and must see a run from its first step on, or resume from a `Checkpoint` that has its state.
     """
 
     chief_only = True
@@ -179,21 +178,21 @@ class Forecast:
         probes = getattr(loop.train_step, "probes", None)
         if probes is None:
             raise scaler.InvalidArgument(
-                "Forecast: the train step has no probes, by which gradients are measured: expected "
+                "Forecast: the train step has no probes, which measure gradients: expected "
                 "TrainStep(..., probes=scaler.observe.watch(model))."
             )
         kinds = getattr(probes, "kinds", _GRADIENTS)
         if not {*kinds} & {*_GRADIENTS}:
             raise scaler.InvalidArgument(
-                f"Forecast: the probes measure {', '.join(kinds)}, and it needs gradients: expected a watch whose "
-                f"kinds have {' or '.join(_GRADIENTS)}."
+                f"Forecast: the probes measure {', '.join(kinds)}, but it needs gradients: expected a watch whose "
+                f"kinds include {' or '.join(_GRADIENTS)}."
             )
         self._train_step = loop.train_step
 
     def save_state(self) -> dict:
-        """What it remembers, for a `Checkpoint`."""
+        """The state of the forecast, for a `Checkpoint`."""
         seen = self._seen
-        # JSON has no infinity.
+        # JSON has no infinities.
         best, first = (None if math.isinf(value) else value for value in (seen.best, seen.first))
         return {
             "warned": self._warned,
@@ -204,21 +203,21 @@ class Forecast:
         }
 
     def load_state(self, value: dict) -> None:
-        """Takes what `save_state` returned."""
+        """Restores what `save_state` returned."""
         best, first = (math.inf if one is None else one for one in (value["best"], value.get("first")))
         critical, loss, lows = (tuple(recent) for recent in value["recent"])
         self._warned, self._began = value["warned"], value["began"]
         self._seen = Seen(critical, loss, lows, best, first)
 
     def __call__(self, visit: Visit) -> None:
-        """Looks at the steps of a visit."""
+        """Checks the steps of a visit."""
         if self._warned:
             return
         if visit.first > 1 and not self._began:
             self._warned = True
             warnings.warn(
-                f"Forecast: it begins at step {visit.first}, and how large gradients were before decides. It will warn "
-                "of nothing: let it see a run from its first step on.",
+                f"Forecast: it begins at step {visit.first}, but the forecast depends on earlier gradients. It will "
+                "not warn: let it see a run from its first step on.",
                 ResumeWarning,
                 stacklevel=2,
             )

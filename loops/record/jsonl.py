@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 class JsonLines(StepLines):
     """Writes each step as a line such as `{"step": 1, "loss": 2.3, "applied": true, "loss_scale": 32768.0}`.
 
-    Of a `TrainStep`, `cause` is the name of a `scaler.Cause`, such as "OVERFLOW", and `variable` the path of a
-    variable; both are null where no step was skipped. `Csv` and `TensorBoard` write their numbers.
+    For a `TrainStep`, `cause` is the name of a `scaler.Cause`, such as "OVERFLOW", and `variable` the path of a
+    variable; both are null if the step was not skipped. `Csv` and `TensorBoard` write their numbers.
 
     NaN and infinities, which JSON does not have, are written as null. An existing file is replaced when the first run
-    begins; a further run of the same loop goes on in it. So does one that resumes from a checkpoint, after lines of
-    steps that the checkpoint does not have were cut off. Lines are written at every visit, before a checkpoint is.
+    begins; a further run of the same loop continues it. So does a run that resumes from a checkpoint, after removing
+    the lines of later steps. Lines are written at every visit, before a checkpoint is saved.
 
     Args:
         path: The file. Missing folders are created.
-        every: Write the steps that are multiples of this; or, in `Seconds`, the last step of a visit so often.
+        every: Write the steps that are multiples of this number; with `Seconds`, the last step of each visit that is
+            due.
 
     Raises:
         NotWritable: When the run begins, if the file cannot be written.
@@ -37,7 +38,7 @@ class JsonLines(StepLines):
     _train_step: Any = None
 
     def begin(self, loop: Loop) -> None:
-        """Before the first step: learns of the loop's train step."""
+        """Before the first step: remembers the loop's train step."""
         self._train_step = loop.train_step
 
     def _lines_of(self, visit: Visit) -> list[str]:

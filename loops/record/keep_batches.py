@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from loops.loop import batch_files as kept
+from loops.loop import batch_files
 from loops.support.checks import check_count
 from loops.support.errors import LoopError
 from loops.support.written.place import Place, as_path, check_folder, writing
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 class KeepBatches:
-    """Keeps the last batches on disk, so that `halfstep explain` can take steps again whose data nobody can have again.
+    """Keeps the last batches on disk, so that `halfstep explain` can repeat steps whose data cannot be read again.
 
         actions = [loops.KeepBatches("run/batches", last=500), loops.Checkpoint("run/checkpoints", every=400)]
 
-    It is for a dataset whose position cannot be saved, such as one from a generator, or that gives other data each time
-    it starts. A step is taken again from a checkpoint before it, with all batches in between: keep more of them than
+    Use it for a dataset whose position cannot be saved, such as one from a generator, or that gives other data each
+    time it starts. A step is repeated from a checkpoint before it, with all batches in between: keep more batches than
     there are steps between checkpoints.
 
-    The graph writes each batch just before its step, as the dataset gave it, and the host is not asked. This takes half
-    a millisecond, and 3 more for each megabyte of the batch, as measured on a common processor. It takes the disk space
-    of `last` batches: each replaces the one `last` steps before. A file that a kill tore is noticed and not used. A run
-    that resumes goes on with the numbers of its steps; one that begins anew removes the batches in the folder.
+    The graph writes each batch, as the dataset gave it, just before its step, without a visit of the host. This takes
+    half a millisecond plus 3 ms per megabyte of the batch, as measured on a common CPU. It needs the disk space of
+    `last` batches: each replaces the one `last` steps before. A file that a kill left incomplete is detected and not
+    used. A resumed run continues the numbers of its steps; a new run removes the batches in the folder.
 
     Args:
-        directory: A folder for files named `batch-N`, which is made if missing.
+        directory: A folder for files named `batch-N`. It is made if missing.
         last: How many batches to keep.
 
     Raises:
         NotWritable: When the run begins, if the folder cannot be written.
-        LoopError: When the run begins, on several replicas, for batches that hold datasets, or beside another
+        LoopError: When the run begins, on several replicas, for batches that hold datasets, or with a second
             `KeepBatches`; later, if a batch cannot be written: its step is not taken.
         scaler.InvalidArgument: For an argument that cannot work.
     """
@@ -54,18 +54,18 @@ class KeepBatches:
         """Before the first step: makes the folder.
 
         Raises:
-            LoopError: If such batches cannot be kept.
+            LoopError: If such batches cannot be written.
         """
         replicas = loop.identity({})["replicas"]
         if replicas > 1:
             raise LoopError(
-                f"KeepBatches: the loop has {replicas} replicas, and batches are kept on one device alone. Leave it "
-                "out."
+                f"KeepBatches: the loop has {replicas} replicas, but batches can be kept only on a single device. "
+                "Leave it out."
             )
-        if not kept.writable(loop.element_spec):
+        if not batch_files.writable(loop.element_spec):
             raise LoopError(
-                f"KeepBatches: the batches are {loop.element_spec}, and hold what is no tensor of values, such as a "
-                "dataset. Make tensors of it in the dataset's map, or leave KeepBatches out."
+                f"KeepBatches: the batches are {loop.element_spec}, with a part that is not a tensor of values, such "
+                "as a dataset. Make tensors of it in the dataset's map, or leave KeepBatches out."
             )
         if sum(isinstance(action, KeepBatches) for action in loop.actions) > 1:
             raise LoopError("the loop has more than one KeepBatches among its actions: leave one.")
@@ -75,20 +75,20 @@ class KeepBatches:
     def __enter__(self) -> KeepBatches:
         if self._loop is None:
             raise RuntimeError("KeepBatches is used by Loop.run, after its begin.")
-        # Not before: a checkpoint that begins later than this sets how many steps were taken.
+        # Not in `begin`: a Checkpoint's `begin` may run later, and sets how many steps were taken.
         with writing("KeepBatches", self._folder):
-            kept.sweep(self._folder, self._loop.counters.data)
+            batch_files.sweep(self._folder, self._loop.counters.data)
         self._loop.calls.show_batches(self._write)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # Steps that are taken again after the run are none of it.
+        # Steps that are repeated after the run must not be kept.
         if self._loop is not None:
             self._loop.calls.show_batches(None)
 
     def __call__(self, visit: Visit) -> None:
-        """Nothing: the batches of these steps are written."""
+        """Does nothing: the graph has already written the batches."""
 
     def _write(self, batch: Any, step: tf.Tensor) -> tf.Operation:
         assert self._loop is not None
-        return kept.write(self._folder, batch, step, last=self.last, element_spec=self._loop.element_spec)
+        return batch_files.write(self._folder, batch, step, last=self.last, element_spec=self._loop.element_spec)

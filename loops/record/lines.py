@@ -1,4 +1,4 @@
-"""A file of lines, one for a step, that a kill leaves readable."""
+"""A file with one line per step, which stays readable after a kill."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from loops.support.written.place import Place, as_path, writing
 
 
 class StepLines:
-    """Writes the lines of a visit in one piece, and cuts off, when a run resumes, those that its checkpoint lacks.
+    """Writes the lines of a visit in one piece. When a run resumes, removes the lines after its checkpoint.
 
-    A child says what the lines are and which step a line is of.
+    A subclass formats the lines, and finds the step of a line.
 
     Args:
         path: The file. Missing folders are created.
-        every: Write the steps that are multiples of this; or, in `Seconds`, the last step of a visit so often.
+        every: Write the steps that are multiples of this number; with `Seconds`, the last step of each visit that is
+            due.
 
     Raises:
         NotWritable: When the run begins, if the file cannot be written.
@@ -38,22 +39,22 @@ class StepLines:
         self._file: Appended | None = None
 
     def save_state(self) -> dict[str, int]:
-        """The last step of the run, and that of the last line, for a `Checkpoint`."""
+        """The last step of the run and the step of the last line, for a `Checkpoint`."""
         return {"step": self._step, "line": self._line}
 
     def load_state(self, value: dict[str, int] | int) -> None:
-        """Has the next run go on after a step, and warns of lines that the file has lost.
+        """Makes the next run continue the file after a step, and warns of missing lines.
 
         Args:
-            value: From `save_state`; of an older checkpoint the last step alone.
+            value: From `save_state`; in an older checkpoint only the last step.
         """
         saved = {"step": value, "line": 0} if isinstance(value, int) else value
         self._step, self._line = saved["step"], saved["line"]
         found = self._cut()
         if found < self._line:
             warnings.warn(
-                f"{self.path}: its lines end at step {found}, and the run had written them up to step {self._line}: "
-                "the file goes on without the lines between.",
+                f"{self.path}: its lines end at step {found}, but the run had written them up to step {self._line}: "
+                "the file continues without the lines in between.",
                 ResumeWarning,
                 stacklevel=2,
             )
@@ -99,14 +100,14 @@ class StepLines:
 
         Raises:
             BadOutputs: If the train step returns an output named "step".
-            LoopError: If the file that is gone on with has other columns.
+            LoopError: If the file that the run continues has other columns.
         """
         name = type(self).__name__
         if self._file is None:
             raise RuntimeError(f"{name} is written by Loop.run; outside of it, use it in a with statement.")
         if "step" in visit.outputs:
             raise BadOutputs(
-                f"the train step returns an output named 'step', which {name} uses for its number: rename it."
+                f"the train step returns an output named 'step', which {name} uses for the step's number: rename it."
             )
         lines = [f"{line}\n".encode() for line in self._lines_of(visit)]
         self._file.add(b"".join(lines))
@@ -115,15 +116,15 @@ class StepLines:
             self._line = self._step_of(lines[-1]) or self._line
 
     def _lines_of(self, visit: Visit) -> list[str]:
-        """What to add for a visit, without the ends of lines."""
+        """The lines to add for a visit, without line ends."""
         raise NotImplementedError
 
     def _step_of(self, line: bytes) -> int | None:
-        """The step of a line, or None if it is of no step, as a header is."""
+        """The step of a line, or None if it has none, like a header."""
         raise NotImplementedError
 
     def _whole(self, file: IO[bytes]) -> tuple[int, int]:
-        """Where the lines up to the last step end, and the step of the last; a line that a kill tore is none."""
+        """The length in bytes of the lines up to the saved step, and the last line's step. Incomplete lines are out."""
         end = last = 0
         for line in file:
             step = self._step_of(line)

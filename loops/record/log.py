@@ -1,4 +1,4 @@
-"""A log of steps, of `JsonLines` or `Csv`: as columns, also of one that is torn or has a million lines, and as rows."""
+"""Reads a log of steps from `JsonLines` or `Csv`, as columns or as rows; tolerates incomplete lines."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from loops.support.json_values import is_row, read_json, row_of, without_nan
 _CHUNK = 10_000
 """Lines that are parsed at a time: a million dicts at once take a gigabyte."""
 _DIGITS = 18
-"""Of a number that 64 bits hold."""
+"""The most digits of a number that surely fits into 64 bits."""
 
 
 class Log(NamedTuple):
-    """What a log holds.
+    """The columns of a log.
 
     Attributes:
         step: Int64 [steps], in order, each once.
         columns: Float64 [steps] by name.
-        cause: Strings [steps], "" where none is named.
-        unread: How many lines are of no step.
+        cause: Strings [steps], the name of a `scaler.Cause`, or "".
+        unread: The number of lines that were skipped.
     """
 
     step: np.ndarray
@@ -36,23 +36,26 @@ class Log(NamedTuple):
 
 
 def read_columns(path: pathlib.Path) -> Log:
-    """The columns of a log, by its name a CSV file or one of JSON lines.
+    """The columns of a log: a CSV file if its name ends in ".csv", else JSON lines.
 
-    Lines that a kill tore are passed over. Where a step stands there twice, its last line counts.
+    Incomplete lines are skipped. If a step is there twice, its last line counts.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return columns_in(lines, comma=path.suffix == ".csv")
+    return columns_in(_lines(path), comma=path.suffix == ".csv")
 
 
 def columns_in(lines: Sequence[str], *, comma: bool) -> Log:
-    """The columns of some lines.
+    """The columns of some lines of a log.
 
     Args:
-        lines: Of a log, without their ends.
-        comma: Whether they are comma-separated values, of which the first line is the header.
+        lines: The lines, without line ends.
+        comma: Whether they are comma-separated values with a header as the first line.
     """
     chunks = _of_csv(lines) if comma else _of_json(lines)
     return _joined([_columns(rows) for rows in chunks], len(lines) - (comma and bool(lines)))
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _of_json(lines: Sequence[str]) -> Iterator[list[dict]]:
@@ -70,7 +73,7 @@ def _of_csv(lines: Sequence[str]) -> Iterator[list[dict]]:
     header = _cells(lines[0]) if lines else []
     for line in lines[1:]:
         cells = dict(zip(header, cells, strict=False)) if len(cells := _cells(line)) >= len(header) else {}
-        # A torn last line may hold a number that is only the beginning of one.
+        # An incomplete last line may end within a number.
         step = cells.get("step", "")
         if step.isdecimal() and len(step) <= _DIGITS:
             rows.append({**{name: _number(text) for name, text in cells.items()}, "step": int(step)})
@@ -118,37 +121,33 @@ def _joined(parts: Iterable[Log], lines: int) -> Log:
         for name in names
     }
     cause = np.concatenate([part.cause for part in parts])
-    # The last one of each step: `unique` finds the first, so they are turned around.
+    # The last line of each step: `unique` finds the first, so the order is reversed.
     _, back = np.unique(step[::-1], return_index=True)
     kept = len(step) - 1 - back
     return Log(step[kept], {name: values[kept] for name, values in columns.items()}, cause[kept], lines - len(step))
 
 
 COMPARED = ("loss", "loss_scale", "applied")
-"""The outputs in which a step that is taken again must be as it was."""
+"""The outputs that must be equal when a step is repeated."""
 
 
 def read_log(path: pathlib.Path | None) -> list[dict[str, Any]]:
-    """The lines of a `JsonLines` file, in the order of their steps; none where there is no file.
+    """The lines of a `JsonLines` file, in the order of their steps; empty if there is no file.
 
-    A line that is no object with a whole number as its "step", such as one that a kill tore, is passed over. Where a
-    step stands in the file twice, its last line counts.
+    Incomplete lines, and those without an integer "step", are skipped. If a step is there twice, its last line counts.
     """
     if path is None or not path.is_file():
         return []
-    rows = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if row := row_of(line):
-            rows[row["step"]] = row
+    rows = {row["step"]: row for line in _lines(path) if (row := row_of(line))}
     return [rows[step] for step in sorted(rows)]
 
 
 class Difference(NamedTuple):
-    """In what two runs differ.
+    """How a repeated step differs from the log.
 
     Attributes:
-        sentence: Without a full stop.
-        known: False where there was nothing to compare with.
+        sentence: The difference, without a full stop.
+        known: False if the log has nothing to compare with.
     """
 
     sentence: str
@@ -156,11 +155,11 @@ class Difference(NamedTuple):
 
 
 def difference(rows: Sequence[Mapping], replayed: Mapping[int, Mapping[str, np.ndarray]]) -> Difference | None:
-    """In what steps that were taken again differ from the log: the first one, with both values; None if in nothing.
+    """The first difference between repeated steps and the log, with both values; None if there is none.
 
     Args:
         rows: The log.
-        replayed: What each step returned, as scalars, by its number.
+        replayed: The scalar outputs of each repeated step, by its number.
     """
     logged = {row["step"]: row for row in rows}
     compared = 0
@@ -172,14 +171,14 @@ def difference(rows: Sequence[Mapping], replayed: Mapping[int, Mapping[str, np.n
             compared += 1
             if then != now:
                 return Difference(
-                    f"{name} of step {step} was {_spelled(then)} in the run's log, and is {_spelled(now)} here"
+                    f"{name} of step {step} was {_spelled(then)} in the run's log, but is {_spelled(now)} here"
                 )
     if compared:
         return None
     if not rows:
         return Difference("there is no log of the run to compare with (a loops.JsonLines writes one)", known=False)
     which = f"{min(replayed)} to {max(replayed)}"
-    return Difference(f"the run's log has nothing of the steps {which} to compare with", known=False)
+    return Difference(f"the run's log does not have the steps {which} to compare with", known=False)
 
 
 def _spelled(value: Any) -> str:

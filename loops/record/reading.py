@@ -1,4 +1,4 @@
-"""A run from its folder, from one of its files, from a trace's tables, or from arrays."""
+"""Reads a run from its folder, from one of its files, from a trace's tables, or from arrays."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from loops.record.columns import DECISIONS, NUMBERS
 from loops.record.files import STEPS, TRACE, check_run, log_of, trace_of
 from loops.record.log import Log, read_columns
 from loops.record.run import Measured, Recorded
-from loops.record.run_metadata import replayed_in, said_of
+from loops.record.run_metadata import metadata_of, replayed_in
 from loops.record.trace import TraceTables, read
 from loops.record.trace_columns import columns_of, measured_in
 from loops.support.errors import LoopError, TraceWarning
 
 _PROBES = "give TrainStep probes=scaler.observe.watch(model)"
 _NO_TRACE = (
-    "No trace was recorded: the critical scale, the headroom and the exponents are not known. To record them, run "
+    "No trace was recorded: the critical scale, the headroom and the exponents are unknown. To record them, run "
     f'halfstep train with --trace; in a program, add loops.Trace("run/{TRACE}") to the actions, and {_PROBES}.'
 )
 _NO_PYARROW = 'The trace cannot be read without pyarrow: pip install "halfstep[trace]".'
-_NO_TENSORS = f"The trace has nothing of tensors. To record them, {_PROBES}."
+_NO_TENSORS = f"The trace has no tensors. To record them, {_PROBES}."
 _NO_HISTOGRAMS = (
     "The trace has no histograms yet. They are written at the steps that are multiples of loops.Trace(every=), around "
     "skips, and when the run ends."
@@ -36,7 +36,7 @@ _NO_HISTOGRAMS = (
 
 
 def as_recorded(source: Any) -> Recorded:
-    """A recorded run from whatever holds one.
+    """Makes a recorded run of any source.
 
     Args:
         source: A `Recorded`; the path of a run's folder, trace, or log; what `loops.observe.read` returned; or a
@@ -45,7 +45,7 @@ def as_recorded(source: Any) -> Recorded:
 
     Raises:
         scaler.InvalidArgument: For anything else.
-        LoopError: If the run has nothing that can be read.
+        LoopError: If nothing of the run can be read.
     """
     if isinstance(source, Recorded):
         return source
@@ -62,7 +62,7 @@ def as_recorded(source: Any) -> Recorded:
 
 
 def read_run(run: str | os.PathLike) -> Recorded:
-    """Reads the trace of a run, its log, or both, and what the run says of itself.
+    """Reads the trace of a run, its log, or both, and its metadata.
 
     Args:
         run: The `--out` of `halfstep train`, the folder of a program's actions, or one file: a trace, or the log of a
@@ -70,7 +70,7 @@ def read_run(run: str | os.PathLike) -> Recorded:
 
     Raises:
         scaler.InvalidArgument: If there is no such folder or file.
-        LoopError: If nothing of a step can be read there.
+        LoopError: If no step can be read there.
     """
     place = check_run(run, or_file=True)
     folder = place if place.is_dir() else place.parent
@@ -78,26 +78,26 @@ def read_run(run: str | os.PathLike) -> Recorded:
     notes: list[str] = []
     found = read_columns(log) if log else None
     if found and found.unread:
-        notes.append(f"{log.name}: {found.unread} torn or foreign lines were passed over." if log else "")
+        notes.append(f"{log.name}: {found.unread} incomplete or foreign lines were skipped." if log else "")
     tables = _tables(trace, found is None or not len(found.step), notes) if trace else None
     if trace is None:
         notes.append(_NO_TRACE)
-    facts, versions = said_of(folder)
+    facts, versions = metadata_of(folder)
     replayed = replayed_in(folder, notes)
     recorded = _made(place.resolve().name, str(run), found, tables, facts, versions, notes)
     if not len(recorded):
         raise LoopError(
-            f"{run}: no step is recorded there: neither a trace ({TRACE}) nor a log ({STEPS}) with one. Give the run "
+            f"{run}: no step is recorded there, neither in a trace ({TRACE}) nor in a log ({STEPS}). Give the run "
             f'loops.Trace("run/{TRACE}") or loops.JsonLines("run/{STEPS}"), or wait for its first visit.'
         )
     return dataclasses.replace(recorded, replayed=replayed)
 
 
 def files_of(place: pathlib.Path) -> tuple[pathlib.Path | None, pathlib.Path | None]:
-    """The trace and the log of a run; None for what it has not.
+    """The trace and the log of a run; None for each that it does not have.
 
     Raises:
-        LoopError: If there are several, and none has the usual name.
+        LoopError: If there are several, and none has the default name.
     """
     if not place.is_dir():
         return (None, place) if place.suffix in (".jsonl", ".csv") else (place, None)
@@ -165,6 +165,6 @@ def _of_arrays(arrays: Mapping[str, Any]) -> Recorded:
     length = next(iter(sizes.values()))[0]
     step = np.asarray(arrays.get("step", np.arange(1, length + 1)), np.int64)
     if step.shape != (length,):
-        raise scaler.InvalidArgument(f"step of shape {step.shape}: expected ({length},), as the other arrays have.")
+        raise scaler.InvalidArgument(f"step of shape {step.shape}: expected ({length},), like the other arrays.")
     cause = np.array([one or "" for one in arrays.get("cause", [""] * length)], np.str_)
     return Recorded("arrays", "", step, known, cause)

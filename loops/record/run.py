@@ -9,21 +9,23 @@ from typing import Any
 
 import numpy as np
 
+from loops.record.columns import octaves_to_critical
+
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What the probes of a run measured of its tensors.
+    """What a run's probes measured. The histograms are a sparse array, with one entry for each nonzero bin.
 
     Attributes:
         step: Int64 [steps], those that were measured, in order.
-        names: Of the tensors, such as "activations/dense_1".
+        names: The tensors' names, such as "activations/dense_1".
         formats: For each tensor the name of the format that it was computed in.
         carries_scale: Bool [tensors]: whether the values were multiplied by the loss scale.
-        amax: Float32 [steps, tensors], the largest magnitudes as they were measured; infinite or NaN where one was.
-        counted: Int64 [entries], the steps of the histograms' entries, in order.
-        tensor: Int64 [entries], places in `names`.
-        bin: Int64 [entries], as in `scaler.observe`.
-        count: Int64 [entries].
+        amax: Float32 [steps, tensors], the largest measured magnitudes; infinity or NaN if there was one.
+        counted: Int64 [entries], the step of each entry, in order.
+        tensor: Int64 [entries], the index in `names` of each entry.
+        bin: Int64 [entries], the bin of each entry, see `scaler.observe`.
+        count: Int64 [entries], how many values are in the bin.
     """
 
     step: np.ndarray
@@ -47,18 +49,18 @@ class Recorded:
     """A recorded run.
 
     Attributes:
-        name: What to call it.
+        name: The name of the run.
         place: The folder or file that it was read from; "" for arrays.
         step: Int64 [steps], in order, each once.
-        columns: Float64 [steps] by the names of `NUMBERS` and `DECISIONS`, NaN where a step has no such number; a
-            column that the run never wrote is missing.
-        cause: Strings [steps], the name of a `scaler.Cause` for a skipped step, "" where none is known.
+        columns: Float64 [steps] by the names of `NUMBERS` and `DECISIONS`, NaN if a step has no such number; a column
+            that the run never wrote is missing.
+        cause: Strings [steps], the name of a `scaler.Cause` for a skipped step, or "".
         tensors: What probes measured, or None.
-        facts: What the run's `summary.json` or its checkpoints say of it: `task`, `policy`, `strategy` and so on.
-        versions: Of what it ran with, by name; empty where the run does not say.
-        replayed: What other strategies would have done on its steps: a mapping for each, as `halfstep replay --json`
-            prints it.
-        notes: What is missing or damaged, each a sentence with how to record it.
+        facts: Metadata from the run's `summary.json` or its checkpoints: `task`, `policy`, `strategy` and so on.
+        versions: The versions of the libraries it ran with, by name; empty if unknown.
+        replayed: What other strategies would have done on its steps: one mapping per strategy, as printed by
+            `halfstep replay --json`.
+        notes: What is missing or damaged: sentences that say how to record it.
     """
 
     name: str
@@ -76,13 +78,13 @@ class Recorded:
         return len(self.step)
 
     def column(self, name: str) -> np.ndarray:
-        """A column, all NaN where the run has none."""
+        """A column; all NaN if the run does not have it."""
         found = self.columns.get(name)
         return np.full(len(self), np.nan) if found is None else found
 
     @functools.cached_property
     def attempted(self) -> np.ndarray:
-        """Bool [steps]: whether a decision was taken; a step that does not say counts as one."""
+        """Bool [steps]: whether a decision was taken; True if the run does not say."""
         return self.column("attempted") != 0
 
     @functools.cached_property
@@ -92,14 +94,14 @@ class Recorded:
 
     @functools.cached_property
     def causes(self) -> dict[str, np.ndarray]:
-        """For each cause the numbers of the steps that it had skipped, the most frequent one first."""
+        """For each cause the steps that were skipped because of it, the most frequent cause first."""
         named = np.where(self.cause == "", "unknown", self.cause)
         found = {str(name): self.step[self.skipped & (named == name)] for name in np.unique(named[self.skipped])}
         return dict(sorted(found.items(), key=lambda pair: -len(pair[1])))
 
     @functools.cached_property
     def critical(self) -> np.ndarray:
-        """Float64 [steps]: the largest power of two at which each step would have been finite; NaN if not known.
+        """Float64 [steps]: the largest power of two at which each step would have been finite; NaN if unknown.
 
         A lower bound; for a step that was not finite, an upper bound.
         """
@@ -109,12 +111,10 @@ class Recorded:
 
     @functools.cached_property
     def margin(self) -> np.ndarray:
-        """Float64 [steps]: octaves from the loss scale to the critical scale, NaN where it is not known.
+        """Float64 [steps]: octaves from the loss scale to the critical scale; NaN if unknown.
 
         A lower bound on the headroom. For a step that was not finite it is a negative upper bound, and minus infinity
-        where no scale helps.
+        if no scale helps.
         """
-        low, high, scale = (self.column(name) for name in ("critical_low", "critical_high", "loss_scale"))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            octaves = np.log2(np.where(low > 0, low, high)) - np.log2(scale)
+        octaves = octaves_to_critical(*(self.column(name) for name in ("critical_low", "critical_high", "loss_scale")))
         return np.where(np.isposinf(octaves), np.nan, octaves)

@@ -1,4 +1,4 @@
-"""What a run says of itself, and what was replayed of it."""
+"""A run's metadata, from its summary and its checkpoints, and the saved results of a replay."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from loops.record.files import CHECKPOINTS, REPLAY, read_summary
 from loops.support.json_values import read_json
 
 
-class Said(NamedTuple):
-    """What a run says of itself.
+class RunMetadata(NamedTuple):
+    """A run's metadata.
 
     Attributes:
-        facts: Its task, its options and so on; empty if nothing says it.
-        versions: Of what it ran with, by name; empty if nothing says it.
+        facts: Its task, its options and so on; empty if unknown.
+        versions: The versions of the libraries it ran with, by name; empty if unknown.
     """
 
     facts: dict[str, Any]
     versions: dict[str, Any]
 
 
-def said_of(folder: pathlib.Path) -> Said:
-    """What a run's summary says of it, and of what is missing there what its newest readable checkpoint says.
+def metadata_of(folder: pathlib.Path) -> RunMetadata:
+    """The metadata in a run's summary, completed from its newest readable checkpoint.
 
-    A run that begins removes the summary of the one before, and may leave its checkpoints.
+    The summary has precedence. A new run in the same folder removes the old summary, but may leave old checkpoints.
     """
     summary = read_summary(folder) or {}
     versions = summary.get("digest_depends_on")
     saved = _newest_facts(folder)
     if saved is None:
-        return Said(summary, versions if isinstance(versions, dict) else {})
+        return RunMetadata(summary, versions if isinstance(versions, dict) else {})
     identity = saved["identity"]
     run = identity["run"] if isinstance(identity.get("run"), dict) else {}
     if isinstance(versions, dict):
         # The checkpoints may be those of another run.
         its_own = all(summary.get(name, value) == value for name, value in run.items())
         settings = {name: identity[name] for name in _SETTINGS if name in identity and its_own}
-        return Said({**settings, **summary}, versions)
+        return RunMetadata({**settings, **summary}, versions)
     of_loop = {name: identity[name] for name in ("replicas", "workers", *_SETTINGS) if name in identity}
-    return Said({**run, **of_loop, **summary}, dict(saved["versions"]))
+    return RunMetadata({**run, **of_loop, **summary}, dict(saved["versions"]))
 
 
 _SETTINGS = ("optimizer", "batches")
-"""What a checkpoint says of the steps beside the options of its run."""
+"""What a checkpoint's identity adds to the options of its run."""
 
 
 def _newest_facts(folder: pathlib.Path) -> dict[str, Any] | None:
-    """Of a checkpoint that is there: its values are not read, which takes as long as they are large."""
+    """The JSON of the newest readable checkpoint. The variables' values are not read, since that takes long."""
     place = folder if checkpoints.numbers(folder) else folder / CHECKPOINTS
     for number in checkpoints.numbers(place):
         try:
@@ -60,7 +60,7 @@ def _newest_facts(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def replayed_in(folder: pathlib.Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
-    """What was kept of a replay, a mapping for each strategy; what is none is noted."""
+    """The saved results of a replay, one mapping per strategy. A file of another kind is noted, and ignored."""
     try:
         text = (folder / REPLAY).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -71,5 +71,5 @@ def replayed_in(folder: pathlib.Path, notes: list[str]) -> tuple[Mapping[str, An
             return tuple(rows)
     except (ValueError, KeyError, TypeError):
         pass
-    notes.append(f"{REPLAY} is not what halfstep replay --json prints, and was passed over.")
+    notes.append(f"{REPLAY} is not the output of halfstep replay --json, and was ignored.")
     return ()

@@ -1,8 +1,8 @@
-"""What a run's log says of it: which step to look at, and whether its skips are the harmless kind. Pure.
+"""Judges the skips in a run's log: whether they are harmless, and which step to look at. Pure functions.
 
-A scale that begins too high is halved until it fits: these skips are how it finds its level. Afterwards it grows every
-so many applied steps, and is halved again where the larger one overflows: one skip for each interval, however short the
-interval is. Both are meant. A run may skip now and then beside, where its gradients grow.
+A scale that begins too high is halved until it fits: these skips find its level. Afterwards it grows after every
+growth interval, and is halved again if the larger scale overflows: one skip per interval, however short the interval
+is. Both are intended. A run may occasionally skip for other reasons, when its gradients grow.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from loops.support.text import agreeing
 
 _MEANT = ("", "OVERFLOW")
 _STREAK = 5
-"""Skips on end, after the first applied step, that a healthy run's gradients do not ask for: 32 times as large."""
+"""So many consecutive skips after the first applied step are wrong: gradients would have had to grow 32-fold."""
 _AT_END = 3
-"""Skips on end with which no healthy run ends."""
+"""So many consecutive skips at the end of a run are wrong."""
 SHARE = 0.05
-"""Skips among the steps of the second half that follow no growth of the scale."""
+"""The largest normal share of steps in the second half that were skipped without a preceding growth of the scale."""
 _LEAST = 3
-"""Skips that make a share."""
+"""Fewer skips than this are never too large a share."""
 _LOWEST = 1.0
-"""A loss scale below this makes gradients smaller than they are, which no healthy float16 run needs."""
+"""A loss scale below this makes gradients smaller than they are, which a healthy float16 run does not need."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Health:
-    """What a log shows.
+    """The skips and the losses in a log.
 
     Attributes:
-        step: The step to look at: the first of what went wrong last, or the last skip; None for a log without skips.
-        healthy: Whether every skip is of the harmless kind, and the loss of every applied step is finite.
-        skips: How many steps were skipped.
-        at_start: How many of them before the first step was applied.
-        steps: How many steps there are.
-        of_growth: How many of the skips followed a growth of the scale, and took it back to where it was.
-        moved: How many steps were applied, and micro-batches of those.
+        step: The step to look at: where the last problem began, or the last skip; None for a log without skips.
+        healthy: Whether every skip is harmless, and the loss of every applied step is finite.
+        skips: The number of skipped steps.
+        at_start: How many of them came before the first applied step.
+        steps: The number of steps.
+        of_growth: How many of the skips followed a growth of the scale, and undid it.
+        moved: The number of applied steps, including their micro-batches.
         unseen: How many of them have a loss that is not finite.
-        often: Where the other skips are too many, how many of how many steps of the second half; else None.
+        often: If the other skips are too many: their number and that of all steps, in the second half; else None.
     """
 
     step: int | None
@@ -61,7 +61,8 @@ def health(rows: Sequence[Mapping[str, Any]]) -> Health:
     """Judges a run by the rows of its log.
 
     Args:
-        rows: In the order of the steps, with "step", "applied", "loss" and, of a `TrainStep`, "attempted" and "cause".
+        rows: The rows in the order of the steps, with "step", "applied", "loss" and, for a `TrainStep`, "attempted" and
+            "cause".
     """
     moved, unseen = _of_applied([row for row in rows if "applied" in row])
     attempts = [row for row in rows if row.get("attempted", True) and "applied" in row]
@@ -85,10 +86,10 @@ def health(rows: Sequence[Mapping[str, Any]]) -> Health:
 
 
 def _of_applied(rows: Sequence[Mapping]) -> tuple[int, list[int]]:
-    """How many rows are of applied steps, and the numbers of those among them whose loss is not finite."""
+    """The number of applied steps with their micro-batches, and those of them whose loss is not finite."""
     attempted = np.array([bool(row.get("attempted", True)) for row in rows], bool)
     moved = of_applied(attempted, np.array([bool(row["applied"]) for row in rows], bool))
-    # A log has null for what JSON does not hold.
+    # A log has null for NaN and infinities.
     unseen = [row["step"] for row, own in zip(rows, moved, strict=True) if own and row.get("loss", 0.0) is None]
     return int(moved.sum()), unseen
 
@@ -104,7 +105,7 @@ def _is_bad(streak: Sequence[Mapping], attempts: Sequence[Mapping]) -> bool:
 
 
 def _is_of_growth(streak: Sequence[Mapping], attempts: Sequence[Mapping], first: int) -> bool:
-    """Whether the scale had grown since the skips before, and is not lower after these than it was."""
+    """Whether the scale had grown since the previous skips, and these skips only undid that."""
     start, end = first, first + len(streak)
     while start and attempts[start - 1]["applied"]:
         start -= 1
@@ -116,13 +117,13 @@ def _is_of_growth(streak: Sequence[Mapping], attempts: Sequence[Mapping], first:
 
 
 def _often(attempts: Sequence[Mapping], grown: set[int]) -> tuple[int, int] | None:
-    """How many of how many steps were skipped with no growth before, if these are too many."""
+    """The number of skips without a preceding growth and that of all steps, if these skips are too many."""
     skips = sum(not row["applied"] and row["step"] not in grown for row in attempts)
     return (skips, len(attempts)) if skips >= _LEAST and skips > SHARE * len(attempts) else None
 
 
 def _streaks(attempts: Sequence[Mapping]) -> list[list[Mapping]]:
-    """Skips on end."""
+    """Groups consecutive skips."""
     streaks: list[list[Mapping]] = []
     before = True
     for row in attempts:
@@ -135,20 +136,21 @@ def _streaks(attempts: Sequence[Mapping]) -> list[list[Mapping]]:
 
 
 def _telling(streak: Sequence[Mapping]) -> Mapping:
-    """The first skip that a scale too high does not explain, or else the first: there the trouble is youngest."""
+    """The first skip that a high scale does not explain, or else the first: it is closest to the cause."""
     return next((row for row in streak if cause_name(row.get("cause")) not in _MEANT), streak[0])
 
 
 def in_words(found: Health) -> str:
-    """How many steps of a log were skipped, and what each skip is told to be."""
+    """How many steps of a log were skipped, and of which kind."""
     if not found.skips:
-        said = "the only step in the log was not skipped"
-        return said if found.steps == 1 else f"none of the {found.steps} steps in the log was skipped"
+        if found.steps == 1:
+            return "the only step in the log was not skipped"
+        return f"none of the {found.steps} steps in the log was skipped"
     others = found.skips - found.at_start - found.of_growth
     kinds = [
         (found.at_start, "while the scale found its level"),
         (found.of_growth, "after it had grown, which took it back"),
-        (others, "beside, where gradients grew"),
+        (others, "for other reasons, as gradients grew"),
     ]
     parts = [f"{count} {kind}" for count, kind in kinds if count]
     steps = "the only step" if found.steps == 1 else f"{found.skips} of the {found.steps} steps"
@@ -156,12 +158,12 @@ def in_words(found: Health) -> str:
 
 
 def what_is_wrong(found: Health) -> str:
-    """What the log of a run that is not healthy shows as a whole; empty where only single skips are wrong."""
+    """What is wrong with a run as a whole; empty if only individual skips are."""
     return " ".join(part for part in (too_often(found), unseen_losses(found)) if part)
 
 
 def unseen_losses(found: Health) -> str:
-    """How many applied steps have a loss that is not finite, as a sentence; empty where none has."""
+    """How many applied steps have a loss that is not finite, as a sentence; empty if none has."""
     if not found.unseen:
         return ""
     steps = f"{found.unseen:,} of the {found.moved:,} applied steps" if found.moved > 1 else "The only applied step"
@@ -169,7 +171,7 @@ def unseen_losses(found: Health) -> str:
 
 
 def too_often(found: Health) -> str:
-    """Which share of a log is too large, as a sentence; empty where none is."""
+    """A sentence about a share of skips that is too large; empty if it is not."""
     if found.often is None:
         return ""
     skips, steps = found.often

@@ -1,4 +1,4 @@
-"""A recorded run in a few numbers, and in one sentence."""
+"""Summarizes a recorded run in a few numbers, and in a sentence."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from loops.support.text import amount, share
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _OF_SCALE = {"OVERFLOW", "unknown"}
-"""Causes of skips by which a scale finds its level."""
+"""Causes of the skips while a scale finds its level."""
 _LAST = 10
-"""The last of so many equal parts of a run is its end."""
+"""The end of a run is the last of so many equal parts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,17 +25,17 @@ class Digest:
     """A recorded run in a few numbers.
 
     Attributes:
-        steps: How many are recorded.
-        attempts: How many of them took a decision.
-        skips: How many were skipped.
-        by_cause: The same for each cause, the most frequent one first.
-        first_loss: The first loss; NaN where there is none that is finite.
-        final_loss: The mean of the finite losses of the last tenth of the run; NaN where there is none.
-        unfinite_losses: Steps whose loss is not finite.
-        final_scale: The last loss scale; NaN where none was recorded.
-        mean_log2_scale: The mean of log2 of the loss scale; NaN where none was recorded.
-        margin: The median of the octaves from the scale to the critical scale over the last tenth; NaN if not known.
-        health: What the log says of the skips.
+        steps: The number of recorded steps.
+        attempts: The number of steps on which a decision was taken.
+        skips: The number of skipped steps.
+        by_cause: The number of skipped steps for each cause, the most frequent one first.
+        first_loss: The first finite loss; NaN if there is none.
+        final_loss: The mean of the finite losses of the last tenth of the run; NaN if there is none.
+        unfinite_losses: The number of steps whose loss is not finite.
+        final_scale: The last loss scale; NaN if none was recorded.
+        mean_log2_scale: The mean of log2 of the loss scale; NaN if none was recorded.
+        margin: The median of the octaves from the scale to the critical scale over the last tenth; NaN if unknown.
+        health: Whether the skips are harmless.
     """
 
     steps: int
@@ -52,12 +52,12 @@ class Digest:
 
     @property
     def skip_rate(self) -> float:
-        """Skips for each attempted step."""
+        """The share of the attempted steps that were skipped."""
         return self.skips / self.attempts if self.attempts else 0.0
 
     @property
     def unseen_share(self) -> float:
-        """Of the applied steps the share whose loss is not finite."""
+        """The share of the applied steps whose loss is not finite."""
         return self.health.unseen / self.health.moved if self.health.moved else 0.0
 
 
@@ -84,7 +84,7 @@ def digest(run: Recorded) -> Digest:
 
 
 def sentence(run: Recorded, found: Digest) -> str:
-    """What came out, in one sentence or a few, made from the numbers."""
+    """The result of a run in one sentence."""
     parts = [f"{_what(run)}: {amount(found.steps, 'step')}, {_skips(run, found)}"]
     if math.isfinite(found.first_loss) and math.isfinite(found.final_loss):
         parts.append(f"the loss went from {found.first_loss:.3g} to {found.final_loss:.3g}")
@@ -95,7 +95,7 @@ def sentence(run: Recorded, found: Digest) -> str:
     if found.health.unseen:
         parts.append(
             f"the loss of {found.health.unseen:,} of {found.health.moved:,} applied steps "
-            f"({share(found.unseen_share)}) is not finite, so that it cannot be seen though the run trains"
+            f"({share(found.unseen_share)}) is not finite, although the run trains"
         )
     if math.isfinite(found.final_scale) and not _unscaled(run):
         parts.append(f"the loss scale ended at {number(found.final_scale)}{_above(found)}")
@@ -106,7 +106,7 @@ def sentence(run: Recorded, found: Digest) -> str:
 
 
 def number(value: float) -> str:
-    """A scale as text: a power of two from 2^10 on, and below 1, as one."""
+    """A scale as text; powers of two below 1 and from 2^10 on are written as such."""
     mantissa, exponent = math.frexp(value)
     if mantissa == 0.5 and not 0 <= exponent - 1 < 10:
         return "2" + str(exponent - 1).translate(_RAISED)
@@ -122,7 +122,7 @@ def _what(run: Recorded) -> str:
 
 def _skips(run: Recorded, found: Digest) -> str:
     if "applied" not in run.columns:
-        return "of which the log does not say whether they were skipped"
+        return "and the log does not say which were skipped"
     if not found.skips:
         return "none skipped"
     if found.skips == found.attempts:
@@ -130,12 +130,12 @@ def _skips(run: Recorded, found: Digest) -> str:
             return "the only attempt skipped"
         attempts = "of them" if found.attempts == found.steps else amount(found.attempts, "attempt")
         return f"all {attempts} skipped"
-    told = f"{found.skips:,} skipped ({share(found.skip_rate)})"
+    skipped = f"{found.skips:,} skipped ({share(found.skip_rate)})"
     if found.skips == found.health.at_start and set(found.by_cause) <= _OF_SCALE:
-        return told + " while the scale found its level"
+        return f"{skipped} while the scale found its level"
     if not found.health.healthy:
-        return told + f", what went wrong last at step {found.health.step:,}"
-    return told
+        return f"{skipped}, with the last problem at step {found.health.step:,}"
+    return skipped
 
 
 def _above(found: Digest) -> str:
@@ -151,7 +151,7 @@ def _unscaled(run: Recorded) -> bool:
 
 
 def _rows(run: Recorded) -> list[dict[str, Any]]:
-    """As `health` takes them: of a step that was applied, no more than it asks for, since there may be a million."""
+    """The rows for `health`, with no more than it reads, since there may be a million."""
     if "applied" not in run.columns:
         return []
     scale = [None if math.isnan(value) else value for value in run.column("loss_scale").tolist()]

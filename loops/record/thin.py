@@ -1,4 +1,4 @@
-"""Curves of any length as a few points, so that no extreme is lost."""
+"""Reduces long curves to a few points without losing extremes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 
 class Envelope(NamedTuple):
-    """A curve by columns of pixels.
+    """The range of a curve in each column of pixels that has a value.
 
     Attributes:
-        x: Float [columns], the middle of each column that has a value, from 0 to 1.
-        low: Float [columns], the least value in it.
-        high: Float [columns], the largest.
+        x: Float [columns], the middle of the column, from 0 to 1.
+        low: Float [columns], the smallest value in it.
+        high: Float [columns], the largest value in it.
         broken: Bool [columns], whether there is a gap before it.
     """
 
@@ -24,12 +24,12 @@ class Envelope(NamedTuple):
 
 
 def envelope(x: np.ndarray, values: np.ndarray, columns: int) -> Envelope:
-    """The least and the largest value in each column.
+    """The smallest and the largest value in each column.
 
     Args:
         x: Float [points], from 0 to 1, in order.
         values: Float [points]; NaN leaves a gap.
-        columns: How many there may be. A curve of fewer points keeps each.
+        columns: The number of columns. A curve with fewer points keeps all of them.
     """
     known = ~np.isnan(values)
     if len(x) <= columns:
@@ -45,7 +45,7 @@ def envelope(x: np.ndarray, values: np.ndarray, columns: int) -> Envelope:
 
 
 def moving_mean(values: np.ndarray, width: int) -> np.ndarray:
-    """A centred mean over `width` points and what is finite among them; NaN where nothing is."""
+    """A centred mean of the finite values among `width` points; NaN if there are none."""
     finite = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(finite)])
@@ -56,5 +56,5 @@ def moving_mean(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def sampled(length: int, most: int) -> np.ndarray:
-    """Int64: up to `most` places out of `length`, evenly, the first and the last among them."""
+    """Int64: up to `most` evenly spaced indices into `length` points, including the first and the last."""
     return np.unique(np.linspace(0, length - 1, min(length, most)).round().astype(np.int64))

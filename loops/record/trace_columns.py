@@ -1,4 +1,4 @@
-"""Columns and tensors from a trace."""
+"""Converts a trace's tables to arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loops.record.trace import TraceTables
 
 
 def columns_of(steps: Any) -> Log:
-    """The steps of a trace, as a log has them. A column that is null throughout is left out.
+    """The steps of a trace, as columns like those of a log. Columns that are all null are left out.
 
     Args:
         steps: A `pyarrow.Table` with the columns of `TraceTables.steps`.
@@ -28,11 +28,11 @@ def columns_of(steps: Any) -> Log:
 
 
 def measured_in(tables: TraceTables) -> Measured | None:
-    """What probes measured, or None where there were none."""
+    """What probes measured, or None if there were none."""
     names = tables.tensors["name"].to_pylist()
     if not names or not len(tables.steps):
         return None
-    # A row without probes is null in each of its tensors.
+    # A step without probes is null in every tensor.
     known = ~np.asarray(tables.steps[f"amax/{names[0]}"].combine_chunks().is_null())
     amax = np.stack([_floats(tables.steps[f"amax/{name}"]).astype(np.float32) for name in names], axis=1)
     entries = tables.histograms
@@ -51,7 +51,7 @@ def measured_in(tables: TraceTables) -> Measured | None:
 
 
 def _floats(column: Any) -> np.ndarray:
-    """Float64, NaN for null."""
+    """The column as float64, with NaN for null."""
     import pyarrow as pa
 
     return np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)

@@ -1,4 +1,4 @@
-"""Any strategy over recorded steps: the scale that each would have had, and its skips."""
+"""Replays strategies over recorded steps: the scales that each would have had, and its skips."""
 
 from loops.replay.replay import replay as replay
 from loops.replay.results import Replay as Replay

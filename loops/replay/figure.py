@@ -1,30 +1,29 @@
-"""The scales of several strategies over the recorded limit."""
+"""Plots the scales of several strategies over the recorded limit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from loops.support.plot_style import STYLE, WIDTH
+from loops.support.marks import mark
+from loops.support.palette import LINE
+from loops.support.plot_style import STYLE, WIDTH, shortened
 
 _POINTS = 2000
 """The most that are drawn of a line, each the extremes of the steps around it."""
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_DASHES = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)))
 
 
 @matplotlib.rc_context(STYLE)
 def replay_figure(step: np.ndarray, limit: np.ndarray, scales: Mapping[str, np.ndarray]) -> Figure:
-    """A line of scales for each strategy, and above all of them the area where a step is skipped.
+    """A line of scales for each strategy, and a grey area above the limit, where a step is skipped.
 
     Args:
-        step: Int [steps].
-        limit: Float [steps], above which a scale is skipped.
-        scales: Float [steps], by the names of the strategies.
+        step: Int [steps], the steps' numbers.
+        limit: Float [steps]; a step with a scale above it is skipped.
+        scales: The scales of each strategy by its name, float [steps].
     """
     figure = Figure((WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
@@ -32,14 +31,9 @@ def replay_figure(step: np.ndarray, limit: np.ndarray, scales: Mapping[str, np.n
     highest = 4 * max(float(np.max(one)) for one in scales.values())
     x = step[::every]
     shown = np.clip(_least(limit, every), np.finfo(np.float32).tiny, highest)
-    axes.fill_between(x, shown, highest, step="mid", color="#DDDDDD", linewidth=0, label="skipped")
+    axes.fill_between(x, shown, highest, step="mid", color=LINE, linewidth=0, label="skipped")
     for number, (name, values) in enumerate(scales.items()):
-        look: dict[str, Any] = {
-            "color": _COLOURS[number % len(_COLOURS)],
-            "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)],
-        }
-        label = name if len(name) <= 60 else name[:59] + "…"
-        axes.step(x, -_least(-values, every), where="mid", linewidth=1.2, label=label, **look)
+        axes.step(x, -_least(-values, every), where="mid", label=shortened(name, 60), **mark(number).line)
     axes.set_yscale("log", base=2)
     lowest = min(float(np.min(one)) for one in scales.values())
     axes.set_ylim(lowest / 4, highest)
@@ -53,5 +47,5 @@ def replay_figure(step: np.ndarray, limit: np.ndarray, scales: Mapping[str, np.n
 
 
 def _least(values: np.ndarray, every: int) -> np.ndarray:
-    """The least of each so many values."""
+    """The minimum of each group of `every` values."""
     return np.minimum.reduceat(values, np.arange(0, len(values), every))

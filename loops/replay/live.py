@@ -1,4 +1,4 @@
-"""A past part of a run taken again with another strategy, beside what the run did: further than a trace can tell."""
+"""Repeats a part of a run with other strategies, and compares with the run: this shows more than a trace can."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loops.actions.checkpoint import Checkpoint
 from loops.loop.loop import Loop
 from loops.loop.state import folder
 from loops.record.log import read_log
-from loops.replay.retraining import History, change_strategy, course
+from loops.replay.retraining import History, change_strategy, history_of
 from loops.run.rewind.open import open_run
 from loops.run.rewind.rewind import log_of, rewind
 from loops.support.errors import LoopError
@@ -24,16 +24,16 @@ from loops.support.text import columns
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One of the runs that lie side by side.
+    """One of the compared runs.
 
     Attributes:
-        strategy: By its name.
-        skips: How many steps were skipped.
-        skip_rate: Their share.
-        mean_log2_scale: In octaves.
-        final_scale: Of the last step.
+        strategy: The strategy's name.
+        skips: The number of skipped steps.
+        skip_rate: Their share of all steps.
+        mean_log2_scale: The mean of log2 of the loss scales.
+        final_scale: The loss scale of the last step.
         loss: The mean loss of the last tenth of the steps; NaN if one of them is not finite.
-        course: Every step.
+        history: Every step.
     """
 
     strategy: str
@@ -42,24 +42,24 @@ class Side:
     mean_log2_scale: float
     final_scale: float
     loss: float
-    course: History = dataclasses.field(repr=False, compare=False)
+    history: History = dataclasses.field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the steps, for JSON."""
+        """All fields but the history, for JSON."""
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in named.items() if name != "course"}
+        return {name: value for name, value in named.items() if name != "history"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Live:
-    """A run from a checkpoint on, as it was and as it would have been.
+    """A run from a checkpoint on, as recorded and with other strategies.
 
     Attributes:
         began_at: The step of the checkpoint.
-        steps: How many were attempted after it.
-        recorded: The run as it was.
-        strategies: As it is with each strategy.
-        differs: Why the run could not be taken again as it was, so that more than the strategy differs; or None.
+        steps: The number of attempted steps after it.
+        recorded: The run as recorded.
+        strategies: The run with each strategy.
+        differs: Why the run could not be reproduced, so that more than the strategy differs; or None.
     """
 
     began_at: int
@@ -69,7 +69,7 @@ class Live:
     differs: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The fields as a dict for JSON."""
         return {
             "began_at": self.began_at,
             "steps": self.steps,
@@ -82,7 +82,7 @@ class Live:
         return self.text()
 
     def text(self, width: int | None = None) -> str:
-        """A table, no wider than `width` characters if it can be."""
+        """A table, if possible no wider than `width` characters."""
         rows = [(f"from step {self.began_at + 1}", "skips", "mean scale", "last scale", "loss")]
         rows += [
             (name, f"{side.skips:,}", f"2^{side.mean_log2_scale:.2f}", f"{side.final_scale:.5g}", f"{side.loss:.5g}")
@@ -98,25 +98,25 @@ def live(
     build_with: str | None = None,
     progress: Callable[[str, int, int], object] | None = None,
 ) -> Live:
-    """Takes a run again from the checkpoint nearest to a step up to its last step, once with each strategy.
+    """Repeats a run from the checkpoint nearest to a step up to its last step, once with each strategy.
 
-    A strategy begins there as in a new run, at its own first scale.
+    Each strategy begins at its initial scale, as in a new run.
 
     Args:
         run: The run's folder. Nothing in it is written.
-        strategies: With their names.
-        step: The step; the run's first if not given.
-        build_with: As for `halfstep explain --build`.
-        progress: Called with what is done, the steps that were taken, and how many there are.
+        strategies: Pairs of name and strategy.
+        step: The step to begin near; by default the run's first.
+        build_with: The argument of `halfstep explain --build`.
+        progress: Called with the name of the current run, its number of steps taken, and their total.
 
     Raises:
-        LoopError: If the run has no checkpoint before its last step, or cannot be taken again.
-        scaler.InvalidArgument: For no such folder, function or step.
+        LoopError: If the run has no checkpoint before its last step, or cannot be repeated.
+        scaler.InvalidArgument: If the folder, the function or the step does not exist.
     """
     loop = open_run(run, build_with)
     rows = read_log(log_of(loop, run))
     if not rows:
-        raise LoopError(f"{run}: it has no log of its steps to lay beside: a loops.JsonLines writes one.")
+        raise LoopError(f"{run}: it has no log of its steps to compare with: a loops.JsonLines writes one.")
     last = int(rows[-1]["step"])
     if step is not None and not 1 <= step <= last:
         raise scaler.InvalidArgument(f"step {step}: the run's log ends at step {last}: expected one from 1 to {last}.")
@@ -135,7 +135,7 @@ def live(
             progress(name, number, len(strategies))
         outputs = moment.from_checkpoint(functools.partial(_changed, strategy=strategy))
         sides.append(_side(name, _stacked(outputs, moment.began_at + 1)))
-    step_of_run: Any = loop.train_step  # `change_strategy` saw that it has a loss scaler.
+    step_of_run: Any = loop.train_step  # `change_strategy` has checked that it has a loss scaler.
     own = scaler.strategies.in_words(step_of_run.loss_scaler.strategy)
     recorded = _recorded(rows, moment.began_at, last)
     return Live(
@@ -165,7 +165,7 @@ def _changed(loop: Loop, strategy: scaler.Strategy) -> Callable[[], object]:
 
 
 def _stacked(outputs: Sequence[dict[str, np.ndarray]], first: int) -> History:
-    return course({name: np.array([one[name] for one in outputs]) for name in outputs[0]}, first)
+    return history_of({name: np.array([one[name] for one in outputs]) for name in outputs[0]}, first)
 
 
 def _recorded(rows: Sequence[dict], began_at: int, last: int) -> History:
@@ -182,7 +182,7 @@ def _recorded(rows: Sequence[dict], began_at: int, last: int) -> History:
         "loss_scale": np.array([row["loss_scale"] for row in kept]),
         "loss": np.array([np.nan if row.get("loss") is None else row["loss"] for row in kept]),
     }
-    return course(outputs, began_at + 1)
+    return history_of(outputs, began_at + 1)
 
 
 def _side(name: str, taken: History) -> Side:

@@ -1,4 +1,4 @@
-"""A trace as a replay needs it: arrays of the steps that were attempted."""
+"""The attempted steps of a trace as arrays, for a replay."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Recording:
     """The attempted steps of a trace.
 
     Attributes:
-        name: Of the trace, for messages.
+        name: The name of the trace, for messages.
         tables: The trace.
-        step: Int64 [steps], their numbers.
-        scale: Float64 [steps], the loss scales at which they were recorded.
+        step: Int64 [steps], the steps' numbers.
+        scale: Float64 [steps], the recorded loss scales.
         applied: Bool [steps].
-        limits: Up to which scales they would have been finite.
+        limits: The scales up to which the steps would have been finite.
     """
 
     name: str
@@ -53,8 +53,8 @@ def recording_of(tables: TraceTables, name: str) -> Recording:
     low, high = _numbers(steps, "critical_low"), _numbers(steps, "critical_high")
     if np.isnan(low).any() or np.isposinf(low).all():
         raise LoopError(
-            f"{name}: it has no critical scales, because no gradients were measured, and without them "
-            f"nobody knows what another scale would have done. Record it with {RECORD}."
+            f"{name}: it has no critical scales, because no gradients were measured. Without them it is unknown what "
+            f"another scale would have done. Record it with {RECORD}."
         )
     applied = _flags(steps, "applied", True)
     attempted = _flags(steps, "attempted", True)
@@ -66,9 +66,9 @@ def recording_of(tables: TraceTables, name: str) -> Recording:
 
 
 def largest_gradient(recording: Recording) -> np.ndarray:
-    """The largest gradient of a weight at each step, unscaled, as `Event.amax`: float32 [steps].
+    """The largest unscaled gradient of a weight at each step, see `Event.amax`: float32 [steps].
 
-    It is 0, which tells a strategy of no gradient, at a step that was skipped: nobody saw it.
+    It is 0 for a skipped step, where it is unknown; a strategy takes 0 for no information.
 
     Raises:
         LoopError: If the trace does not have it.
@@ -92,7 +92,7 @@ def largest_gradient(recording: Recording) -> np.ndarray:
 
 
 def _overflows_at(tables: TraceTables, scale: np.ndarray) -> np.ndarray:
-    """From which scale on the largest gradient of each row is infinite, taken in the format that the trace names."""
+    """The smallest scale at which the largest gradient of each row is infinite, in the trace's format."""
     found = np.full(len(scale), np.inf)
     for tensor in tables.tensors.to_pylist():
         if tensor["carries_scale"]:
@@ -104,7 +104,7 @@ def _overflows_at(tables: TraceTables, scale: np.ndarray) -> np.ndarray:
 
 
 def _numbers(table: Any, name: str) -> np.ndarray:
-    """A column of numbers, float64, NaN where it is null."""
+    """A column of numbers as float64, with NaN for null."""
     return table[name].to_numpy().astype(np.float64)
 
 

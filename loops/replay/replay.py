@@ -1,4 +1,4 @@
-"""Strategies over recorded steps."""
+"""Replays strategies over recorded steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loops.support.errors import LoopError
 
 Progress = Callable[[int, int], object]
 _THREADS = 2
-"""Strategies that are replayed at once."""
+"""The number of strategies that are replayed in parallel."""
 
 
 def replay(
@@ -29,18 +29,18 @@ def replay(
 ) -> Replay:
     """The scale that each strategy would have had at each step of a run, and its skips.
 
-    A step is skipped where the replayed scale lies above the step's limit: the recorded critical scale, and what the
-    step did at its own scale. docs/replay.md says what counts where the trace does not know.
+    A step is skipped if the replayed scale is above the step's limit, which follows from the recorded critical scale
+    and from the step's own decision. docs/replay.md says what counts if the trace is not certain.
 
     Args:
-        traces: A trace, the folder of a run that holds one, or what `read` returned; or several, in each of which every
-            strategy begins anew.
-        strategies: One or several, as text, as `halfstep train --strategy` takes it, or as objects.
-        progress: Called with how many strategies are done, and how many there are.
+        traces: A trace, the folder of a run with a trace, or what `read` returned; or a list of these. Every strategy
+            starts from its initial state in each trace.
+        strategies: One or several, as text for `halfstep train --strategy`, or as objects.
+        progress: Called with the number of finished strategies, and their total.
 
     Raises:
         LoopError: If a trace cannot be read, or lacks what a strategy needs: the message says how to record it.
-        scaler.InvalidArgument: For what is no trace or no strategy.
+        scaler.InvalidArgument: If an argument is not a trace or not a strategy.
     """
     named = named_strategies(strategies)
     recordings = [recording_of(tables, name) for name, tables in tables_of(traces)]
@@ -52,7 +52,7 @@ def replay_recordings(
     strategies: Sequence[tuple[str, scaler.Strategy]],
     progress: Progress | None = None,
 ) -> Replay:
-    """`replay`, of what was read already."""
+    """`replay` for traces that are already read."""
     facts = _facts(recordings, strategies)
     counted = [counted_in(recording) for recording in recordings]
 
@@ -60,7 +60,7 @@ def replay_recordings(
         return _replayed(*named, recordings, facts, counted)
 
     found: list[Replayed] = []
-    # What XLA compiled holds no lock of Python's while it runs.
+    # XLA's compiled code runs without the GIL.
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         for replayed in pool.map(one, strategies):
             found.append(replayed)
@@ -93,7 +93,7 @@ def _replayed(
 def _facts(
     recordings: Sequence[Recording], strategies: Sequence[tuple[str, scaler.Strategy]]
 ) -> list[Callable[[scaler.Strategy], Facts]]:
-    """For each recording what a strategy needs of it, read once; what is lacking is said before anything runs."""
+    """For each recording a function from a strategy to the facts that it needs. Raises now if a trace lacks some."""
     return [functools.partial(_needed, recording, *_statistics(recording, strategies)) for recording in recordings]
 
 
@@ -128,8 +128,8 @@ def _check_moved(name: str, strategy: scaler.Strategy, scales: np.ndarray) -> No
     if scaler.strategies.needs_of(strategy).edges and (np.frexp(scales)[0] != 0.5).any():
         odd = scales[np.frexp(scales)[0] != 0.5][0]
         raise scaler.InvalidArgument(
-            f"strategy {name!r}: its scale becomes {odd:g}, and the recorded histograms, which it needs, can be moved "
-            "by powers of two alone. Give it an initial_scale, a floor and a ceiling that are powers of two."
+            f"strategy {name!r}: its scale becomes {odd:g}, but the recorded histograms, which it needs, can only be "
+            "moved by powers of two. Give it an initial_scale, a floor and a ceiling that are powers of two."
         )
 
 

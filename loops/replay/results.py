@@ -1,4 +1,4 @@
-"""What a replay found."""
+"""The results of a replay."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Replayed:
     """What one strategy would have done on the recorded steps.
 
     Attributes:
-        strategy: As it was given, text, or written out.
-        skips: Steps whose replayed scale lies above their limit.
-        skip_rate: Their share.
-        mean_log2_scale: The mean of log2 of the scales, in octaves.
-        final_scale: The scale after the last step, which the next one would have.
-        flushed: The share of the recorded values of gradients that were not zero, and would have been at the replayed
-            scale, at the steps that it does not skip and that have histograms; None without such.
-        at_floor: The share of steps with the lowest scale that the strategy may choose; None if it has one scale alone.
-        at_ceiling: With the highest.
-        uncertain: Steps of which the trace does not say for sure whether the replayed scale overflows.
+        strategy: The text that was given, or a description of the object.
+        skips: The number of steps whose replayed scale is above their limit.
+        skip_rate: Their share of all steps.
+        mean_log2_scale: The mean of log2 of the scales.
+        final_scale: The scale after the last step.
+        flushed: The share of the recorded nonzero gradients that would have been zero at the replayed scale, over the
+            steps that have histograms and are not skipped; None without such steps.
+        at_floor: The share of steps with the lowest scale that the strategy may choose; None if it has a single scale.
+        at_ceiling: The share of steps with the highest scale; None if it has a single scale.
+        uncertain: The number of steps for which the trace does not determine whether the replayed scale overflows.
         scales: Float32 [steps], the scale of each step.
         skipped: Bool [steps].
     """
@@ -45,7 +45,7 @@ class Replayed:
     skipped: np.ndarray = dataclasses.field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the arrays, for JSON."""
+        """All fields but the arrays, for JSON."""
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in named.items() if name not in ("scales", "skipped")}
 
@@ -55,8 +55,8 @@ class Replay:
     """Strategies on the same recorded steps.
 
     Attributes:
-        steps: How many there are, over all traces; of a run with `accumulate`, windows.
-        strategies: In the order they were given.
+        steps: The number of steps in all traces; the number of windows for a run with `accumulate`.
+        strategies: The results in the order of the strategies.
         numbers: Int64 [steps], the number of each step in its trace.
     """
 
@@ -65,14 +65,14 @@ class Replay:
     numbers: np.ndarray = dataclasses.field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: `steps` and `strategies`."""
+        """`steps` and `strategies` as a dict for JSON."""
         return {"steps": self.steps, "strategies": [one.to_dict() for one in self.strategies]}
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, width: int | None = None) -> str:
-        """A table, no wider than `width` characters if it can be."""
+        """A table, if possible no wider than `width` characters."""
         rows = [("strategy", "skips", "rate", "mean scale", "final scale", "flushed", "floor", "ceiling", "uncertain")]
         rows += [
             (
@@ -96,10 +96,10 @@ def _share(value: float | None, digits: int = 3) -> str:
 
 
 def write_scales(found: Replay, path: str | os.PathLike) -> None:
-    """Writes a CSV of the column `step` and a column of scales for each strategy, named as it is.
+    """Writes a CSV with the column `step` and a column of scales for each strategy, with the strategy's name.
 
     Args:
-        found: Of one trace: in several the same step has several scales.
+        found: The replay of a single trace.
         path: The file; it is replaced.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A run taken again from its first step, with another strategy."""
+"""Repeats a run from its first step with another strategy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from loops.support.signals import deferred_signals
 
 
 class History(NamedTuple):
-    """What a run did at each step that it attempted.
+    """The attempted steps of a run.
 
     Attributes:
-        step: Int64 [steps], their numbers.
+        step: Int64 [steps], the steps' numbers.
         scales: Float32 [steps].
         skipped: Bool [steps].
         loss: Float64 [steps].
@@ -33,26 +33,26 @@ class History(NamedTuple):
 
 
 def again(run: pathlib.Path, build_with: str | None) -> Loop:
-    """The loop of a recorded run before its first step, measured as it was then.
+    """The loop of a recorded run before its first step, with the probes that it had.
 
     Args:
         run: The run's folder.
-        build_with: As for `halfstep explain --build`; None for a run of `halfstep train`.
+        build_with: The argument of `halfstep explain --build`; None for a run of `halfstep train`.
 
     Raises:
-        LoopError: If it cannot be had.
-        scaler.InvalidArgument: For no such folder or function.
+        LoopError: If the loop cannot be built again.
+        scaler.InvalidArgument: If the folder or the function does not exist.
     """
     if run.is_file():
         raise scaler.InvalidArgument(
-            f"{run}: a trace alone does not say how to train: expected the folder of its run, the --out of halfstep "
+            f"{run}: a trace alone is not enough to train again: expected the folder of its run, the --out of halfstep "
             "train, or that of a program and --build."
         )
     return open_run(run, build_with)
 
 
 def change_strategy(loop: Loop, strategy: scaler.Strategy) -> None:
-    """Has the loop's step scale by another strategy, from its first state on.
+    """Makes the loop's step scale with another strategy, from its initial state.
 
     Raises:
         LoopError: If the step is not a `TrainStep`, which has one loss scaler.
@@ -66,12 +66,12 @@ def change_strategy(loop: Loop, strategy: scaler.Strategy) -> None:
 
 
 def train_again(loop: Loop, steps: int, progress: Callable[[int], object] | None = None) -> History:
-    """Takes steps, with no action to hear of them.
+    """Takes steps without calling any action.
 
     Args:
-        loop: Before its first step.
-        steps: How many batches to take.
-        progress: Called with how many were taken, after each call.
+        loop: A loop before its first step.
+        steps: The number of batches to take.
+        progress: Called with the number of batches taken, after each call.
 
     Raises:
         OutOfData: If the dataset ends before.
@@ -81,19 +81,24 @@ def train_again(loop: Loop, steps: int, progress: Callable[[int], object] | None
         while (done := loop.counters.data) < steps:
             taken, outputs = loop.take(min(loop.longest_call, steps - done))
             if not taken:
-                raise OutOfData(f"the dataset ended after {done} steps, and the trace has {steps}.")
+                raise OutOfData(f"the dataset ended after {done} steps, but the trace has {steps}.")
             parts.append(outputs)
             signals.act()
             if progress:
                 progress(done + taken)
-    return course({name: np.concatenate([part[name] for part in parts]) for name in _NAMES}, 1)
+    return history_of({name: np.concatenate([part[name] for part in parts]) for name in _NAMES}, 1)
 
 
 _NAMES = ("attempted", "applied", "loss_scale", "loss")
 
 
-def course(outputs: Mapping[str, np.ndarray], first: int) -> History:
-    """What a step returned, by name, of the steps from `first` on, as a course."""
+def history_of(outputs: Mapping[str, np.ndarray], first: int) -> History:
+    """The attempted steps among some steps.
+
+    Args:
+        outputs: The outputs of the steps by name, arrays [steps].
+        first: The number of the first step.
+    """
     attempted = np.asarray(outputs["attempted"]).astype(bool)
     return History(
         np.flatnonzero(attempted) + first,

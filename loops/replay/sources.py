@@ -1,4 +1,4 @@
-"""Traces and strategies as a user may name them."""
+"""Resolves traces and strategies from a user's arguments."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Source = str | os.PathLike | TraceTables
 
 
 def tables_of(sources: Source | Sequence[Source]) -> list[tuple[str, TraceTables]]:
-    """Traces with their names, each a file, a run's folder that holds one, or what `read` returned.
+    """Pairs of name and trace, from files, folders of runs, or what `read` returned.
 
     Raises:
         LoopError: If a trace cannot be read.
-        scaler.InvalidArgument: For what is no trace, or for none.
+        scaler.InvalidArgument: If a source is not a trace, or there is none.
     """
     listed = [sources] if isinstance(sources, (str, os.PathLike, TraceTables)) else list(sources)
     if not listed:
@@ -38,27 +38,27 @@ def tables_of(sources: Source | Sequence[Source]) -> list[tuple[str, TraceTables
 
 
 def trace_in(place: pathlib.Path) -> pathlib.Path:
-    """The trace that a path means: the file itself, or the one in a run's folder.
+    """The trace at a path: the file itself, or the one in a run's folder.
 
     Raises:
-        LoopError: For a folder with none, or with several of other names.
+        LoopError: If a folder has no trace, or several without the default name.
     """
     if not place.is_dir():
         return place
     found = trace_of(place)
     if found is None:
         raise LoopError(
-            f"{place}: it holds no trace. Name the file, or record one: halfstep train --trace, or loops.Trace in a "
+            f"{place}: it has no trace. Name the file, or record one: halfstep train --trace, or loops.Trace in a "
             "program."
         )
     return found
 
 
 def named_strategies(strategies: Any) -> list[tuple[str, scaler.Strategy]]:
-    """Strategies with their names: texts as `halfstep train --strategy` takes them, or objects.
+    """Pairs of name and strategy, from texts for `halfstep train --strategy`, or objects.
 
     Raises:
-        scaler.InvalidArgument: For what is neither, for none, and for one that is given twice.
+        scaler.InvalidArgument: If one is neither, if there is none, or if one is given twice.
     """
     if isinstance(strategies, str) or not isinstance(strategies, Sequence):
         strategies = [strategies]

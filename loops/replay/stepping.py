@@ -1,9 +1,9 @@
-"""A strategy taken over recorded steps, one event after the other, as a `scaler.LossScaler` takes it.
+"""Steps a strategy through recorded events, as a `scaler.LossScaler` would.
 
-XLA compiles the loop over the steps, one strategy at a time: some 20 to 100 nanoseconds a step, and a twentieth of a
-second to compile. All strategies in one loop take ten times as long, since only a small body becomes one piece of
-machine code. A strategy gives the same bits in every mode; one that this package does not bring is tried first, and
-takes the plain way, of some 50 microseconds a step, where XLA cannot compile it or computes other bits.
+XLA compiles the loop over the steps, for one strategy at a time: about 50 ms to compile, then 20 to 100 ns per step.
+All strategies in one loop would take ten times as long, since only a small body becomes a single piece of machine code.
+The strategies of this package give the same bits in every mode. Any other strategy is tried first, and runs without
+XLA, at about 50 us per step, if XLA cannot compile it or computes other bits.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import scaler
 from loops.replay.tallies import Tallies
 
 _TRIED = 256
-"""Steps by which an unknown strategy is tried."""
+"""The number of steps for trying a user's strategy."""
 
 
 class Facts(NamedTuple):
-    """What decides each step's event.
+    """The data for each step's event.
 
     Attributes:
-        limit: Float32 [steps], above which the step is skipped.
-        amax: Float32 [steps], or None if the strategy does not need it.
+        limit: Float32 [steps]; at a scale above it, the step is skipped.
+        amax: Float32 [steps], the largest gradients, or None if the strategy does not need them.
         tallies: Counts by magnitude, or None if the strategy does not need them.
     """
 
@@ -35,7 +35,7 @@ class Facts(NamedTuple):
     tallies: Tallies | None = None
 
     def first(self, steps: int) -> Facts:
-        """The first of the steps."""
+        """The facts of the first `steps` steps."""
         amax = None if self.amax is None else self.amax[:steps]
         return Facts(self.limit[:steps], amax, None if self.tallies is None else self.tallies.first(steps))
 
@@ -48,14 +48,14 @@ class Scales(NamedTuple):
 
 
 def step_through(strategy: scaler.Strategy, facts: Facts) -> Scales:
-    """The scales of a strategy that sees these steps from its first state on."""
+    """The scales of a strategy on these steps, from its initial state."""
     if not _ours(strategy) and not _compiles(strategy, facts.first(_TRIED)):
         return _looped(strategy, facts, compiled=False)
     return _looped(strategy, facts, compiled=True)
 
 
 def _ours(strategy: object) -> bool:
-    """Whether this package brings a strategy, and those inside of it, so that its tests ran it under XLA."""
+    """Whether a strategy and those inside of it are from this package, whose tests run them under XLA."""
     if isinstance(strategy, (tuple, list)):
         return all(map(_ours, strategy))
     if not dataclasses.is_dataclass(strategy):
@@ -74,12 +74,12 @@ def _compiles(strategy: scaler.Strategy, facts: Facts) -> bool:
 
 
 def _looped(strategy: scaler.Strategy, facts: Facts, *, compiled: bool) -> Scales:
-    # A GPU would take microseconds for each of these scalars.
+    # On a GPU, each of these scalar operations would take microseconds.
     with tf.device("CPU:0"):
         arrays = [tf.constant(one) for one in (facts.limit, *_arrays(facts))]
         loop = scaler.tracing.as_written(lambda *arrays: _loop(strategy, facts, *arrays))
         looped = tf.function(loop, jit_compile=compiled)
-        # Called by itself, TensorFlow would warn that it traces a new function for every strategy.
+        # A direct call of `looped` would warn of retracing for every strategy.
         used, final = looped.get_concrete_function(*arrays)(*arrays)
     return Scales(used.numpy(), float(final))
 
@@ -102,7 +102,7 @@ def _loop(strategy: scaler.Strategy, facts: Facts, limit: tf.Tensor, *rest: tf.T
             None if facts.tallies is None else facts.tallies.counted(rest[-2], rest[-1], step, now.loss_scale),
         )
         after = update(now, event)
-        # A variable of a loss scaler keeps its shape, too.
+        # As in a loss scaler, whose variables keep their shapes.
         kept = type(after)(*(tf.ensure_shape(new, old.shape) for new, old in zip(after, now, strict=True)))
         return step + 1, kept, used.write(step, now.loss_scale)
 

@@ -1,7 +1,7 @@
-"""How many gradients of a recorded step lie above an edge, had the loss scale been another.
+"""How many gradients of a recorded step would be above an edge at another loss scale.
 
-A power of two moves every value by whole octaves, so that counts by octave say exactly how many values lie above any
-edge that is the largest value of an octave, in the format that they were computed in.
+A power of two moves every value by whole octaves. Counts by octave are therefore exact for any edge that is the largest
+value of an octave in the format of the gradients.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from loops.replay.recording import Recording
 from loops.support.errors import LoopError
 
 _LEAST, _MOST = -149, 129
-"""The octaves of what is counted: zeros lie below the first, and what is not finite in the last."""
+"""The first and the last counted octave: zeros are below the first, infinities and NaN in the last."""
 
 
 class Tallies(NamedTuple):
-    """Counts of the gradients of weights.
+    """Cumulative counts of the gradients of weights.
 
     Attributes:
-        below: Int64 [steps, octaves + 1], how many values lie below each octave, and how many there are at the last.
+        below: Int64 [steps, octaves + 1], the number of values below each octave, and the total at the end.
         scale: Int32 [steps], log2 of the scale at which they were counted.
         octaves: For each edge the octave above it.
     """
@@ -35,16 +35,16 @@ class Tallies(NamedTuple):
     octaves: tuple[int, ...]
 
     def first(self, steps: int) -> Tallies:
-        """Those of the first steps."""
+        """The counts of the first `steps` steps."""
         return self._replace(below=self.below[:steps], scale=self.scale[:steps])
 
     def counted(self, below: tf.Tensor, scale: tf.Tensor, step: tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
         """`Event.histogram` of a step at another loss scale, int64 [edges + 1].
 
         Args:
-            below: The attribute, as a tensor.
-            scale: The attribute, as a tensor.
-            step: Scalar int32, from 0.
+            below: The attribute `below` as a tensor.
+            scale: The attribute `scale` as a tensor.
+            step: Scalar int32, the index of the step from 0.
             loss_scale: Scalar float32, a power of two.
         """
         bits = tf.bitcast(loss_scale, tf.int32)
@@ -60,19 +60,19 @@ def tallies_of(recording: Recording, edges: tuple[float, ...]) -> Tallies:
     """The counts of a trace, for a strategy that needs a histogram with these edges.
 
     Raises:
-        LoopError: If a step has no histogram of the gradients of the weights, or an edge lies within an octave.
+        LoopError: If a step has no histogram of the gradients of the weights, or an edge is within an octave.
     """
     octaves = tuple(_octave_above(recording.name, edge) for edge in edges)
     parts = np.log2(recording.scale)
     if (parts != np.round(parts)).any():
         raise LoopError(
-            f"{recording.name}: it was recorded at loss scales that are no powers of two, by which counts by octave "
-            "cannot be moved. Record it with a strategy whose scales are, such as dynamic."
+            f"{recording.name}: it was recorded at loss scales that are not powers of two, so its counts by octave "
+            "cannot be moved. Record it with a strategy whose scales are powers of two, such as dynamic."
         )
     if "micro-batches" in recording.tables.lacks:
         raise LoopError(
-            f"{recording.name}: it is of micro-batches, whose gradients were counted before they were summed, so that "
-            "the histogram of a step's gradients is not in it. Record it with accumulate=1."
+            f"{recording.name}: the gradients of its micro-batches were counted before they were summed, so it lacks "
+            "the histogram of a step's gradients. Record it with accumulate=1."
         )
     if "weights" in recording.tables.lacks:
         raise LoopError(
@@ -98,31 +98,31 @@ def _below(recording: Recording) -> np.ndarray:
     rows = np.searchsorted(recording.step, step)
     kept = (rows < len(recording.step)) & (recording.step[np.minimum(rows, len(recording.step) - 1)] == step)
     counts = np.zeros([len(recording.step), _MOST - _LEAST + 1], np.int64)
-    # After the zeros come the octaves, and then what is not finite, in the last two bins.
+    # The bins are zeros, then the octaves, then infinities and NaN.
     np.add.at(counts, (rows[kept], np.minimum(place[kept].astype(np.int64), scaler.observe.INFINITY)), count[kept])
     return np.cumsum(counts, axis=1)
 
 
 def _octave_above(name: str, edge: float) -> int:
-    """The octave whose values are the first above the edge."""
+    """The lowest octave whose values are all above the edge."""
     octave = math.floor(math.log2(edge))
     largest = 2.0 ** (octave + 1) * (1 - scaler.float_format("float16").epsilon / 2)
     if edge >= largest:
         return octave + 1
     raise LoopError(
-        f"{name}: its histograms count by octave, and cannot tell what lies above {edge:g}. Choose an edge that is the "
-        f"largest float16 number of its octave, such as {largest:g}."
+        f"{name}: its histograms count by octave, so the number of values above {edge:g} is unknown. Choose an edge "
+        f"that is the largest float16 number of its octave, such as {largest:g}."
     )
 
 
 class Counted(NamedTuple):
-    """The gradients of the steps that have histograms, in entries of a step and a bin of one format.
+    """The nonzero bins of the gradients' histograms, one entry for each step, tensor and bin.
 
     Attributes:
-        row: Int64 [entries], the place of the step in the recording.
+        row: Int64 [entries], the index of the step in the recording.
         largest: Float64 [entries], the largest magnitude of the bin, at the recorded scale; 0 for zeros.
-        zero: Float64 [entries], up to where the format rounds to zero.
-        values: Float64 [entries], how many values.
+        zero: Float64 [entries], the largest magnitude that the format rounds to zero.
+        values: Float64 [entries], the number of values in the bin.
     """
 
     row: np.ndarray
@@ -132,7 +132,7 @@ class Counted(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """How many values would be zero, and of how many."""
+    """The number of values that would be flushed to zero, and that of all values."""
 
     flushed: float
     values: float
@@ -161,12 +161,12 @@ def counted_in(recording: Recording) -> Counted:
 
 
 def lost(counted: Counted, recording: Recording, scales: np.ndarray, skipped: np.ndarray) -> Lost:
-    """What of them would be zero at these scales, at the steps that are not skipped.
+    """How many values would be zero at these scales, over the steps that are not skipped.
 
     Args:
-        counted: Of this recording.
-        recording: As from `recording_of`.
-        scales: Float32 [steps], the replayed ones.
+        counted: From `counted_in`.
+        recording: From `recording_of`.
+        scales: Float32 [steps], the replayed scales.
         skipped: Bool [steps].
     """
     applied = ~skipped[counted.row]

@@ -1,4 +1,4 @@
-"""The parameters of a strategy that lose least on recorded steps."""
+"""Searches the parameters of a strategy that lose the fewest gradients on recorded steps."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ GRIDS: dict[str, Mapping[str, Sequence[Any]]] = {
     "delayed_amax": {"margin": [0, 1, 2, 3, 4, 6], "history_length": [16, 128, 1024]},
     "smooth": {"initial_scale": ["2**10", "2**15", "2**20"], "growth_interval": [100, 300, 1000, 3000]},
 }
-"""What is tried of each strategy, as text; `""` is the argument without a name."""
+"""The values to try for each strategy's parameters, as text; `""` is the argument without a name."""
 _HELD_OUT = 3
-"""One in so many traces, or the last of so many parts of one trace, decides."""
+"""One in three traces, or the last third of a single trace, is held out."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What a search found. A cost is the share of the gradients that was lost: all of a skipped step, and of the others
-    what the scale made zero.
+    """The result of a search.
+
+    A cost is the share of the gradients that was lost: all those of skipped steps, and those flushed to zero in others.
 
     Attributes:
-        best: The strategy with what lost least, as text; the default if that lost less where it was not searched.
-        default: The strategy as it is without arguments.
-        tried: How many were tried.
-        searched: The cost of the best where it was searched.
-        held_out: Its cost where it was not.
-        default_searched: The default's, where it was searched.
-        default_held_out: The default's, where it was not.
-        gain: By how much the best costs less than the default, held out.
-        skip_rates: Of the best and the default, held out.
-        flushed: Of the best and the default, held out.
+        best: The strategy with the lowest cost, as text; the default if that costs less on the held-out steps.
+        default: The strategy without arguments, as text.
+        tried: The number of candidates.
+        searched: The cost of the best on the searched steps.
+        held_out: The cost of the best on the held-out steps.
+        default_searched: The cost of the default on the searched steps.
+        default_held_out: The cost of the default on the held-out steps.
+        gain: How much less the best costs than the default on the held-out steps.
+        skip_rates: The skip rates of the best and the default on the held-out steps.
+        flushed: The shares that the best and the default flush to zero on the held-out steps.
     """
 
     best: str
@@ -68,7 +69,7 @@ class Tuned:
         return self.text()
 
     def text(self, width: int | None = None) -> str:
-        """A table, no wider than `width` characters if it can be, and what it says."""
+        """A table, if possible no wider than `width` characters, and its conclusion."""
         found = [
             ("default", self.default, self.default_searched, self.default_held_out, 1),
             ("best", self.best, self.searched, self.held_out, 0),
@@ -79,8 +80,7 @@ class Tuned:
             for name, text, one, other, at in found
         ]
         gain = f"It gains {self.gain:.4%} of the gradients" if self.gain > 0 else "Nothing was better than the default"
-        said = f"{gain}, where it was not searched ({self.tried} were tried)."
-        return f"{columns(rows, width, left=2)}\n{said}"
+        return f"{columns(rows, width, left=2)}\n{gain} on the held-out steps ({self.tried} were tried)."
 
 
 def tune(
@@ -89,19 +89,19 @@ def tune(
     *,
     progress: Callable[[int, int], object] | None = None,
 ) -> Tuned:
-    """Searches a strategy's parameters for those that lose the least share of the gradients.
+    """Searches a strategy's parameters for those that lose the smallest share of the gradients.
 
-    A skipped step loses all of them, another one those that its scale makes zero. Of several traces the last third is
-    held out, of one its last third of steps: what was best on the rest is compared with the default there, and the
-    default stays where it is better.
+    A skipped step loses all of its gradients, any other step those that its scale flushes to zero. The last third of
+    several traces, or of the steps of a single trace, is held out. The best parameters on the rest are compared with
+    the default on the held-out part, and the default is returned if it is better there.
 
     Args:
-        traces: As for `replay`, with histograms.
-        strategy: One of `GRIDS`.
-        progress: Called with how many were tried, and how many there are.
+        traces: The argument of `replay`; the traces must have histograms.
+        strategy: A key of `GRIDS`.
+        progress: Called with the number of tried candidates, and their total.
 
     Raises:
-        LoopError: If a trace lacks histograms, or what the strategy needs.
+        LoopError: If a trace lacks histograms, or something else that the strategy needs.
         scaler.InvalidArgument: For another strategy.
     """
     if strategy not in GRIDS:
@@ -111,7 +111,7 @@ def tune(
     texts = list(dict.fromkeys([default, *_texts(strategy)]))
     candidates = [(text, parse_strategy(text)) for text in texts]
     found = replay_recordings(searched, candidates, progress).strategies
-    # Of equals the first, and so the default if it is one of them.
+    # The first one of equal cost, and thus the default if it is among them.
     best = min(found, key=_cost)
     final = {
         one.strategy: one for one in replay_recordings(held_out, _only(candidates, best.strategy, default)).strategies
@@ -135,7 +135,7 @@ def tune(
 
 def _cost(one: Replayed) -> float:
     if one.flushed is None:
-        # Nothing was applied where it was counted, or nothing was counted, which `_parts` refuses.
+        # No step with a histogram was applied; `_parts` refuses recordings without histograms.
         return 1.0
     return one.skip_rate + (1 - one.skip_rate) * one.flushed
 
@@ -152,7 +152,7 @@ def _texts(strategy: str) -> list[str]:
 
 
 def _parts(tables: Sequence[tuple[str, TraceTables]]) -> tuple[list[Recording], list[Recording]]:
-    """What is searched, and what is held out."""
+    """The recordings to search, and those to hold out."""
     if len(tables) > 1:
         count = -(-len(tables) // _HELD_OUT)
         parts: tuple[Sequence, Sequence] = (tables[:-count], tables[-count:])
@@ -170,7 +170,7 @@ def _parts(tables: Sequence[tuple[str, TraceTables]]) -> tuple[list[Recording], 
     for part in recordings:
         if not any(len(set(one.step.tolist()) & set(one.tables.histograms["step"].to_pylist())) for one in part):
             raise LoopError(
-                f"{part[0].name}: it has no histograms, so that nobody knows what a scale makes zero. Record them more "
-                "often: halfstep train --trace 10, or loops.Trace(path, every=10)."
+                f"{part[0].name}: it has no histograms, so it is unknown how many gradients a scale flushes to zero. "
+                "Record them more often: halfstep train --trace 10, or loops.Trace(path, every=10)."
             )
     return recordings[0], recordings[1]

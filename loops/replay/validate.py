@@ -1,4 +1,4 @@
-"""Whether a replay foretold what training with a strategy really does."""
+"""Checks a replay's prediction by training with the strategy."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from loops.support.errors import LoopError
 
 @dataclasses.dataclass(frozen=True)
 class Validated:
-    """A replayed strategy beside a run that was trained with it.
+    """A replayed strategy compared with a run that was trained with it.
 
     Attributes:
-        replayed: What the replay says.
-        trained: What the run did.
+        replayed: The replay's prediction.
+        trained: The run.
         agreement: The share of steps with the same scale.
         same_skips: Whether the same steps were skipped.
         parts_at: The first step with another scale; None if there is none.
-        parted_by: Of the last step before it: what happened, in words.
+        parted_by: A description of the step before that, which made the difference; or None.
     """
 
     replayed: Replayed
@@ -38,7 +38,7 @@ class Validated:
     parted_by: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: what the replay says, and how far it is right."""
+        """The replay's prediction and how far it is right, as a dict for JSON."""
         return {
             **self.replayed.to_dict(),
             "agreement": self.agreement,
@@ -50,9 +50,9 @@ class Validated:
     def __str__(self) -> str:
         same = int((self.trained.scales == self.replayed.scales).sum())
         skips = f"{int(self.trained.skipped.sum())} skips, {self.replayed.skips} replayed"
-        told = f", at the same steps ({self.replayed.skips})" if self.same_skips else f": {skips}"
+        skips = f" at the same steps ({self.replayed.skips})" if self.same_skips else f": {skips}"
         line = f"{self.replayed.strategy}: the same scale at {same:,} of {len(self.trained.scales):,} steps "
-        line += f"({self.agreement:.1%}), skips{told}"
+        line += f"({self.agreement:.1%}), skips{skips}"
         return line if self.parts_at is None else f"{line}\n  parts at step {self.parts_at}: {self.parted_by}"
 
 
@@ -66,15 +66,15 @@ def validate(
     """Trains with each strategy from the start of a recorded run, and compares with the replay step by step.
 
     Args:
-        recording: Of the run, from its first step on.
-        run: Its folder. Nothing in it is written.
-        strategies: With their names.
-        build_with: As for `halfstep explain --build`.
-        progress: Called with a strategy's name, the steps that were taken, and how many there are.
+        recording: The recording of the run, from its first step on.
+        run: The run's folder. Nothing in it is written.
+        strategies: Pairs of name and strategy.
+        build_with: The argument of `halfstep explain --build`.
+        progress: Called with a strategy's name, the number of steps taken, and their total.
 
     Raises:
-        LoopError: If the trace does not begin with the run, or the run cannot be had again.
-        scaler.InvalidArgument: For no such folder or function.
+        LoopError: If the trace does not begin with the run, or the run cannot be repeated.
+        scaler.InvalidArgument: If the folder or the function does not exist.
     """
     numbers = recording.tables.steps["step"].to_numpy()
     if numbers[0] != 1 or (np.diff(numbers) != 1).any():
@@ -85,20 +85,20 @@ def validate(
         loop = again(run, build_with)
         change_strategy(loop, strategy)
 
-        def told(done: int, name: str = name) -> None:
+        def report(done: int, name: str = name) -> None:
             if progress:
                 progress(name, done, int(numbers[-1]))
 
-        compared.append(_compared(replayed, train_again(loop, int(numbers[-1]), told), recording))
+        compared.append(_compared(replayed, train_again(loop, int(numbers[-1]), report), recording))
     return compared
 
 
 def _compared(replayed: Replayed, trained: History, recording: Recording) -> Validated:
-    # The trace may end within a window, which then is not of the recording.
+    # A window that the trace does not finish is in neither.
     if not np.array_equal(trained.step, recording.step):
         raise LoopError(
-            f"{recording.name}: the trace attempted {len(recording.step)} steps, and the run that was built again "
-            f"{len(trained.step)}: it is not the run of this trace."
+            f"{recording.name}: the trace attempted {len(recording.step)} steps, but the run that was built again "
+            f"attempted {len(trained.step)}: it is not the run of this trace."
         )
     other = np.flatnonzero(trained.scales != replayed.scales)
     parts_at = int(recording.step[other[0]]) if len(other) else None
@@ -118,7 +118,11 @@ def _why(replayed: Replayed, trained: History, recording: Recording, at: int) ->
     if before < 0:
         return there
     if trained.skipped[before] == replayed.skipped[before]:
-        return f"{there}; step {recording.step[before]} showed other gradients"
-    did, said = ("was skipped", "would not be") if trained.skipped[before] else ("was applied", "would be skipped")
+        return f"{there}; step {recording.step[before]} had other gradients"
+    did = "was skipped" if trained.skipped[before] else "was applied"
+    predicted = "not to be" if trained.skipped[before] else "to be skipped"
     limit = f"the trace has a limit of {recording.limits.decided[before]:g}"
-    return f"{there}; step {recording.step[before]} {did} at {trained.scales[before]:g}, and {said} replayed: {limit}"
+    return (
+        f"{there}; step {recording.step[before]} {did} at {trained.scales[before]:g}, but the replay predicted it "
+        f"{predicted}: {limit}"
+    )

@@ -1,4 +1,4 @@
-"""One fingerprint for all weights of a model, to tell whether two runs ended in the same place."""
+"""A hash over all weights of a model, to check whether two runs ended with the same bits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 def weights_digest(model: keras.Model) -> str:
     """SHA-256 over the bytes of all of the model's variables, in hexadecimal.
 
-    The order is `model.variables`: layer by layer, trainable ones before the others, seed generators included. Of each
+    The order is `model.variables`: layer by layer, trainable ones before the others, seed generators included. For each
     variable the dtype and shape are hashed, then the values in C order, little-endian. Names are left out: Keras
-    numbers them by how many layers a process has made.
+    numbers layers per process.
     """
     digest = hashlib.sha256()
     for variable in model.variables:

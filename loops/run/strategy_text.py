@@ -1,4 +1,4 @@
-"""Strategies written as text, for the command line."""
+"""Parses strategies from text, for the command line."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ FORMS = (
 
 
 def parse_strategy(text: str) -> scaler.Strategy:
-    """The strategy a text names.
+    """Parses a strategy.
 
     Args:
-        text: "none", "static:1024", "dynamic" or "dynamic:growth_interval=200,initial_scale=65536", and likewise
-            "headroom", "histogram", "delayed_amax", "log_normal", "smooth" and the name of any strategy in
-            `scaler.presets`. A number may be written as a power: "2**-10".
+        text: "none", "static:1024", "dynamic" or "dynamic:growth_interval=200,initial_scale=65536"; "headroom",
+            "histogram", "delayed_amax", "log_normal", "smooth" and the names of `scaler.presets` take options in the
+            same way. A number may be written as a power: "2**-10".
 
-            Strategies around another come before it, the outermost first: "warmup:100+dynamic",
+            Wrappers come before the strategy that they wrap, the outermost first: "warmup:100+dynamic",
             "bounded:1,2**20+warmup:100,initial_scale=8+headroom", "rising_floor:1000=8,5000=2**15+dynamic". They take
             their arguments in order, or by name.
 
             "static:1024+then:500+dynamic" is `Scheduled({0: Static(1024.0), 500: Dynamic()})`.
 
     Raises:
-        scaler.InvalidArgument: For another form, an unknown name, or a value the strategy refuses.
+        scaler.InvalidArgument: For another form, an unknown name, or a value that the strategy refuses.
     """
     try:
         return _scheduled(_SEPARATOR.split(text))
@@ -61,11 +61,11 @@ def parse_strategy(text: str) -> scaler.Strategy:
 
 
 _SEPARATOR = re.compile(r"\+(?=[A-Za-z_])")
-"""Not the plus of a number, as in 1e+3."""
+"""A plus before a name; not that of a number, as in 1e+3."""
 
 
 def _scheduled(parts: Sequence[str]) -> scaler.Strategy:
-    """The strategy of parts that were joined by plus signs."""
+    """The strategy of a text that was split at plus signs."""
     starts, pieces = [0], [list[str]()]
     for part in parts:
         kind, _, rest = part.partition(":")
@@ -74,7 +74,7 @@ def _scheduled(parts: Sequence[str]) -> scaler.Strategy:
             continue
         step = _number(rest)
         if isinstance(step, bool) or not isinstance(step, int) or step <= starts[-1]:
-            raise scaler.InvalidArgument(f"{part!r}: expected then:STEP, integers that rise, as in then:500.")
+            raise scaler.InvalidArgument(f"{part!r}: expected then:STEP with increasing integers, as in then:500.")
         starts.append(step)
         pieces.append([])
     strategies = [_wrapped(piece) for piece in pieces]
@@ -82,7 +82,7 @@ def _scheduled(parts: Sequence[str]) -> scaler.Strategy:
 
 
 def _wrapped(parts: Sequence[str]) -> scaler.Strategy:
-    """The last part's strategy in those before it, the outermost first."""
+    """The strategy of the last part, wrapped in those before it, the outermost first."""
     if not parts:
         raise scaler.InvalidArgument("then:STEP goes between two strategies, as in static:1024+then:500+dynamic.")
     strategy = _named(parts[-1])
@@ -104,7 +104,7 @@ def _wrapped(parts: Sequence[str]) -> scaler.Strategy:
 
 
 def _named(text: str) -> scaler.Strategy:
-    """The strategy of a text without a plus sign."""
+    """The strategy of a text without plus signs."""
     kind, _, rest = text.partition(":")
     if kind == "none" and not rest:
         return scaler.NoScaling()
@@ -120,7 +120,7 @@ def _named(text: str) -> scaler.Strategy:
 
 
 def _floors(rest: str) -> dict:
-    """The argument of a `RisingFloor`: what STEP=FLOOR,... says, or nothing for its default."""
+    """The argument of a `RisingFloor` from STEP=FLOOR,...; empty for its default."""
     pairs = [part.partition("=") for part in filter(None, rest.split(","))]
     if any(not equals for _, equals, _ in pairs):
         raise scaler.InvalidArgument(f"{rest!r}: expected STEP=FLOOR,..., as in rising_floor:1000=8,5000=2**15.")
@@ -128,7 +128,7 @@ def _floors(rest: str) -> dict:
 
 
 def _arguments(rest: str, make: Callable[..., scaler.Strategy], after: int | None = None) -> dict:
-    """What a text gives `make`, by name. Values without a name count as those from the parameter `after` on."""
+    """The arguments in a text, by name. Values without a name are for the parameters from position `after` on."""
     parameters = dict(list(inspect.signature(make).parameters.items())[after or 0 :])
     arguments: dict = {}
     for position, part in enumerate(filter(None, rest.split(","))):
@@ -137,9 +137,8 @@ def _arguments(rest: str, make: Callable[..., scaler.Strategy], after: int | Non
             name, equals, value = list(parameters)[position], "=", part
         if not equals or name not in parameters:
             hint = "" if name in parameters else _nearest(name, parameters)
-            raise scaler.InvalidArgument(
-                f"{hint}{part!r} is none of {', '.join(parameters) or 'no arguments'}, with =VALUE."
-            )
+            expected = f"one of {', '.join(parameters)}, with =VALUE" if parameters else "no arguments"
+            raise scaler.InvalidArgument(f"{hint}{part!r}: expected {expected}.")
         if name in arguments:
             raise scaler.InvalidArgument(f"{name} is given twice.")
         is_text = isinstance(parameters[name].default, str)
@@ -151,7 +150,7 @@ def _arguments(rest: str, make: Callable[..., scaler.Strategy], after: int | Non
 
 
 def _spelled(kind: str) -> str:
-    """As names are spelled here: "DelayedAmax" and "log-normal" are near, too."""
+    """A name in the spelling used here, so that "DelayedAmax" and "log-normal" also get a hint."""
     return "".join(f"_{c}" if c.isupper() and i else c for i, c in enumerate(kind)).lower().replace("-", "_")
 
 
@@ -161,14 +160,14 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _number(value: str) -> Any:
-    """A number or True or False; whether it fits is for the strategy to say."""
+    """A number, True or False; the strategy checks it."""
     base, power, exponent = value.partition("**")
     try:
         parts = [ast.literal_eval(part) for part in ((base, exponent) if power else (base,))]
-        # As floats, a power beyond every scale costs nothing to refuse.
+        # As floats: a huge power of integers would take forever to compute.
         if not power:
             return parts[0]
         result = math.pow(*map(float, parts))
         return int(result) if all(isinstance(part, int) for part in parts) and result >= 1 else result
     except (ValueError, SyntaxError, TypeError, OverflowError) as error:
-        raise scaler.InvalidArgument(f"{value!r} is no number.") from error
+        raise scaler.InvalidArgument(f"{value!r} is not a number.") from error

@@ -1,4 +1,4 @@
-"""One training run on a task, from its options to the files it leaves."""
+"""One training run on a task, from its options to its files."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from loops.step.train_step import TrainStep
 from loops.tasks import Task
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
-"""Keras dtype policies that a run may have."""
+"""The Keras dtype policies of runs."""
 STEPS_PER_CALL = 50
 """Steps between visits, unless checkpoints are saved more often."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """What decides a run's result.
+    """The options that determine a run's result.
 
     Attributes:
-        policy: Keras dtype policy, one of `POLICIES`.
-        strategy: As `parse_strategy` takes it.
-        steps: Batches to take.
-        seed: Of the initial weights and of the order of the data.
-        masters: Whether 16-bit variables are trained through float32 masters; False is unsafe, and a baseline.
-        loss_factor: A constant the loss is multiplied by. Adam's epsilon is multiplied too, so that without rounding
-            the factor changes nothing.
-        learning_rate: Of Adam.
-        batch_size: Examples a step.
+        policy: The Keras dtype policy, one of `POLICIES`.
+        strategy: The scaling strategy as text, see `parse_strategy`.
+        steps: The number of batches to take.
+        seed: The seed of the initial weights and of the order of the data.
+        masters: Whether 16-bit variables are trained through float32 masters; False is unsafe, for a baseline.
+        loss_factor: A constant factor of the loss. Adam's epsilon is multiplied too, so that the factor would change
+            nothing without rounding.
+        learning_rate: Adam's learning rate.
+        batch_size: Examples per step.
     """
 
     policy: str
@@ -79,16 +79,17 @@ def train(
 
     Args:
         task: From `loops.tasks.load`.
-        options: What to train.
-        out: A folder; it is made if missing.
-        actions: Given the model, more actions for the loop.
+        options: The run's options.
+        out: A folder. It is made if missing.
+        actions: A function from the model to further actions for the loop.
         checkpoint_every: Steps between checkpoints in `out/checkpoints`; None for no checkpoints.
-        resume: Whether to go on from the newest checkpoint there, if there is one. Only `options.steps` may differ.
-        trace_every: Record `out/trace.arrow`, with histograms of so many steps; None for no trace.
-        strategy: Where to train, such as from `join_workers`; worker 0 alone writes, but for checkpoints.
+        resume: Whether to resume from the newest checkpoint there, if there is one. Only `options.steps` may differ.
+        trace_every: Steps between histograms in `out/trace.arrow`; None for no trace.
+        strategy: A `tf.distribute` strategy to train with, such as from `join_workers`. Only worker 0 writes files
+            other than checkpoints.
 
     Returns:
-        What `summary.json` holds.
+        The contents of `summary.json`.
 
     Raises:
         OSError: If `out` cannot be written; nothing was trained then.
@@ -152,11 +153,11 @@ def build(
 
     Args:
         task: From `loops.tasks.load`.
-        options: What to train.
-        actions: Given the model, the actions of the loop.
-        steps_per_call: As for `Loop`.
-        probes: Whether the step measures its tensors, as a trace needs it.
-        strategy: Where to train.
+        options: The run's options.
+        actions: A function from the model to the actions of the loop.
+        steps_per_call: The argument of `Loop`.
+        probes: Whether the step measures its tensors, for a trace.
+        strategy: A `tf.distribute` strategy to train with, or None.
     """
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(options.seed)
@@ -180,21 +181,21 @@ def build(
 
 
 def run_identity(task: Task, options: RunOptions) -> dict:
-    """What tells a run from others, for its checkpoints: all but how long it is."""
+    """What distinguishes a run from others, for its checkpoints: all options but the number of steps."""
     identity = {"task": task.name, **dataclasses.asdict(options)}
     del identity["steps"]
     return identity
 
 
 def _copy(copied: keras.Model, model: keras.Model) -> keras.Model:
-    """A model on one device with the values of the first replica here: Keras would predict on all workers together."""
+    """Copies the values of this worker's first replica: Keras would otherwise predict on all workers together."""
     for variable, original in zip(copied.variables, model.variables, strict=True):
         variable.assign(components(original)[0])
     return copied
 
 
 def numerical_settings() -> dict:
-    """What the bits of a run depend on beside its options: two runs on one machine agree where these do."""
+    """What else the bits of a run depend on: two runs on one machine agree if their options and these do."""
     threads = tf.config.threading
     return {
         "intra_op_threads": threads.get_intra_op_parallelism_threads() or os.cpu_count(),
@@ -208,7 +209,7 @@ def numerical_settings() -> dict:
 
 
 class _LastLosses:
-    """The losses of the last tenth of a run; it also removes an older run's summary when this one begins."""
+    """The losses of the last tenth of a run. When the run begins, removes the summary of an older run."""
 
     def __init__(self, steps: int, summary_path: pathlib.Path):
         self._from = steps - max(1, steps // 10)

@@ -1,4 +1,4 @@
-"""One train step, composed: its order, its arguments, its window of micro-batches."""
+"""The train step: its order, its arguments, and its window of micro-batches."""
 
 from loops.step.schedule import ByAttempts as ByAttempts
 from loops.step.train_step import TrainStep as TrainStep

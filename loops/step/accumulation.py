@@ -12,20 +12,19 @@ import scaler
 class MicroBatches(tf.Module):
     """The sum of scaled gradients over `size` micro-batches, and the state from before the first of them.
 
-    The sum is at the scale of the micro-batch added last: where the scale moves inside of a window, it follows.
+    The sum carries the scale of the last added micro-batch: if the scale moves within a window, the sum is rescaled.
 
-    One micro-batch whose gradients cannot be added spoils its window: its sums stay finite, the window ends where it
-    would have ended, and `gradients` then holds an infinity or a NaN where the first such micro-batch had one, so that
-    the gate skips it and names the right weight. Each replica sums for itself; the gate sums over replicas, once a
-    window.
+    A micro-batch with a non-finite gradient spoils its window. The sums stay finite and the window ends at its usual
+    end, but `gradients` then holds an infinity or a NaN where the first such micro-batch had one, so the gate skips the
+    window and names the right weight. Each replica keeps its own sums; the gate sums over replicas, once per window.
 
-    `scaler.LossScaleOptimizer` has sums of its own, of a Keras optimizer that accumulates: these keep nothing of the
-    model, and a checkpoint of another number of replicas can be read into them.
+    `scaler.LossScaleOptimizer` has separate sums, for a Keras optimizer that accumulates: they keep no state of the
+    model, and a checkpoint from another number of replicas can be loaded into them.
 
     Args:
-        size: Micro-batches in a window, at least 2.
-        weights: The variables that gradients belong to.
-        state: Non-trainable variables, put back at the end of a skipped window.
+        size: Micro-batches per window, at least 2.
+        weights: The variables that the gradients belong to.
+        state: Non-trainable variables, restored at the end of a skipped window.
     """
 
     def __init__(self, size: int, weights: list, state: list):
@@ -38,9 +37,9 @@ class MicroBatches(tf.Module):
             self._count = _local(0, "micro_batches")
             self._whole = _local(True, "whole")
             self._sums = [_local(tf.zeros(weight.shape, _sum_dtype(weight)), "sum") for weight in weights]
-            # What the sums are scaled by; 0 where they are empty, or from a checkpoint that does not say it.
+            # The scale of the sums; 0 if they are empty, or from a checkpoint without this variable.
             self._scale = _local(0.0, "sum_scale")
-            # For each weight 1 if its sum was infinite, 2 if it was a NaN, in the micro-batch that spoiled the window.
+            # For each weight 1 if its sum was infinite, 2 if it was NaN, in the micro-batch that spoiled the window.
             self._broken = _local(tf.zeros([len(weights)], tf.int32), "broken")
             self._before = [_local(tf.convert_to_tensor(variable), "before") for variable in state]
 
@@ -55,14 +54,14 @@ class MicroBatches(tf.Module):
 
         Args:
             grads: A gradient, or None, for each weight.
-            loss_scale: Scalar float32, what their loss was multiplied by.
-            may_branch: Whether the look at a micro-batch that spoils its window may stand in a branch.
+            loss_scale: Scalar float32, the factor of their loss.
+            may_branch: Whether non-finite gradients may be examined in a branch of the graph.
 
         Raises:
             scaler.InvalidArgument: If other weights have a gradient than in an earlier micro-batch.
         """
         self._check_same_weights(grads)
-        # No sum holds anything but finite values, so that a factor of 0 begins anew.
+        # The sums are always finite, so a factor of 0 clears them.
         factor = tf.where(self._opens, 0.0, self._factor(loss_scale))
         self._take([_plus(total, factor, grad) for total, grad in zip(self._sums, grads, strict=True)], may_branch)
         self._scale.assign(loss_scale)
@@ -74,16 +73,16 @@ class MicroBatches(tf.Module):
 
     @property
     def whole(self) -> tf.Tensor:
-        """Whether every micro-batch of this window could be added, scalar bool."""
+        """Whether every micro-batch of this window so far was finite, scalar bool."""
         return tf.identity(self._whole)
 
     @property
     def complete(self) -> tf.Tensor:
-        """Whether the micro-batch added last was the last of its window, scalar bool."""
+        """Whether the last added micro-batch was the last of its window, scalar bool."""
         return self._opens
 
     def gradients(self, grads: list) -> list:
-        """The sum for every weight that has a gradient in `grads`, or what spoiled it."""
+        """The sum for every weight with a gradient in `grads`; an infinity or a NaN where one spoiled the window."""
         seen = tf.gather([0.0, float("inf"), float("nan")], self._broken)
 
         def found(position: int) -> tf.Tensor:
@@ -93,10 +92,10 @@ class MicroBatches(tf.Module):
         return [None if grad is None else found(position) for position, grad in enumerate(grads)]
 
     def _check_same_weights(self, grads: list) -> None:
-        # Which weights an update moves is fixed in a trace, and a trace knows no other micro-batch of its window.
+        # A trace fixes which weights the update moves, and sees only one micro-batch of the window.
         now = frozenset(position for position, grad in enumerate(grads) if grad is not None)
         before = self._with_gradient or now
-        # Without any gradient the gate says so.
+        # If no weight has a gradient, the gate raises.
         for position in sorted(now ^ before) if now else ():
             has, had = ("no gradient", "one") if position in before else ("a gradient", "none")
             raise scaler.InvalidArgument(
@@ -108,15 +107,15 @@ class MicroBatches(tf.Module):
         self._with_gradient = before
 
     def _factor(self, loss_scale: tf.Tensor) -> tf.Tensor:
-        """What brings the sums to another scale; NaN, which spoils the window, if that is beyond float32."""
+        """The factor that rescales the sums; NaN, which spoils the window, if it is outside of float32's range."""
         factor = loss_scale / self._scale
-        # Below the normal numbers the sums would become zeros.
+        # A subnormal factor would flush the sums to zero.
         factor = tf.where(factor >= _SMALLEST_NORMAL, factor, float("nan"))
-        # The scale is 0 where a checkpoint does not say it.
+        # The scale is 0 after a checkpoint without it.
         return tf.where(self._scale > 0.0, factor, 1.0)
 
     def _take(self, sums: list, may_branch: bool) -> None:
-        """New sums, unless one of them is not finite."""
+        """Assigns new sums if all of them are finite."""
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in sums])
         whole = tf.logical_or(self._opens, self._whole)
         spoils = tf.logical_and(whole, tf.logical_not(finite))
@@ -153,7 +152,7 @@ def _kind(value: tf.Tensor) -> tf.Tensor:
 
 def _plus(total: tf.Tensor, factor: tf.Tensor, grad: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor:
     moved = total * tf.cast(factor, total.dtype)
-    # Cast first: making slices dense sums those of one index.
+    # Cast first: the conversion to a dense tensor sums slices of equal index.
     return moved if grad is None else moved + tf.convert_to_tensor(tf.cast(grad, total.dtype))
 
 

@@ -1,7 +1,7 @@
-"""The gradients of a step once more, from its batch: what a look at a skipped step needs.
+"""Computes the gradients of a step a second time from its batch, to find the cause of a skip.
 
-The forward pass is taken again in the branch of a skip. Gradients of the first one would need its activations, which
-the graph would then keep in every step until it knows whether to skip: up to a third more memory.
+The branch of a skip repeats the forward pass. Differentiating the first pass again would need its activations, which
+the graph would then keep in every step until the decision: up to a third more memory.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _PYTHON = "EagerPyFunc"
 
 
 def taken_again(differentiate: Differentiate, before: scaler.Snapshot, first: Differentiate) -> Differentiate | None:
-    """`differentiate` with all that it moves put back; `first` where it cannot be, eagerly, and on several replicas.
+    """`differentiate`, followed by a restore of the variables that it assigns.
 
-    None where gradients can be taken but once: those of a `tf.py_function` are gone after that.
-
-    What is no variable cannot be put back: a pass that prints, draws from an iterator or fills a table is not taken
-    again. Seed generators are among what a snapshot holds, so that Dropout takes the same values away.
+    `first` instead if not everything can be restored, eagerly, and on several replicas. A pass that prints, draws from
+    an iterator or fills a table has effects that cannot be undone, so it is not repeated. None if gradients can be
+    computed only once, as those of a `tf.py_function`. The snapshot includes seed generators, so that Dropout drops the
+    same values.
 
     Args:
-        differentiate: From an output gradient to the gradients of the step, by a forward pass of its own.
+        differentiate: From an output gradient to the gradients of the step, with a new forward pass.
         before: The non-trainable variables as they were before the step.
-        first: From an output gradient to the gradients of the forward pass that the step took.
+        first: From an output gradient to the gradients of the step's own forward pass.
     """
     if tf.executing_eagerly():
         return first

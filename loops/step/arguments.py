@@ -13,28 +13,28 @@ from loops.support.checks import check_count
 
 
 def computes_in_float16(model: keras.Model) -> bool:
-    """Whether any of the model's layers does, of those that it has by now."""
+    """Whether any layer that the model has so far computes in float16."""
     return any(getattr(layer, "compute_dtype", None) == "float16" for layer in scaler.observe.layers_of(model))
 
 
 def default_scaler(model: keras.Model, layerwise: object) -> scaler.LossScaler:
-    """What a step without `loss_scaler=` scales by: float16 flushes small gradients to zero, other dtypes do not."""
+    """The scaler of a step without `loss_scaler=`: only float16 flushes small gradients to zero and needs scaling."""
     scales = layerwise is None and computes_in_float16(model)
     return scaler.LossScaler(scaler.Dynamic() if scales else scaler.NoScaling())
 
 
 def check_late_layers(model: keras.Model) -> None:
-    """Refuses float16 in layers that the model made when it was built, after no scaling was chosen for it."""
+    """Refuses float16 in layers that the model created in its build, after the step had chosen not to scale."""
     if computes_in_float16(model):
         raise scaler.InvalidArgument(
-            f"TrainStep: model {model.name!r} computes in float16 in layers that it made when it was built, after the "
-            "step took it for a model that needs no loss scale. Build the model first, or pass loss_scaler=, such as "
+            f"TrainStep: model {model.name!r} computes in float16 in layers that it created when it was built, after "
+            "the step had chosen no loss scaling for it. Build the model first, or pass loss_scaler=, such as "
             "scaler.LossScaler(scaler.Dynamic())."
         )
 
 
 def check_masters(masters: object, allow_16bit_updates: bool, layerwise: object) -> None:
-    """Refuses two ways of treating 16-bit variables at once, and what is no `Layerwise`."""
+    """Refuses two ways of treating 16-bit variables at once, and a `layerwise` that is not a `Layerwise`."""
     if masters is not None and (allow_16bit_updates or not callable(masters)):
         raise scaler.InvalidArgument(
             f"TrainStep(masters={masters!r}, allow_16bit_updates={allow_16bit_updates!r}): expected a function of the "
@@ -48,7 +48,7 @@ def check_masters(masters: object, allow_16bit_updates: bool, layerwise: object)
 
 
 def check_made_masters(masters: object, variables: list) -> None:
-    """Refuses what `masters=` returned, unless it is of the model's own variables."""
+    """Refuses masters from `masters=` that are not those of the model's own variables."""
     if not isinstance(masters, scaler.MasterWeights):
         raise scaler.InvalidArgument(
             f"TrainStep(masters=...): the function returned {masters!r}: expected a scaler.MasterWeights, "
@@ -69,14 +69,14 @@ def check_scaling(model: keras.Model, optimizer: Any, loss_scaler: scaler.LossSc
         getattr(layer, "scales_gradients", False) for layer in scaler.observe.layers_of(model)
     ):
         raise scaler.InvalidArgument(
-            f"TrainStep: model {model.name!r} has layers of scaler.layerwise.insert_rescales, whose scales only "
-            "their Layerwise takes off the gradients again: expected layerwise=, the other thing that "
-            "insert_rescales returned."
+            f"TrainStep: model {model.name!r} has layers of scaler.layerwise.insert_rescales, and only their Layerwise "
+            "removes those scales from the gradients: expected layerwise=, the second object that insert_rescales "
+            "returned."
         )
     if getattr(optimizer, "gradient_accumulation_steps", None):
         raise scaler.InvalidArgument(
             f"TrainStep: the optimizer has gradient_accumulation_steps={optimizer.gradient_accumulation_steps!r}, so "
-            "that a step that counts as applied may move nothing. Leave it out, and pass accumulate= to TrainStep."
+            "a step that counts as applied might not move the weights. Leave it out, and pass accumulate= to TrainStep."
         )
     rate = schedule(optimizer)
     if isinstance(rate, ByAttempts) and rate.loss_scaler is not loss_scaler:

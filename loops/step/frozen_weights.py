@@ -1,6 +1,6 @@
-"""Frozen weights that a step of the user's own reads, so that a loop can say when they were unfrozen.
+"""Frozen weights that a user's own step reads, so that a loop can warn when they are unfrozen.
 
-A `TrainStep` watches its model itself, and `LossScaler.apply` what is in its snapshot. This is for steps without one.
+A `TrainStep` watches its model, and `LossScaler.apply` the variables of its snapshot. This is for steps without either.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loops.step.scalers_in_graph import captured
 
 
 def models_of(train_step: object) -> list[keras.layers.Layer]:
-    """The models and layers that a step names.
+    """The models and layers that a step refers to, as `named_by` finds them.
 
     Args:
         train_step: Any callable.
@@ -28,9 +28,9 @@ def models_of(train_step: object) -> list[keras.layers.Layer]:
 
 
 def named_by(train_step: object, sought: type) -> list[Any]:
-    """The objects of a class that a step names: in its closure, as globals, or as attributes of its object.
+    """The objects of a class that a step refers to: in its closure, as globals, or as attributes of its object.
 
-    Functions of the same module that it names are looked through, too. What it reaches in other ways is not found.
+    Functions of the same module that it refers to are searched, too. Other references are not found.
 
     Args:
         train_step: Any callable.
@@ -62,10 +62,10 @@ def named_by(train_step: object, sought: type) -> list[Any]:
 def read_only(
     models: list[keras.layers.Layer], concrete: tf.types.experimental.ConcreteFunction
 ) -> scaler.weights.TrainableSet:
-    """The weights of these models that a step reads and never assigns, each with whether it is trainable now.
+    """The weights that a step reads and never assigns, each with whether it is trainable now.
 
     Args:
-        models: Those that the step may use.
+        models: The models that the step may use.
         concrete: The step's concrete function.
     """
     read = {id(variable) for variable, assigned in captured(concrete) if not assigned}
@@ -100,6 +100,6 @@ def _is_set(cell: types.CellType) -> bool:
 
 
 def _first(weight: Any) -> tf.Variable:
-    """TensorFlow's variable inside, on the first replica."""
+    """The TensorFlow variable of a Keras weight, on the first replica."""
     own = native(weight)
     return getattr(own, "values", (own,))[0]

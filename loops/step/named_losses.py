@@ -1,4 +1,4 @@
-"""Several losses of a model with several outputs, as `compile` takes them: by output, with weights."""
+"""The losses of a model with several outputs, by output and with weights, as for Keras's `compile`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def as_loss_function(model: keras.Model, loss_fn: Any, loss_weights: Any) -> Cal
     """The loss function itself, or one that adds up those of a dict or list.
 
     Args:
-        model: Whose outputs a list is for, and a dict by their names.
-        loss_fn: From `TrainStep`.
-        loss_weights: Numbers in the same structure, or None.
+        model: The model; a dict of losses has the names of its outputs, a list their order.
+        loss_fn: The argument of `TrainStep`: a function, or a dict or list of functions.
+        loss_weights: Numbers in the same structure, or None for 1 each.
 
     Raises:
-        scaler.InvalidArgument: If the weights do not fit the losses, or one of them is no function.
+        scaler.InvalidArgument: If the weights do not match the losses, or a loss is not a function.
     """
     if not isinstance(loss_fn, (dict, list, tuple)):
         if loss_weights is not None:
@@ -48,7 +48,7 @@ def as_loss_function(model: keras.Model, loss_fn: Any, loss_weights: Any) -> Cal
 
 
 class _Sum:
-    """Adds up losses, and returns each beside the sum."""
+    """Adds up losses, and returns the sum and each of them."""
 
     def __init__(self, model: keras.Model, losses: dict, weights: dict):
         self._names, self._losses, self._weights = list(getattr(model, "output_names", ())), losses, weights
@@ -64,14 +64,14 @@ class _Sum:
             arguments = (targets[key], predictions[key], *(() if weights is None else (weights[key],)))
             value = tf.cast(scaler.tracing.as_called(loss)(*arguments), tf.float32)
             if isinstance(loss, keras.losses.Loss):
-                # Keras's loss objects divide by it, functions do not.
+                # Keras's loss objects divide by the number of replicas, functions do not.
                 value *= tf.distribute.get_strategy().num_replicas_in_sync
             found[f"{key}_loss" if isinstance(key, str) else f"loss_{key}"] = value
             total += self._weights[key] * value
         return total, found
 
     def _by_loss(self, what: str, values: Any) -> dict:
-        """The value for each loss, by the loss's key: an output's name or position."""
+        """The value for each loss, by the loss's key, which is an output's name or position."""
         given = _by_key(values if isinstance(values, (dict, list, tuple)) else [values])
         if given and all(isinstance(key, int) for key in given) and len(self._names) == len(given):
             given |= dict(zip(self._names, list(given.values()), strict=True))
@@ -81,9 +81,9 @@ class _Sum:
         if missing or (not isinstance(next(iter(self._losses)), str) and len(self._losses) != _count(given)):
             shown = [key for key in given if isinstance(key, str)] or list(given)
             raise scaler.InvalidArgument(
-                f"TrainStep(loss_fn=...): losses for {', '.join(map(repr, self._losses))}, and the {what} has "
-                f"{', '.join(map(repr, shown))}: expected a loss for an output each, by its name or in the order "
-                "of the outputs."
+                f"TrainStep(loss_fn=...): losses for {', '.join(map(repr, self._losses))}, but the {what} has "
+                f"{', '.join(map(repr, shown))}: expected one loss per output, by its name or in the order of the "
+                "outputs."
             )
         return given
 

@@ -1,4 +1,4 @@
-"""What a `TrainStep` measures of its tensors, at each place of the order of a step."""
+"""What a `TrainStep` with probes measures, at each place in the order of a step."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ import tensorflow as tf
 import scaler
 
 OUTPUTS = ("counts", "amax", "swallowed_updates")
-"""What a `TrainStep` with probes returns beside its other outputs."""
+"""The additional outputs of a `TrainStep` with probes."""
 _KEEP_NOTHING = (scaler.weights.KahanWeights, scaler.weights.StochasticRounding)
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32)
 Rows = dict[str, list]
 
 
 class Probing:
-    """The measurements of a `TrainStep`, in the order in which it asks for them. Without a watch none has an operation.
+    """The measurements of a `TrainStep`, in the order of its calls. Without a watch they add no operations.
 
     Args:
-        watch: What to measure, or None.
+        watch: The tensors to measure, or None.
 
     Attributes:
-        sparse: The rows of gradients that are `tf.IndexedSlices`, known after the first trace.
+        sparse: The names of gradients that are `tf.IndexedSlices`, known after the first trace.
     """
 
     def __init__(self, watch: scaler.observe.Watch | None):
         self.watch = watch
-        # Of the pass that was traced last, whose tensors leave it measured. All replicas trace the same.
+        # The rows of the most recently traced pass. All replicas trace the same.
         self._in_the_pass: list[str] = []
         self.sparse: frozenset[str] = frozenset()
 
     def due(self, loss_scaler: scaler.LossScaler) -> tf.Tensor | None:
-        """Whether histograms are counted in this call, scalar bool; None for always or never."""
+        """Whether this call counts histograms, scalar bool; None for always or never."""
         if self.watch is None or self.watch.every == 1:
             return None
         return tf.equal((loss_scaler.counters.attempted + 1) % self.watch.every, 0)
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[scaler.observe.Collection | None]:
-        """The forward pass, and what keeps its watched tensors until `measured`."""
+        """Surrounds the forward pass, and keeps its watched tensors for `measured`."""
         if self.watch is None:
             yield None
             return
@@ -51,7 +51,7 @@ class Probing:
     def measured(
         self, collection: scaler.observe.Collection | None, due: tf.Tensor | None
     ) -> scaler.observe.Measured | None:
-        """What the forward and the backward pass showed, which both are over."""
+        """The measurements of the forward and the backward pass, after both."""
         if collection is None:
             return None
         rows = collection.rows()
@@ -59,7 +59,7 @@ class Probing:
         return scaler.observe.measured(rows, due)
 
     def before(self, variables: list, masters: scaler.MasterWeights | None) -> Before | None:
-        """The weights as they are now, before the update."""
+        """Keeps the weights as they are before the update."""
         if self.watch is None:
             return None
         return Before(variables, masters, {"weights", "updates"} & {*self.watch.kinds} != set())
@@ -73,15 +73,15 @@ class Probing:
         applied: tf.Tensor,
         optimizer: Any,
     ) -> dict[str, tf.Tensor]:
-        """What a step returns of all that.
+        """The outputs `OUTPUTS` of the step.
 
         Args:
             seen: What `measured` returned.
             due: What `due` returned.
-            grads: Scaled gradients, of the variables that `before` was made for.
+            grads: Scaled gradients of the variables in `before`.
             before: What `before` returned.
-            applied: Whether the weights moved.
-            optimizer: Whose slots are measured.
+            applied: Whether the weights moved, scalar bool.
+            optimizer: The optimizer with the slots to measure.
         """
         if self.watch is None or seen is None or before is None:
             return {}
@@ -92,7 +92,7 @@ class Probing:
         held = [number for number, variable in enumerate(before.variables) if holds(variable)]
         uncounted = [n for n in held if tf.as_dtype(before.variables[n].dtype) not in _FLOATS]
         if {"weight_gradients", "weights", "updates"} & {*kinds}:
-            self.watch.leave_out([names[n] for n in uncounted], "float64 has exponents that the bins do not hold.")
+            self.watch.leave_out([names[n] for n in uncounted], "float64 has exponents outside of the bins.")
         held = [n for n in held if n not in uncounted]
         if "weight_gradients" in kinds:
             rows |= {f"weight_gradients/{names[n]}": [grads[n]] for n in held if grads[n] is not None}
@@ -117,7 +117,7 @@ class Probing:
 
 
 def _of_sums(amax: tf.Tensor, rows: Rows) -> tf.Tensor:
-    """The largest magnitudes; of a sparse gradient after values of one index were summed, as strategies see it."""
+    """The largest magnitudes; for a sparse gradient after summing values of equal index, as strategies see it."""
     largest = tf.unstack(amax, num=len(rows))
     for place, (one, *_) in enumerate(rows.values()):
         if isinstance(one, tf.IndexedSlices):
@@ -131,8 +131,8 @@ class Before:
 
     Args:
         variables: The model's.
-        masters: Theirs, or None.
-        read: Whether their values are asked for.
+        masters: Their master weights, or None.
+        read: Whether to keep their values.
     """
 
     def __init__(self, variables: list, masters: scaler.MasterWeights | None, read: bool):
@@ -146,13 +146,13 @@ class Before:
         self._start = [_start(tf.convert_to_tensor(one), value) for one, value in zip(kept, self.values, strict=True)]
 
     def updates(self, applied: tf.Tensor) -> list[tf.Tensor]:
-        """What the step added to each, float32; zeros where it was not applied."""
+        """The step's change of each variable, float32; zeros if it was not applied."""
         after = [tf.cast(tf.convert_to_tensor(variable), tf.float32) for variable in self._updated]
         pairs = zip(after, self._start, strict=True)
         return [tf.where(applied, now - then, tf.zeros_like(then)) for now, then in pairs]
 
     def swallowed(self, updates: list[tf.Tensor], applied: tf.Tensor) -> tf.Tensor:
-        """The share of each update that its variable's dtype swallows, float32 [variables]: NaN where none can tell."""
+        """The share of each update that its variable's dtype rounds away, float32 [variables]; NaN if unknown."""
         shares = [
             tf.constant(float("nan")) if own else scaler.observe.swallowed_share(value, update)
             for own, value, update in zip(self._own, self.values, updates, strict=True)
@@ -161,16 +161,16 @@ class Before:
 
 
 def _start(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """What an update starts from, float32: the master, or a value that was assigned to the model since the last one."""
+    """The value before the update, float32: the master, or a value assigned to the model since the last update."""
     kept = tf.equal(tf.saturate_cast(master, value.dtype), value)
     return tf.where(kept, tf.cast(master, tf.float32), tf.cast(value, tf.float32))
 
 
 def check_probes(probes: object, model: Any, layerwise: object) -> None:
-    """Refuses what is no watch of the step's model, and gradients of many scales.
+    """Refuses anything but a watch of the step's model, and a watch together with `layerwise`.
 
     Raises:
-        scaler.InvalidArgument: For them.
+        scaler.InvalidArgument: If `probes` cannot be used.
     """
     if probes is None:
         return
@@ -178,18 +178,18 @@ def check_probes(probes: object, model: Any, layerwise: object) -> None:
         raise scaler.InvalidArgument(f"TrainStep(probes={probes!r}): expected scaler.observe.watch(model).")
     if probes.model is not model:
         raise scaler.InvalidArgument(
-            f"TrainStep(probes=...): it watches model {probes.model.name!r}, and the step trains {model.name!r}: "
+            f"TrainStep(probes=...): it watches model {probes.model.name!r}, but the step trains {model.name!r}: "
             "expected a watch of the same model."
         )
     if layerwise is not None:
         raise scaler.InvalidArgument(
-            "TrainStep(probes=..., layerwise=...): gradients carry another scale in each group of layers, so that "
-            "their rows could not be compared. Leave one of the two out."
+            "TrainStep(probes=..., layerwise=...): gradients carry another scale in each group of layers, so their "
+            "rows cannot be compared. Leave one of the two out."
         )
 
 
 def _names(model: Any, variables: list) -> list[str]:
-    """A path for each variable: that of the innermost layer that has it, and its own name."""
+    """A unique path for each variable: that of its innermost layer, and the variable's name."""
     holders: dict[int, str] = {}
     for path, layer in scaler.observe.layers_by_path(model).items():
         holders |= {id(variable): path for variable in layer.variables}
@@ -205,12 +205,12 @@ def _names(model: Any, variables: list) -> list[str]:
 
 
 def _slots(optimizer: Any, variables: dict[str, Any], holds: Callable[[Any], bool]) -> Rows:
-    """The optimizer's float variables, those of a weight under its name, but for weights that are not held."""
+    """The optimizer's float variables, except those of weights that are not watched; named after their weight."""
     out = tuple(f"{name}/" for name, variable in variables.items() if not holds(variable))
     found: Rows = {}
     for slot in getattr(optimizer, "variables", []):
         if tf.as_dtype(slot.dtype) in _FLOATS and not slot.path.endswith("learning_rate"):
-            # Keras numbers optimizers, layers and models by how many a process has made.
+            # Drops the optimizer's name: Keras numbers optimizers per process.
             own = slot.path.partition("/")[2] or slot.path
             for name, variable in variables.items():
                 own = own.replace(f"{variable.path.replace('/', '_')}_", f"{name}/", 1)

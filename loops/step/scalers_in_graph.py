@@ -1,4 +1,4 @@
-"""What a train step decided, read from the loss scalers that its graph moves."""
+"""What a train step decided, read from the loss scalers that its graph updates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loops.backend.steps import COUNTER, SCALE, assigns, is_of_keras_scaler
 class KerasScaler:
     """The variables of a `keras.optimizers.LossScaleOptimizer`, which counts neither attempts nor skips.
 
-    An applied step adds 1 to the counter, or sets it to 0 and doubles the scale. A skipped one sets it to 0 and halves
+    An applied step adds 1 to the counter, or sets it to 0 and doubles the scale. A skipped step sets it to 0 and halves
     the scale.
     """
 
@@ -28,9 +28,9 @@ class Found:
     """The loss scalers of a step's graph.
 
     Attributes:
-        scalers: Those that it moves.
-        keras: Keras's own that it moves.
-        known: False if it reads the loss scale of some and moves none: then nobody knows what it applies.
+        scalers: Those that the step updates.
+        keras: Keras's own that it updates.
+        known: False if the step reads the scale of some but updates none: then it is unknown whether it was applied.
     """
 
     scalers: tuple[scaler.LossScaler, ...] = ()
@@ -39,16 +39,16 @@ class Found:
 
     @property
     def any(self) -> bool:
-        """Whether it moves any."""
+        """Whether the step updates any."""
         return bool(self.scalers or self.keras)
 
     def read(self) -> list[tuple[tf.Tensor, ...]]:
-        """Where they stand, to be read before and after a step."""
+        """The counters of each scaler, to be compared before and after a step."""
         ours = [one.counters[:2] for one in self.scalers]
         return [*ours, *((tf.identity(one.step_counter), tf.identity(one.dynamic_scale)) for one in self.keras)]
 
     def decided(self, before: list[tuple[tf.Tensor, ...]]) -> tuple[tf.Tensor, tf.Tensor]:
-        """How many decisions were taken since `before`, and how many of them applied, as scalar int64 tensors."""
+        """How many decisions were taken since `before`, and how many were to apply, as scalar int64 tensors."""
         attempted, applied = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
         after = self.read()
         for (first, second), (then, also) in list(zip(after, before, strict=True))[: len(self.scalers)]:
@@ -84,7 +84,7 @@ def find(concrete: tf.types.experimental.ConcreteFunction) -> Found:
         for (place, name), variable in keras.items()
         if name == COUNTER and (place, SCALE) in keras
     ]
-    # A graph without the counter only reads the scale, and one with other variables of such a scaler has other names.
+    # Without the counter the graph only reads the scale; other variables of such a scaler mean unknown names.
     seen = seen or others or any(name == SCALE for _, name in keras)
     return Found(tuple(moved.values()), tuple(pairs), known=bool(moved or pairs) or not seen)
 

@@ -10,20 +10,20 @@ import scaler
 
 
 class ByAttempts(keras.optimizers.schedules.LearningRateSchedule):
-    """A Keras schedule over the steps a loss scaler attempted, where Keras's own count is of the applied ones.
+    """A Keras schedule over the steps that a loss scaler attempted; Keras itself counts only applied steps.
 
         loss_scaler = scaler.LossScaler(scaler.Dynamic())
         cosine = keras.optimizers.schedules.CosineDecay(1e-3, decay_steps=10_000)
         optimizer = keras.optimizers.Adam(loops.ByAttempts(cosine, loss_scaler))
 
-    With it, a run of n windows ends at the schedule's end, however many of them were skipped; without it, the schedule
-    waits at every skip, as the optimizer's moments do. It has no state of its own: it reads `loss_scaler.counters`,
-    which is saved wherever the scaler is.
+    With it, a run of n windows ends at the schedule's end, however many of them were skipped. Without it, the schedule
+    pauses at every skip, as the optimizer's moments do. It has no state: it reads `loss_scaler.counters`, which are
+    saved with the scaler.
 
     Args:
-        schedule: Any function of a step, counted from 0, to a learning rate.
-        loss_scaler: The one whose `apply` the optimizer is given to. Where it counts several `apply` a step, give
-            these `update=False` and call its `update` once.
+        schedule: Any function from a step, counted from 0, to a learning rate.
+        loss_scaler: The scaler whose `apply` gets the optimizer. If a step calls `apply` several times, pass
+            `update=False` and call its `update` once.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -44,18 +44,18 @@ class ByAttempts(keras.optimizers.schedules.LearningRateSchedule):
         """The learning rate of the step that is attempted now.
 
         Args:
-            step: Of the optimizer, which is not looked at.
+            step: The optimizer's step, which is ignored.
         """
         del step
         return self.schedule(self.loss_scaler.counters.attempted)
 
     def get_config(self) -> dict:
-        """The schedule, for those who compare optimizers; the scaler is no configuration."""
+        """The schedule's configuration, for comparing optimizers. The scaler is not part of it."""
         return {"schedule": keras.optimizers.schedules.serialize(self.schedule)}
 
     @classmethod
     def from_config(cls, config: dict, custom_objects: dict | None = None) -> ByAttempts:
-        """Refused: a configuration has no loss scaler.
+        """Refuses: a configuration has no loss scaler.
 
         Raises:
             scaler.InvalidArgument: Always.

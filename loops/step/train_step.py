@@ -1,4 +1,4 @@
-"""The order of a train step, written once."""
+"""The train step of a Keras model, which defines the order of a step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OUTPUTS = (
     "variable",
     "swallowed",
 )
-"""What every `TrainStep` returns, beside what its loss function adds."""
+"""The outputs of every `TrainStep`; its loss function may add others."""
 
 
 class TrainStep(tf.Module):
@@ -48,42 +48,42 @@ class TrainStep(tf.Module):
         outputs = step((x, y))
 
     Variables of the model that are float16 or bfloat16 are trained through float32 master weights. A skipped step
-    also puts back the model's non-trainable state (BatchNorm's statistics, seed generators), the states of stateful
-    RNNs, and weights that SpectralNormalization assigned; not the weights that a layer of your own assigns in its call.
+    also restores the model's non-trainable state (BatchNorm's statistics, seed generators), the states of stateful
+    RNNs, and weights that SpectralNormalization assigned; not the weights that your own layer assigns in its call.
     The model's own losses, such as weight regularisation, are added to the loss.
 
     With `accumulate=k` each call takes one micro-batch, and every k-th call decides once over the mean gradient of
-    the k: equal to the large batch, but for BatchNorm and rounding. A micro-batch that overflows makes the window a
-    skipped step. A window that the data does not fill moves no weights; BatchNorm's statistics and seed generators have
-    moved with its micro-batches.
+    the k: equal to the large batch, except for BatchNorm and rounding. A micro-batch that overflows makes the window a
+    skipped step. A window that the data does not fill moves no weights, but BatchNorm's statistics and seed generators
+    have moved with its micro-batches.
 
     Args:
         model: A Keras model.
         loss_fn: `(y, prediction) -> scalar`, or `(y, prediction, sample_weight) -> scalar` for batches with weights:
             the mean over the examples it is given, which on several replicas are one replica's. A `keras.losses.Loss`
             is such a function if passed as it is; called inside another function it divides by the number of replicas.
-            In a graph it is traced a second time, for a look at skipped steps: return what you want to read beside the
-            loss, in a dict, rather than keep a tensor in an object.
-            For a model with several outputs a dict of such functions by the outputs' names, or a list in their order:
+            In a graph it is traced a second time, to find the cause of skipped steps: to read other values, return them
+            with the loss, in a dict, and do not keep tensors in an object.
+            For a model with several outputs, a dict of such functions by the outputs' names, or a list in their order:
             they are added up, and the step also returns each, as "name_loss" or "loss_0".
         optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
-        loss_weights: With a dict or list of losses a number for each, in the same structure. Default: 1.
+        loss_weights: A factor for each loss of a dict or list, in the same structure. Default: 1.
         loss_scaler: Scales the loss. Without one it is `scaler.LossScaler(scaler.Dynamic())` for a model with a layer
             that computes in float16, and `scaler.LossScaler(scaler.NoScaling())` for any other, and with `layerwise`.
-        accumulate: Micro-batches to a step.
+        accumulate: Micro-batches per step.
         clip_norm: Largest global norm of the unscaled gradients, or None.
-        clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` in its place, or None.
+        clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` instead of `clip_norm`, or None.
         jit_compile: Whether XLA compiles the forward and backward pass, and nothing else, so that it also works on
-            several replicas. A skip is then never told to be BACKWARD, see `scaler.Cause`; nor is it where XLA compiles
-            the whole step, which would keep every activation for that, nor on several replicas with a BatchNorm that
-            synchronises its statistics.
+            several replicas. The cause of a skip is then never BACKWARD, see `scaler.Cause`. The same holds if XLA
+            compiles the whole step, since finding this cause would keep every activation, and on several replicas with
+            a BatchNorm that synchronises its statistics.
         allow_16bit_updates: Train 16-bit variables without masters, unsafely: see `scaler.LossScaler.apply`.
-        masters: Called with the model's trainable variables, gives what 16-bit ones are trained through:
-            `scaler.weights.KahanWeights`, `scaler.weights.StochasticRounding` or a function that calls one of them; if
-            not given, `scaler.MasterWeights` where there are such variables.
-        layerwise: What `scaler.layerwise.insert_rescales` returned beside `model`: a scale for each group of its
-            layers, which moves at every micro-batch. A skip is never told to be BACKWARD then.
-        probes: What `scaler.observe.watch` returned for `model`, which is measured in every step; not with `layerwise`.
+        masters: A function from the model's trainable variables to the masters of the 16-bit ones:
+            `scaler.weights.KahanWeights`, `scaler.weights.StochasticRounding` or a function that calls one of them. By
+            default `scaler.MasterWeights` if there are 16-bit variables.
+        layerwise: The `Layerwise` that `scaler.layerwise.insert_rescales` returned with `model`: a scale for each group
+            of its layers, which moves at every micro-batch. The cause of a skip is then never BACKWARD.
+        probes: What `scaler.observe.watch` returned for `model`, measured in every step; not with `layerwise`.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -130,7 +130,7 @@ class TrainStep(tf.Module):
         self.window: MicroBatches | None = None
         self._ready, self._traced = bool(model.built), False
         if self._ready:
-            # Variables made while a step is traced have it traced twice.
+            # Creating variables during a trace would cause a second trace.
             self._create_state()
 
     def __repr__(self) -> str:
@@ -145,27 +145,27 @@ class TrainStep(tf.Module):
             batch: `(x, y)` or `(x, y, sample_weight)`.
 
         Returns:
-            Scalars. `loss`: float32, unscaled. `attempted`: bool, whether a decision was taken, which only the last
-            micro-batch of a window does. `applied`: bool, whether the weights moved. `loss_scale`: float32, the scale
+            Scalars. `loss`: float32, unscaled. `attempted`: bool, whether a decision was taken, which happens at the
+            last micro-batch of a window. `applied`: bool, whether the weights moved. `loss_scale`: float32, the scale
             of this call. `grad_norm` and `clipped_norm`: float32, the global norm of the unscaled gradients before and
-            after clipping; both NaN where no step was attempted, the second also where it was skipped. `cause`: int32,
-            why the step was skipped, a `scaler.Cause`; NONE, 0, where it was applied or not attempted. `variable`:
-            int32, the position in `model.trainable_variables` of the variable to look at first, as
-            `scaler.Outcome.variable` says; of a window, as it was in the first micro-batch that was not finite. It is
-            -1 where the step was applied or not attempted, or where a slot of the optimizer's was not finite.
-            `swallowed`, where the masters tell it: float32, the share of the last applied step's
-            updates that rounding to 16 bits lost. And those that the loss function added.
+            after clipping; both NaN if no step was attempted, the second also if it was skipped. `cause`: int32,
+            why the step was skipped, a `scaler.Cause`; NONE, 0, if it was applied or not attempted. `variable`:
+            int32, the position in `model.trainable_variables` of the variable to look at first, see
+            `scaler.Outcome.variable`; for a window, that of the first micro-batch that was not finite. It is -1 if the
+            step was applied or not attempted, or if a slot of the optimizer was not finite. `swallowed`, if the masters
+            measure it: float32, the share of the last applied step's updates that was lost in rounding to 16 bits. And
+            the scalars that the loss function added.
 
-            With `probes` also vectors, with a row for each of `probes.names`. `counts`: int64 [rows, 280], as
-            `scaler.observe.exponents` counts; zeros in calls that `every` leaves out. `amax`: float32 [rows], the
-            largest magnitude: infinity or NaN where there is one. With the kind "updates" `swallowed_updates`: float32
-            [trainable variables], the share of the updates other than 0 for which w + dw == w in the variable's dtype;
-            NaN where the step was not applied, and for variables without a master, whose update nobody sees.
+            With `probes` also vectors, with a row for each of `probes.names`. `counts`: int64 [rows, 280], see
+            `scaler.observe.exponents`; zeros in calls that `every` leaves out. `amax`: float32 [rows], the largest
+            magnitude; infinity or NaN if there is one. With the kind "updates" also `swallowed_updates`: float32
+            [trainable variables], the share of the nonzero updates for which w + dw == w in the variable's dtype; NaN
+            if the step was not applied, and for variables without a master, whose update is not observed.
 
         Raises:
-            BadBatch: If the batch holds what the model or the loss cannot take.
+            BadBatch: If the model or the loss cannot take the batch.
             scaler.InvalidArgument: For a batch of other parts, and after layers were frozen or unfrozen.
-            BadOutputs: If the loss function returned something else than a scalar, or a scalar and a dict.
+            BadOutputs: If the loss function did not return a scalar, or a scalar and a dict.
         """
         x, y, sample_weight = parts(batch)
         with explaining("TrainStep", self.model, x, y):
@@ -173,12 +173,12 @@ class TrainStep(tf.Module):
 
     @contextlib.contextmanager
     def retraced(self, *, jit_compile: bool = True) -> Iterator[None]:
-        """Inside of it XLA compiles the forward and backward pass anew, if it did before, or not at all.
+        """Within this context a step with `jit_compile` traces its forward and backward pass again.
 
-        What XLA compiled stays as it was traced, whatever became of the model's dtype policies or the loss function.
+        XLA's compiled code otherwise ignores later changes of the model's dtype policies and of the loss function.
 
         Args:
-            jit_compile: False for not at all.
+            jit_compile: False to run without XLA instead.
         """
         before, self._compiled = self._compiled, self._make_compiled() if jit_compile else None
         try:
@@ -193,7 +193,7 @@ class TrainStep(tf.Module):
 
     @property
     def probes(self) -> scaler.observe.Watch | None:
-        """What is measured, or None. It may be set until the step is traced."""
+        """The tensors to measure, or None. It may be set until the step is traced."""
         return self._probing.watch
 
     @probes.setter
@@ -204,7 +204,7 @@ class TrainStep(tf.Module):
 
     @property
     def sparse_gradients(self) -> frozenset[str]:
-        """Of the rows of `probes` the gradients that are `tf.IndexedSlices`, which are summed in float32."""
+        """The rows of `probes` that are gradients of the type `tf.IndexedSlices`, which are summed in float32."""
         return self._probing.sparse
 
     @property
@@ -220,16 +220,14 @@ class TrainStep(tf.Module):
 
     def _check_not_traced(self, name: str) -> None:
         if self._traced:
-            raise scaler.InvalidArgument(
-                f"TrainStep.{name}: the step was traced already. Set it before the first call."
-            )
+            raise scaler.InvalidArgument(f"TrainStep.{name}: the step is already traced. Set it before the first call.")
 
     @scaler.tracing.as_written
     def _take(self, x: Any, y: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
         self._build(x)
         self._trainable.keep(
             f"TrainStep of model {self.model.name!r}",
-            "Make the TrainStep and its optimizer anew after setting `trainable`: its masters go with it.",
+            "Make a new TrainStep and a new optimizer after setting `trainable`: the masters belong to the step.",
         )
         self._traced = True
         due = self._probing.due(self.loss_scaler)
@@ -263,7 +261,7 @@ class TrainStep(tf.Module):
         }
 
     def _among_weights(self, position: tf.Tensor) -> tf.Tensor:
-        """The position, but -1 for one of the optimizer's own variables, which come after the weights."""
+        """The position, or -1 for one of the optimizer's variables, which come after the weights."""
         return tf.where(position < len(self.model.trainable_variables), position, -1)
 
     def _build(self, x: Any) -> None:
@@ -273,7 +271,7 @@ class TrainStep(tf.Module):
 
         def build(strategy: tf.distribute.Strategy) -> None:
             del strategy
-            # Masters copy initial values, which exist only for variables made outside of the graph.
+            # Masters copy initial values, which exist only for variables created outside of the graph.
             with scaler.tracing.made_outside():
                 if not self.model.built:
                     self.model(tf.nest.map_structure(_zeros, examples), training=False)
@@ -299,7 +297,7 @@ class TrainStep(tf.Module):
 
     @scaler.tracing.as_written
     def _differentiate(self, due: tf.Tensor | None, x: Any, y: Any, sample_weight: Any) -> tuple:
-        """The loss, what came with it, scaled gradients, what probes saw, and a function that differentiates again."""
+        """The loss, the loss function's scalars, scaled gradients, measurements, and a function for a second look."""
         weights = self.model.trainable_variables
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         may_look_again = self.loss_scaler.may_diagnose()
@@ -312,13 +310,13 @@ class TrainStep(tf.Module):
         if self.layerwise:
             return loss, extra, self.layerwise.gradient(tape, scaled, weights), None, None
         grads = tape.gradient(scaled, weights)
-        if not self.window:  # It refuses gradients that come and go.
+        if not self.window:  # A window checks that each micro-batch has the same gradients.
             self.loss_scaler.check_connected(grads, weights)
         seen = self._probing.measured(probed, due)
         if replicas > 1 and any(
             getattr(layer, "synchronized", False) for layer in scaler.observe.layers_of(self.model)
         ):
-            # Replicas meet in these gradients, which they cannot in the branch of a skip.
+            # These gradients contain collective operations, which would hang in the branch of a skip.
             may_look_again = False
         if not may_look_again:
             return loss, extra, grads, seen, None
@@ -330,7 +328,7 @@ class TrainStep(tf.Module):
         return loss, extra, grads, seen, differentiate_again
 
     def _forward(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, tf.Tensor, dict[str, tf.Tensor]]:
-        """The prediction, the loss as its function returned it, and what came with it."""
+        """The prediction, the loss in its own dtype, and the other scalars of the loss function."""
         as_called = scaler.tracing.as_called
         prediction = as_called(self.model)(x, training=True)
         arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
@@ -338,10 +336,10 @@ class TrainStep(tf.Module):
         return prediction, loss, extra
 
     def _whole(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss in float32, with what the model adds to it."""
+        """The loss in float32, plus the model's own losses."""
         loss = tf.cast(loss, tf.float32)
         if isinstance(self.loss_fn, keras.losses.Loss):
-            # Keras's loss objects divide by it, functions do not.
+            # Keras's loss objects divide by the number of replicas, functions do not.
             loss *= tf.distribute.get_strategy().num_replicas_in_sync
         for penalty in self.model.losses:
             loss += tf.cast(penalty, tf.float32)
@@ -349,7 +347,7 @@ class TrainStep(tf.Module):
 
     @scaler.tracing.as_written
     def _gradients_again(self, small: tf.Tensor, loss_scale: tf.Tensor, x: Any, y: Any, sample_weight: Any) -> list:
-        """Gradients by a forward pass of their own, for `small` as the gradient of the scaled loss."""
+        """Gradients from a new forward pass, with `small` as the gradient of the scaled loss."""
         with tf.GradientTape() as tape:
             _, loss, _ = self._forward(x, y, sample_weight)
             scaled = self._whole(loss) * loss_scale
@@ -362,7 +360,7 @@ class TrainStep(tf.Module):
         complete: bool | tf.Tensor = True
         loss_scale = None
         if self.window:
-            diagnose = None  # It looks at the last micro-batch alone.
+            diagnose = None  # It would see only the last micro-batch.
             loss_scale = self.loss_scaler.scale_of_gradients
             self.window.add(grads, loss_scale, may_branch=not self.loss_scaler.selects())
             before.restore_unless(self.window.whole)
@@ -390,7 +388,7 @@ def _zeros(spec: Any) -> tf.Tensor | tf.RaggedTensor:
 
 
 def _loss_and_extra(result: Any, more: tuple[str, ...] = ()) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """The loss, and the scalars that its function returned beside it."""
+    """The loss, and the scalars that its function returned with it."""
     loss, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(extra, dict) or isinstance(loss, (tuple, list, dict)) or loss is None:
         raise BadOutputs(

@@ -9,11 +9,14 @@ import matplotlib
 import matplotlib.ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from loops.study.curves import logarithmic_scales
+from loops.study.dots import dot, height, name_rows, say
+from loops.study.marks import marks
 from loops.study.summaries import Steps, failed, options_of, place, runs_of
-from loops.support.plot_style import LIGHT, MUTED, STYLE, WIDTH, Mark, few, marks, shortened
+from loops.support.marks import Mark
+from loops.support.palette import BAND, SOFT
+from loops.support.plot_style import STYLE, WIDTH, few, sample_of, shortened
 from loops.support.text import share
 
 _LEAST = 1e-5
@@ -25,7 +28,7 @@ def comparison_figure(summary: Mapping, steps: Steps) -> Figure:
     """A line for each set-up with its accuracy, flushed shares and skips, and below the loss scales of all in one."""
     rows = summary["setups"]
     scaled = [row for row in rows if options_of(summary, row)["policy"] != "float32"]
-    heights = (0.75 + 0.27 * len(rows), 2.3)[: 2 if scaled else 1]
+    heights = (height(rows), 2.3)[: 2 if scaled else 1]
     figure = Figure((WIDTH, sum(heights)), layout="constrained")
     parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
     columns = parts[0, 0].subplots(1, 3, sharey=True, width_ratios=(1.0, 1.15, 0.85))
@@ -33,10 +36,7 @@ def comparison_figure(summary: Mapping, steps: Steps) -> Figure:
     _accuracies(columns[0], rows, found, summary)
     _flushed(columns[1], rows, found)
     _skips(columns[2], rows, found, summary)
-    columns[0].set_yticks(range(len(rows)), [shortened(row["title"], 36) for row in rows])
-    for label in columns[0].get_yticklabels():
-        label.set_parse_math(False)
-    columns[0].set_ylim(len(rows) - 0.4, -0.6)
+    name_rows(columns[0], rows)
     if scaled:
         _loss_scales(parts[1, 0], scaled, found, summary, steps)
     return figure
@@ -52,9 +52,9 @@ def _accuracies(axes: Axes, rows: Sequence[Mapping], found: Mapping[str, Mark], 
             axes.text(0.02, at, f"failed {place(broken[0])}", bbox=box, **at_left)
             continue
         if row["name"] == "float32":
-            axes.axvline(row["accuracy"], color=LIGHT, linewidth=3, zorder=0)
-        _dot(axes, at, row["accuracy"], row["accuracy_min"], row["accuracy_max"], found[row["name"]])
-        _value(axes, at, f"{row['accuracy']:.1%}" + (f", {len(broken)} failed" if broken else ""))
+            axes.axvline(row["accuracy"], color=BAND, linewidth=3, zorder=0)
+        dot(axes, at, row["accuracy"], row["accuracy_min"], row["accuracy_max"], found[row["name"]])
+        say(axes, at, f"{row['accuracy']:.1%}" + (f", {len(broken)} failed" if broken else ""))
     axes.margins(x=0.12)
     axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, position: f"{100 * value:g}%"))
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(2))
@@ -73,10 +73,10 @@ def _flushed(axes: Axes, rows: Sequence[Mapping], found: Mapping[str, Mark]) -> 
                     value, at, mark.marker, color=mark.colour, markerfacecolor=face, markersize=5.5, clip_on=False
                 )
         if row["flushed_activations"] is not None:
-            _value(axes, at, share(row["flushed_activations"]))
+            say(axes, at, share(row["flushed_activations"]))
     axes.set_xticks([_LEAST, 1e-2, 1], ["≤0.001%", "1%", "100%"])
     axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-    axes.set_xlabel("filled: activations, hollow: weights", fontsize=8, color=MUTED)
+    axes.set_xlabel("filled: activations, hollow: weights", fontsize=8, color=SOFT)
 
 
 def _skips(axes: Axes, rows: Sequence[Mapping], found: Mapping[str, Mark], summary: Mapping) -> None:
@@ -85,8 +85,8 @@ def _skips(axes: Axes, rows: Sequence[Mapping], found: Mapping[str, Mark], summa
     for at, row in enumerate(rows):
         counts = [run["skipped"] for run in runs_of(summary, row) if "error" not in run]
         if counts:
-            _dot(axes, at, row["skipped"], min(counts), max(counts), found[row["name"]])
-            _value(axes, at, f"{row['skipped']:.1f}".removesuffix(".0"))
+            dot(axes, at, row["skipped"], min(counts), max(counts), found[row["name"]])
+            say(axes, at, f"{row['skipped']:.1f}".removesuffix(".0"))
             most = max(most, *counts)
     right = max(1.0, 1.1 * most)
     axes.set_xlim(-0.08 * right, right)
@@ -106,7 +106,7 @@ def _loss_scales(
         start = every * (1 + rows.index(row)) // (1 + len(rows))
         axes.step(x, y, where="post", marker=mark.marker, markersize=4.5, markevery=(start, every), **mark.line)
     figure.legend(
-        [found[row["name"]].sample() for row in rows],
+        [sample_of(found[row["name"]]) for row in rows],
         [shortened(row["title"], 48) for row in rows],
         loc="outside lower left",
         ncols=2,
@@ -117,12 +117,3 @@ def _loss_scales(
     axes.set_xlim(0, summary["steps"])
     axes.set_xlabel("step")
     axes.set_ylabel("loss scale" if summary["seeds"] == 1 else "loss scale, seed 0")
-
-
-def _dot(axes: Axes, at: int, value: float, low: float, high: float, mark: Mark) -> None:
-    axes.add_line(Line2D([low, high], [at, at], color=mark.colour, linewidth=2, alpha=0.5, solid_capstyle="round"))
-    axes.plot(value, at, mark.marker, color=mark.colour, markersize=5.5, clip_on=False)
-
-
-def _value(axes: Axes, at: int, text: str) -> None:
-    axes.text(1.02, at, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)

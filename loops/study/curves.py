@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from loops.study.marks import marks
 from loops.study.summaries import (
     Steps,
     comparable,
@@ -25,7 +26,9 @@ from loops.study.summaries import (
     skipped,
     split_rows,
 )
-from loops.support.plot_style import LIGHT, MUTED, STYLE, TEXT, WIDTH, Mark, few, head, marks
+from loops.support.marks import Mark
+from loops.support.palette import BAND, SOFT, TEXT
+from loops.support.plot_style import STYLE, WIDTH, few, head
 
 _IN_A_COLUMN = 4
 
@@ -88,8 +91,8 @@ def loss_panels(
         if reference is not None and row is not reference:
             table = _smooth(losses(summary, steps, reference))
             # The edge keeps the range visible where it is narrow, or a single seed.
-            axes.fill_between(x, table.min(axis=0), table.max(axis=0), color=LIGHT, linewidth=3)
-            legend[reference["title"]] = Patch(color=LIGHT, linewidth=0)
+            axes.fill_between(x, table.min(axis=0), table.max(axis=0), color=BAND, linewidth=3)
+            legend[reference["title"]] = Patch(color=BAND, linewidth=0)
             drawn = drawn or bool((table.mean(axis=0) > 0).any())
         table = _smooth(losses(summary, steps, row))
         drawn = drawn or bool((table.mean(axis=0) > 0).any())
@@ -103,7 +106,7 @@ def loss_panels(
             axes.plot(x[ends], mean[ends], "x", color=TEXT, markersize=7, markeredgewidth=1.6, clip_on=False)
             legend["next loss not finite, or none"] = Line2D([], [], color=TEXT, marker="x", linestyle="")
         if not finite.any():
-            axes.text(0.5, 0.5, "no step with a finite loss", transform=axes.transAxes, ha="center", color=MUTED)
+            axes.text(0.5, 0.5, "no step with a finite loss", transform=axes.transAxes, ha="center", color=SOFT)
         head(axes, row["title"], mark, _ended(summary, row), room=42 if len(panels) > 1 else 60)
     _remove_last(panels, len(rows))
     if drawn:  # A logarithmic axis with nothing on it is an error.

@@ -14,15 +14,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from loops.study.curves import loss_panels
+from loops.study.marks import marks
 from loops.study.summaries import Steps, options_of, runs_of, split_rows
-from loops.support.plot_style import MUTED, STYLE, WIDTH, head, marks
+from loops.support.palette import RED, SOFT, YELLOW
+from loops.support.plot_style import STYLE, WIDTH, head
 from loops.support.text import share
 
 # float16's number line in powers of two: values of 2^-25 and less become zero, those of 65520 and more infinite.
 _REGIONS = (
-    (-math.inf, -25, "#D55E00", "becomes zero (≤ $2^{-25}$) or infinite (≥ 65520)"),
-    (-25, -14, "#F0E442", "subnormal ($2^{-24}$ to $2^{-14}$)"),
-    (16, math.inf, "#D55E00", None),
+    (-math.inf, -25, RED, "becomes zero (≤ $2^{-25}$) or infinite (≥ 65520)"),
+    (-25, -14, YELLOW, "subnormal ($2^{-24}$ to $2^{-14}$)"),
+    (16, math.inf, RED, None),
 )
 _KINDS = ("activations", "weights")
 
@@ -73,7 +75,7 @@ def _histograms(figure: Figure, summary: Mapping, rows: Sequence[Mapping], kinds
     top[0].yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1, decimals=0))
     top[0].xaxis.set_major_locator(matplotlib.ticker.MultipleLocator(20 if len(kinds) > 1 else 10))
     top[0].xaxis.set_major_formatter(lambda x, position: f"$2^{{{x:.0f}}}$")
-    legend = {"before scaling": Patch(color=MUTED, alpha=0.4, linewidth=0), **legend}
+    legend = {"before scaling": Patch(color=SOFT, alpha=0.4, linewidth=0), **legend}
     figure.legend(legend.values(), legend.keys(), loc="outside upper left", ncols=3)
     figure.supxlabel("size of a gradient value", fontsize=9)
     figure.supylabel("share of non-zero values", fontsize=9)
@@ -86,7 +88,7 @@ def _panel(axes: Axes, counts: Sequence[Mapping], tint: str) -> None:
         axes.axvspan(max(start, edges[0]), min(end, edges[-1] + 3), color=region, alpha=0.13, linewidth=0)
     nonzero = sum(count["nonzero"] for count in counts)
     if not nonzero:
-        axes.text(0.5, 0.4, "no visit with finite weights", transform=axes.transAxes, ha="center", color=MUTED)
+        axes.text(0.5, 0.4, "no visit with finite weights", transform=axes.transAxes, ha="center", color=SOFT)
         return
     before = np.sum([count["histogram"] for count in counts], axis=0)
     scaled = np.sum([count["scaled_histogram"] for count in counts], axis=0)
@@ -94,7 +96,7 @@ def _panel(axes: Axes, counts: Sequence[Mapping], tint: str) -> None:
     infinite = sum(count["overflowed"] for count in counts)
     said += f", infinite: {share(infinite / nonzero)}" if infinite else ""
     if (before != scaled).any():
-        axes.stairs(before / nonzero, edges, color=MUTED, fill=True, alpha=0.3)
+        axes.stairs(before / nonzero, edges, color=SOFT, fill=True, alpha=0.3)
         said += f"\nwithout the scale: {share(before[edges[:-1] < -25].sum() / nonzero)}"
     axes.stairs(scaled / nonzero, edges, color=tint, fill=True, alpha=0.3)
     axes.stairs(scaled / nonzero, edges, color=tint, linewidth=1.4)

@@ -1,10 +1,26 @@
-"""The page of a study's report: its style, its frame, and the sample of a set-up's mark."""
+"""The page of a study: what its template is filled with."""
 
 from __future__ import annotations
 
-from loops.support.plot_style import Mark
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-_BLACK = "#000000"
+from markupsafe import Markup
+
+from loops.study import texts
+from loops.study.costs import COSTS, cost_cells
+from loops.study.marks import marks
+from loops.study.sentences import command, result_sentence
+from loops.study.summaries import Steps, failed, failure, options_of, place, runs_of, split_rows
+from loops.support.marks import Mark
+from loops.support.pages import Table, render
+from loops.support.palette import BLACK
+from loops.support.text import share
+
+_FAR = 5.0  # Percentage points below float32 that call for an explanation.
+_NONE = "–"
+_HEADS = ("Accuracy", "Final loss", "Skipped", "Flushed, weights", "Flushed, activations", "vs float32")
 # Of markers as matplotlib names them: a path around (0, 0), about 8 wide.
 _SHAPES = {
     "o": "M-4,0 a4,4 0 1,0 8,0 a4,4 0 1,0 -8,0",
@@ -17,55 +33,168 @@ _SHAPES = {
 }
 
 
-def sample(mark: Mark) -> str:
-    """A set-up's line and marker as in the figures, as SVG. Black is the colour of the page's text: it may be dark."""
-    tint = "currentColor" if mark.colour == _BLACK else mark.colour
-    dashes = " ".join(f"{1.5 * length:g}" for length in mark.dashes)
-    line = f'<path d="M-16,0 h32" stroke="{tint}" stroke-width="2" stroke-dasharray="{dashes or "none"}"/>'
-    shape = f'<path d="{_SHAPES[mark.marker]}" fill="{tint}"/>'
-    return f'<svg class="mark" viewBox="-16 -6 32 12" aria-hidden="true">{line}{shape}</svg>'
+class Sample(NamedTuple):
+    """A set-up's line and marker as in the figures, as SVG draws them.
+
+    Attributes:
+        tint: Of both.
+        dashes: Of the line.
+        shape: The marker, a path.
+    """
+
+    tint: str
+    dashes: str
+    shape: str
 
 
-STYLE = """
-:root { color-scheme: light dark; --text: #1d1f21; --soft: #5c6166; --line: #d9dcdf; --page: #fff; }
-@media (prefers-color-scheme: dark) { :root { --text: #e4e6e8; --soft: #a3a9af; --line: #3b4045; --page: #17191b; } }
-body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 900px; color: var(--text); background: var(--page);
-  font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0 0 .5rem; } h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; }
-.result { font-size: 1.15rem; margin: 0 0 1.5rem; }
-.wide { overflow-x: auto; } .card { background: #fff; border-radius: 6px; } figure { margin: 0; }
-img { display: block; width: 100%; min-width: 620px; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; line-height: 1.3; }
-th, td { padding: .45rem 0 .45rem .8rem; border-bottom: 1px solid var(--line); text-align: right; }
-th, td { vertical-align: baseline; }
-th:first-child { width: 36%; padding-left: 2.9em; text-indent: -2.9em; text-align: left; overflow-wrap: anywhere; }
-th[scope=row] { font-weight: 400; } sub, sup { line-height: 0; } li { overflow-wrap: anywhere; }
-small { display: block; color: var(--soft); }
-.mark { width: 2.4em; height: .9em; margin-right: .5em; vertical-align: -.08em; }
-@media (max-width: 900px) { table { font-size: .85rem; } th, td { padding-left: .5rem; } }
-@media (max-width: 600px) {
-  table { font-size: 1rem; }
-  table, tbody, tr, th[scope=row], td { display: block; } th[scope=col] { display: none; }
-  tr { padding: .6rem 0; border-bottom: 1px solid var(--line); } tr:first-child { padding: 0; }
-  th:first-child { width: auto; font-weight: 600; } th, td { padding: .1rem 0; border: 0; text-align: left; }
-  td { display: flex; justify-content: space-between; gap: 1rem; } td small { display: inline; }
-  td::before { content: attr(data-head); color: var(--soft); margin-right: auto; }
-}
-.note, figcaption { color: var(--soft); font-size: .95rem; } .note, figcaption p { margin: .7rem 0 0; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1.2rem; }
-dt { color: var(--soft); } dd { margin: 0; }
-pre { padding: .8rem 1rem; border: 1px solid var(--line); border-radius: 6px; white-space: pre-wrap; }
-"""
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
+class Picture(NamedTuple):
+    """A figure of the page.
+
+    Attributes:
+        heading: Above it.
+        image: The PNG in base64.
+        alt: What it shows, in words.
+        said: The paragraphs of its caption.
+        costs: Whether the table of costs stands below.
+    """
+
+    heading: str
+    image: str
+    alt: str
+    said: Sequence[str]
+    costs: bool = False
+
+
+def page(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> str:
+    """The page of a study.
+
+    Args:
+        summary: Of the study.
+        steps: The lines of its runs.
+        images: Its figures, PNGs in base64.
+    """
+    rows, found = summary["setups"], marks(summary)
+    seeds = "One seed" if summary["seeds"] == 1 else f"Means over {summary['seeds']} seeds, with the lowest and highest"
+    return render(
+        __package__,
+        "page.html",
+        title=f"Halfstep study: {summary['task']}",
+        sentence=result_sentence(summary),
+        failures=[failure(run) for run in failed(summary["runs"])],
+        texts=texts,
+        results=Table(("Set-up", *_HEADS), [(row["title"], *_cells(summary, row)) for row in rows]),
+        seeds=seeds,
+        samples=[_sample(found[row["name"]]) for row in rows],
+        pictures=list(_pictures(summary, steps, images)),
+        costs=Table(("Set-up", *COSTS), [(row["title"], *cost_cells(row)) for row in rows]),
+        facts=_facts(summary),
+        commands=command(summary),
+    )
+
+
+def _sample(mark: Mark) -> Sample:
+    # Black is the colour of the page's text: it may be dark.
+    tint = "currentColor" if mark.colour == BLACK else mark.colour
+    return Sample(tint, " ".join(f"{1.5 * length:g}" for length in mark.dashes) or "none", _SHAPES[mark.marker])
+
+
+def _cells(summary: Mapping, row: Mapping) -> tuple[str, ...]:
+    runs = runs_of(summary, row)
+    broken = failed(runs)
+    flushed = _share(row["flushed_weights"]), _share(row["flushed_activations"])
+    if row["accuracy"] is None:
+        return Markup("failed <small>{}</small>").format(place(broken[0])), _NONE, _NONE, *flushed, _NONE
+    skips = [run["skipped"] for run in runs if run not in broken]
+    accuracy = _with_range(f"{row['accuracy']:.1%}", f"{row['accuracy_min']:.1%}", f"{row['accuracy_max']:.1%}")
+    return (
+        accuracy + (Markup(" <small>{} of {} failed</small>").format(len(broken), len(runs)) if broken else ""),
+        "not finite" if row["final_loss"] is None else f"{row['final_loss']:.2g}",
+        _with_range(f"{row['skipped']:.1f}".removesuffix(".0"), min(skips), max(skips)),
+        *flushed,
+        _NONE if row["difference"] is None or row["name"] == "float32" else _points(row["difference"]),
+    )
+
+
+def _pictures(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> Iterator[Picture]:
+    yield Picture("Side by side", images["comparison"], "Accuracy, flushed shares and skips", [texts.COMPARISON])
+    if "costs" in images:
+        alt = "Time, memory and energy of a step"
+        yield Picture("Time and memory", images["costs"], alt, [texts.COSTS], costs=True)
+    alt = "Loss over the steps, a panel for each set-up"
+    yield Picture("Loss", images["loss"], alt, _loss_texts(summary, steps))
+    yield Picture("Loss scale", images["loss_scale"], "Loss scale over the steps", [texts.LOSS_SCALE])
+    alt = "Histograms of gradient sizes"
+    yield Picture("Gradients in float16’s range", images["gradients"], alt, [texts.GRADIENTS])
+    if small := split_rows(summary)[1]:
+        factors = dict.fromkeys(_factor(options_of(summary, row)["loss_factor"]) for row in small)
+        said = [texts.SMALL.format(Markup(" or ").join(factors)), *_small_notes(summary, small)]
+        yield Picture("A small loss", images["small_loss"], "Loss and gradient sizes of a small loss", said)
+
+
+def _loss_texts(summary: Mapping, steps: Steps) -> list[str]:
+    notes: list[str] = [texts.LOSS if summary["seeds"] == 1 else texts.LOSS + " " + texts.SEEDS]
+    for row in summary["setups"]:
+        for run in runs_of(summary, row):
+            lost = [record["step"] for record in steps[run["folder"]] if record["loss"] is None]
+            if lost and "error" not in run:
+                where = f"at {len(lost)} of {summary['steps']} steps, the first of them {lost[0]}"
+                notes.append(f"Not finite: the loss of “{row['title']}”, seed {run['seed']}, {where}.")
+    bare = next((row for row in summary["setups"] if row["name"] == "float16-none"), None)
+    if bare and bare["difference"] is not None and bare["difference"] < -_FAR:
+        notes.append(texts.NO_MASTERS)
+    return notes
+
+
+def _small_notes(summary: Mapping, small: Sequence[Mapping]) -> list[str]:
+    lines = []
+    for row in small:
+        if row["flushed_activations"] is not None:
+            flushed = f"{_share(row['flushed_activations'])} of the activations’ gradient values become zero"
+            score = "no run finished" if row["accuracy"] is None else f"accuracy {row['accuracy']:.1%}"
+            lines.append(f"“{row['title']}”: {flushed}, {score}.")
+    return [Markup("<br>").join(lines)] if lines else []
+
+
+def _facts(summary: Mapping) -> list[tuple[str, str]]:
+    runs = summary["runs"]
+    settings = [run["digest_depends_on"] for run in runs if "digest_depends_on" in run]
+    facts = {
+        "Task": summary["task"],
+        "Runs": f"{len(runs)}, of {summary['steps']} steps each; {summary['seeds']} for each set-up, seeds from 0",
+        "Optimizer": f"Adam, learning rate {_distinct(runs, 'learning_rate')}",
+        "Batches": f"{_distinct(runs, 'batch_size')} examples",
+        "Versions": f"TensorFlow {_distinct(settings, 'tensorflow')}, Keras {_distinct(settings, 'keras')}",
+        "Devices": _distinct(settings, "devices"),
+        "Threads": f"{_distinct(settings, 'intra_op_threads')} within an operation, "
+        f"{_distinct(settings, 'inter_op_threads')} between operations",
+        "Determinism": f"deterministic operations: {_distinct(settings, 'op_determinism')}; "
+        f"XLA: {_distinct(settings, 'jit_compile')}. Runs that agree in all of the above on one machine end with the "
+        "same weights; each run’s summary.json has their digest.",
+    }
+    return list(facts.items())
+
+
+def _distinct(settings: Sequence[Mapping], name: str) -> str:
+    words = {True: "yes", False: "no"}
+    values = [setting[name] for setting in settings]
+    flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    return ", ".join(dict.fromkeys(words[item] if isinstance(item, bool) else str(item) for item in flat))
+
+
+def _factor(value: float) -> str:
+    mantissa, exponent = math.frexp(value)
+    if mantissa != 0.5:
+        return f"{value:g}"
+    return Markup("2<sup>{}</sup>").format(f"{exponent - 1}".replace("-", "−"))
+
+
+def _with_range(mean: str, low: object, high: object) -> str:
+    return mean if low == high else Markup("{} <small>{} to {}</small>").format(mean, low, high)
+
+
+def _share(value: float | None) -> str:
+    return _NONE if value is None else share(value)
+
+
+def _points(value: float) -> str:
+    return "0.0" if abs(value) < 0.05 else f"{value:+.1f}".replace("-", "−")

@@ -1,1 +1,1 @@
-"""What every room may use: errors, checks, text, files that a run writes. Nothing of a run."""
+"""Helpers for every room: errors, checks, text, and files that a run writes. Nothing here knows of runs."""

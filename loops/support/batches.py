@@ -1,4 +1,4 @@
-"""What is wrong with a batch that a model, a loss or TensorFlow failed on, in one sentence."""
+"""Explains in one sentence what is wrong with a batch on which a model, a loss or TensorFlow failed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import tensorflow as tf
 import scaler
 from loops.support.errors import BadBatch
 
-UNEVEN = "a batch that is no multiple of {replicas} replicas: batch with drop_remainder=True"
-"""What a step on replicas asserts of its batch."""
+UNEVEN = "a batch that is not a multiple of {replicas} replicas: batch with drop_remainder=True"
+"""The message of the assertion in a step on replicas."""
 _UNEVEN = re.compile(UNEVEN.format(replicas=r"\d+"))
 _LABEL = re.compile(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)")
 
 
 @scaler.tracing.as_written
 def parts(batch: Any, who: str = "TrainStep") -> tuple[Any, Any, Any]:
-    """`x`, `y` and `sample_weight` of a batch, None where it has none.
+    """`x`, `y` and `sample_weight` of a batch, with None for those that it lacks.
 
     Raises:
         scaler.InvalidArgument: For more parts, or none.
@@ -29,17 +29,17 @@ def parts(batch: Any, who: str = "TrainStep") -> tuple[Any, Any, Any]:
         return batch, None, None
     if not 1 <= len(batch) <= 3:
         raise scaler.InvalidArgument(
-            f"{who}: a batch has {len(batch)} parts: expected (x, y) or (x, y, sample_weight). Several inputs are "
-            "one x: a tuple or a dict of them, ((a, b), y)."
+            f"{who}: a batch has {len(batch)} parts: expected (x, y) or (x, y, sample_weight). Pass several inputs as "
+            "one x, a tuple or a dict of them: ((a, b), y)."
         )
     x, y, sample_weight = (*batch, None, None)[:3]
     return x, y, sample_weight
 
 
 def why_not(model: Any, x: Any, y: Any) -> str | None:
-    """What a batch lacks that a model and a loss need, or None if it looks right.
+    """What seems wrong with a batch for a model and a loss, or None.
 
-    To be asked after something failed: a model or loss of the user's own may do with what looks wrong.
+    Call it only after a failure: a user's own model or loss may accept what looks wrong here.
 
     Args:
         model: A Keras model, or another function.
@@ -55,54 +55,54 @@ def why_not(model: Any, x: Any, y: Any) -> str | None:
     flat = bool(shapes) and all(one.rank is not None and one.rank + 1 == other.rank for one, other in shapes)
     if flat or 0 in _ranks(given) or (targets and set(_ranks(targets)) == {0}):
         return (
-            f"the batch holds a single example: x has shape {_shapes(given)}, without a dimension of the batch. Batch "
-            "the dataset, such as with dataset.batch(32)."
+            f"the batch is a single example: x has shape {_shapes(given)}, without a batch dimension. Batch the "
+            "dataset, such as with dataset.batch(32)."
         )
     if not all(one.is_compatible_with(other) for one, other in shapes):
-        return f"x has shape {_shapes(given)}, and the model takes {', '.join(str(tuple(b.shape)) for b in inputs)}."
+        return f"x has shape {_shapes(given)}, but the model takes {', '.join(str(tuple(b.shape)) for b in inputs)}."
     if y is None:
-        return "the batch has no y: expected batches of (x, y), or a loss function that does without y."
+        return "the batch has no y: expected batches of (x, y), or a loss function that works without y."
     return None
 
 
 @contextlib.contextmanager
 def explaining(who: str, model: Any, x: Any, y: Any) -> Iterator[None]:
-    """Says in one sentence what is wrong with a batch, where something inside fails on it.
+    """Replaces an error in the body by one sentence on what is wrong with the batch.
 
     Args:
-        who: To begin the sentence with.
-        model: As for `why_not`.
+        who: The start of the sentence.
+        model: A Keras model, or another function.
         x: Inputs.
         y: Targets, or None.
 
     Raises:
-        BadBatch: In the place of another error, if the batch looks wrong.
+        BadBatch: In place of another error, if the batch looks wrong.
     """
     try:
         yield
     except scaler.ScalerError:
         raise
     except (ValueError, TypeError, AttributeError, IndexError, tf.errors.OpError) as error:
-        known = explained(error, (x, y)) if isinstance(error, tf.errors.OpError) else None
+        known = bad_batch(error, (x, y)) if isinstance(error, tf.errors.OpError) else None
         reason = why_not(model, x, y)
         if known is None and reason is None:
             raise
         raise known or BadBatch(f"{who}: {reason}") from None
 
 
-def explained(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
-    """The error in one sentence where TensorFlow's is one of the data's, or None.
+def bad_batch(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
+    """A `BadBatch` for an error of TensorFlow that is about the data, else None.
 
     Args:
-        error: Raised by a compiled step.
+        error: An error from a compiled step.
         spec: The dataset's element_spec.
     """
     label = _LABEL.search(error.message)
     if label:
         value, classes = label.groups()
         return BadBatch(
-            f"a label is {value}, and the model tells {classes} classes apart, 0 to {int(classes) - 1}. Correct the "
-            "labels, or give the last layer one unit for each class."
+            f"a label is {value}, but the model has {classes} classes, 0 to {int(classes) - 1}. Correct the labels, or "
+            "give the last layer one unit for each class."
         )
     uneven = _UNEVEN.search(error.message)
     if uneven:
@@ -110,15 +110,15 @@ def explained(error: tf.errors.OpError, spec: Any) -> BadBatch | None:
     if "Cast string to" in error.message and any(
         getattr(one, "dtype", None) == tf.string for one in tf.nest.flatten(spec)
     ):
-        return BadBatch("the batch holds text, in which nothing can be computed: make it numbers in the dataset's map.")
+        return BadBatch(_TEXT)
     return None
 
 
-_TEXT = "the batch holds text, in which nothing can be computed: turn it into numbers in the dataset's map."
+_TEXT = "the batch holds text, which a model cannot compute with: turn it into numbers in the dataset's map."
 
 
 def _expected(model: Any) -> list:
-    """The inputs that a model was built for, where it says so."""
+    """The inputs of a model that was built for some; empty for others."""
     try:
         return tf.nest.flatten(model.inputs)
     except (AttributeError, ValueError):

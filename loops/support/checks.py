@@ -1,4 +1,4 @@
-"""Checks of numbers that several parts of the loops take."""
+"""Checks of integer arguments."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import scaler
 
 
 def is_count(value: Any, least: int = 1) -> bool:
-    """Whether it is an integer of at least `least`, of Python or NumPy; True and False are none."""
+    """Whether a value is a Python or NumPy integer of at least `least`. True and False do not count."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
 
 
-def check_count(said: str, value: Any, least: int = 1) -> None:
-    """Refuses anything else.
+def check_count(call: str, value: Any, least: int = 1) -> None:
+    """Refuses anything but an integer of at least `least`.
 
     Args:
-        said: What the user wrote, to begin the sentence with: "Profile(steps=0)".
-        value: Any.
+        call: What the user wrote, to begin the message with: "Profile(steps=0)".
+        value: The value to check.
         least: The smallest integer that is allowed.
 
     Raises:
-        scaler.InvalidArgument: With `said` and what is allowed.
+        scaler.InvalidArgument: If the value is refused.
     """
     if not is_count(value, least):
-        raise scaler.InvalidArgument(f"{said}: expected an integer of at least {least}.")
+        raise scaler.InvalidArgument(f"{call}: expected an integer of at least {least}.")

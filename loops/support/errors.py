@@ -1,18 +1,18 @@
-"""Every exception and warning that `loops` raises by itself; a bad argument is `scaler.InvalidArgument`.
+"""The exceptions and warnings of `loops`. A bad argument raises `scaler.InvalidArgument`.
 
 scaler.ScalerError
 └── LoopError
     ├── OutOfData           the dataset ended before the run did
-    ├── BadOutputs          a train step returned something a loop cannot report
-    ├── BadBatch            the data holds what the model or the loss cannot take
+    ├── BadOutputs          a train step returned something that a loop cannot report
+    ├── BadBatch            the model or the loss cannot take the data
     ├── NotWritable         a file or folder cannot be written, or another run writes it (also an OSError)
     ├── CheckpointError     a checkpoint cannot be written or read, or belongs to another run
-    └── WorkerLost          another process of a run on several cannot be reached, or has stopped
+    └── WorkerLost          another worker cannot be reached, or has stopped
 
 UserWarning
 ├── DivergenceWarning       a run seems to diverge
 ├── ResumeWarning           a resumed run will not continue exactly, or a checkpoint is damaged
-└── TraceWarning            a trace is torn or damaged, and was read up to there
+└── TraceWarning            a trace is incomplete or damaged, and was read up to that point
 """
 
 import scaler
@@ -31,13 +31,13 @@ class BadOutputs(LoopError):
 
 
 class BadBatch(LoopError):
-    """The data holds what the model or the loss cannot take, such as a label that is no class."""
+    """The model or the loss cannot take the data, for example because a label is not one of the classes."""
 
 
 class NotWritable(LoopError, OSError):
-    """A file or folder that an action is to write cannot be written, or another run writes it.
+    """An action's file or folder cannot be written, or another run writes it.
 
-    At the beginning of a run no step was taken. Later the other actions have acted, and a `Checkpoint` has saved.
+    When a run begins, no step was taken. Later, the other actions have acted, and a `Checkpoint` has saved.
     """
 
 
@@ -46,16 +46,16 @@ class CheckpointError(LoopError):
 
 
 class WorkerLost(LoopError):
-    """Another worker cannot be reached, is gone, or has stopped with an error. Start all of them again to go on."""
+    """Another worker cannot be reached, is gone, or has stopped with an error. Start all of them again to continue."""
 
 
 class DivergenceWarning(UserWarning):
-    """A run seems to diverge: its gradients are as large as ever, and its loss rises."""
+    """A run seems to diverge: its gradients are the largest so far, and its loss rises."""
 
 
 class ResumeWarning(UserWarning):
-    """A resumed run will not be, or is not, what it could be: something cannot be saved, or a checkpoint is damaged."""
+    """A resumed run will not continue exactly: something cannot be saved, or a checkpoint is damaged."""
 
 
 class TraceWarning(UserWarning):
-    """A trace is torn or damaged, and was read up to there."""
+    """A trace is incomplete or damaged, and was read up to that point."""

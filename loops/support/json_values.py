@@ -1,4 +1,4 @@
-"""Values that JSON can hold, and text that may hold some."""
+"""Writes and reads JSON that may have NaN, or be damaged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def without_nan(value: Any) -> Any:
-    """The same value, list or dict with None for NaN and infinities, which JSON does not have."""
+    """A copy of a value, list or dict with None for NaN and infinities, which JSON does not have."""
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -17,10 +17,10 @@ def without_nan(value: Any) -> Any:
 
 
 def read_json(text: str | bytes) -> Any:
-    """The value of a text that anything may have damaged.
+    """Parses text that may be damaged.
 
     Raises:
-        ValueError: If it holds none, or one that is nested deeper than Python reads.
+        ValueError: If it is not JSON, or is nested too deep.
     """
     try:
         return json.loads(text)
@@ -29,7 +29,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def row_of(line: str | bytes) -> dict[str, Any] | None:
-    """The step of a line of a `JsonLines` file, or None for a line that is damaged or foreign."""
+    """The row in a line of a `JsonLines` file, or None if the line is damaged or of another kind."""
     try:
         found = read_json(line)
     except ValueError:
@@ -38,5 +38,5 @@ def row_of(line: str | bytes) -> dict[str, Any] | None:
 
 
 def is_row(value: Any) -> bool:
-    """Whether a value is a row of a step: an object with a whole number of 64 bits as its "step"."""
+    """Whether a value is the row of a step: an object with a 64-bit integer "step"."""
     return isinstance(value, dict) and type(value.get("step")) is int and abs(value["step"]) < 2**63

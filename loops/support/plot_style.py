@@ -1,28 +1,28 @@
-"""How the figures of a study look: one colour, line and marker for each set-up, wherever it is drawn."""
+"""How figures look: the style of their axes, and the head of a panel."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-TEXT, MUTED, LIGHT = "#222222", "#666666", "#C4C4C4"
+from loops.support.marks import Mark
+from loops.support.palette import LINE, SOFT, TEXT
+
 WIDTH = 7.5
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9,
-    "axes.edgecolor": MUTED,
+    "axes.edgecolor": SOFT,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#E6E6E6",
+    "grid.color": LINE,
     "grid.linewidth": 0.6,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), TEXT),
     "legend.frameon": False,
     "figure.constrained_layout.h_pad": 0.07,
@@ -30,74 +30,25 @@ STYLE: Any = {
 }
 
 
-class Mark(NamedTuple):
-    """How a set-up is drawn: what tells it from others also without its colour.
-
-    Attributes:
-        colour: "#rrggbb".
-        dashes: Of its line, in points on and off; () for a solid one.
-        marker: As matplotlib names it.
-    """
-
-    colour: str
-    dashes: tuple[float, ...]
-    marker: str
-
-    @property
-    def line(self) -> dict[str, Any]:
-        """Arguments of a line."""
-        return {"color": self.colour, "linestyle": (0, self.dashes) if self.dashes else "-", "linewidth": 1.4}
-
-    def sample(self) -> Line2D:
-        """What stands beside its name in a legend."""
-        return Line2D([], [], marker=self.marker, markersize=4.5, **self.line)
-
-
-# Okabe and Ito's palette, which colour-blind readers can tell apart; its yellow is too light for lines.
-_BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-_BLUE, _RED, _PINK = "#0072B2", "#D55E00", "#CC79A7"
-_SETUPS = {
-    "float32": (_BLACK, "o"),
-    "mixed-none": (_ORANGE, "s"),
-    "mixed-dynamic": (_BLUE, "^"),
-    "float16-none": (_RED, "D"),
-    "float16-static": (_PINK, "v"),
-    "float16-dynamic": (_GREEN, "X"),
-}
-_TINTS = (_BLUE, _ORANGE, _GREEN, _RED, _SKY, _PINK)
-_DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.5), (5, 1.5, 1, 1.5), (1.5, 1))
-_MARKERS = "s^DvXPo"
-# The lengths have no common divisor but 2: 84 strategies come before two look alike.
-
-
-def marks(summary: Mapping) -> dict[str, Mark]:
-    """The mark of each set-up of a study, by name. A small-loss set-up looks like its twin, dashed."""
-    found: dict[str, Mark] = {}
-    others = itertools.count()
-    for name in (row["name"] for row in summary["setups"]):
-        tint, marker = _SETUPS.get(name.removeprefix("small-"), (None, ""))
-        if tint:
-            found[name] = Mark(tint, _DASHES[1] if name.startswith("small-") else (), marker)
-        else:
-            at = next(others)
-            found[name] = Mark(_TINTS[at % 6], _DASHES[at % 4], _MARKERS[at % 7])
-    return found
+def sample_of(mark: Mark) -> Line2D:
+    """What stands beside a name in a legend."""
+    return Line2D([], [], marker=mark.marker, markersize=4.5, **mark.line)
 
 
 def shortened(title: str, room: int) -> str:
-    """A title that fits: a strategy with many options would run into what stands beside it."""
+    """Cuts a title, such as a strategy with many options, to `room` characters."""
     return title if len(title) <= room else title[: room - 1] + "…"
 
 
 def head(axes: Axes, title: str, mark: Mark | None, note: str = "", room: int = 60) -> None:
     """Puts a set-up's mark and title above the left end of a panel, and a note above its right end."""
-    axes.set_title(note, loc="right", color=MUTED, parse_math=False)
+    axes.set_title(note, loc="right", color=SOFT, parse_math=False)
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderpad": 0.25, "borderaxespad": 0}
-    sample = mark.sample() if mark else Line2D([], [], linestyle="")
+    sample = sample_of(mark) if mark else Line2D([], [], linestyle="")
     entry = axes.legend([sample], [shortened(title, room)], handlelength=2.8 if mark else 0, fontsize=9, **place)
     entry.get_texts()[0].set_parse_math(False)
 
 
 def few(count: int, most: int = 7) -> int:
-    """Every how many of `count` points a marker is drawn."""
+    """The spacing of markers on a line of `count` points."""
     return max(1, count // most)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM that wait for the end of a call."""
+"""Defers Ctrl-C and SIGTERM until the end of a call."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 EXIT_INTERRUPTED = 130
-"""Status of a process after SIGINT: 128 + 2, as shells say it."""
+"""Status of a process after SIGINT: 128 + 2, as in a shell."""
 EXIT_TERMINATED = 143
 """Status of a process after SIGTERM: 128 + 15."""
 
 
 class Deferred:
-    """Signals that came and have not acted yet.
+    """Signals that were received and not yet acted on.
 
     Attributes:
         received: Their numbers.
@@ -27,9 +27,9 @@ class Deferred:
         self._handlers = handlers
 
     def act(self) -> None:
-        """Lets them act.
+        """Acts on them.
 
-        SIGINT raises KeyboardInterrupt, SIGTERM calls the handler it had, or raises SystemExit(143) if it had none.
+        SIGINT raises KeyboardInterrupt. SIGTERM calls its previous handler, or raises SystemExit(143) if it had none.
         """
         if signal.SIGINT in self.received:
             raise KeyboardInterrupt
@@ -43,10 +43,10 @@ class Deferred:
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[Deferred]:
-    """Keeps SIGINT and SIGTERM from breaking off what is under way, until what it gives lets them act.
+    """Defers SIGINT and SIGTERM until `Deferred.act` is called.
 
-    A second signal of the same kind is not kept. A signal that is ignored stays ignored. Outside of the main thread,
-    where Python has no signal handlers, nothing is changed.
+    A second signal of the same kind is not deferred. An ignored signal stays ignored. Outside of the main thread, where
+    Python has no signal handlers, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield Deferred({})
@@ -72,5 +72,5 @@ def deferred_signals() -> Iterator[Deferred]:
 
 
 def _is_deferrable(number: int, handler: Any) -> bool:
-    # SIGINT without Python's handler was asked to end the process at once; for SIGTERM that is what nobody asked for.
+    # SIG_DFL ends the process at once: for SIGINT somebody has set that, for SIGTERM it is the default.
     return callable(handler) or (number == signal.SIGTERM and handler == signal.SIG_DFL)

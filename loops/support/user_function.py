@@ -1,4 +1,4 @@
-"""A function of the user's own program, as `--build module:function` names it."""
+"""Imports and calls a user's function, given as `--build module:function`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from loops.support.errors import LoopError
 
 
 def called(text: str, run: pathlib.Path, *, option: str = "--build") -> Any:
-    """What the function that `--build` names returns.
+    """Calls the function that an option names, and returns its result.
 
     Args:
         text: `module:function`, importable from the current folder.
-        run: What the function is called with, unless it has no parameters.
-        option: The option that names it, for errors.
+        run: The argument of the function, unless it has no parameters.
+        option: The option's name, for errors.
 
     Raises:
         scaler.InvalidArgument: If there is no such module or function.
@@ -33,15 +33,15 @@ def called(text: str, run: pathlib.Path, *, option: str = "--build") -> Any:
         raise scaler.InvalidArgument(f"{option} {text}: expected module:function, such as train:build.")
     with _current_folder_on_path():
         who = f"{option} {text}"
-        return _said(who, lambda: _called(_function(who, module, name), run))
+        return _with_errors_in_one_line(who, lambda: _called(_function(who, module, name), run))
 
 
 @contextlib.contextmanager
 def in_empty_folders(build: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
-    """A function without arguments for one that may ask for a folder: at each call it is given a new, empty one.
+    """Wraps a function that may take a folder into one without arguments: each call passes a new, empty folder.
 
     Args:
-        build: Called without arguments where it can be.
+        build: The function; it gets no folder if it has no required parameter.
     """
     if not any(one.default is one.empty and one.kind != one.VAR_POSITIONAL for one in _by_place(build)):
         yield build
@@ -62,10 +62,10 @@ def _called(build: Callable[..., Any], run: pathlib.Path) -> Any:
 
 
 def _by_place(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that can be given by their place."""
+    """The positional parameters of a function."""
     try:
         found = inspect.signature(function, follow_wrapped=False).parameters.values()
-    except ValueError:  # Of functions written in C.
+    except ValueError:  # Functions written in C have no signature.
         return []
     return [one for one in found if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
 
@@ -86,8 +86,8 @@ def _function(who: str, module: str, name: str) -> Callable[[pathlib.Path], Any]
     return function
 
 
-def _said(who: str, call: Callable[[], Any]) -> Any:
-    """What a function of the user's returns, with its errors told in one sentence."""
+def _with_errors_in_one_line(who: str, call: Callable[[], Any]) -> Any:
+    """Calls a user's function, and turns its errors into one sentence."""
     try:
         return call()
     except scaler.ScalerError:

@@ -11,7 +11,7 @@ from loops.tasks.text import TextTask as TextTask
 
 Task = ImageTask | TextTask
 IMAGE_TASKS = ("digits", "mnist")
-"""The tasks that are an `ImageTask`, which a study needs."""
+"""The tasks that are `ImageTask`s, as studies need them."""
 _TASKS: dict[str, Callable[[], Task]] = {"digits": digits.load, "mnist": mnist.load, "text": text.load}
 
 
@@ -23,7 +23,7 @@ def load(name: str) -> Task:
 
     Raises:
         scaler.InvalidArgument: For another name.
-        loops.LoopError: If its data cannot be had; the message says why.
+        loops.LoopError: If its data is not available; the message says why.
     """
     if name not in _TASKS:
         raise scaler.InvalidArgument(f"task {name!r}: expected one of {', '.join(_TASKS)}.")

@@ -1,4 +1,4 @@
-"""1,797 real handwritten digits of 8x8 pixels, which ship inside scikit-learn: no download."""
+"""1,797 real handwritten digits of 8x8 pixels, from scikit-learn without a download."""
 
 from __future__ import annotations
 

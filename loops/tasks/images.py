@@ -1,4 +1,4 @@
-"""Small greyscale images with ten classes: the pipeline and the network that `digits` and `mnist` share."""
+"""Classification of small greyscale images in ten classes: the dataset and the network for `digits` and `mnist`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class ImageTask:
-    """A classification task, with everything a run needs.
+    """A classification task, with everything that a run needs.
 
     Attributes:
-        name: As on the command line.
-        images: Float32 [n, height, width, 1], in [0, 1], to train on.
-        labels: Int32 [n], in [0, 10).
-        test_images: The same, held out.
-        test_labels: The same, held out.
-        learning_rate: That suits it, of Adam.
-        batch_size: That suits it.
+        name: The task's name on the command line.
+        images: The training images, float32 [n, height, width, 1], in [0, 1].
+        labels: Their labels, int32 [n], in [0, 10).
+        test_images: The held-out images.
+        test_labels: Their labels.
+        learning_rate: A suitable learning rate for Adam.
+        batch_size: A suitable batch size.
     """
 
     name: str
@@ -33,7 +33,7 @@ class ImageTask:
     batch_size: int = 64
 
     def dataset(self, batch_size: int, seed: int) -> tf.data.Dataset:
-        """Endless batches `(images, labels)`, shuffled anew for each epoch in an order given by `seed`."""
+        """Endless batches `(images, labels)`, reshuffled in each epoch in an order determined by `seed`."""
         data = tf.data.Dataset.from_tensor_slices((self.images, self.labels)).cache()
         data = data.shuffle(len(self.images), seed=seed, reshuffle_each_iteration=True).repeat()
         return data.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
@@ -75,7 +75,7 @@ class ImageTask:
         return {"accuracy": self.accuracy(model)}
 
     def accuracy(self, model: keras.Model) -> float:
-        """Share of the held-out images that the model classifies right. A model that gives NaN is wrong."""
+        """The share of the held-out images that the model classifies correctly. An output that is NaN is wrong."""
         logits = np.asarray(model.predict(self.test_images, batch_size=512, verbose=0), np.float32)
         right = (logits.argmax(axis=1) == self.test_labels) & np.isfinite(logits).all(axis=1)
         return float(right.mean())

@@ -10,7 +10,7 @@ from loops.tasks.images import ImageTask
 
 
 def load() -> ImageTask:
-    """MNIST's 60,000 images to train on and 10,000 held out.
+    """MNIST: 60,000 images for training, and 10,000 held out.
 
     Raises:
         LoopError: If it is not in Keras's cache and cannot be downloaded.

@@ -1,4 +1,4 @@
-"""Characters of real source code that every Python brings: the standard library's own, and a small transformer."""
+"""Next-character prediction on the source of Python's standard library, with a small transformer."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ import tensorflow as tf
 from loops.support.errors import LoopError
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-"""Every other character, such as those beyond ASCII, is left out, and a tab is four spaces."""
+"""All other characters, such as those beyond ASCII, are left out, and a tab is four spaces."""
 _EVERY_HELD_OUT = 10
 _LARGEST = 2_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
-    """Next-character prediction, with everything a run needs.
+    """Next-character prediction, with everything that a run needs.
 
     Attributes:
-        name: As on the command line.
-        characters: Uint8 [n], places in `ALPHABET`, to train on.
-        test_characters: The same, of other files.
-        context: Characters a prediction may look back at, and predictions in one example.
-        width: Of the network.
-        blocks: Of the network.
-        test_examples: At most so many examples are held out.
-        learning_rate: That suits it, of Adam.
-        batch_size: That suits it.
+        name: The task's name on the command line.
+        characters: The training text, uint8 [n], indices into `ALPHABET`.
+        test_characters: The held-out text, from other files.
+        context: The number of characters in an example, and the most that a prediction can see.
+        width: The width of the network.
+        blocks: The number of the network's blocks.
+        test_examples: The most held-out examples.
+        learning_rate: A suitable learning rate for Adam.
+        batch_size: A suitable batch size.
     """
 
     name: str
@@ -46,12 +46,12 @@ class TextTask:
     batch_size: int = 32
 
     def dataset(self, batch_size: int, seed: int) -> tf.data.Dataset:
-        """Endless batches `(characters, following)`, int32 [batch, context], in an order given by `seed`.
+        """Endless batches `(characters, following)`, int32 [batch, context], in an order determined by `seed`.
 
-        An epoch has each example once, shuffled anew; examples do not overlap.
+        An epoch has each example once, and is reshuffled; examples do not overlap.
         """
         inputs, following = self._examples(self.characters)
-        # Places are shuffled, not examples: a checkpoint holds what the shuffle's buffer does.
+        # Shuffles indices, not examples: a checkpoint includes the shuffle's buffer.
         data = tf.data.Dataset.range(len(inputs)).shuffle(len(inputs), seed=seed, reshuffle_each_iteration=True)
         inputs, following = tf.constant(inputs), tf.constant(following)
         data = data.repeat().batch(batch_size, drop_remainder=True)
@@ -63,7 +63,7 @@ class TextTask:
     def model(self, policy: str) -> keras.Model:
         """A causal transformer, built under a Keras dtype policy; it returns logits in float32.
 
-        Pre-norm blocks as in "On Layer Normalization in the Transformer Architecture" (arXiv:2002.04745), with learnt
+        Pre-norm blocks as in "On Layer Normalization in the Transformer Architecture" (arXiv:2002.04745), with learned
         positions.
 
         Args:
@@ -85,13 +85,13 @@ class TextTask:
         return keras.Model(inputs, layers.Activation("linear", dtype="float32")(logits), name=self.name)
 
     def loss(self, following: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        """Mean cross-entropy in nats a character, scalar float32."""
+        """Mean cross-entropy in nats per character, scalar float32."""
         return tf.reduce_mean(
             tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(following, tf.int32), tf.cast(logits, tf.float32))
         )
 
     def scores(self, model: keras.Model) -> dict[str, float]:
-        """`perplexity`: e to the mean cross-entropy on held-out text; the alphabet's size if all were alike."""
+        """`perplexity`: e to the mean cross-entropy on held-out text; a uniform guess gives the alphabet's size."""
         inputs, following = (part[: self.test_examples] for part in self._examples(self.test_characters))
         logits = model.predict(inputs.astype(np.int32), batch_size=64, verbose=0)
         loss = float(self.loss(following, logits))
@@ -104,10 +104,10 @@ class TextTask:
 
 
 def load() -> TextTask:
-    """The modules at the top of this Python's library, every tenth file by name held out.
+    """The top-level modules of this Python's standard library, with every tenth file by name held out.
 
-    Of the others the first two million characters are trained on, more than a short run reads.
-    Text differs between versions of Python, and perplexities with it.
+    The first two million characters of the others are for training, more than a short run reads. Text and perplexities
+    differ between versions of Python.
 
     Raises:
         LoopError: If this Python was installed without its source.
@@ -119,20 +119,20 @@ def load() -> TextTask:
     rest = [text for place, text in enumerate(texts) if place % _EVERY_HELD_OUT]
     if sum(map(len, rest)) < 100_000:
         raise LoopError(
-            f"the text is Python's own library, and {folder} has no source of it. Use a Python that was installed with "
+            f"the text is Python's own library, but {folder} has no source files. Use a Python that was installed with "
             "its .py files, or the task digits."
         )
     return TextTask("text", np.concatenate(rest)[:_LARGEST], np.concatenate(held_out))
 
 
 def encode(text: str) -> np.ndarray:
-    """Places in `ALPHABET`, uint8."""
+    """Encodes text as indices into `ALPHABET`, uint8."""
     places = {character: place for place, character in enumerate(ALPHABET)}
     return np.array([places[one] for one in text.expandtabs(4) if one in places], np.uint8)
 
 
 class _Positions(keras.layers.Layer):
-    """Adds a learnt vector for each place."""
+    """Adds a learned vector for each position."""
 
     def build(self, input_shape: tuple) -> None:
         self.vectors = self.add_weight(shape=input_shape[1:], initializer="random_normal", name="vectors")

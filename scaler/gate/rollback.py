@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -74,6 +74,18 @@ def state_of(model: keras.layers.Layer) -> list[Any]:
         if isinstance(layer, keras.layers.SpectralNormalization):
             found.append(layer.kernel)
     return list({id(variable): variable for variable in found}.values())
+
+
+def all_finite(variables: Sequence[Any]) -> tf.Tensor:
+    """Whether every value of the floating-point variables is finite: a scalar bool."""
+    values = [tf.convert_to_tensor(variable) for variable in variables]
+    alike: dict[Any, list[tf.Tensor]] = {}
+    for place, value in enumerate(values):
+        if value.dtype.is_floating:
+            # Metrics are many scalars, which one operation looks at.
+            alike.setdefault(value.dtype.name if value.shape.rank == 0 else place, []).append(value)
+    groups = [tf.stack(group) if len(group) > 1 else group[0] for group in alike.values()]
+    return tf.reduce_all([tf.constant(True), *(tf.reduce_all(tf.math.is_finite(group)) for group in groups)])
 
 
 def chosen_state(now: Any, before: tf.Tensor, kept: tf.Tensor | None = None) -> tf.Tensor:

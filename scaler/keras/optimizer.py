@@ -23,7 +23,7 @@ from scaler.keras.other_names import OtherNames
 from scaler.keras.variable_order import Order
 from scaler.loss_scaler import LossScaler
 from scaler.mistakes.marks import SCALED, UNSCALED, mark
-from scaler.mistakes.scaled_twice import marks_of
+from scaler.mistakes.upstream import Upstream
 from scaler.outcome.outcome import Outcome
 from scaler.strategies import Strategy
 from scaler.weights.masters import MasterWeights
@@ -99,7 +99,8 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         self.dynamic_growth_steps = getattr(strategy, "growth_interval", None)
         self.loss_scaler = LossScaler(strategy, sum_duplicates=sum_duplicates, select=select)
         # No warning of a missing rollback: `protect` rolls statistics back, and without it `apply` where it can.
-        self.loss_scaler._use.statistics_are_kept = self.loss_scaler._use.unconnected_are_named = True
+        use = self.loss_scaler._calls.use
+        use.statistics_are_kept = use.unconnected_are_named = True
         self.masters = None
         self._window: accumulation.Window | None = None
         self._unscaled = replicas.local_variable(False, "unscaled")
@@ -344,7 +345,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
 
     def _are_unscaled(self, grads: list) -> bool | tf.Tensor:
         """Whether gradients went through `get_unscaled_gradients`. Their marks tell, in eager mode the last call."""
-        found = {} if tf.executing_eagerly() else marks_of(grads)
+        found = {} if tf.executing_eagerly() else Upstream(grads).marks
         if found and (UNSCALED not in found or set(found) == {UNSCALED}):
             return UNSCALED in found
         return tf.identity(self._unscaled)

@@ -12,10 +12,12 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
+from scaler.backend.graphs import in_xla
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning
-from scaler.gate.rollback import chosen_state, state_of
+from scaler.gate.choose import selects_by_default
+from scaler.gate.rollback import all_finite, chosen_state, state_of
 from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored, optimizers_of
 from scaler.keras.optimizer import LossScaleOptimizer
 from scaler.keras.protected_step import ProtectedStep
@@ -81,8 +83,9 @@ def protect(model: keras.Model) -> keras.Model:
         optimizers = _optimizers(model)
         # The optimizer alone cannot notice that layers were unfrozen.
         TrainableSet.of(model.weights).keep(f"fit of model {model.name!r}", "Compile the model again.")
+        shown.forget()
         with protected.open(optimizers):
-            step = _with_its_variables(own_step, data, made)
+            step = _with_its_variables(lambda data: shown.look(own_step(data)), data, made)
         before = [(variable, tf.identity(variable)) for variable in _state(model, protected)]
         every = [held.optimizer for held in optimizers_of(model)]
         iterations = [tf.identity(optimizer.iterations) for optimizer in every]
@@ -91,20 +94,29 @@ def protect(model: keras.Model) -> keras.Model:
         with protected.open(optimizers):
             logs = step(data)
         bad = _rejected(optimizers) > rejected
-        counted = shown.results()
+        counted = shown.counted(logs)
         _check_nothing_new(model, before, protected)
         state = {id(variable) for variable in _state(model, protected)}
         left = [pair for pair in before if id(pair[0]) in state]
         applied = [tf.identity(one.iterations) > then for one, then in zip(every, iterations, strict=True)]
-        for variable, value in left:
-            own = replicas.own_component(variable)
-            # Weights of a frozen layer may be updated, too, by a step that names them.
-            kept = [flag for one, flag in zip(every, applied, strict=True) if _updates(one, variable)]
-            if variable.trainable or kept:
-                own.assign(tf.where(bad & ~tf.reduce_any([False, *kept]), value, own))
-            else:
-                own.assign(chosen_state(own, value, ~bad))
-        return shown.end(logs, counted, bad)
+
+        def put_back() -> dict[str, Any]:
+            for variable, value in left:
+                own = replicas.own_component(variable)
+                # Weights of a frozen layer may be updated, too, by a step that names them.
+                kept = [flag for one, flag in zip(every, applied, strict=True) if _updates(one, variable)]
+                if variable.trainable or kept:
+                    own.assign(tf.where(bad & ~tf.reduce_any([False, *kept]), value, own))
+                else:
+                    own.assign(chosen_state(own, value, ~bad))
+            return shown.after(logs, counted, bad)
+
+        if _branches():
+            clean = tf.logical_and(~bad, all_finite([variable for variable, _ in left if not variable.trainable]))
+            anew = tf.cond(clean, lambda: shown.replaceable(logs, counted), put_back)
+        else:
+            anew = put_back()
+        return {**logs, **anew} if isinstance(logs, dict) else logs
 
     @functools.wraps(own_reset)
     def reset_metrics() -> None:
@@ -113,7 +125,7 @@ def protect(model: keras.Model) -> keras.Model:
 
     @functools.wraps(own_results)
     def get_metrics_result() -> dict[str, Any]:
-        return shown.at_rest() if tf.executing_eagerly() else own_results()
+        return shown.at_rest() if tf.executing_eagerly() else shown.note(own_results())
 
     setattr(train_step, _MARK, True)
     model.train_step = train_step
@@ -121,6 +133,11 @@ def protect(model: keras.Model) -> keras.Model:
     model.get_metrics_result = get_metrics_result
     model.train_function = None
     return model
+
+
+def _branches() -> bool:
+    """Whether a skip is a branch here. A GPU would wait for it, XLA gains nothing by it, replicas assign together."""
+    return not (selects_by_default() or in_xla() or replicas.replica_count() > 1)
 
 
 def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:

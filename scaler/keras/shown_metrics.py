@@ -25,6 +25,8 @@ class Shown:
         self._model = model
         self._results = model.get_metrics_result
         self._own: dict[str, tf.Variable] = {}
+        self._noted: dict[str, Any] = {}
+        self._certain: frozenset[str] = frozenset()
         with self._scope():
             self._kept = replicas.local_variable(0.0, "steps_kept")
             self._put_back = replicas.local_variable(0.0, "steps_put_back")
@@ -35,35 +37,83 @@ class Shown:
         for flag in self._own.values():
             flag.assign(False)
 
-    def results(self) -> dict[str, Any]:
-        """The model's current metrics, inside a step. Empty if a metric was never used and so has no result."""
-        # Keras 3.8 returns Python numbers where a step runs eagerly.
-        results = self._used_results().items()
-        return {name: tf.constant(value) if isinstance(value, float) else value for name, value in results}
+    def forget(self) -> None:
+        """Begins another trace, before the step is traced."""
+        self._noted, self._certain = {}, frozenset()
 
-    def end(self, logs: Any, counted: dict[str, Any], bad: tf.Tensor) -> Any:
-        """Ends a step and returns the logs to show.
+    def note(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Remembers what the model's metrics give while a step is traced, and returns it."""
+        self._noted.update(results)
+        return results
+
+    def look(self, logs: Any) -> Any:
+        """Finds the logs that are the metrics' results for certain, while a step is traced, and returns all logs.
+
+        They are what `get_metrics_result` returned, as in Keras's own step. Of others only a comparison shows it.
+        """
+        # Replicas take turns with their traces.
+        if isinstance(logs, dict) and replicas.replica_count() == 1:
+            self._certain = frozenset(name for name, value in logs.items() if self._noted.get(name) is value)
+        return logs
+
+    def counted(self, logs: Any) -> dict[str, Any]:
+        """The model's metrics after a step and before anything is put back. Empty if a metric was never used.
+
+        It also records which of the logs are the step's own numbers.
 
         Args:
             logs: What the step returned.
-            counted: `results()` before the rollback.
-            bad: Scalar bool, whether the step was rolled back.
+        """
+        if not isinstance(logs, dict):
+            return {}
+        if self._certain == frozenset(logs):
+            return dict(logs)
+        # Keras 3.8 returns Python numbers where a step runs eagerly.
+        results = self.results() | {name: logs[name] for name in self._certain}
+        for name in results.keys() & logs.keys() - self._certain:
+            self._flag(name).assign(tf.logical_not(_same(logs[name], results[name])))
+        return results
+
+    def results(self) -> dict[str, Any]:
+        """The model's current metrics, inside a step. Empty if a metric was never used and so has no result."""
+        results = self._used_results().items()
+        return {name: tf.constant(value) if isinstance(value, float) else value for name, value in results}
+
+    def replaceable(self, logs: Any, counted: dict[str, Any]) -> dict[str, Any]:
+        """The logs that `after` may replace, as they are."""
+        if not isinstance(logs, dict):
+            return {}
+        return {name: value for name, value in logs.items() if name in counted and self._may_be(name, value, counted)}
+
+    def _may_be(self, name: str, value: Any, counted: dict[str, Any]) -> bool:
+        return name in self._certain or tf.get_static_value(_same(value, counted[name])) is not False
+
+    def after(self, logs: Any, counted: dict[str, Any], bad: tf.Tensor) -> dict[str, Any]:
+        """The logs to show in place of a step's, after state was put back.
+
+        Args:
+            logs: What the step returned.
+            counted: The metrics before.
+            bad: Scalar bool, whether the step was rolled back. If not, elements that were not finite were.
 
         Returns:
-            `logs`, in which each number that equals the metric of its name is replaced by that metric's new result. If
-            no step was kept since the last reset, it is replaced by what this step counted if all of that is finite,
-            else by the worst value.
+            For each number that equals the metric of its name, that metric's new result. If no step was kept since the
+            last reset, it is what this step counted if all of that is finite, else the worst value.
         """
         self._kept.assign_sub(tf.cast(bad, tf.float32))
         self._put_back.assign_add(tf.cast(bad, tf.float32))
-        if not isinstance(logs, dict):
-            return logs
+        told = self.replaceable(logs, counted)
+        if not told:
+            return told
         nothing, believable = self._nothing(), _all_finite(counted)
         anew = {}
         for name, value in self.results().items():
             instead = tf.where(believable, counted[name], self._worst(name, value)) if _is_float(value) else value
             anew[name] = tf.where(nothing, instead, value)
-        return {name: self._told(name, value, counted, anew) for name, value in logs.items()}
+        return {
+            name: anew[name] if name in self._certain else tf.where(_same(value, counted[name]), anew[name], value)
+            for name, value in told.items()
+        }
 
     def reset(self) -> None:
         """Forgets all steps, because the model's metrics were reset."""
@@ -87,13 +137,6 @@ class Shown:
         if not all(getattr(metric, "built", True) for metric in self._model.metrics):
             return {}
         return self._results()
-
-    def _told(self, name: str, value: Any, counted: dict[str, Any], anew: dict[str, Any]) -> Any:
-        if name not in counted:
-            return value
-        same = _same(value, counted[name])
-        self._flag(name).assign(tf.logical_not(same))
-        return value if tf.get_static_value(same) is False else tf.where(same, anew[name], value)
 
     def _nothing(self) -> tf.Tensor:
         return tf.logical_and(self._put_back > 0.0, self._kept <= 0.0)

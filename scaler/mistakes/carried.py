@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scaler import gradients
 from scaler.backend.assignments import assignments, operations_around, value_assigned
-from scaler.backend.graphs import LOOPS, is_eager, variables_read
+from scaler.backend.graphs import LOOPS, graphs_around, is_eager, variables_read
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, READ, Mark, Marks, marks_upstream, upstream
-from scaler.mistakes.scaled_twice import owner_of_scale, reachable
+from scaler.mistakes.marks import LOSS_SCALE, READ, Mark, Marks, owner_of_scale
+from scaler.mistakes.upstream import Upstream
 
 _LOSS_FINITE = "_halfstep_loss_finite"
 KEEP_UNSCALED = "To keep gradients, keep those that unscale(grads) returns, and pass them to apply(..., unscaled=True)."
@@ -36,16 +35,13 @@ def knows_its_loss(loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> tf.Tensor:
     return loss_scale
 
 
-def carried_in_graph(
-    method: str, grads: Sequence[gradients.Gradient], found: Marks, owner: object, now: Any, used: Any
-) -> Carried | None:
+def carried_in_graph(method: str, upstream: Upstream, owner: object, now: Any, used: Any) -> Carried | None:
     """Finds the scale that gradients carry by what they are computed from.
 
     Args:
         method: Who asks, for the error.
-        grads: Gradients.
-        found: `marks_of(grads)`.
-        owner: The loss scaler.
+        upstream: What the gradients come from.
+        owner: The `Calls` of the loss scaler.
         now: The variable that holds the scale of the next loss.
         used: The variable that holds the scale of the last loss.
 
@@ -55,11 +51,11 @@ def carried_in_graph(
     Raises:
         InvalidArgument: If they carry several scales, or one that nothing remembers.
     """
-    sources = _of(found, owner) or _of(_marks_of_kept(method, grads, owner), owner)
+    sources = _of(upstream.marks, owner) or _of(_marks_of_kept(method, upstream, owner), owner)
     if not sources:
         return None
     last = _last_of_one_scale(method, sources, now)
-    here = [source.tensor for source in sources if reachable(source.tensor)]
+    here = [source.tensor for source in sources if _reachable(source.tensor)]
     if here:
         known = [getattr(loss_scale, _LOSS_FINITE, None) for loss_scale in here]
         complete = len(here) == len(sources) and all(finite is not None for finite in known)
@@ -76,8 +72,7 @@ def carried_in_graph(
 
 def scale_read(
     method: str,
-    grads: Sequence[gradients.Gradient],
-    found: Marks,
+    upstream: Upstream,
     owner: object,
     read: bool,
     now: Any,
@@ -87,9 +82,8 @@ def scale_read(
 
     Args:
         method: Who asks, for the error.
-        grads: The gradients.
-        found: `marks_of(grads)`.
-        owner: The loss scaler.
+        upstream: What the gradients come from.
+        owner: The `Calls` of the loss scaler.
         read: Whether its scale was read outside a tape since a loss was last scaled.
         now: The variable that holds the scale of the next loss.
         scale_now: Returns that scale.
@@ -102,13 +96,14 @@ def scale_read(
     """
     if tf.executing_eagerly():
         return None, False
+    found = upstream.marks
     if set(found) != {READ}:
-        return None, read and not found and not _all_are_arguments(grads)
+        return None, read and not found and not _all_are_arguments(upstream.values)
     sources = _of(found, owner, READ)
     if len(sources) < len({one.tensor.ref() for one in found[READ]}):
         return None, True
     last = _last_of_one_scale(method, sources, now)
-    here = [source.tensor for source in sources if reachable(source.tensor)]
+    here = [source.tensor for source in sources if _reachable(source.tensor)]
     if not here and (assignments(now, last) or _moves_itself(last, now)):
         raise InvalidArgument(
             f"{method}(grads): these gradients carry a loss_scale that was read inside of a function or a loop, and "
@@ -135,9 +130,13 @@ def _moves_itself(op: Any, now: Any) -> bool:
     return op.type in LOOPS and op in assignments(now, None, op)
 
 
-def _all_are_arguments(grads: Sequence[gradients.Gradient]) -> bool:
+def _reachable(tensor: tf.Tensor) -> bool:
+    """Whether the current graph can use a tensor, because it belongs to this graph or to one around it."""
+    return any(graph is tensor.graph for graph in graphs_around())
+
+
+def _all_are_arguments(values: Sequence[tf.Tensor]) -> bool:
     """Whether a function received its gradients as arguments. Another function then scaled their loss."""
-    values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
     return all(tensor.op.type == "Placeholder" for tensor in values if hasattr(tensor, "op"))
 
 
@@ -151,7 +150,7 @@ def _of(found: Marks, owner: object, kind: str = LOSS_SCALE) -> list[Mark]:
     return sorted(different, key=lambda one: places.get(one.operation, -1))
 
 
-def _marks_of_kept(method: str, grads: Sequence[gradients.Gradient], owner: object) -> Marks:
+def _marks_of_kept(method: str, upstream: Upstream, owner: object) -> Marks:
     """The marks of what this graph assigned to the variables from which gradients are read.
 
     A graph that scales a loss has to fill such a variable after that and before it is read. What the variable was given
@@ -159,8 +158,8 @@ def _marks_of_kept(method: str, grads: Sequence[gradients.Gradient], owner: obje
     """
     scaled = next((op for op in operations_around() if op.type == "Identity" and _is_scale(op, owner)), None)
     assigned: list[tf.Tensor] = []
-    for grad in grads if scaled is not None else ():
-        reads = _reads(grad)
+    for value in upstream.values if scaled is not None else ():
+        reads = _reads(upstream.of([value]))
         filled = [op for read in reads for op in assignments(read.op.inputs[0], scaled, read.op)]
         if reads and not filled:
             raise InvalidArgument(
@@ -169,17 +168,17 @@ def _marks_of_kept(method: str, grads: Sequence[gradients.Gradient], owner: obje
                 f"{KEEP_UNSCALED}"
             )
         assigned += [value for op in filled for value in value_assigned(op)]
-    return marks_upstream(assigned)
+    return upstream.marks_before_stops(assigned)
 
 
 def _is_scale(op: Any, owner: object) -> bool:
     return owner_of_scale(op.outputs[0]) is owner
 
 
-def _reads(grad: gradients.Gradient) -> list[tf.Tensor]:
+def _reads(upstream: Upstream) -> list[tf.Tensor]:
     """The tensors that a gradient comes from and that are read from variables."""
-    seen = upstream([gradients.values_of(grad)]) if tf.is_tensor(grad) else ()
-    return [one for one in seen if not is_eager(one) and one.op.inputs and one.op.inputs[0].dtype == tf.resource]
+    seen = [one for one in upstream.before_stops if not is_eager(one)]
+    return [one for one in seen if one.op.inputs and one.op.inputs[0].dtype == tf.resource]
 
 
 def _name(read: tf.Tensor) -> str:

@@ -1,7 +1,7 @@
 """Follows what a variable holds, and what sums take over from it, through the assignments of a graph.
 
-`marks` follows whatever a value depends on. Here only sums, choices and products with one number count: what comes out
-still holds what went in.
+`upstream` follows whatever a value depends on. Here only sums, choices and products with one number count: what comes
+out still holds what went in.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from scaler.backend.assignments import assigned_before, value_assigned
 from scaler.backend.graphs import LOOPS, calls_functions, captured_from, first_argument, is_eager
-from scaler.mistakes.marks import LOSS_SCALE, READ, kind_of, parameters, sources_of, upstream
+from scaler.mistakes.marks import LOSS_SCALE, READ, kind_of
+from scaler.mistakes.sources import parameters, sources_of, tensors_upstream
 
 ALL, PART, CHOICE = "all", "part", "choice"
 """Whether all of a source goes on, it times a constant, or all or nothing of it."""
@@ -233,7 +234,7 @@ def rescales(tensor: tf.Tensor) -> bool:
         rescales(factor) or (factor.op.type in _INVERSES and _of_scale(factor.op.inputs[0]))
         for given in tensor.op.inputs
         if given.shape.rank == 0
-        for factor in upstream([given], _ends_a_product)
+        for factor in tensors_upstream([given], _ends_a_product)
         if not is_eager(factor)
     )
 
@@ -242,7 +243,7 @@ def _of_scale(factor: tf.Tensor) -> bool:
     """Whether a number is a product or a quotient of scales."""
     if factor.shape.rank != 0:
         return False
-    return any(kind_of(one) in (LOSS_SCALE, READ) for one in upstream([factor], _ends_a_product))
+    return any(kind_of(one) in (LOSS_SCALE, READ) for one in tensors_upstream([factor], _ends_a_product))
 
 
 def _ends_a_product(tensor: tf.Tensor) -> bool:

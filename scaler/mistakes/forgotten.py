@@ -7,18 +7,39 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.graphs import calls_functions, captured_from, functions_called, is_eager
-from scaler.mistakes.marks import kind_of, upstream
+from scaler.mistakes.marks import kind_of
+from scaler.mistakes.upstream import Upstream
 
 _READS = ("ReadVariableOp", "ResourceGather")
 _HARMLESS_SCALARS = ("Const", "Cast")
 _DRAWS = ("Random", "TruncatedNormal", "StatelessRandom", "StatelessTruncatedNormal")
-_STOPS = "StopGradient"
 
 
-def nobody_scaled(grads: Sequence[gradients.Gradient], variables: Sequence) -> bool:
+def not_scaled(upstream: Upstream, variables: Sequence, asked: bool) -> str | None:
+    """Returns a warning if a step would unscale gradients although nobody can have scaled their loss, else None.
+
+    Args:
+        upstream: What the gradients come from.
+        variables: The model's trained variables.
+        asked: Whether anyone used the loss scaler before.
+    """
+    why = None
+    if not asked:
+        why = "neither scale(loss) (scale_loss of a LossScaleOptimizer) nor loss_scale was ever used"
+    elif nobody_scaled(upstream, variables):
+        why = "nothing that they are computed from comes from scale(loss) or was multiplied by loss_scale"
+    if why is None:
+        return None
+    return (
+        f"apply(grads): the gradients are divided by the loss scale, but {why}: they seem to be gradients of an "
+        "unscaled loss, and the step would be too small by this factor. Differentiate scale(loss). If you scale by "
+        "hand, read the factor from loss_scale. For no scaling use scaler.NoScaling()."
+    )
+
+
+def nobody_scaled(upstream: Upstream, variables: Sequence) -> bool:
     """Whether these are gradients of a model in this graph, with nothing upstream that may be a scale.
 
     A false alarm is worse than a miss. So the answer is True only if everything upstream is visible and none of it may
@@ -26,34 +47,21 @@ def nobody_scaled(grads: Sequence[gradients.Gradient], variables: Sequence) -> b
     an argument that may hold gradients, a constant that may be a scale. In eager mode nothing is visible.
 
     Args:
-        grads: Gradients.
+        upstream: What the gradients come from.
         variables: The model's trained variables, which hold no gradients.
     """
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() or upstream.marks:
         return False
-    seen, may_scale = look_upstream(grads, variables)
+    seen = upstream.floating
     of_a_model = any(not is_eager(tensor) and tensor.op.type in _READS for tensor in seen)
-    return of_a_model and not any(map(may_scale, seen))
+    return of_a_model and not any(map(may_be_scale(upstream, variables), seen))
 
 
-def look_upstream(
-    grads: Sequence[gradients.Gradient], variables: Sequence
-) -> tuple[list[tf.Tensor], Callable[[tf.Tensor], bool]]:
-    """Everything that gradients in a graph come from, and whether one such tensor may be a loss scale, or hide one."""
-    values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
-    shapes = [value.shape.as_list() for value in values if value.shape.rank is not None]
+def may_be_scale(upstream: Upstream, variables: Sequence) -> Callable[[tf.Tensor], bool]:
+    """Returns a function that says whether a tensor upstream in a graph may be a loss scale, or hide one."""
+    shapes = [value.shape.as_list() for value in upstream.values if value.shape.rank is not None]
     handles = [getattr(replicas.native(replicas.own_component(own)), "handle", None) for own in variables]
-    return _all_upstream(values), lambda tensor: _may_be_scaled(tensor, shapes, handles)
-
-
-def _all_upstream(values: list) -> list:
-    """All floating-point tensors that values come from, also behind a `stop_gradient`: a scale may stand there."""
-    seen, waiting = [], values
-    while waiting:
-        found = [tensor for tensor in upstream(waiting) if tensor.dtype.is_floating]
-        seen += found
-        waiting = [tensor.op.inputs[0] for tensor in found if not is_eager(tensor) and tensor.op.type == _STOPS]
-    return seen
+    return lambda tensor: _may_be_scaled(tensor, shapes, handles)
 
 
 def _may_be_scaled(tensor: tf.Tensor, shapes: list, handles: list) -> bool:

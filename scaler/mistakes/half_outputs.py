@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from scaler.backend.graphs import is_eager
 from scaler.backend.keras_attributes import is_softmax_or_sigmoid
-from scaler.mistakes.marks import upstream
+from scaler.mistakes.sources import tensors_upstream
 
 _LAYERS = ("MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
 _SHAPES = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Gather", "GatherV2", "GatherNd", "StridedSlice")
@@ -37,9 +37,9 @@ def float16_probabilities_behind(loss: tf.Tensor) -> str | None:
     """
     if tf.executing_eagerly():
         return None
-    after_the_layers = upstream([loss], lambda tensor: _type(tensor) in _LAYERS)
+    after_the_layers = tensors_upstream([loss], lambda tensor: _type(tensor) in _LAYERS)
     logarithms = [tensor.op.inputs[0] for tensor in after_the_layers if _type(tensor) in ("Log", "Log1p")]
-    taken_of = upstream(logarithms, lambda tensor: _type(tensor) not in _PASS_ON)
+    taken_of = tensors_upstream(logarithms, lambda tensor: _type(tensor) not in _PASS_ON)
     return float16_probabilities(list(taken_of))
 
 

@@ -1,6 +1,7 @@
 """Finds gradients that are added to what a variable kept, scaled, from an earlier call: perhaps at another scale.
 
-Which assignments a step makes is known when its trace ends. Eager mode has no graph to look at.
+Which assignments a step makes is known when its trace ends: this rule looks then, at the whole graph. Eager mode has no
+graph to look at.
 """
 
 from __future__ import annotations
@@ -10,9 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-import tensorflow as tf
-
-from scaler import gradients
 from scaler.backend.assignments import assigns, at_end_of_trace, is_function, is_loop_body, is_one_of
 from scaler.backend.graphs import functions_called, graphs_around, is_eager, variables_read
 from scaler.backend.replicas import native, replica_count
@@ -30,13 +28,14 @@ from scaler.mistakes.contents import (
     held_at_first,
     rescales,
 )
-from scaler.mistakes.marks import LOSS_SCALE, READ, edges_upstream_of, kind_of
-from scaler.mistakes.scaled_twice import owner_of_scale
+from scaler.mistakes.marks import LOSS_SCALE, READ, kind_of, owner_of_scale
+from scaler.mistakes.sources import edges_upstream
+from scaler.mistakes.upstream import Upstream
 
 
 def look_at_end(
     method: str,
-    grads: Sequence[gradients.Gradient],
+    upstream: Upstream,
     targets: Sequence,
     owner: object,
     always: bool,
@@ -49,15 +48,14 @@ def look_at_end(
 
     Args:
         method: Who asks, for the sentences.
-        grads: Scaled gradients.
+        upstream: What scaled gradients come from.
         targets: The variables to update. They hold no gradients.
-        owner: The loss scaler.
+        owner: The `Calls` of the loss scaler.
         always: Whether every call of the step takes these gradients.
         now: The variable that holds the scale of the next loss.
         say_once: Gives a warning, once for all of the same mistake.
     """
-    values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
-    values = [value for value in values if not is_eager(value)]
+    values = [value for value in upstream.values if not is_eager(value)]
     graphs: list[Any] = []
     for graph in filter(is_function, graphs_around()):
         graphs.append(graph)
@@ -120,7 +118,7 @@ class _Step:
 
     Args:
         starts: Its gradients.
-        owner: The loss scaler.
+        owner: The `Calls` of the loss scaler.
     """
 
     def __init__(self, starts: Sequence[Value], owner: object):
@@ -199,7 +197,7 @@ class _Step:
         nodes = [(one.tensor.deref(), one.calls) for one in values if self._scaled.setdefault(one, None) is None]
         users: dict[Value, list[Value]] = {}
         waiting = []
-        for (tensor, calls), sources in edges_upstream_of(nodes, lambda one: kind_of(one) or rescales(one)):
+        for (tensor, calls), sources in edges_upstream(nodes, lambda one: kind_of(one) or rescales(one)):
             value = Value(tensor.ref(), calls)
             is_own = kind_of(tensor) in (LOSS_SCALE, READ) and owner_of_scale(tensor) is self._owner
             if is_own or self._scaled.get(value):

@@ -10,21 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaler import gradients
 from scaler.backend.graphs import in_a_branch, is_eager
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import (
-    LOSS_SCALE,
-    READ,
-    UNSCALED,
-    Marks,
-    Node,
-    choices_of,
-    edges_of_gradients,
-    kind_of,
-    node_key,
-)
-from scaler.mistakes.scaled_twice import divides_by_a_scale, owner_of_scale
+from scaler.mistakes.marks import LOSS_SCALE, READ, UNSCALED, kind_of, owner_of_scale
+from scaler.mistakes.scaled_twice import divides_by_a_scale
+from scaler.mistakes.sources import Node, choices_of, node_key
+from scaler.mistakes.upstream import Upstream
 
 _SUMS = ("AddV2", "Add", "AddN", "Sub")
 _BY_HAND = "divided by hand"
@@ -32,24 +23,20 @@ _BY_HAND = "divided by hand"
 _Factors = frozenset[Any]
 
 
-def refuse_mixed(
-    method: str, grads: Sequence[gradients.Gradient], found: Marks, owner: object, may_leave_out: bool = False
-) -> None:
+def refuse_mixed(method: str, upstream: Upstream, owner: object, may_leave_out: bool = False) -> None:
     """Raises `InvalidArgument` for gradients of which only a part carries the scale of `owner`.
 
     Args:
         method: Who asks, for the error.
-        grads: Scaled gradients.
-        found: `marks_of(grads)`.
-        owner: A loss scaler, or None if the scales of others are not checked.
+        upstream: What scaled gradients come from.
+        owner: The `Calls` of a loss scaler, or None if the scales of others are not checked.
         may_leave_out: Whether not every call of the step takes these gradients.
     """
-    marked = [one.tensor for kind in (LOSS_SCALE, READ, UNSCALED) for one in found.get(kind, ())]
+    marked = [one.tensor for kind in (LOSS_SCALE, READ, UNSCALED) for one in upstream.marks.get(kind, ())]
     if owner is None or len(set(map(_factor, marked))) < 2:
         return
-    values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
-    carried = _carried(values)
-    alone = [carried[value.ref(), ()] for value in values]
+    carried = _carried(upstream)
+    alone = [carried[value.ref(), ()] for value in upstream.values]
     if any(factors and factors.isdisjoint((owner, _BY_HAND)) for factors in alone):
         raise InvalidArgument(
             f"{method}(grads): this loss scaler scaled a part of these gradients. Others come from unscale, or from "
@@ -84,12 +71,12 @@ def _factor(marked: tf.Tensor) -> Any:
     return owner_of_scale(marked) if kind in (LOSS_SCALE, READ) else UNSCALED if kind == UNSCALED else None
 
 
-def _carried(values: Sequence[tf.Tensor]) -> dict[tuple, _Factors]:
+def _carried(upstream: Upstream) -> dict[tuple, _Factors]:
     """The factors of each tensor upstream, by its reference and the functions entered on the way to it."""
     users: dict[tuple, list[tuple]] = {}
     carried: dict[tuple, _Factors] = {}
     waiting = []
-    for node, sources in edges_of_gradients(values):
+    for node, sources in upstream.edges:
         factor = _BY_HAND if divides_by_a_scale(node[0]) else _factor(node[0])
         key = node[0].ref(), node[1]
         carried[key] = frozenset() if factor is None else frozenset([factor])

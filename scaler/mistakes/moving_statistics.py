@@ -15,9 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.graphs import graphs_around, is_eager, variables_read
+from scaler.backend.graphs import graphs_around, variables_read
 from scaler.errors import ScaleWarning
-from scaler.mistakes import marks
+from scaler.mistakes.sources import parameters
+from scaler.mistakes.upstream import Upstream
 
 _STEPS = "_halfstep_steps"
 _SHORT = re.compile(r"(^|_)bn($|_|\d)")
@@ -50,14 +51,16 @@ class _Steps:
     moved: dict = dataclasses.field(default_factory=dict)
 
 
-def before_apply(variables: Sequence, grads: Sequence, user: object, when: object) -> tuple[list[Moved], str | None]:
+def before_apply(
+    variables: Sequence, upstream: Upstream, user: object, when: bool | None
+) -> tuple[list[Moved], str | None]:
     """Finds the statistics to roll back if there is no snapshot, and names one that cannot be rolled back.
 
     If only the running step knows `when`, the start of an accumulation window is unknown, and a statistic is named.
 
     Args:
         variables: The model's variables to update.
-        grads: Their gradients.
+        upstream: What their gradients come from.
         user: The scaler that decides.
         when: Whether it decides now, or None if only the running step knows.
     """
@@ -67,13 +70,13 @@ def before_apply(variables: Sequence, grads: Sequence, user: object, when: objec
         return [], likely(variables)
     if replicas.replica_count() > 1:
         return [], of_replicas(variables)
-    moved = moved_before(variables, grads, user)
+    moved = moved_before(variables, upstream, user)
     if moved and when is not None and all(one.before is not None for one in moved):
         return moved, None
     return [], moved[0].variable.name if moved else elsewhere(variables)
 
 
-def moved_before(targets: Iterable, grads: Iterable, user: object) -> list[Moved]:
+def moved_before(targets: Iterable, upstream: Upstream, user: object) -> list[Moved]:
     """The statistics that moved before this `apply` and that no earlier `apply` of the same user decided about.
 
     Statistics count if their layer is updated. Those that no earlier `apply` decided about also count if the gradients
@@ -81,16 +84,18 @@ def moved_before(targets: Iterable, grads: Iterable, user: object) -> list[Moved
 
     Args:
         targets: The model's variables to update.
-        grads: Their gradients.
+        upstream: What their gradients come from.
         user: The scaler that decides.
     """
     graph = tf.compat.v1.get_default_graph()
     steps = _look(graph)
     moved = [one for one in steps.moved.values() if id(user) not in one.users]
+    if not moved:
+        return []
     layers = {_layer(target) for target in targets}
     own = [one for one in moved if _layer(one.variable) in layers]
     weights = {ref: _layer(variable) for ref, variable in variables_read(graph).items() if not _is_statistic(variable)}
-    elsewhere = set(weights.values()) - {weights[ref] for ref in _resources_upstream(grads) & set(weights)}
+    elsewhere = set(weights.values()) - {weights[ref] for ref in upstream.variables & set(weights)}
     used = [one for one in moved if not one.users and _layer(one.variable) not in layers | elsewhere]
     for one in own if own + used else moved:
         one.users.add(id(user))
@@ -180,7 +185,7 @@ def _assigns(op: Any, index: int) -> bool:
         return True
     return any(
         _assigns(inner, at)
-        for body, own in marks.parameters(op, index)
+        for body, own in parameters(op, index)
         if not getattr(getattr(body, _STEPS, None), "applied", False)
         for inner in body.get_operations()
         for at, source in enumerate(inner.inputs)
@@ -191,22 +196,6 @@ def _assigns(op: Any, index: int) -> bool:
 def _statistics(graph: Any) -> dict:
     """The variables that the rule applies to, keyed by the tensors that represent them in the graph."""
     return {ref: variable for ref, variable in variables_read(graph).items() if _is_statistic(variable)}
-
-
-def _resources_upstream(grads: Iterable) -> set:
-    """The variables that gradients depend on in any way, as the tensors that represent them in the graph."""
-    parts = (part for grad in grads if tf.is_tensor(grad) for part in tf.nest.flatten(grad, expand_composites=True))
-    waiting = [part.op for part in parts if not is_eager(part)]
-    seen: set = set()
-    found: set = set()
-    while waiting:
-        op = waiting.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        found |= {source.ref() for source in op.inputs if source.dtype == tf.resource}
-        waiting += [source.op for source in op.inputs if source.dtype != tf.resource]
-    return found
 
 
 def _is_statistic(variable: Any) -> bool:

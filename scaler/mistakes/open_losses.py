@@ -11,8 +11,8 @@ from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.assignments import age_of
 from scaler.errors import InvalidArgument
-from scaler.mistakes.calls_seen import CallsSeen
 from scaler.mistakes.carried import KEEP_UNSCALED, Carried
+from scaler.mistakes.functions_seen import FunctionsSeen
 
 _REMEMBERED = 32
 
@@ -33,7 +33,7 @@ class OpenLosses:
     def __init__(self, now: Callable[[], tf.Tensor] | None) -> None:
         self._now = now
         self._groups: list[_Group] = []
-        self._calls = CallsSeen(self._called)
+        self._calls = FunctionsSeen(self._called)
 
     def __reduce__(self) -> tuple:
         # A copy in another process knows no function.

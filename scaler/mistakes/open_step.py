@@ -59,3 +59,17 @@ class OpenStep:
         """The scale that gradients carry: that of the last `scale`, or `now` if nothing was scaled yet."""
         used = tf.identity(self.used)
         return tf.where(used > 0.0, used, now)
+
+
+def unseen_loss(step: str) -> str:
+    """The warning for a step that was applied though its loss is not finite: the run trains, and nobody sees its loss.
+
+    Args:
+        step: Which one, as the beginning of a sentence.
+    """
+    return (
+        f"{step} was applied though its loss is not finite. Its gradients are finite, so the model goes on training, "
+        "but its loss cannot be seen. The usual reason is a loss that overflows in float16, above 65504. Compute the "
+        "loss in float32: cast the predictions and the targets to float32 before the loss, or give the model's last "
+        "layer dtype='float32'."
+    )

@@ -1,4 +1,4 @@
-"""Tracks how a loss scaler is used while steps are traced or run eagerly, and warns about what was forgotten."""
+"""Tracks in which order a loss scaler is used while steps are traced or run eagerly, and warns of a wrong one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from scaler import gradients
 from scaler.backend.graphs import in_xla
 from scaler.backend.replicas import replica_count
 from scaler.errors import InvalidArgument, ScaleWarning
-from scaler.mistakes.forgotten import nobody_scaled
-from scaler.mistakes.marks import Marks
 from scaler.mistakes.open_step import OpenStep
-from scaler.mistakes.partly_scaled import partly_scaled
-from scaler.mistakes.still_scaled import still_scaled
 
 _READ = "loss_scale was read outside of a tape, and nothing was scaled since the last step"
 _INSTEAD = (
@@ -97,39 +93,6 @@ class Use:
                 "loss scale again: pass unscaled=True, or the gradients of the scaled loss themselves."
             )
 
-    def check_still_scaled(self, grads: Sequence, variables: Sequence) -> None:
-        """Warns about gradients that are passed as unscaled although nothing seems to have unscaled them."""
-        if still_scaled(grads, variables):
-            self.say_once(
-                "apply(grads, unscaled=True): these gradients come from a scaled loss, and nothing divided them by the "
-                "loss scale since: they seem to be too large by this factor. Leave unscaled=True out, or pass the "
-                "result of unscale(grads)."
-            )
-
-    def check_scaled(self, grads: Sequence, variables: Sequence) -> None:
-        """Warns if `apply` would unscale gradients although nobody can have scaled their loss."""
-        why = None
-        if not self.asked:
-            why = "neither scale(loss) (scale_loss of a LossScaleOptimizer) nor loss_scale was ever used"
-        elif nobody_scaled(grads, variables):
-            why = "nothing that they are computed from comes from scale(loss) or was multiplied by loss_scale"
-        if why:
-            self.say_once(
-                f"apply(grads): the gradients are divided by the loss scale, but {why}: they seem to be gradients of "
-                "an unscaled loss, and the step would be too small by this factor. Differentiate scale(loss). If you "
-                "scale by hand, read the factor from loss_scale. For no scaling use scaler.NoScaling().",
-                "not scaled",
-            )
-
-    def check_all_scaled(self, grads: Sequence, found: Marks, variables: Sequence) -> None:
-        """Warns about gradients of an unscaled loss beside or in a sum with those of a scaled one."""
-        if partly_scaled(grads, found, variables):
-            self.say_once(
-                "apply(grads): the loss scale divides all of these gradients, but only a part of them comes from a "
-                "scaled loss: the rest seem to be gradients of an unscaled loss or penalty, and would be too small by "
-                "this factor. Pass the sum of all losses and penalties to scale(loss)."
-            )
-
     def check_open(self, step: OpenStep) -> None:
         """Warns if no step is open, because the last call already ended one in the same graph or in eager mode.
 
@@ -158,9 +121,14 @@ class Use:
                 f"{now:g}. {_INSTEAD}"
             )
 
-    def say_once(self, sentence: str, mistake: str | None = None) -> None:
-        """Warns the first time this sentence, or another one of the same mistake, applies to this scaler."""
-        if (mistake or sentence) not in self._said:
+    def say_once(self, sentence: str | None, mistake: str | None = None) -> None:
+        """Warns the first time this sentence, or another one of the same mistake, applies to this scaler.
+
+        Args:
+            sentence: The warning; None if there is nothing to say.
+            mistake: What it is about, if several sentences are about the same.
+        """
+        if sentence is not None and (mistake or sentence) not in self._said:
             self._said.add(mistake or sentence)
             warnings.warn(sentence, ScaleWarning, stacklevel=4)
 

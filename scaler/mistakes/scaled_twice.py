@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from scaler import gradients
-from scaler.backend.graphs import graphs_around, is_eager
+from scaler.backend.graphs import is_eager
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import (
-    LOSS_SCALE,
-    READ,
-    SCALED,
-    UNSCALED,
-    Marks,
-    kind_of,
-    mark,
-    marks_of_gradients,
-    marks_upstream,
-    upstream,
-)
-
-_OWNER = "_halfstep_owner"
+from scaler.mistakes.marks import LOSS_SCALE, READ, SCALED, UNSCALED, kind_of, owner_of_scale
+from scaler.mistakes.sources import tensors_upstream
+from scaler.mistakes.upstream import Upstream
 
 _SUMS = ("AddV2", "AddN", "Sub", "Neg", "Sum", "Mean")
 _SHAPES = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Pack")
@@ -37,8 +23,8 @@ def refuse_scaled(loss: tf.Tensor) -> None:
     A scale counts as multiplied by hand only if it enters the loss through sums and products. A penalty on gradients
     that were divided by a scale also depends on one.
     """
-    by_hand = {kind_of(tensor) for tensor in upstream([loss], _ends_a_product)} & {LOSS_SCALE, READ}
-    if by_hand or SCALED in marks_upstream([loss]):
+    by_hand = {kind_of(tensor) for tensor in tensors_upstream([loss], _ends_a_product)} & {LOSS_SCALE, READ}
+    if by_hand or SCALED in Upstream([loss]).marks_before_stops([loss]):
         raise InvalidArgument(
             "scale(loss): the loss was scaled already, by this loss scaler or by another one: expected an unscaled "
             "loss. Its gradients would carry the product of both scales but be divided by only one. Call scale once, "
@@ -51,7 +37,7 @@ def _ends_a_product(tensor: tf.Tensor) -> bool:
     return kind_of(tensor) is not None or getattr(operation, "type", "") not in _LINEAR
 
 
-def refuse_gradients(method: str, grads: Sequence[gradients.Gradient], found: Marks, owner: object) -> None:
+def refuse_gradients(method: str, upstream: Upstream, owner: object) -> None:
     """Raises `InvalidArgument` for gradients that come from `unscale`, or that another scaler than `owner` scaled.
 
     Gradients of a penalty on unscaled gradients, or through an inner step, come from `unscale`, too. They pass, because
@@ -59,11 +45,11 @@ def refuse_gradients(method: str, grads: Sequence[gradients.Gradient], found: Ma
 
     Args:
         method: Who asks, for the error.
-        grads: Gradients.
-        found: `marks_of(grads)`.
-        owner: A loss scaler, or None.
+        upstream: What the gradients come from.
+        owner: The `Calls` of a loss scaler, or None.
     """
-    if set(found) == {UNSCALED} or (owner is not None and any(map(_divided_by_a_scale, grads))):
+    found = upstream.marks
+    if set(found) == {UNSCALED} or (owner is not None and any(map(_divided_by_a_scale, upstream.values))):
         raise InvalidArgument(
             f"{method}(grads): these gradients went through unscale already, or were divided by loss_scale, and would "
             "be divided by the loss scale again: expected gradients of the scaled loss. Pass unscaled gradients to "
@@ -77,12 +63,11 @@ def refuse_gradients(method: str, grads: Sequence[gradients.Gradient], found: Ma
         )
 
 
-def _divided_by_a_scale(grad: gradients.Gradient) -> bool:
-    """Whether the last operation on a gradient was a division by a scale."""
-    values: Any = gradients.values_of(grad) if tf.is_tensor(grad) else None
+def _divided_by_a_scale(values: Any) -> bool:
+    """Whether the last operation on the values of a gradient was a division by a scale."""
     while getattr(getattr(values, "op", None), "type", "") in ("Identity", "Cast", "Reshape"):
         values = values.op.inputs[0]
-    return values is not None and divides_by_a_scale(values)
+    return divides_by_a_scale(values)
 
 
 def divides_by_a_scale(tensor: tf.Tensor) -> bool:
@@ -90,31 +75,4 @@ def divides_by_a_scale(tensor: tf.Tensor) -> bool:
     if is_eager(tensor) or tensor.op.type != "RealDiv":
         return False
     divisor = tensor.op.inputs[1]
-    return any(kind_of(source) in (LOSS_SCALE, READ) for source in upstream([divisor], _ends_a_product))
-
-
-def owned(loss_scale: tf.Tensor, kind: str, owner: object) -> tf.Tensor:
-    """Marks a scale as one of `owner`."""
-    marked = mark(loss_scale, kind)
-    setattr(marked, _OWNER, weakref.ref(owner))
-    return marked
-
-
-def owner_of_scale(marked: tf.Tensor) -> object | None:
-    """The scaler whose scale `owned` marked, or None."""
-    return getattr(marked, _OWNER, lambda: None)()
-
-
-def marks_of(grads: Sequence[gradients.Gradient]) -> Marks:
-    """The marks that gradients come from, by kind."""
-    return marks_of_gradients([gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)])
-
-
-def reachable(tensor: tf.Tensor) -> bool:
-    """Whether the current graph can use a tensor, because it belongs to this graph or to one around it."""
-    return any(graph is tensor.graph for graph in graphs_around())
-
-
-def marked_unscaled(grads: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
-    """Marks gradients as unscaled, for `refuse_gradients`."""
-    return [gradients.limit(grad, lambda values, _: mark(values, UNSCALED)) for grad in grads]
+    return any(kind_of(source) in (LOSS_SCALE, READ) for source in tensors_upstream([divisor], _ends_a_product))

@@ -46,6 +46,31 @@ def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer:
     )
 
 
+def none_skipped(attempted: int, skipped: int) -> str:
+    """What there is to say if no reason of any skip is known, by the counters."""
+    if not attempted:
+        return "No step was attempted yet."
+    if not skipped:
+        return f"No step was skipped yet: {attempted} of {attempted} attempted steps were applied."
+    return f"{skipped} of {attempted} steps were skipped through `update`, which does not know why."
+
+
+def pinned(loss_scale: float, low: float, high: float, strategy: str) -> str:
+    """Says why a strategy's scale cannot go below this one, and what to change. Empty if it can.
+
+    Args:
+        loss_scale: The scale.
+        low: The least that the strategy may choose.
+        high: The greatest.
+        strategy: The strategy's name.
+    """
+    if loss_scale > low:
+        return ""
+    if low == high:
+        return f"{strategy} keeps it at {low:g}: choose a lower one, or a strategy that lowers it"
+    return f"{low:g} is the floor of {strategy}: set a lower min_scale"
+
+
 _ATTEMPTS = 100
 """How many places are tried for a list of names before those of all others are forgotten."""
 
@@ -97,7 +122,16 @@ class Names:
         self._forget()
         return place
 
-    def spoiled(self, beginning: int) -> int:
+    def explain(self, outcome: Outcome, pinned: str) -> str:
+        """As the function, with the names of the list that the outcome is about."""
+        beginning = int(outcome.names_from)
+        names, optimizer = self.of(beginning)
+        if int(outcome.weight) < 0 and int(outcome.cause) in (Cause.LOSS, Cause.OVERFLOW):
+            # A weight moves in no skipped step, so that it is now as it was.
+            outcome = outcome._replace(weight=tf.constant(self._spoiled(beginning)))
+        return explain(outcome, names, pinned, optimizer)
+
+    def _spoiled(self, beginning: int) -> int:
         """The position of the first weight that is not finite now, -1 if there is none or the step looked itself."""
         for position, weight in enumerate(reference() for reference in self._weights.get(beginning, ())):
             if weight is not None and not bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(weight)))):

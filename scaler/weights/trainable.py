@@ -35,6 +35,11 @@ class TrainableSet:
         variables = tuple(variables)
         return cls(variables, _flags(variables))
 
+    def rest_of(self, variables: Iterable) -> TrainableSet:
+        """The set of those variables that are not in this one."""
+        known = {id(variable) for variable in self.variables}
+        return TrainableSet.of(variable for variable in variables if id(variable) not in known)
+
     def keep(self, step: str, remedy: str) -> None:
         """Refuses a change since this was made, now and at each later call of the function that is being traced.
 

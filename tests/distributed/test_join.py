@@ -34,12 +34,12 @@ def test_without_a_cluster_there_are_no_addresses(monkeypatch):
     [
         (None, "TF_CONFIG is not set"),
         ("", "TF_CONFIG is not set"),
-        ("{", "TF_CONFIG={: expected such as"),
-        ("[]", "expected such as"),
-        ("{}", "expected such as"),
-        (json.dumps({"cluster": {"worker": ["a:1"]}}), "expected such as"),
-        (config(ps=["c:3"]), "type 'worker' alone"),
-        (config(kind="evaluator"), "type 'worker' alone"),
+        ("{", "TF_CONFIG={: expected a cluster such as"),
+        ("[]", "expected a cluster such as"),
+        ("{}", "expected a cluster such as"),
+        (json.dumps({"cluster": {"worker": ["a:1"]}}), "expected a cluster such as"),
+        (config(ps=["c:3"]), "only tasks of the type 'worker'"),
+        (config(kind="evaluator"), "only tasks of the type 'worker'"),
         (config(workers=["a"]), '"host:port"'),
         (config(workers=["a:x"]), '"host:port"'),
         (config(workers=["a:70000"]), '"host:port"'),
@@ -102,7 +102,8 @@ def test_a_port_that_is_taken_is_named(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setenv("TF_CONFIG", config([f"127.0.0.1:{port}", "127.0.0.1:1"]))
-        with pytest.raises(loops.WorkerLost, match=rf"worker 0 cannot listen on port {port} \(.+\): does a run use it"):
+        in_use = rf"worker 0 cannot listen on port {port} \(.+\): does an earlier run still use it"
+        with pytest.raises(loops.WorkerLost, match=in_use):
             join_workers(5.0)
 
 

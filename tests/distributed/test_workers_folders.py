@@ -109,7 +109,7 @@ def test_an_error_of_one_worker_is_said_on_all():
 
     first, second = Threads(2).run(act)
     assert isinstance(first, loops.WorkerLost)
-    assert str(first).startswith("worker 1 cannot use its checkpoints, and so worker 0 stops, too")
+    assert str(first).startswith("worker 1 cannot use its checkpoints, so worker 0 stops, too")
     assert isinstance(second, loops.CheckpointError)
     assert str(second) == "full"
     assert Threads(2).run(lambda workers: workers.gather([workers.index])) == [[[0], [1]]] * 2

@@ -56,7 +56,7 @@ def test_a_killed_worker_ends_the_others_and_all_go_on(whole, tmp_path, victim):
 def test_what_happens_to_one_worker_ends_all_at_the_same_step_saved(tmp_path):
     assert statuses(start_workers(told, tmp_path)) == [0, 0]
     first, second = (json.loads((tmp_path / f"report-{index}.json").read_text()) for index in (0, 1))
-    other = "worker 1 stopped with an error after step 2, and so worker 0 stops, too: the output of worker 1 says why."
+    other = "worker 1 stopped with an error after step 2, so worker 0 stops, too: the output of worker 1 says why."
     assert first[0][0] == "WorkerLost"
     assert first[0][1].startswith(other)
     assert second[0][:2] == ["ValueError", "of the user"]

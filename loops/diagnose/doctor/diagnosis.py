@@ -16,8 +16,8 @@ from loops.diagnose.doctor.timing import Running, Spread, take_turns
 from loops.diagnose.doctor.trials import Trial, sentence, try_all
 from loops.diagnose.graph.census import Row, census
 from loops.diagnose.graph.policies import loss_in_float32, own_policy
-from loops.diagnose.graph.restore import kept
-from loops.diagnose.memory.activations import kept_by
+from loops.diagnose.graph.restore import restored
+from loops.diagnose.memory.activations import saved_tensors
 from loops.diagnose.memory.count import footprints
 from loops.diagnose.memory.footprint import Footprint
 from loops.support.errors import LoopError
@@ -66,7 +66,7 @@ class Diagnosis:
 
 
 def examine(
-    built: Any, name: str, *, seconds: float = SECONDS, progress: Callable[[str], None] = lambda text: None
+    built: Any, name: str, *, seconds: float = SECONDS, progress: Callable[[str], object] = lambda text: None
 ) -> Diagnosis:
     """Diagnoses what a function of the user's returned.
 
@@ -89,7 +89,7 @@ def examine(
 
 
 def diagnose(
-    program: Program, *, seconds: float = SECONDS, progress: Callable[[str], None] = lambda text: None
+    program: Program, *, seconds: float = SECONDS, progress: Callable[[str], object] = lambda text: None
 ) -> Diagnosis:
     """Times a program's step and what may make it faster, and counts its bytes under each policy.
 
@@ -102,11 +102,11 @@ def diagnose(
         progress: Told what is being done.
     """
     model = program.model
-    with kept(model):
+    with restored(model):
         progress("tracing the step")
         step = Running(program, program.step())
         memory = footprints(model, program.loss, program.batch, program.optimizer, masters=program.has_masters)
-        traced = kept_by(model, loss_in_float32(program.loss), program.batch).traced
+        traced = saved_tensors(model, loss_in_float32(program.loss), program.batch).traced
         products = products_of(traced)
         counted = census(program.step(), program.batch)
         progress("timing the step")

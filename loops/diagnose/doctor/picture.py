@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import os
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from loops.diagnose.doctor.page import memory_page
 from loops.diagnose.memory.footprint import Bytes, Footprint
-from loops.support.errors import LoopError, NotWritable
+from loops.support.drawing import drawing, require_matplotlib, save
+from loops.support.errors import NotWritable
+from loops.support.palette import BLUE, GREEN, ORANGE, PINK, RED, SKY, TEXT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
 _PARTS = {
-    "weights": "#0072B2",
-    "masters": "#56B4E9",
-    "slots": "#009E73",
-    "gradients": "#CC79A7",
-    "copies": "#E69F00",
-    "activations": "#D55E00",
+    "weights": BLUE,
+    "masters": SKY,
+    "slots": GREEN,
+    "gradients": PINK,
+    "copies": ORANGE,
+    "activations": RED,
 }
 _LAYERS = 24
 _KINDS = (".png", ".svg", ".pdf", ".html")
-_MISSING = 'a picture needs matplotlib: pip install "halfstep[study]"'
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><title>Memory of a training step</title></head>
-<body style="margin: 1rem auto; max-width: 60rem">{}</body>
-</html>
-"""
 
 
 def write_picture(found: Sequence[Footprint], path: str | os.PathLike) -> None:
@@ -42,16 +35,14 @@ def write_picture(found: Sequence[Footprint], path: str | os.PathLike) -> None:
         LoopError: If matplotlib is not installed.
         NotWritable: If the file cannot be written.
     """
-    figure, path = figure_of(found), pathlib.Path(path)
+    figure, path = memory_figure(found), pathlib.Path(path)
+    if path.suffix.lower() != ".html":
+        save(figure, path)
+        return
     try:
-        if path.suffix.lower() == ".html":
-            drawn = io.StringIO()
-            figure.savefig(drawn, format="svg")
-            path.write_text(_PAGE.format(drawn.getvalue()[drawn.getvalue().index("<svg") :]), encoding="utf-8")
-        else:
-            figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise NotWritable(f"{path}: the picture cannot be written ({error}). Name a .png, .svg or .html.") from error
+        path.write_text(memory_page(found, figure), encoding="utf-8")
+    except OSError as error:
+        raise NotWritable(f"{path}: the page cannot be written ({error.strerror or error}).") from error
 
 
 def check_picture(path: str | os.PathLike) -> None:
@@ -61,8 +52,7 @@ def check_picture(path: str | os.PathLike) -> None:
         LoopError: If matplotlib is not installed.
         NotWritable: If the folder is not there, or the name is that of no picture.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise LoopError(_MISSING)
+    require_matplotlib()
     path = pathlib.Path(path)
     if path.suffix.lower() not in _KINDS or not path.parent.is_dir():
         raise NotWritable(
@@ -70,27 +60,23 @@ def check_picture(path: str | os.PathLike) -> None:
         )
 
 
-def figure_of(found: Sequence[Footprint]) -> Figure:
+def memory_figure(found: Sequence[Footprint]) -> Figure:
     """The picture as a matplotlib Figure."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise LoopError(_MISSING) from error
     own = found[0]
     layers = sorted(own.layers.items(), key=lambda item: -item[1].total)[:_LAYERS]
     heights = [1.2 + 0.35 * len(found), 1.0 + 0.25 * len(layers)]
-    figure = Figure(figsize=(8.0, sum(heights)), layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=heights)
-    _bars(above, [(one.policy, one.all) for one in found])
-    above.set_title("under each policy; “|” with gradient checkpointing", loc="left", fontsize=10)
-    for at, one in enumerate(found):
-        if one.total_recomputed is not None:
-            above.plot(one.total_recomputed / 1e6, at, "|", color="black", markersize=14)
-    _bars(below, [(name or "(the loss, all else)", one) for name, one in layers])
-    below.set_title(f"by layer, {own.policy}", loc="left", fontsize=10)
-    below.set_xlabel("MB")
-    figure.legend(*above.get_legend_handles_labels(), loc="outside upper center", ncols=len(_PARTS), fontsize=8)
-    return figure
+    with drawing(sum(heights)) as figure:
+        above, below = figure.subplots(2, 1, height_ratios=heights)
+        _bars(above, [(one.policy, one.all) for one in found])
+        above.set_title("under each policy; “|” with gradient checkpointing", loc="left")
+        for at, one in enumerate(found):
+            if one.total_recomputed is not None:
+                above.plot(one.total_recomputed / 1e6, at, "|", color=TEXT, markersize=14)
+        _bars(below, [(name or "(the loss, all else)", one) for name, one in layers])
+        below.set_title(f"by layer, {own.policy}", loc="left", parse_math=False)
+        below.set_xlabel("MB")
+        figure.legend(*above.get_legend_handles_labels(), loc="outside upper center", ncols=len(_PARTS), fontsize=8)
+        return figure
 
 
 def _bars(axes: Any, rows: Sequence[tuple[str, Bytes]]) -> None:
@@ -102,5 +88,5 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Bytes]]) -> None:
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8)
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
+    axes.grid(axis="y", visible=False)
     axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)

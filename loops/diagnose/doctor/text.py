@@ -24,18 +24,6 @@ class _Table(NamedTuple):
     rows: Sequence[Sequence[str]]
     gap: int = 2
 
-    def lines(self) -> list[str]:
-        """As many as there are rows, and the headings."""
-        rows = [self.heads, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        sides = ["<" if place == 0 or not head else ">" for place, head in enumerate(self.heads)]
-        return [
-            (" " * self.gap)
-            .join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
-            .rstrip()
-            for row in rows
-        ]
-
 
 def text(found: Diagnosis, width: int | None = None) -> str:
     """All of it: times, what was tried, memory, and what to change.
@@ -157,8 +145,7 @@ def _some(names: Sequence[str], most: int = 4) -> str:
 
 
 def _drawn(part: str | _Table, room: int) -> str:
-    """A line folded to the room; a table as it is, or in the way of other commands where it is too wide."""
+    """A line folded to the room, or a table."""
     if isinstance(part, str):
         return textwrap.fill(part, room, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    lines = part.lines()
-    return "\n".join(lines) if max(map(len, lines)) <= room else columns([part.heads, *part.rows], room)
+    return columns([part.heads, *part.rows], room, gap=part.gap)

@@ -1,1 +1,1 @@
-"""Why a step was skipped: found by taking it again under full observation, and by trying what may help."""
+"""Explains why a step was skipped: repeats it while every tensor is measured, and tries remedies."""

@@ -1,4 +1,4 @@
-"""Taking one step again with something changed, and everything put back."""
+"""Repeats one step with a change, and restores everything afterwards."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.changes import with_value
-from loops.diagnose.graph.listening import Heard, listening
 from loops.diagnose.graph.models import owned_by_parts
+from loops.diagnose.graph.scaler_calls import ScalerCalls, recording_scaler_calls
 from loops.loop.signature import taking_batches
 from loops.loop.state.variables import variable_groups
 from loops.step.scalers_in_graph import find
@@ -23,15 +23,15 @@ from loops.step.train_step import TrainStep
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """What a step did.
+    """The result of one attempt at a step.
 
     Attributes:
-        finite: Whether it was applied or would have been, and its loss was finite, too.
-        applied: Whether it was applied or would have been, whatever its loss.
-        loss: The loss, NaN where the step returns none.
-        outputs: All that it returned, as numbers.
-        at_scale: The lower loss scale at which it was finite, where it was not at the step's own.
-        nonzero: For each gradient, how many of its values were not zero, or not finite; None where nobody counted.
+        finite: Whether the gradients passed the check, and the loss was finite too.
+        applied: Whether the gradients passed the check, whatever the loss was.
+        loss: The loss, or NaN if the step returns none.
+        outputs: The outputs of the step, as NumPy values.
+        at_scale: The lower loss scale at which the step was finite, if it was not at its own; else None.
+        nonzero: The number of values of each gradient that were not zero; infinities and NaN count. None if unknown.
     """
 
     finite: bool
@@ -43,9 +43,9 @@ class Attempt:
 
     @property
     def cause(self) -> scaler.Cause:
-        """Why it was skipped, as the step says; of a step that does not say it, as its loss shows.
+        """Why the step was skipped: its output `cause`, or, for a step without that output, judging by its loss.
 
-        It is LOSS, too, where the step was applied though its loss is not finite.
+        It is also LOSS if the step was applied although its loss is not finite.
         """
         if self.applied:
             return scaler.Cause.NONE if self.finite else scaler.Cause.LOSS
@@ -55,17 +55,21 @@ class Attempt:
 
 
 class Attempts:
-    """Takes the step that a `Moment` stands before.
+    """Repeats the step that follows a `ReplayPoint`.
+
+    Args:
+        moment: The run just before the step, from `rewind`.
+        progress: Called before each attempt.
 
     Attributes:
-        moment: The moment.
-        scalers: The loss scalers that the step moves.
-        moves: Whether it takes the update to see what helps: where the gradients are finite before it.
-        lower_from: The step's loss scale, where a change that makes the loss finite may need a lower one; else None.
-        scanned_at: What multiplies the loss where the step is measured, None for nothing.
-        step: The step, a function of a batch, with no `tf.function` around it, which would keep its first trace.
-        literal: Whether TensorFlow must not regroup the step's arithmetic: it moves a small factor past a product that
-            overflows, in one graph and not in another.
+        moment: The run just before the step.
+        scalers: The loss scalers that the step uses.
+        moves: Whether an attempt includes the update; needed if the gradients are finite and the update is not.
+        lower_from: The step's own loss scale, if a change that makes the loss finite may need a lower one; else None.
+        scanned_at: The factor on the loss in a scan of the step; None for no change.
+        step: The step as a Python function of a batch, without `tf.function`, which would reuse its first trace.
+        literal: Whether TensorFlow must not regroup the step's arithmetic: in one graph and not in another, it moves a
+            small factor past a product that overflows.
         windowed: Whether the step is a micro-batch of a window.
         own_variables: Floating-point variables of the step that belong to no model, optimizer or scaler.
     """
@@ -92,36 +96,36 @@ class Attempts:
             if one.dtype.is_floating and id(one) not in owned and scaler.LossScaler.owner_of(one) is None
         ]
         self._inlines, counts = self._first_look()
-        # What is counted; a graph that is being traced can make no variables.
+        # Created here, since variables cannot be created while a graph is traced.
         self._nonzero = [tf.Variable(tf.zeros([count]), False) for count in counts]
 
     @property
     def loss_scale(self) -> float | None:
-        """The step's, of the first scaler, or None."""
+        """The loss scale of the step's first scaler, or None without a scaler."""
         return float(self.scalers[0].loss_scale) if self.scalers else None
 
     def _first_look(self) -> tuple[bool, list[int]]:
-        """Whether functions of the step that were compiled by themselves can be traced as a part of it.
+        """Traces the step once.
 
         Returns:
-            That, and how many gradients are handed over at each time.
+            Whether inner `tf.function`s can be traced inline, and the number of gradients in each call of a scaler.
         """
         if isinstance(self.moment.train_step, TrainStep):
             return False, [len(self.moment.train_step.model.trainable_variables)]
-        # Nothing rewrites the `if` and `while` of a function that is not compiled by itself.
+        # AutoGraph does not convert the `if` and `while` of a `tf.function` that is traced inline.
         refused = contextlib.suppress(tf.errors.OperatorNotAllowedInGraphError)
         for inlines in (True, False):
             place = inlined() if inlines else contextlib.nullcontext()
-            with refused, self.as_it_was(), listening(self.scalers) as heard, place:
+            with refused, self.as_it_was(), recording_scaler_calls(self.scalers) as calls, place:
                 tf.function(self.step).get_concrete_function(self.moment.batch)
                 break
-        return inlines, [len(grads) for grads in heard.gradients]
+        return inlines, [len(grads) for grads in calls.gradients]
 
     def as_run(self, batch: Any = None) -> Attempt:
-        """Takes the step as the run does, with its update.
+        """Repeats the step as the run takes it, with its update.
 
         Args:
-            batch: In the place of the step's own.
+            batch: A batch to use instead of the step's own.
         """
         batch = self.moment.batch if batch is None else batch
         if not self.literal and not self.windowed:
@@ -130,34 +134,34 @@ class Attempts:
                 outputs = self.moment.loop.calls.one(batch)
             if "applied" in outputs and "loss" in outputs:
                 return _attempt(outputs, [])
-        with self.as_it_was(), listening(self.scalers) as heard:
-            return self._taken(self._traced(heard, batch), batch)
+        with self.as_it_was(), recording_scaler_calls(self.scalers) as calls:
+            return self._taken(self._traced(calls, batch), batch)
 
-    def is_another(self, attempt: Attempt) -> bool:
-        """Whether the step is finite up to its gradients though, as the run took it, these or its loss were not.
+    def depends_on_graph(self, attempt: Attempt) -> bool:
+        """Whether loss and gradients, which were not finite in the run's graph, are finite in a graph without update.
 
         Args:
-            attempt: As the run took it.
+            attempt: The attempt in the run's graph, from `as_run`.
         """
         of_update = (scaler.Cause.NONE, scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
         return "cause" in attempt.outputs and attempt.cause not in of_update and self.take_at(1.0).finite
 
     def take(self, change: Any = None, batch: Any = None, factor: float = 1.0) -> Attempt:
-        """Takes the step once, up to its gradients.
+        """Repeats the step up to its gradients, with a change.
 
         Args:
-            change: A context manager that changes something and puts it back; None for no change.
-            batch: In the place of the step's own.
-            factor: Of the loss scale, as for `listening`.
+            change: A context manager that changes something and restores it; None for no change.
+            batch: A batch to use instead of the step's own.
+            factor: A factor on the loss scale.
         """
         batch = self.moment.batch if batch is None else batch
-        hears = listening(self.scalers, self._factor, moves=self.moves, nonzero=self._nonzero)
-        with self.as_it_was(), change or contextlib.nullcontext(), hears as heard:
+        recording = recording_scaler_calls(self.scalers, self._factor, moves=self.moves, nonzero=self._nonzero)
+        with self.as_it_was(), change or contextlib.nullcontext(), recording as calls:
             self._factor.assign(factor)
             again = change is None and not self.moves
-            step = self._traced_once(heard, batch) if again else self._traced(heard, batch)
+            step = self._traced_once(calls, batch) if again else self._traced(calls, batch)
             attempt = self._taken(step, batch)
-            # A step of one's own may return no loss.
+            # A custom step may return no loss.
             lost = "loss" in attempt.outputs and not math.isfinite(attempt.loss)
             if attempt.finite or self.lower_from is None or lost:
                 return attempt
@@ -167,17 +171,17 @@ class Attempts:
         return dataclasses.replace(lower, at_scale=1.0) if lower.finite else attempt
 
     def take_at(self, factor: float, batch: Any = None) -> Attempt:
-        """Runs the step once with its loss scale multiplied by a factor.
+        """Repeats the step up to its gradients, with its loss scale multiplied by a factor.
 
         Args:
-            factor: The factor.
-            batch: A batch to take instead of the step's own.
+            factor: The factor on the loss scale.
+            batch: A batch to use instead of the step's own.
         """
         batch = self.moment.batch if batch is None else batch
-        hears = listening(self.scalers, self._factor, moves=False, nonzero=self._nonzero)
-        with self.as_it_was(), hears as heard:
+        recording = recording_scaler_calls(self.scalers, self._factor, moves=False, nonzero=self._nonzero)
+        with self.as_it_was(), recording as calls:
             self._factor.assign(factor)
-            return self._taken(self._traced_once(heard, batch), batch)
+            return self._taken(self._traced_once(calls, batch), batch)
 
     def _taken(self, step: Callable, batch: Any) -> Attempt:
         self._progress()
@@ -191,33 +195,33 @@ class Attempts:
         nonzero = np.concatenate([one.numpy() for one in self._nonzero]) if self._nonzero else None
         return dataclasses.replace(_attempt(outputs, known, losses), nonzero=nonzero)
 
-    def _traced_once(self, heard: Heard, batch: Any) -> Callable:
-        """The unchanged step, up to its gradients, for all batches of these shapes."""
+    def _traced_once(self, calls: ScalerCalls, batch: Any) -> Callable:
+        """The unchanged step up to its gradients, traced once for all batches of these shapes."""
         specs = tf.nest.map_structure(tf.type_spec_from_value, batch)
         if self._unchanged is None or self._unchanged[0] != specs:
-            self._unchanged = (specs, self._traced(heard, batch))
+            self._unchanged = (specs, self._traced(calls, batch))
         return self._unchanged[1]
 
-    def _traced(self, heard: Heard, batch: Any) -> Callable:
+    def _traced(self, calls: ScalerCalls, batch: Any) -> Callable:
         def taken(batch: Any) -> tuple[Any, list, list]:
             outputs = self.take_inlined(batch)
-            return outputs, [] if "applied" in outputs else heard.finite, heard.losses_finite()
+            return outputs, [] if "applied" in outputs else calls.finite, calls.losses_finite()
 
         return tf.function(taken, jit_compile=self.moment.jit_compile or None).get_concrete_function(batch)
 
     def take_inlined(self, batch: Any) -> Any:
-        """The step in the graph that is being traced."""
+        """Runs the step in the graph that is being traced, with inner `tf.function`s inline if possible."""
         with inlined() if self._inlines else contextlib.nullcontext():
             return self.step(batch)
 
     @contextlib.contextmanager
     def as_it_was(self) -> Iterator[None]:
-        """Begins with the state before the step, and ends with it. A micro-batch is a step of its own inside."""
+        """Resets the run to the state before the step, now and at the end. Inside, a micro-batch is a whole step."""
         step = self.moment.train_step
         self.moment.reset()
         alone = with_value(step, "window", None) if self.windowed else contextlib.nullcontext()
         try:
-            with traced_anew(step), alone, not_regrouped() if self.literal else contextlib.nullcontext():
+            with retraced(step), alone, not_regrouped() if self.literal else contextlib.nullcontext():
                 yield
         finally:
             self.moment.reset()
@@ -225,13 +229,13 @@ class Attempts:
 
 def _attempt(outputs: dict, known: Sequence[bool], losses: Sequence[tf.Tensor] = ()) -> Attempt:
     applied = bool(outputs["applied"]) if "applied" in outputs else all(known)
-    # Of a step that calls its loss otherwise, or returns none, the loss that was scaled is known.
+    # `losses` covers a step that returns no loss, or returns it under another name.
     seen = all(map(bool, losses)) and bool(np.isfinite(outputs.get("loss", 0.0)))
     return Attempt(applied and seen, applied, float(outputs.get("loss", math.nan)), outputs)
 
 
 def as_python(moment: Any) -> Callable:
-    """The step as it was written, a function of a batch."""
+    """The step as a Python function of a batch, without `tf.function`."""
     written = moment.train_step
     while hasattr(written, "python_function"):
         written = written.python_function
@@ -242,7 +246,7 @@ def as_python(moment: Any) -> Callable:
 
 @contextlib.contextmanager
 def inlined() -> Iterator[None]:
-    """Has functions that were compiled by themselves be traced as a part of what calls them."""
+    """Traces inner `tf.function`s inline, as a part of their caller's graph."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -253,7 +257,7 @@ def inlined() -> Iterator[None]:
 
 @contextlib.contextmanager
 def not_regrouped() -> Iterator[None]:
-    """Has TensorFlow leave the order of multiplications as it is written."""
+    """Prevents TensorFlow from reordering arithmetic."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     try:
@@ -264,7 +268,7 @@ def not_regrouped() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def traced_anew(train_step: Any) -> Iterator[None]:
-    """Has a `TrainStep` forget the forward and backward pass that XLA compiled for it, for a while."""
+def retraced(train_step: Any) -> Iterator[None]:
+    """Makes a `TrainStep` trace its forward and backward pass again, instead of using what XLA compiled before."""
     with train_step.retraced() if isinstance(train_step, TrainStep) else contextlib.nullcontext():
         yield

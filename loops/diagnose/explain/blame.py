@@ -1,4 +1,4 @@
-"""What helped, in order, and whether the batch or the weights are to blame."""
+"""Orders the remedies by what helped, and decides whether the batch or the weights are to blame."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ import numpy as np
 
 import scaler
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.course import tried_from_checkpoint
 from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.remedies import IN_PLACE, Kind, Proposal, Remedy, tried
+from loops.diagnose.explain.remedies import IN_PLACE, Kind, Proposal, Remedy, try_proposals
+from loops.diagnose.explain.since_checkpoint import try_since_checkpoint
 from loops.diagnose.explain.worth import weighed
 
 _SURE = (Kind.OWN_VARIABLES_CLEARED, Kind.WEIGHT_DECAY)
-"""Where one of these helps, it is what was wrong."""
+"""A remedy of these kinds that helps also shows the cause."""
 _GROWN = 100.0
-"""If the loss exceeds the smallest loss before it by this factor, training has gone astray."""
+"""If the loss exceeds the smallest loss before it by this factor, training has diverged."""
 
 
 def in_order(known: Explanation, attempts: Attempts, proposed: list[Proposal]) -> list[Remedy]:
-    """What was tried, with what helps first, and of that what changes least.
+    """Tries the proposals, and returns the remedies: those that help first, and among them the smallest change first.
 
     Args:
-        known: What is known of the step.
-        attempts: Of the step.
-        proposed: Without any, only the loss scale that fits is looked at.
+        known: What is known about the step so far.
+        attempts: The attempts at the step.
+        proposed: The proposals to try; if empty, only the loss scale that fits is tried.
     """
     moment = attempts.moment
-    found, counts = tried(attempts, proposed)
+    found, counts = try_proposals(attempts, proposed)
     for scale in (known.fits_at, known.flushed_at):
         if scale is not None:
             lower, left = _lower_scale(known, attempts, scale)
             counts |= {} if left is None else {lower.name: left}
-            # Below 1 the scale makes gradients smaller than they are: that is no cure.
+            # A scale below 1 makes gradients smaller than they are, which does not cure anything.
             found = [lower, *found] if scale >= 1.0 else [*found, lower]
     applied = [row["loss"] for row in _before(moment) if row.get("applied")]
 
     def weigh(remedies: list[Remedy]) -> list[Remedy]:
         return weighed(remedies, counts, lambda: attempts.take_at(attempts.scanned_at or 1.0).nonzero, applied)
 
-    if proposed and _gone_bad(known, moment, weigh(found)):
-        found = [*tried_from_checkpoint(attempts), *found]
+    if proposed and _may_have_diverged(known, moment, weigh(found)):
+        found = [*try_since_checkpoint(attempts), *found]
 
     def place(remedy: Remedy) -> tuple:
         far = remedy.loss_ratio is not None and remedy.loss_ratio > _GROWN
@@ -52,19 +52,19 @@ def in_order(known: Explanation, attempts: Attempts, proposed: list[Proposal]) -
 
 
 def _lower_scale(known: Explanation, attempts: Attempts, scale: float) -> tuple[Remedy, np.ndarray | None]:
-    """A lower loss scale as a remedy, and how many values of each gradient it leaves."""
+    """A lower loss scale as a remedy, and the number of non-zero values of each gradient at that scale."""
     attempt = attempts.take_at(scale / (known.loss_scale or 1.0))
     constant = any(isinstance(one.strategy, scaler.Static) for one in attempts.scalers)
-    go = f"use scaler.Static({scale:g}), or scaler.Dynamic()" if constant else "let the strategy go there"
-    why = "the gradients that are not finite at a higher scale are zero at this one" if known.flushed_at else None
+    go = f"use scaler.Static({scale:g}), or scaler.Dynamic()" if constant else "let the strategy reach it"
+    why = "gradients that are not finite at a higher scale are zero at this one" if known.flushed_at else None
     advice = f"The step passes at a loss scale of {scale:g}: {go}."
     return Remedy(
         Kind.LOSS_SCALE, f"loss scale {scale:g}", True, True, attempt.loss, advice, why_not=why
     ), attempt.nonzero
 
 
-def _gone_bad(known: Explanation, moment: Any, found: list[Remedy]) -> bool:
-    """Whether the weights may have: no scale of use fits, or the loss has grown, or other batches fail, too."""
+def _may_have_diverged(known: Explanation, moment: Any, found: list[Remedy]) -> bool:
+    """Whether the weights may have diverged: no useful scale fits, or the loss has grown and other batches fail."""
     losses = _losses_before(moment)
     now = (moment.logged or {}).get("loss")
     grown = bool(losses) and (now is None or now > _GROWN * min(losses))
@@ -77,7 +77,7 @@ def _gone_bad(known: Explanation, moment: Any, found: list[Remedy]) -> bool:
 
 
 def _before(moment: Any) -> list[dict]:
-    """The rows of the steps before, of those with a loss."""
+    """The log's rows of earlier steps that have a loss."""
     return [row for row in moment.rows if row["step"] < moment.step and row.get("loss") is not None]
 
 
@@ -86,14 +86,14 @@ def _losses_before(moment: Any) -> list[float]:
 
 
 def helped(remedies: list[Remedy], kind: Kind, layer: str | None = None) -> bool:
-    """Whether a remedy of this kind, of this layer where it is of one, was tried and did."""
+    """Whether a remedy of this kind, for this layer or for none, was tried and helped."""
     return any(remedy.helps for remedy in remedies if (remedy.kind, remedy.layer) == (kind, layer))
 
 
 def grown_through(remedies: list[Remedy]) -> str | None:
-    """What made the weights go bad, as the steps since the checkpoint show that were taken again without it.
+    """What made the weights diverge, if the steps since the checkpoint pass without it; else None.
 
-    A lower learning rate also lowers the weight decay, which is therefore asked first.
+    A lower learning rate also lowers the weight decay, so the weight decay is checked first.
     """
     helping = [one.kind for one in remedies if one.helps and one.since_checkpoint]
     if Kind.WEIGHT_DECAY in helping:
@@ -102,7 +102,7 @@ def grown_through(remedies: list[Remedy]) -> str | None:
 
 
 def blame_of(remedies: list[Remedy], where: str | None, fits_at: float | None) -> str | None:
-    """The "batch", the "weights", or None where neither is known to be at fault."""
+    """Either "batch" or "weights", or None if neither is known to be at fault."""
     if where == "data":
         return "batch"
     precision = any(one.helps and one.kind in IN_PLACE for one in remedies)

@@ -1,11 +1,12 @@
-"""Which layers must compute in float32 for a past step to pass."""
+"""Finds the fewest layers that must compute in float32 for a past step to pass, by Zeller's ddmin."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import keras
 import tensorflow as tf
@@ -13,30 +14,31 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.explain import Progress, counted, of_steps
-from loops.diagnose.explain.look import failing, was_skipped
+from loops.diagnose.explain.explain import Progress, attempt_progress, replay_progress
+from loops.diagnose.explain.explain_step import failing, was_skipped
 from loops.diagnose.explain.lower_scales import passes_at_none
-from loops.diagnose.explain.minimal import minimal
 from loops.diagnose.explain.shares import at_share_to_blame
 from loops.diagnose.graph.changes import in_policy
-from loops.diagnose.graph.models import models_of, units
+from loops.diagnose.graph.models import models_in_step, units
 from loops.loop.loop import Loop
 from loops.run.rewind.rewind import rewind
 from loops.support.errors import LoopError
 from loops.support.text import one_line
 
+_Item = TypeVar("_Item")
+
 
 @dataclasses.dataclass(frozen=True)
 class Cure:
-    """What float32 does for a step.
+    """The layers that make a step pass in float32.
 
     Attributes:
-        layers: The paths of the layers that must compute in float32, in the order of the model; empty where the step
-            passes as it is. None where there is no such set, or nobody knows.
-        known: Whether that is an answer. False where float32 could not be tried.
-        why: Why there is no such set, or why nobody knows; None where there is one.
-        at_scale: The lower loss scale that the step needs beside, or None.
-        untried: The layers that cannot be run in float32, and were left as they are.
+        layers: The paths of the layers that must compute in float32, in the order of the model; empty if the step
+            passes as it is. None if there is no such set, or if it could not be determined.
+        known: Whether the answer is certain. False if float32 could not be tried.
+        why: Why there is no such set, or why it could not be determined; None if there is one.
+        at_scale: The lower loss scale that the step needs as well, or None.
+        untried: The paths of layers that cannot run in float32, and were left as they are.
     """
 
     layers: list[str] | None
@@ -49,25 +51,25 @@ class Cure:
 def cure(
     loop: Loop, step: int, *, run: str | os.PathLike | None = None, progress: Progress = lambda text: None
 ) -> list[str] | None:
-    """The smallest set of layers that must compute in float32 for a step to pass.
+    """Finds the smallest set of layers that must compute in float32 for a step to pass.
 
-    It is smallest in that none of its layers can be left out. It is found by delta debugging, with the step taken again
-    for each set, forward and backward. A step that is finite neither as it ran nor at any lower loss scale is taken at
-    a loss scale of 1, where an overflow of its own scale hides nothing.
+    None of its layers can be left out. It is found by delta debugging, which repeats the step for each set, forward and
+    backward. A step that is finite neither as it ran nor at any lower loss scale is repeated at a loss scale of 1,
+    where an overflow caused by the loss scale cannot hide anything.
 
     Args:
-        loop: The run's, with its `Checkpoint` and its log among the actions, before its first step.
-        step: The number of the step, from 1 on.
-        run: The folder with the log `steps.jsonl`, where the loop has no `JsonLines`.
-        progress: Called now and then with what is done.
+        loop: The loop of the run, with its `Checkpoint` and its log among the actions, before its first step.
+        step: The number of the step, from 1.
+        run: The folder with the log `steps.jsonl`, if the loop has no `JsonLines`.
+        progress: Called now and then with a text that says what is done.
 
     Returns:
-        The layers' paths, in the order of the model; an empty list where the step passes as it is, and None where it
-        does not pass with every layer in float32 either.
+        The layers' paths, in the order of the model. Empty if the step passes as it is; None if it does not pass even
+        with every layer in float32.
 
     Raises:
-        scaler.InvalidArgument: As for `explain`.
-        LoopError: As for `explain`, and if float32 could not be tried.
+        scaler.InvalidArgument: For a step that the run did not take, or a loop that cannot be rewound.
+        LoopError: If the run cannot be restored, or float32 could not be tried.
     """
     found = find_cure(loop, step, run=run, progress=progress)
     if not found.known:
@@ -79,24 +81,24 @@ def cure(
 def find_cure(
     loop: Loop, step: int, *, run: str | os.PathLike | None = None, progress: Progress = lambda text: None
 ) -> Cure:
-    """As `cure`, with why there is none.
+    """Finds the same layers as `cure`, and the reason if there are none.
 
     Args:
-        loop: The run's, as `cure` takes it.
-        step: The number of the step, from 1 on.
-        run: The folder with the log, as `cure` takes it.
-        progress: Called now and then with what is done.
+        loop: The loop of the run, before its first step.
+        step: The number of the step, from 1.
+        run: The folder with the log `steps.jsonl`, if the loop has no `JsonLines`.
+        progress: Called now and then with a text that says what is done.
     """
-    moment = rewind(loop, step, run=None if run is None else pathlib.Path(run), progress=of_steps(progress))
-    attempts = Attempts(moment, counted(progress))
-    models = models_of(moment.train_step)
+    moment = rewind(loop, step, run=None if run is None else pathlib.Path(run), progress=replay_progress(progress))
+    attempts = Attempts(moment, attempt_progress(progress))
+    models = models_in_step(moment.train_step)
     if not models:
         raise LoopError("the train step names no Keras model: give it one as its attribute `model`.")
     _, as_run = failing(moment, attempts)
     if moment.replicas > 1 and not as_run.finite:
         _, as_run = at_share_to_blame(moment, attempts, as_run)
     if as_run.finite and was_skipped(moment):
-        why = "The run's log says that it was skipped, and taken again it is finite: `halfstep explain` says more."
+        why = "The run's log says that it was skipped, but in the replay it is finite: `halfstep explain` says more."
         return Cure(None, known=False, why=why)
     lost = as_run.cause is scaler.Cause.LOSS
     if lost or (not as_run.finite and passes_at_none(attempts)):
@@ -109,11 +111,11 @@ def find_cure(
 
 
 class _Trials:
-    """The step with sets of layers in float32.
+    """Repeats a step with sets of layers in float32.
 
     Args:
-        attempts: Of the step.
-        narrow: The 16-bit layers by the path of what is changed as a whole.
+        attempts: The attempts at the step.
+        narrow: The 16-bit layers of each unit that gets one dtype, by the unit's path.
     """
 
     def __init__(self, attempts: Attempts, narrow: Mapping[str, Sequence[keras.layers.Layer]]):
@@ -123,23 +125,23 @@ class _Trials:
         self._scales: dict[frozenset[str], float | None] = {}
 
     def passes(self, paths: Sequence[str]) -> bool:
-        """Whether it passes with these in float32. What cannot be run does not."""
+        """Whether the step passes with these layers in float32. A set that does not run does not pass."""
         key = frozenset(paths)
         try:
             attempt = self._attempts.take(in_policy([one for path in paths for one in self._narrow[path]], "float32"))
         except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion) as error:
-            # A layer that adds what two others give takes no two dtypes.
+            # A layer that adds two inputs fails if their dtypes differ.
             self._errors[key] = one_line(error)
             return False
         self._scales[key] = attempt.at_scale
         return attempt.finite
 
     def error(self, paths: Sequence[str]) -> str | None:
-        """Why a set that was asked for could not be run, or None."""
+        """The error of a set that could not be run, or None."""
         return self._errors.get(frozenset(paths))
 
     def at_scale(self, paths: Sequence[str]) -> float | None:
-        """The lower scale at which a set passed, or None."""
+        """The lower loss scale at which a set passed, or None."""
         return self._scales.get(frozenset(paths))
 
 
@@ -150,11 +152,11 @@ def _found(trials: _Trials) -> Cure:
     error = trials.error(trials.paths)
     if error is None:
         return Cure(None, why="It does not pass with every layer in float32 either.")
-    return _without_those_that_cannot(trials, error)
+    return _found_without_untried(trials, error)
 
 
-def _without_those_that_cannot(trials: _Trials, error: str) -> Cure:
-    """With the layers in float32 that can be, where all together cannot."""
+def _found_without_untried(trials: _Trials, error: str) -> Cure:
+    """The cure among the layers that run in float32, if not all of them do."""
     untried = tuple(path for path in trials.paths if not trials.passes([path]) and trials.error([path]))
     rest = [path for path in trials.paths if path not in untried]
     layers = minimal(rest, trials.passes) if untried else None
@@ -165,3 +167,42 @@ def _without_those_that_cannot(trials: _Trials, error: str) -> Cure:
     names = ", ".join(repr(path) for path in untried)
     why = f"It does not pass with every other layer in float32, and {names} could not be tried:"
     return Cure(None, False, f"{why} {trials.error(untried[:1])}", untried=untried)
+
+
+def minimal(items: Sequence[_Item], passes: Callable[[list[_Item]], bool]) -> list[_Item] | None:
+    """Finds a minimal set that passes: without any one of its items it does not.
+
+    Args:
+        items: The candidates.
+        passes: Whether a set passes; called once for each set.
+
+    Returns:
+        The set, in the order of `items`; None if not even all of them together pass.
+    """
+    known: dict[frozenset[int], bool] = {}
+
+    def asked(chosen: list[int]) -> bool:
+        key = frozenset(chosen)
+        if key not in known:
+            known[key] = passes([items[place] for place in sorted(chosen)])
+        return known[key]
+
+    if asked([]):
+        return []
+    chosen = list(range(len(items)))
+    if not asked(chosen):
+        return None
+    parts = 2
+    while len(chosen) > 1:
+        size = -(-len(chosen) // parts)
+        pieces = [chosen[start : start + size] for start in range(0, len(chosen), size)]
+        rests = [[one for one in chosen if one not in piece] for piece in pieces]
+        smaller = next((one for one in (*pieces, *rests) if len(one) < len(chosen) and asked(one)), None)
+        if smaller is not None:
+            parts = 2 if smaller in pieces else max(parts - 1, 2)
+            chosen = smaller
+        elif parts >= len(chosen):
+            break
+        else:
+            parts = min(2 * parts, len(chosen))
+    return [items[place] for place in sorted(chosen)]

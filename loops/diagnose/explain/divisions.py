@@ -1,4 +1,4 @@
-"""A division by 0, or by almost 0, with a guarded denominator."""
+"""Proposes a guarded denominator for a division by 0 or by almost 0."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _DIVISION = "RealDiv"
 _OPERATORS = ("__truediv__", "__rtruediv__")
 
 
-def of_division(frame: Frame, path: str | None) -> list[Proposal]:
-    """What may help where a division began it; nothing where none did.
+def division_proposals(frame: Frame, path: str | None) -> list[Proposal]:
+    """A proposal to move the denominator, if the failure began in a division; else nothing.
 
     Args:
-        frame: Where it began, or the tensor whose gradient began it.
-        path: The layer's, or None for the loss and the step itself.
+        frame: The tensor where it began, or the forward tensor if it began in a gradient.
+        path: The path of the layer, or None for the loss and the step itself.
     """
     if frame.kind != _DIVISION:
         return []
     place = "the loss or the step" if path is None else repr(path)
     advice = (
-        f"{place[0].upper()}{place[1:]} divides by 0, or by almost 0: add {APART:g} to the denominator, away from 0, "
+        f"{place[0].upper()}{place[1:]} divides by 0, or by almost 0: move the denominator away from 0 by {APART:g}, "
         "or use tf.math.divide_no_nan."
     )
     name = f"denominator in {place} moved by {APART:g}"
@@ -36,10 +36,10 @@ def of_division(frame: Frame, path: str | None) -> list[Proposal]:
 
 @contextlib.contextmanager
 def guarded(name: str) -> Iterator[None]:
-    """Has one division of a graph that is being traced divide by what is `APART` further from 0.
+    """Moves the denominator of one division by `APART`, away from 0, while a graph is traced.
 
     Args:
-        name: Of the tensor that it gives.
+        name: The name of the quotient's tensor.
     """
     own = {operator: getattr(tf.Tensor, operator) for operator in _OPERATORS}
     try:

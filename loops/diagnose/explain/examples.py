@@ -1,6 +1,6 @@
-"""Which example of a batch holds what is not finite, or makes a step go wrong.
+"""Finds the example of a batch that holds non-finite values, or that makes a step fail.
 
-An example is taken by itself by filling the batch with it: the shapes are then what they were, and so is the graph.
+An example is tried alone by filling the whole batch with it, which keeps the shapes and so the graph.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.graph.carried import is_measured
+from loops.diagnose.graph.dependencies import is_measured
 
 
 def example_of(batch: Any) -> int | None:
-    """The first example of a batch that holds what is not finite."""
+    """The position of the first example that holds a non-finite value, or None."""
     for part in tf.nest.flatten(batch):
         values, examples = _by_example(part)
         if values is None or not is_measured(values.dtype):
@@ -29,7 +29,7 @@ def example_of(batch: Any) -> int | None:
 
 
 def _by_example(part: Any) -> tuple[tf.Tensor | None, np.ndarray]:
-    """The values of a part of a batch, and the position of the example of each row of them."""
+    """The values of a part of a batch, and for each row of them the position of its example."""
     if isinstance(part, tf.SparseTensor):
         return part.values, part.indices.numpy()[:, 0]
     if isinstance(part, tf.RaggedTensor):
@@ -43,17 +43,17 @@ def _by_example(part: Any) -> tuple[tf.Tensor | None, np.ndarray]:
 
 
 def example_to_blame(attempts: Attempts, factor: float, *, several: bool) -> int | None:
-    """The first example that makes the step fail by itself, where not every example does.
+    """Finds by bisection the first example that makes the step fail alone, unless every example does.
 
-    It is sought by halves. One that fails only together with others is not found.
+    It does not find an example that fails only together with others.
 
     Args:
-        attempts: Of a step that is not finite. On several replicas each takes the same share of the batch.
-        factor: Of the loss scale, as for `Attempts.take_at`.
-        several: Whether other examples may fail, too. If not, the step has to pass without this one.
+        attempts: The attempts at a step that is not finite. On several replicas each takes the same share of the batch.
+        factor: A factor on the loss scale.
+        several: Whether other examples may fail too. If False, the step must pass without this one.
 
     Returns:
-        Its position in the batch, on several replicas in the share; None where there is none.
+        The position in the batch, or on several replicas in the share; None if there is no such example.
     """
     batch, replicas = attempts.moment.batch, attempts.moment.replicas
     count = _length(batch) // replicas
@@ -84,7 +84,7 @@ def _alone(examples: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> i
 
 
 def _length(batch: Any) -> int:
-    """How many examples a batch holds; 0 where its parts do not have as many each."""
+    """The number of examples in a batch; 0 if its parts differ in length."""
     parts = tf.nest.flatten(batch)
     if not parts or not all(isinstance(one, tf.Tensor) and one.shape.rank for one in parts):
         return 0
@@ -93,6 +93,6 @@ def _length(batch: Any) -> int:
 
 
 def _filled(batch: Any, examples: np.ndarray, replicas: int) -> Any:
-    """A batch of these examples, once for each replica."""
+    """A batch of these examples, repeated for each replica."""
     rows = np.tile(examples, replicas)
     return tf.nest.map_structure(lambda one: tf.gather(one, rows), batch)

@@ -1,4 +1,4 @@
-"""The literals of a layer's `call` that float16 cannot hold."""
+"""Finds the literals in a layer's `call` that float16 cannot hold."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.graph.changes import in_policy
-from loops.diagnose.graph.listening import listening
 from loops.diagnose.graph.literals import Literal, lost_literals
-from loops.diagnose.graph.whereabouts import noting
+from loops.diagnose.graph.scaler_calls import recording_scaler_calls
+from loops.diagnose.graph.whereabouts import recording_layers
 
 
 def literals_of(attempts: Attempts, layers: Mapping[str, keras.layers.Layer], path: str) -> tuple[Literal, ...]:
-    """Those of a layer, each once, found by tracing the step as it is and with its layers in float32.
+    """The literals of a layer, each once, found by tracing the step as it is and with its layers in float32.
 
     Args:
-        attempts: Of the step.
-        layers: The model's, by path.
-        path: The layer's.
+        attempts: The attempts at the step.
+        layers: The layers of the model, by path.
+        path: The path of the layer.
     """
     narrow = [layer for layer in layers.values() if layer.compute_dtype == "float16"]
     if not narrow:
@@ -32,17 +32,17 @@ def literals_of(attempts: Attempts, layers: Mapping[str, keras.layers.Layer], pa
         graph, inside = _traced(attempts, layers, path, contextlib.nullcontext())
         twin, _ = _traced(attempts, layers, path, in_policy(narrow, "float32"))
     except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion):
-        return ()  # A layer may not work in another dtype.
+        return ()  # Some layer may not run in another dtype.
     found = [one for one in lost_literals(graph, twin) if one.node in inside]
     return tuple({(one.before, one.after, one.chosen): one for one in found}.values())
 
 
 def _traced(attempts: Attempts, layers: Mapping[str, keras.layers.Layer], path: str, change: Any) -> tuple:
-    """The graph of a step, and the names of the operations that a layer made."""
+    """The graph of a step, and the names of the operations that a layer created."""
     inside: set[str] = set()
 
     def observed(batch: Any) -> Any:
-        with listening(attempts.scalers, moves=False), noting(layers) as places:
+        with recording_scaler_calls(attempts.scalers, moves=False), recording_layers(layers) as places:
             outputs = attempts.take_inlined(batch)
         operations = tf.compat.v1.get_default_graph().get_operations()
         by_number = places.by_number(len(operations))

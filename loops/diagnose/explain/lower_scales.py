@@ -1,4 +1,4 @@
-"""Which lower loss scale a step passes at, and whether only because what is not finite becomes zero there."""
+"""Finds a lower loss scale at which a step passes, and checks that it does not merely flush gradients to zero."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Mapping
 import keras
 
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.measured import measured, true_amax
+from loops.diagnose.explain.scan_results import amax_in_float32, scan_step
 from loops.diagnose.graph.origin import origins
-from loops.diagnose.graph.wider import octaves_over
+from loops.diagnose.graph.overflow import octaves_over
 
 _SMALLEST_SCALE = -14
-"""log2 of the scale at which float16's backward pass can hardly overflow any more."""
+"""log2 of a scale at which a float16 backward pass can hardly overflow."""
 
 
 def fitting_scale(attempts: Attempts, loss_scale: float) -> float | None:
-    """The largest power of two below the step's loss scale at which its gradients are finite; None if there is none.
+    """The largest power of two below the step's loss scale at which its gradients are finite, or None.
 
     Args:
-        attempts: Of the step.
-        loss_scale: The step's.
+        attempts: The attempts at the step.
+        loss_scale: The loss scale of the step.
     """
     low, high = _start(attempts, loss_scale), math.ceil(math.log2(loss_scale))
     if low is None:
@@ -33,10 +33,10 @@ def fitting_scale(attempts: Attempts, loss_scale: float) -> float | None:
 
 
 def passes_at_none(attempts: Attempts) -> bool:
-    """Whether a step that is not finite is so neither at a loss scale of 1 nor at the smallest.
+    """Whether a step that failed is finite neither at a loss scale of 1 nor at the smallest one.
 
     Args:
-        attempts: Of the step.
+        attempts: The attempts at the step.
     """
     scale = attempts.loss_scale
     return scale is not None and _start(attempts, scale) is None
@@ -53,16 +53,16 @@ def _finite(attempts: Attempts, loss_scale: float, exponent: int) -> bool:
 
 
 _OPAQUE = ("While", "StatelessWhile", "If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall")
-"""Operations that hold others, and cannot be computed in float32 by themselves."""
+"""Operations that call functions, and cannot be computed alone in float32."""
 
 
 def flushes(attempts: Attempts, layers: Mapping[str, keras.layers.Layer], fits_at: float) -> bool:
-    """Whether a step is finite at a scale only since gradients that have no finite value at any are zero there.
+    """Whether a step is finite at a scale only because gradients that are finite at no scale become zero there.
 
     Args:
-        attempts: Of the step.
-        layers: The model's, by path.
-        fits_at: The largest scale at which it is finite, lower than the step's.
+        attempts: The attempts at the step.
+        layers: The layers of the model, by path.
+        fits_at: The largest scale at which the step is finite, lower than its own.
     """
     loss_scale = attempts.loss_scale or 1.0
     here, there = (attempts.take_at(scale / loss_scale).nonzero for scale in (loss_scale, fits_at))
@@ -75,13 +75,13 @@ def flushes(attempts: Attempts, layers: Mapping[str, keras.layers.Layer], fits_a
 
 
 def _overflows(attempts: Attempts, layers: Mapping[str, keras.layers.Layer], factor: float) -> bool:
-    """Whether what is not finite, at the lowest scale at which something is not, is finite with more range."""
+    """Whether the first non-finite tensor, at the lowest scale that fails, would be finite in a wider format."""
     attempts.scanned_at = factor
     try:
-        seen = measured(attempts, layers)
+        seen = scan_step(attempts, layers)
         first = next(iter(origins(seen.frames, seen.failed)), None)
         if first is None or first.kind in _OPAQUE:
             return True
-        return octaves_over(first, true_amax(seen, first)) is not None
+        return octaves_over(first, amax_in_float32(seen, first)) is not None
     finally:
         attempts.scanned_at = None

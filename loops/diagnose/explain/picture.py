@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-import pathlib
 from typing import TYPE_CHECKING, Any
 
 import scaler
 from loops.diagnose.explain.explanation import Explanation, Magnitude
-from loops.support.errors import LoopError, NotWritable
+from loops.support.drawing import drawing, save
+from loops.support.errors import LoopError
+from loops.support.palette import BLUE, MIDDLE, RED, SOFT, TEXT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-_FORWARD, _BACKWARD = "#0072B2", "#D55E00"
+_FORWARD, _BACKWARD = BLUE, RED
 
 
 def picture(found: Explanation, path: str | os.PathLike) -> None:
@@ -25,51 +25,42 @@ def picture(found: Explanation, path: str | os.PathLike) -> None:
         LoopError: If matplotlib is not installed, or there is nothing to draw.
         NotWritable: If the file cannot be written.
     """
-    figure = figure_of(found)
-    path = pathlib.Path(path)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise NotWritable(f"{path}: the picture cannot be written ({error}). Name a .png, .svg or .pdf.") from error
+    save(magnitudes_figure(found), path)
 
 
-def figure_of(found: Explanation) -> Figure:
+def magnitudes_figure(found: Explanation) -> Figure:
     """The picture as a matplotlib Figure."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise LoopError('a picture needs matplotlib: pip install "halfstep[study]"') from error
     if not found.magnitudes:
         raise LoopError("nothing is known of the model's layers, so that there is nothing to draw.")
     rows = found.magnitudes
-    figure = Figure(figsize=(8.0, 1.6 + 0.32 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    half = scaler.float_format("float16")
-    low, high = math.log2(half.smallest_subnormal), math.log2(half.max)
-    axes.axvspan(low, high, color="0.93", zorder=0)
-    axes.axvline(high, color="0.4", linewidth=1.0)
-    axes.axvline(low, color="0.4", linewidth=1.0)
-    values = [value for row in rows for value in (row.forward, row.backward) if _known(value)]
-    right = max([high + 8.0, *(_octave(value) + 2.0 for value in values)])
-    for place, row in enumerate(rows):
-        _mark(axes, place - 0.12, row.forward, right, _FORWARD, "o")
-        if found.verdict != "loss":  # The gradients of a loss that is not finite tell nothing.
-            _mark(axes, place + 0.12, row.backward, right, _BACKWARD, "s")
-    axes.set_yticks(range(len(rows)), [_label(row, found) for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlim(low - 4.0, right + 3.0)
-    axes.set_xlabel("largest magnitude, log2  (grey: what float16 holds)")
-    axes.plot([], [], "o", color=_FORWARD, label="output")
-    if found.verdict != "loss":
-        axes.plot([], [], "s", color=_BACKWARD, label="gradients, scaled")
-    axes.plot([], [], "X", color="0.2", label="infinite or NaN")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
-    began = f", began in {found.layer!r}" if found.layer else ""
-    axes.set_title(f"Step {found.step}: {found.verdict}{began}", loc="left", pad=28)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(left=False)
-    return figure
+    with drawing(1.6 + 0.32 * len(rows)) as figure:
+        axes = figure.subplots()
+        half = scaler.float_format("float16")
+        low, high = math.log2(half.smallest_subnormal), math.log2(half.max)
+        axes.axvspan(low, high, color=MIDDLE, zorder=0)
+        axes.axvline(high, color=SOFT, linewidth=1.0)
+        axes.axvline(low, color=SOFT, linewidth=1.0)
+        values = [value for row in rows for value in (row.forward, row.backward) if _known(value)]
+        right = max([high + 8.0, *(_octave(value) + 2.0 for value in values)])
+        for place, row in enumerate(rows):
+            _mark(axes, place - 0.12, row.forward, right, _FORWARD, "o")
+            if found.verdict != "loss":  # The gradients of a loss that is not finite tell nothing.
+                _mark(axes, place + 0.12, row.backward, right, _BACKWARD, "s")
+        axes.set_yticks(range(len(rows)), [_label(row, found) for row in rows], parse_math=False)
+        axes.invert_yaxis()
+        axes.set_xlim(low - 4.0, right + 3.0)
+        axes.set_xlabel("largest magnitude, log2  (grey: what float16 holds)")
+        axes.plot([], [], "o", color=_FORWARD, label="output")
+        if found.verdict != "loss":
+            axes.plot([], [], "s", color=_BACKWARD, label="gradients, scaled")
+        axes.plot([], [], "X", color=TEXT, label="infinite or NaN")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+        began = f", began in {found.layer!r}" if found.layer else ""
+        axes.set_title(f"Step {found.step}: {found.verdict}{began}", loc="left", pad=28, parse_math=False)
+        axes.spines["left"].set_visible(False)
+        axes.grid(visible=False)
+        axes.tick_params(left=False)
+        return figure
 
 
 def _label(row: Magnitude, found: Explanation) -> str:

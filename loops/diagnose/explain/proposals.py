@@ -1,4 +1,4 @@
-"""Which changes fit a step."""
+"""Proposes changes that may help a step, from where its failure began."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.explain.attempts import Attempts
-from loops.diagnose.explain.divisions import of_division
+from loops.diagnose.explain.divisions import division_proposals
 from loops.diagnose.explain.remedies import Kind, Proposal
 from loops.diagnose.graph.changes import (
     APART,
-    given,
     in_policy,
-    kept_away,
+    moved_away,
     slower,
+    with_changed_inputs,
     with_finite_gradient,
     with_value,
     zeroed,
@@ -33,7 +33,7 @@ from loops.support.batches import parts
 _LARGE = 3e4
 _EXPONENTIALS = ("Exp", "Expm1", "Sinh", "Cosh")
 _BOUND = 5.0
-"""Its exponential is 148, of which float16 holds sums and squares."""
+"""The bound of an exponent: exp(5) is 148, and float16 can hold sums and squares of that."""
 
 
 def proposals(
@@ -46,29 +46,29 @@ def proposals(
     order: Sequence[str] = (),
     operation: Frame | None = None,
 ) -> list[Proposal]:
-    """What fits the step.
+    """The proposals for a step, in the order in which they are tried.
 
     Args:
-        attempts: Of the step.
-        layers: The model's, by path.
-        origin: The path of the layer where it began, or None.
-        nearest: The path of the layer that it came out of, where it began in none.
-        singular: Whether it is not finite in float32 either.
+        attempts: The attempts at the step.
+        layers: The layers of the model, by path.
+        origin: The path of the layer where the failure began, or None.
+        nearest: The path of the closest layer before it, if it began in none.
+        singular: Whether the value is not finite in float32 either.
         order: The paths of the layers in the order of the forward pass.
-        operation: What began it, or the tensor whose gradient did; None where it cannot be to blame.
+        operation: The tensor where it began, or the forward tensor of that gradient; None if it cannot be the cause.
     """
     found = []
     paths = list(dict.fromkeys(path for path in (origin, nearest) if path))
     for path in paths:
-        found += _of_layer(path, layers[path])
+        found += _layer_proposals(path, layers[path])
     if operation is not None:
-        found += of_division(operation, operation.layer)
-        found += _of_exponential(operation, attempts, layers)
+        found += division_proposals(operation, operation.layer)
+        found += _exponential_proposals(operation, attempts, layers)
     for path in paths if singular else ():
-        found += _at_a_singular_point(path, layers[path])
+        found += _singular_point_proposals(path, layers[path])
     narrow = [layer for layer in layers.values() if layer.compute_dtype in ("float16", "bfloat16")]
-    found += _of_loss(attempts, singular=singular)
-    following = _from(origin or nearest, layers, order)
+    found += _loss_proposals(attempts, singular=singular)
+    following = _layers_from(origin or nearest, layers, order)
     if len(following) > 1:
         found.append(
             Proposal(
@@ -99,21 +99,23 @@ def proposals(
                 lambda: in_policy(narrow, "mixed_bfloat16"),
             )
         )
-    found += _of_state(attempts)
+    found += _state_proposals(attempts)
     if attempts.moment.next_batch is not None:
         found.append(
             Proposal(
                 Kind.ANOTHER_BATCH,
                 "another batch",
-                "Leave this batch out, and look at what is in it.",
+                "Leave this batch out, and check its contents.",
                 batch=attempts.moment.next_batch,
             )
         )
     return found
 
 
-def _from(path: str | None, layers: Mapping[str, keras.layers.Layer], order: Sequence[str]) -> list[keras.layers.Layer]:
-    """The 16-bit layers from one on, in the order of the forward pass, with what is in the first."""
+def _layers_from(
+    path: str | None, layers: Mapping[str, keras.layers.Layer], order: Sequence[str]
+) -> list[keras.layers.Layer]:
+    """The 16-bit layers from one layer on, in the order of the forward pass, with the inner layers of the first."""
     if path is None or path not in order:
         return []
     after = [
@@ -123,7 +125,7 @@ def _from(path: str | None, layers: Mapping[str, keras.layers.Layer], order: Seq
     return [one for one in dict.fromkeys(after) if one.compute_dtype in ("float16", "bfloat16")]
 
 
-def _of_layer(path: str, layer: keras.layers.Layer) -> list[Proposal]:
+def _layer_proposals(path: str, layer: keras.layers.Layer) -> list[Proposal]:
     found = []
     inside = scaler.observe.layers_of(layer)
     if any(one.compute_dtype in ("float16", "bfloat16") for one in inside):
@@ -143,15 +145,17 @@ def _of_layer(path: str, layer: keras.layers.Layer) -> list[Proposal]:
                 Proposal(
                     Kind.NUMBER_OF_A_LAYER,
                     f"{name}={new:g} in {one.name!r}",
-                    f"{name}={value:g} of the layer {one.name!r} cannot be held by {one.compute_dtype}: use {new:g}.",
+                    f"{one.compute_dtype} cannot hold {name}={value:g} of the layer {one.name!r}: use {new:g}.",
                     functools.partial(with_value, one, name, new),
                 )
             )
     return found
 
 
-def _of_exponential(frame: Frame, attempts: Attempts, layers: Mapping[str, keras.layers.Layer]) -> list[Proposal]:
-    """What an exponential is taken of, bounded."""
+def _exponential_proposals(
+    frame: Frame, attempts: Attempts, layers: Mapping[str, keras.layers.Layer]
+) -> list[Proposal]:
+    """A proposal to clip the exponent, if the failure began in an exponential; else nothing."""
     if frame.kind not in _EXPONENTIALS:
         return []
     bounds = f"[{-_BOUND:g}, {_BOUND:g}]"
@@ -160,17 +164,16 @@ def _of_exponential(frame: Frame, attempts: Attempts, layers: Mapping[str, keras
             Proposal(
                 Kind.EXPONENT_CLIPPED,
                 f"inputs of {frame.layer!r} clipped to {bounds}",
-                f"What {frame.layer!r} takes the exponential of has no bound: clip it to {bounds}, as with "
-                "keras.ops.clip.",
-                lambda: given(layers[str(frame.layer)], _bounded),
+                f"The exponent in {frame.layer!r} has no bound: clip it to {bounds}, for example with keras.ops.clip.",
+                lambda: with_changed_inputs(layers[str(frame.layer)], _bounded),
             )
         ]
     step = attempts.moment.train_step
-    advice = f"What the loss takes the exponential of has no bound: clip it to {bounds}, as with keras.ops.clip."
+    advice = f"The exponent in the loss has no bound: clip it to {bounds}, for example with keras.ops.clip."
     name = f"predictions clipped to {bounds}"
     if not isinstance(step, TrainStep):
         return []
-    return [Proposal(Kind.EXPONENT_CLIPPED, name, advice, _of_predictions(step, _bounded))]
+    return [Proposal(Kind.EXPONENT_CLIPPED, name, advice, _with_predictions(step, _bounded))]
 
 
 def _bounded(value: Any) -> Any:
@@ -179,8 +182,8 @@ def _bounded(value: Any) -> Any:
     return tf.clip_by_value(value, tf.cast(-_BOUND, value.dtype), tf.cast(_BOUND, value.dtype))
 
 
-def _of_predictions(step: TrainStep, change: Callable) -> Callable:
-    """Has the loss see the predictions changed."""
+def _with_predictions(step: TrainStep, change: Callable) -> Callable:
+    """A function that returns the context in which a function is applied to the predictions before the loss."""
     loss_fn = step.loss_fn
 
     def loss(labels: Any, prediction: Any, *rest: Any) -> Any:
@@ -189,27 +192,27 @@ def _of_predictions(step: TrainStep, change: Callable) -> Callable:
     return lambda: with_value(step, "loss_fn", loss)
 
 
-def _at_a_singular_point(path: str, layer: keras.layers.Layer) -> list[Proposal]:
+def _singular_point_proposals(path: str, layer: keras.layers.Layer) -> list[Proposal]:
     return [
         Proposal(
             Kind.INPUTS_MOVED,
             f"inputs of {path!r} moved by {APART:g}",
-            f"What {path!r} computes has no value at this input: keep it away from there, as by adding {APART:g} "
-            "under a square root, logarithm, division or norm.",
-            lambda: given(layer, kept_away),
+            f"{path!r} computes something that has no value at this input: keep the input away from it, for example by "
+            f"adding {APART:g} under a square root, logarithm, division or norm.",
+            lambda: with_changed_inputs(layer, moved_away),
         ),
         Proposal(
             Kind.DERIVATIVES_ZEROED,
             f"derivatives of {path!r} that are not finite set to zero",
-            f"The derivative of {path!r} has no value at this input, as a square root, norm or division has none "
-            f"at 0: add {APART:g} there, or choose another value with tf.where before the operation and after it.",
-            lambda: given(layer, with_finite_gradient),
+            f"The derivative of {path!r} has no value at this input, as that of a square root, norm or division at 0: "
+            f"add {APART:g} there, or choose another value with tf.where before the operation and after it.",
+            lambda: with_changed_inputs(layer, with_finite_gradient),
         ),
     ]
 
 
 def unfit_values(layer: keras.layers.Layer) -> list[tuple[str, float]]:
-    """The layer's numbers, such as its epsilon, that become 0, 1 or infinity in its 16-bit compute dtype."""
+    """The layer's numeric attributes, such as epsilon, that become 0, 1 or infinity in its 16-bit compute dtype."""
     dtype = layer.compute_dtype
     if dtype not in ("float16", "bfloat16"):
         return []
@@ -218,7 +221,7 @@ def unfit_values(layer: keras.layers.Layer) -> list[tuple[str, float]]:
         if name.startswith("_") or not isinstance(value, float) or not math.isfinite(value) or value in (0.0, 1.0):
             continue
         held = float(tf.cast(tf.constant(value, tf.float64), dtype))
-        # A large negative number is a mask; another one may be what the layer computes with.
+        # A large negative number is a mask. The layer may need a large positive one as it is.
         if held in (0.0, 1.0) or (not math.isfinite(held) and value < 0):
             found.append((name, value))
     return found
@@ -230,16 +233,16 @@ def _fit(value: float) -> float:
     return 1.0 - APART if value > 0.5 else math.copysign(APART, value)
 
 
-def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
+def _loss_proposals(attempts: Attempts, *, singular: bool) -> list[Proposal]:
     step = attempts.moment.train_step
     if not isinstance(step, TrainStep):
         return []
     clipped = Proposal(
         Kind.PREDICTIONS_CLIPPED,
         f"predictions clipped to [{APART:g}, {1 - APART:g}]",
-        "The loss has no value at a probability of 0 or 1: compute it from logits, or clip further inside, by what the "
-        "format can hold.",
-        _of_predictions(
+        "The loss has no value at a probability of 0 or 1: compute it from logits, or clip it to bounds that the "
+        "format can represent.",
+        _with_predictions(
             step, lambda one: tf.clip_by_value(one, tf.cast(APART, one.dtype), tf.cast(1 - APART, one.dtype))
         ),
     )
@@ -248,7 +251,7 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
             Kind.LOSS_IN_FLOAT32,
             "the loss in float32",
             "Cast the predictions to float32 before the loss.",
-            _of_predictions(step, lambda one: tf.cast(one, tf.float32) if one.dtype.is_floating else one),
+            _with_predictions(step, lambda one: tf.cast(one, tf.float32) if one.dtype.is_floating else one),
         )
     ]
     if singular:
@@ -256,9 +259,9 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
             Proposal(
                 Kind.PREDICTIONS_MOVED,
                 f"predictions moved by {APART:g}",
-                f"The loss or its derivative has no value at this prediction: keep it away, as by adding {APART:g} "
-                "under a logarithm or square root.",
-                _of_predictions(step, kept_away),
+                "The loss or its derivative has no value at this prediction: keep the prediction away from it, for "
+                f"example by adding {APART:g} under a logarithm or square root.",
+                _with_predictions(step, moved_away),
             ),
             *([clipped] if _are_probabilities(attempts) else []),
             Proposal(
@@ -266,26 +269,26 @@ def _of_loss(attempts: Attempts, *, singular: bool) -> list[Proposal]:
                 "derivatives of the loss that are not finite set to zero",
                 "The derivative of the loss has no value at this prediction: choose another value with tf.where before "
                 "the operation and after it.",
-                _of_predictions(step, with_finite_gradient),
+                _with_predictions(step, with_finite_gradient),
             ),
         ]
     return found
 
 
 def _are_probabilities(attempts: Attempts) -> bool:
-    """Whether the model gives numbers from 0 to 1 for the batch."""
+    """Whether the model's outputs for the batch lie between 0 and 1."""
     x, _, _ = parts(attempts.moment.batch)
     given = [np.asarray(tf.cast(one, tf.float32)) for one in tf.nest.flatten(attempts.moment.train_step.model(x))]
     return all(((one >= 0.0) & (one <= 1.0)).all() for one in given)
 
 
-def of_update(attempts: Attempts) -> list[Proposal]:
-    """What may help an optimizer that turns finite gradients into values that are not."""
+def update_proposals(attempts: Attempts) -> list[Proposal]:
+    """Proposals for an optimizer that turns finite gradients into non-finite values."""
     step = attempts.moment.train_step
     optimizer = optimizer_of(step)
     found = []
     for part in (0.1, 0.001) if optimizer is not None else ():
-        advice = f"Lower the learning rate, to {part:g} of what it is."
+        advice = f"Lower the learning rate to {part:g} of its value."
         change = functools.partial(slower, optimizer, part)
         found.append(Proposal(Kind.LEARNING_RATE, f"{part:g} of the learning rate", advice, change))
     epsilon = getattr(optimizer, "epsilon", None)
@@ -294,18 +297,18 @@ def of_update(attempts: Attempts) -> list[Proposal]:
             Proposal(
                 Kind.EPSILON,
                 f"epsilon={APART:g} in the optimizer",
-                f"Make the optimizer with epsilon={APART:g}: {epsilon:g} is too small for it, or for 16 bits.",
+                f"Create the optimizer with epsilon={APART:g}: {epsilon:g} is too small for it, or for 16 bits.",
                 lambda: with_value(optimizer, "epsilon", APART),
             )
         )
     if isinstance(step, TrainStep) and step.clip_norm is None:
-        advice = "Clip the gradients, as with clip_norm=1.0."
+        advice = "Clip the gradients, for example with clip_norm=1.0."
         found.append(Proposal(Kind.CLIP_NORM, "clip_norm=1", advice, lambda: with_value(step, "clip_norm", 1.0)))
     return found
 
 
-def _of_state(attempts: Attempts) -> list[Proposal]:
-    """Sums of the step's own that nobody cleared."""
+def _state_proposals(attempts: Attempts) -> list[Proposal]:
+    """A proposal to clear the step's own variables, such as sums that were never reset."""
     own = attempts.own_variables
     if not own:
         return []
@@ -314,7 +317,7 @@ def _of_state(attempts: Attempts) -> list[Proposal]:
         Proposal(
             Kind.OWN_VARIABLES_CLEARED,
             "the step's own variables set to zero",
-            f"Look at what the step makes of its own variables: {names}. Clear sums after each update.",
+            f"Check how the step updates its own variables: {names}. Clear sums after each update.",
             lambda: zeroed(own),
         )
     ]

@@ -1,4 +1,4 @@
-"""What may help a step, and what it did when it was tried."""
+"""Remedies: changes that may help a step, and the result of trying them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loops.diagnose.explain.attempts import Attempts
 
 
 class Kind(str, enum.Enum):
-    """What a remedy changes. Whatever is decided of remedies is decided by their kinds, and never by their names."""
+    """What a remedy changes. Decisions depend on this kind, never on a remedy's name."""
 
     LOSS_SCALE = "loss_scale"
     LAYER_IN_FLOAT32 = "layer_in_float32"
@@ -31,7 +31,7 @@ class Kind(str, enum.Enum):
     INPUTS_MOVED = "inputs_moved"
     PREDICTIONS_MOVED = "predictions_moved"
     DERIVATIVES_ZEROED = "derivatives_zeroed"
-    """Makes a step pass and leaves the trouble where it is."""
+    """It makes a step pass without removing the cause."""
     OWN_VARIABLES_CLEARED = "own_variables_cleared"
     ANOTHER_BATCH = "another_batch"
     LEARNING_RATE = "learning_rate"
@@ -41,29 +41,29 @@ class Kind(str, enum.Enum):
 
 
 IN_PLACE = (Kind.LAYER_IN_FLOAT32, Kind.FOLLOWING_IN_FLOAT32)
-"""More precision where the trouble began."""
+"""More precision where the failure began."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """What was tried, and what the step did.
+    """A remedy and the result of the step with it.
 
     Attributes:
         kind: What was changed.
-        name: The same as a short phrase.
-        tried: Whether it was.
-        finite: Whether its loss and gradients were finite then.
-        loss: The step's loss then, NaN where it is not known.
-        advice: What to write in one's program, as a sentence.
-        at_scale: The lower loss scale that it needs beside, or None.
-        gradients_left: The share of the gradients' values that are not zero then, of as many as any remedy leaves; None
-            where it is not known, and of another batch.
-        loss_ratio: The magnitude of the loss over the usual one: the median of the steps before that were applied, or
-            the least that a remedy gives where there is none. None where it is not known.
-        helps: Whether it is finite, and the step trains.
-        why_not: Why it does not help although it is finite, or None.
+        name: The change as a short phrase.
+        tried: Whether the step could be run with it.
+        finite: Whether loss and gradients were finite with it.
+        loss: The loss of the step with it, or NaN if unknown.
+        advice: What to change in the program, as a sentence.
+        at_scale: The lower loss scale that it needs as well, or None.
+        gradients_left: The number of non-zero gradient values with it, as a share of the most that any remedy leaves.
+            None if unknown, and for another batch.
+        loss_ratio: The magnitude of the loss over the usual one, which is the median of the earlier applied steps, or
+            without any the smallest loss that a remedy gives. None if unknown.
+        helps: Whether the step is finite with it, and trains.
+        why_not: Why it does not help although the step is finite, or None.
         layer: The path of the layer that was changed, or None.
-        since_checkpoint: Whether all steps since the checkpoint were taken again with the change.
+        since_checkpoint: Whether all steps since the checkpoint were replayed with the change.
     """
 
     kind: Kind
@@ -86,12 +86,12 @@ class Proposal:
     """A change that may help.
 
     Attributes:
-        kind: As in `Remedy`.
-        name: As in `Remedy`.
-        advice: As in `Remedy`.
-        change: Makes the context manager that makes it, or None where only the batch is another.
-        batch: In the place of the step's own, or None.
-        layer: As in `Remedy`.
+        kind: What it changes.
+        name: The change as a short phrase.
+        advice: What to change in the program, as a sentence.
+        change: A function that returns the context manager of the change; None if only the batch changes.
+        batch: A batch to use instead of the step's own, or None.
+        layer: The path of the layer that it changes, or None.
     """
 
     kind: Kind
@@ -102,14 +102,18 @@ class Proposal:
     layer: str | None = None
 
 
-def tried(attempts: Attempts, proposals: list[Proposal]) -> tuple[list[Remedy], dict[str, np.ndarray]]:
-    """Each proposal with what the step did, and by name how many values of its gradients were not zero then."""
+def try_proposals(attempts: Attempts, proposals: list[Proposal]) -> tuple[list[Remedy], dict[str, np.ndarray]]:
+    """Tries each proposal.
+
+    Returns:
+        The remedies, and by their names the number of non-zero values of each gradient.
+    """
     remedies, counts = [], {}
     for proposal in proposals:
         try:
             attempt = attempts.take(proposal.change and proposal.change(), proposal.batch)
         except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion):
-            # A layer may not work in another dtype, or a next batch may have another shape.
+            # A layer may not run in another dtype, or the next batch may have another shape.
             done = Remedy(proposal.kind, proposal.name, False, False, math.nan, proposal.advice)
         else:
             done = Remedy(

@@ -1,4 +1,4 @@
-"""An explanation as a few plain sentences."""
+"""Writes an explanation as a few sentences."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from loops.diagnose.explain.explanation import Explanation
 _KINDS = {"inf": "an infinity", "nan": "a NaN"}
 
 
-def sentence(found: Explanation) -> str:
-    """What happened, how far off it was, and what helps, in that order."""
+def describe(found: Explanation) -> str:
+    """Describes what happened, how large the value was, and what helps, in that order."""
     parts = [
         _replayed(found),
         _observed(found),
         _what(found),
-        _how_far(found),
+        _magnitude(found),
         _literals(found),
         _rate(found),
-        _whose(found),
+        _blame(found),
         _cure(found),
     ]
     return " ".join(part for part in parts if part)
@@ -26,8 +26,8 @@ def _replayed(found: Explanation) -> str:
     if found.reproduced:
         return ""
     if not found.comparable:
-        return f"It is unknown whether the replay is the run: {found.differs}"
-    return f"The replay is not the run: {found.differs} What follows is about the replay."
+        return f"It is unknown whether the replay matches the run: {found.differs}"
+    return f"The replay differs from the run: {found.differs} What follows is about the replay."
 
 
 def _what(found: Explanation) -> str:
@@ -35,7 +35,7 @@ def _what(found: Explanation) -> str:
     if found.verdict == "healthy" and not found.attempted:
         return f"Step {found.step} is a micro-batch of a window, and its gradients are finite{at}.{_masked(found)}"
     if found.verdict == "healthy" and found.finite_again:
-        return f"Taken again, step {found.step} was applied{at}: why the run skipped it cannot be told from this."
+        return f"In the replay, step {found.step} was applied{at}: this does not show why the run skipped it."
     if found.verdict == "healthy":
         return f"Step {found.step} was applied{at}: nothing is wrong with it.{_masked(found)}"
     if found.applied:
@@ -45,12 +45,12 @@ def _what(found: Explanation) -> str:
     if found.verdict == "too_large":
         return f"{skipped}: its gradients are finite, but unscaled they or their squared norm exceed float32."
     if found.verdict == "update":
-        return f"{skipped}: the optimizer turned finite gradients into values that are not."
+        return f"{skipped}: the optimizer turned finite gradients into non-finite values."
     line = f", at {found.line}" if found.line else ""
     if found.where is None and found.tensor:
         return (
-            f"{skipped}: {_KINDS[found.kind or 'inf']} came out of {found.operation} {found.tensor!r}{line}. Where it "
-            "began is not known: the trail ends there, at strings, a table, an iterator or a queue, which cannot be "
+            f"{skipped}: {_KINDS[found.kind or 'inf']} was produced by {found.operation} {found.tensor!r}{line}. Where "
+            "it began is unknown: the value comes from strings, a table, an iterator or a queue, which cannot be "
             "measured."
         )
     if found.where is None:
@@ -74,7 +74,7 @@ def _masked(found: Explanation) -> str:
         return ""
     count, first = len(found.masked), found.masked[0]
     which = f", first {first!r}" if count > 1 else f": {first!r}"
-    return f" {count} of its tensors held infinities or NaN that came to nothing{which}."
+    return f" {count} of its tensors held infinities or NaN that had no effect{which}."
 
 
 def _began(found: Explanation) -> str:
@@ -82,15 +82,15 @@ def _began(found: Explanation) -> str:
     place = _place(found)
     if found.where == "data":
         where = "" if found.example is None else f", first in example {found.example}"
-        what = "" if found.operation == "Placeholder" else "a value that a cast to 16 bits made "
-        return f"the batch held {what}{kind}{where}"
+        what = kind if found.operation == "Placeholder" else f"a value that became {kind} when it was cast to 16 bits"
+        return f"the batch held {what}{where}"
     if found.where == "weights" and found.operation == "ReadVariableOp":
         return f"a weight held {kind} before the step, {place}"
     if found.where == "weights":
-        return f"a weight held a value that a cast to 16 bits made {kind}, {place}"
+        return f"a weight held a value that became {kind} when it was cast to 16 bits, {place}"
     if found.operation == "Const":
         return f"a constant that its format cannot hold became {kind}, {place}"
-    return f"the {found.where} pass gave {kind} first {place}"
+    return f"the {found.where} pass produced {kind} first {place}"
 
 
 def _place(found: Explanation) -> str:
@@ -106,57 +106,57 @@ def _outside(found: Explanation) -> str:
     if found.layer is None:
         return "outside of the model's layers, in the loss or the step itself"
     if found.where == "backward":
-        return f"in the gradient for what the layer {found.layer!r} gave"
-    return f"in the loss, in what it computes from the layer {found.layer!r}"
+        return f"in the gradient of the output of the layer {found.layer!r}"
+    return f"in the loss, where it uses the output of the layer {found.layer!r}"
 
 
-def _how_far(found: Explanation) -> str:
-    said = []
+def _magnitude(found: Explanation) -> str:
+    parts = []
     if found.octaves_over is not None:
-        said.append(f"The true value is {found.octaves_over:.1f} octaves above the format's largest.")
+        parts.append(f"The true value is 2^{found.octaves_over:.1f} times the format's largest.")
     if found.verdict == "overflow":
-        said.append(f"It passes at a loss scale of {found.fits_at:g}.")
+        parts.append(f"It passes at a loss scale of {found.fits_at:g}.")
     elif found.verdict == "floor":
-        said.append(f"It passes at a loss scale of {found.fits_at:g}, which is lower than the strategy goes.")
+        parts.append(f"It passes at a loss scale of {found.fits_at:g}, which is below the strategy's floor.")
     elif found.verdict == "backward":
-        said.append("It passes at no loss scale." if found.flushed_at is None else _flushed(found.flushed_at))
+        parts.append("It passes at no loss scale." if found.flushed_at is None else _flushed(found.flushed_at))
     elif found.verdict == "loss":
-        said.append(_of_loss(found))
-    return " ".join(said)
+        parts.append(_loss(found))
+    return " ".join(parts)
 
 
 def _literals(found: Explanation) -> str:
-    return " ".join(f"In {found.layer!r} {one.said}. {one.instead}" for one in found.literals)
+    return " ".join(f"In {found.layer!r} {one.problem}. {one.instead}" for one in found.literals)
 
 
 def _rate(found: Explanation) -> str:
     if found.learning_rates is None:
         return ""
     before, now = found.learning_rates
-    since = f", and was {before:g} before the steps that were taken again" if before != now else ""
-    return f"The learning rate of this step is {now:g}{since}: look at its schedule."
+    since = f", and was {before:g} before the replayed steps" if before != now else ""
+    return f"The learning rate of this step is {now:g}{since}: check its schedule."
 
 
 def _flushed(scale: float) -> str:
     return f"No loss scale helps: at {scale:g} it passes only because these gradients become zero in 16 bits."
 
 
-def _of_loss(found: Explanation) -> str:
+def _loss(found: Explanation) -> str:
     hidden = "the model trains, but its loss cannot be seen: compute the loss in float32."
     if found.applied:
         return f"Its gradients are finite, so {hidden}"
     if found.applied_at is None:
-        return "The loss itself is not finite, so that no loss scale helps."
+        return "The loss itself is not finite, so no loss scale helps."
     return (
         "The loss itself is not finite at any loss scale. The gradients are finite at a loss scale of "
         f"{found.applied_at:g}: there the step is applied and {hidden}"
     )
 
 
-def _whose(found: Explanation) -> str:
+def _blame(found: Explanation) -> str:
     blame = {
-        "batch": "The next batch passes with the same weights: look at this batch.",
-        "weights": f"The weights had gone bad before this step{_through(found)}.",
+        "batch": "The next batch passes with the same weights: check this batch.",
+        "weights": f"The weights had diverged before this step{_through(found)}.",
         None: "",
     }[found.blame]
     return " ".join(part for part in (_shares(found), _alone(found), blame) if part)
@@ -164,35 +164,35 @@ def _whose(found: Explanation) -> str:
 
 def _through(found: Explanation) -> str:
     if found.grown_through == "weight decay":
-        return ", through the weight decay: without it they do not"
+        return " because of the weight decay: without it they do not diverge"
     if found.grown_through == "learning rate":
-        return ", through large updates: at a lower learning rate they do not"
+        return " because of large updates: at a lower learning rate they do not diverge"
     return ""
 
 
 def _alone(found: Explanation) -> str:
     if found.example is None or found.where == "data":
         return ""
-    return f"Example {found.example} of the batch, counted from 0, does this by itself."
+    return f"Example {found.example} of the batch, counted from 0, causes this alone."
 
 
 def _shares(found: Explanation) -> str:
     if found.replicas is None:
         return ""
     if not found.replicas:
-        return "No replica's share of the batch does this by itself."
+        return "No replica's share of the batch causes this alone."
     if len(found.replicas) == 1:
-        return f"The share of the batch that replica {found.replicas[0]} takes, counted from 0, does this by itself."
+        return f"The share of the batch that replica {found.replicas[0]} takes, counted from 0, causes this alone."
     names = ", ".join(map(str, found.replicas))
-    return f"The shares of the batch that the replicas {names} take, counted from 0, do this, each by itself."
+    return f"The shares of the batch that the replicas {names} take, counted from 0, cause this, each alone."
 
 
 def _observed(found: Explanation) -> str:
     if found.observed_alike:
         return ""
     return (
-        "Reading every tensor changed the result, because TensorFlow then fuses fewer operations: where it began is "
-        "not certain."
+        "Reading every tensor changed the result, because TensorFlow then fuses fewer operations: the origin is "
+        "uncertain."
     )
 
 
@@ -205,4 +205,4 @@ def _cure(found: Explanation) -> str:
     if not helping:
         return f"Nothing that was tried helps.{empty}" if found.remedies else ""
     others = f" Also helped: {', '.join(one.name for one in helping[1:])}." if len(helping) > 1 else ""
-    return f"What helped when it was tried: {helping[0].name}. {helping[0].advice}{others}{empty}"
+    return f"What helped: {helping[0].name}. {helping[0].advice}{others}{empty}"

@@ -1,6 +1,6 @@
-"""Which replica's share of the batch makes a step go wrong.
+"""Finds the replica whose share of the batch makes a step fail.
 
-A share is taken by itself where every replica is given the same one: the mean over the replicas is then that of one.
+A share is tried alone by giving it to every replica: the mean over the replicas is then that of the share.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from loops.diagnose.explain.attempts import Attempt, Attempts
 
 
 def at_share_to_blame(moment: Any, attempts: Attempts, attempt: Attempt) -> tuple[tuple[int, ...], Attempt]:
-    """Has each replica take, in the place of its own, the first share that by itself does what the step did.
+    """Finds the shares that make the step fail alone, and gives the first of them to every replica.
 
     Args:
-        moment: On several replicas. Its batches become that share, for every replica.
-        attempts: Of it.
-        attempt: What the step did.
+        moment: A run on several replicas. Its batches are replaced by that share, repeated for every replica.
+        attempts: The attempts at the step.
+        attempt: The attempt with the whole batch.
 
     Returns:
-        The replicas whose shares do, and the attempt with the first; where no share does, what was given.
+        The replicas whose shares fail alone, and the attempt with the first share; without any, the given attempt.
     """
     count = moment.replicas
     alone = [attempts.as_run(_repeated(moment.batch, replica, count)) for replica in range(count)]
-    # A scale may be too high for every share, in a step that one share alone gave a NaN.
+    # One share may cause a NaN while the scale is too high for every share: those with the step's own cause count.
     alike = tuple(replica for replica, one in enumerate(alone) if not one.finite and one.cause is attempt.cause)
     bad = alike or tuple(replica for replica, one in enumerate(alone) if not one.finite)
     if not bad:
@@ -37,13 +37,13 @@ def at_share_to_blame(moment: Any, attempts: Attempts, attempt: Attempt) -> tupl
 
 
 def in_whole_batch(example: int | None, batch: Any, replicas: tuple[int, ...] | None, count: int) -> int | None:
-    """The position in the batch of an example of the first of these replicas' share.
+    """The position in the whole batch of an example in the share of the first of these replicas.
 
     Args:
-        example: Its position in the share, or None.
-        batch: The share, as often as there are replicas.
-        replicas: As from `at_share_to_blame`; None on one device.
-        count: Of replicas.
+        example: The position in the share, or None.
+        batch: The share, repeated for every replica.
+        replicas: The replicas whose shares fail, from `at_share_to_blame`; None on one device.
+        count: The number of replicas.
     """
     if example is None or not replicas:
         return example

@@ -1,4 +1,4 @@
-"""What a remedy is worth: how much of the gradients it leaves, and at which loss. Pure."""
+"""Rates remedies by the share of the gradients that they leave, and by the loss. Pure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from loops.diagnose.explain.remedies import Kind, Remedy
 
 _LEAST = 0.1
-"""With a smaller share of its gradients a step trains next to nothing."""
+"""With a smaller share of its gradients a step hardly trains."""
 _ABSURD = 1e4
-"""A loss that is so many times the usual one is none to train from."""
+"""If the loss exceeds the usual loss by this factor, the step does not train usefully."""
 Counts = Mapping[str, np.ndarray]
-"""By remedy: of each gradient, how many values are not zero."""
+"""The number of non-zero values of each gradient, by the name of the remedy."""
 
 
 def weighed(
     remedies: Sequence[Remedy], counts: Counts, failing: Callable[[], np.ndarray | None], losses: Sequence[float]
 ) -> list[Remedy]:
-    """The remedies with what they are worth.
+    """The remedies with `gradients_left`, `loss_ratio`, `helps` and `why_not`.
 
     Args:
-        remedies: Those that were tried.
-        counts: Of those of them whose gradients are known.
-        failing: Gives the counts of the step as it failed, in which what is not finite is not zero.
-        losses: Of the steps before that were applied.
+        remedies: The remedies that were tried.
+        counts: The counts of the remedies whose gradients are known.
+        failing: A function that returns the counts of the failed step, in which non-finite values count as non-zero.
+        losses: The losses of the earlier applied steps.
     """
     passing = {one.name: counts[one.name] for one in remedies if one.finite and one.name in counts}
     due = _due(
@@ -38,19 +38,19 @@ def weighed(
 
 
 def _due(remedies: Sequence[Remedy], passing: Counts, failing: Callable[[], np.ndarray | None]) -> np.ndarray | None:
-    """How many values of each gradient there should be: as many as any remedy leaves."""
+    """The expected number of non-zero values of each gradient: the most that any remedy leaves."""
     if not remedies:
         return None
     most = np.max([passing[one.name] for one in remedies], axis=0)
     if most.all() or any(one.kind is Kind.ALL_IN_FLOAT32 for one in remedies):
         return most
-    # What is zero with each of them may have been flushed by each.
+    # Gradients that are zero with every remedy may have been flushed by every one.
     lost = failing()
     return most if lost is None else np.where(most > 0, most, lost)
 
 
 def _usual(remedies: Sequence[Remedy], losses: Sequence[float]) -> tuple[float, str]:
-    """The loss to compare with, and whose it is."""
+    """The loss to compare with, and where it comes from."""
     before = [abs(loss) for loss in losses if math.isfinite(loss)]
     if before:
         return float(np.median(before)), "of the steps before"

@@ -1,1 +1,1 @@
-"""What a traced graph says of a step, and a model changed for as long as it is traced."""
+"""Reads the traced graph of a step, and changes a model while it is traced."""

@@ -1,4 +1,4 @@
-"""The model and its loss traced once, with what every layer was called with."""
+"""Traces a model and its loss once, and records the arguments of each layer call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.listening import replaced
+from loops.diagnose.graph.changes import patched
 from loops.support.batches import parts
 
 
@@ -23,11 +23,11 @@ class LayerCall:
 
     Attributes:
         layer: The layer.
-        args: Its positional arguments, with a `tf.TensorSpec` for every tensor.
-        kwargs: Those by name.
+        args: The positional arguments, with a `tf.TensorSpec` in place of each tensor.
+        kwargs: The keyword arguments, likewise.
         inside: The layers that called it, the outermost first.
         scope: The name scope of its operations.
-        outputs: What it returned: tensors of the trace.
+        outputs: The tensors that it returned, in the traced graph.
     """
 
     layer: keras.layers.Layer
@@ -44,32 +44,32 @@ class Traced:
 
     Attributes:
         graph: The graph.
-        calls: Of every layer, in the order in which they returned: those inside of another before it.
+        calls: The layer calls in the order in which they returned: inner calls before outer ones.
         predictions: The model's outputs, tensors of the graph.
         loss: The loss, a tensor of the graph.
-        of_model: The names of the operations that the model made, before the loss.
-        operations: Of those functional models' operations that are no layers: the name scope, and the name.
+        model_operations: The names of the operations of the model, without those of the loss.
+        operations: The name scope and the name of each operation of a functional model that is not a layer.
     """
 
     graph: tf.Graph
     calls: list[LayerCall]
     predictions: list[tf.Tensor]
     loss: tf.Tensor
-    of_model: frozenset[str]
+    model_operations: frozenset[str]
     operations: list[tuple[str, str]]
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
-        """The layers that were called, each once."""
+        """Each layer that was called, once."""
         return list({id(call.layer): call.layer for call in self.calls}.values())
 
     def place(self, layer: keras.layers.Layer) -> str:
         """A layer's name, or its path where another layer has the same name."""
-        alike = [one for one in self.layers if one.name == layer.name]
-        return layer.name if len(alike) < 2 else layer.path or layer.name
+        namesakes = [one for one in self.layers if one.name == layer.name]
+        return layer.name if len(namesakes) < 2 else layer.path or layer.name
 
     def place_of_node(self, node: str) -> str | None:
-        """The innermost layer, or operation of a functional model, in whose name scope a node stands."""
+        """The innermost layer, or operation of a functional model, whose name scope contains the node."""
         around: list[tuple[str, Any]] = [(call.scope, call.layer) for call in self.calls] + self.operations
         around = [(scope, one) for scope, one in around if scope and node.startswith(f"{scope}/")]
         if not around:
@@ -79,12 +79,12 @@ class Traced:
 
 
 def trace(model: keras.Model, loss: Callable, sample: Any) -> Traced:
-    """Traces a forward pass and the loss; nothing of it is run.
+    """Traces a forward pass and the loss without running them.
 
     Args:
-        model: Built.
+        model: A model that is built.
         loss: A function of (y, prediction), or of (y, prediction, sample_weight).
-        sample: A batch of tensors, as a train step takes it.
+        sample: A batch of tensors, `(x, y)` or `(x, y, sample_weight)`.
     """
     x, y, weight = parts(sample, "lint")
     found: dict[str, Any] = {}
@@ -92,7 +92,7 @@ def trace(model: keras.Model, loss: Callable, sample: Any) -> Traced:
     def forward(x: Any, y: Any, weight: Any) -> tf.Tensor:
         prediction = model(x, training=True)
         made = tf.compat.v1.get_default_graph().get_operations()
-        found["of_model"] = frozenset(operation.name for operation in made)
+        found["model_operations"] = frozenset(operation.name for operation in made)
         result = loss(y, prediction) if weight is None else loss(y, prediction, weight)
         found["predictions"] = [one for one in tf.nest.flatten(prediction) if tf.is_tensor(one)]
         found["loss"] = tf.convert_to_tensor(result[0] if isinstance(result, tuple) else result)
@@ -102,25 +102,25 @@ def trace(model: keras.Model, loss: Callable, sample: Any) -> Traced:
     operations: list[tuple[str, str]] = []
     with (
         _scoped(functional_operations(model), operations),
-        recorded(scaler.observe.layers_of(model), calls),
+        recording_calls(scaler.observe.layers_of(model), calls),
         rounding_is_no_warning(),
     ):
         concrete = tf.function(forward).get_concrete_function(*tf.nest.map_structure(_spec, (x, y, weight)))
-    return Traced(concrete.graph, calls, found["predictions"], found["loss"], found["of_model"], operations)
+    return Traced(concrete.graph, calls, found["predictions"], found["loss"], found["model_operations"], operations)
 
 
 def functional_operations(model: keras.Model) -> list[keras.Operation]:
-    """The operations of functional models that are no layers, such as that of `keras.ops.log(x)`."""
+    """The operations of functional models that are not layers, such as that of `keras.ops.log(x)`."""
     inside = [one for layer in scaler.observe.layers_of(model) for one in getattr(layer, "operations", ())]
     return list({id(one): one for one in inside if not isinstance(one, keras.layers.Layer)}.values())
 
 
 @contextlib.contextmanager
 def _scoped(operations: Iterable[keras.Operation], scopes: list[tuple[str, str]]) -> Iterator[None]:
-    """Gives each of these a name scope of its own, which Keras gives to layers only, and notes it in a list."""
+    """Runs each operation in its own name scope, which Keras does for layers only, and adds the scope to a list."""
     with contextlib.ExitStack() as stack:
         for operation in operations:
-            stack.enter_context(replaced(operation, "call", _in_scope(operation, operation.call, scopes)))
+            stack.enter_context(patched(operation, "call", _in_scope(operation, operation.call, scopes)))
         yield
 
 
@@ -136,14 +136,14 @@ def _in_scope(operation: keras.Operation, call: Callable, scopes: list[tuple[str
 
 @contextlib.contextmanager
 def rounding_is_no_warning() -> Iterator[None]:
-    """Keeps NumPy quiet about constants that overflow in float16: they become findings."""
+    """Silences NumPy's warning about constants that overflow in float16: lint reports them as findings."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "overflow encountered in cast", RuntimeWarning)
         yield
 
 
 @contextlib.contextmanager
-def recorded(layers: Iterable[keras.layers.Layer], calls: list[LayerCall]) -> Iterator[None]:
+def recording_calls(layers: Iterable[keras.layers.Layer], calls: list[LayerCall]) -> Iterator[None]:
     """Adds each call of these layers to a list."""
     around: list[keras.layers.Layer] = []
     wrapped = []

@@ -1,4 +1,4 @@
-"""Which operations run in which dtype, counted in the traced graph of a step: what a policy promised, and what came."""
+"""Counts the operations in the traced graph of a step by layer and dtype, and compares them with the dtype policy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOVES = frozenset(
         *("Unpack", "VarHandleOp", "While", "ZerosLike"),
     ]
 )
-"""Operations that store, move or call, and round nothing."""
+"""Operations that store or move values or call functions, without rounding."""
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 _TYPES = ("T", "dtype", "Tparams", "U")
 _SUFFIX = re.compile(r"_\d+$")
@@ -41,15 +41,15 @@ class Row:
     """One kind of operation in one layer.
 
     Attributes:
-        layer: The layer's path, or None outside of all layers: the loss, the scaler, the optimizer.
-        op: Such as "MatMul"; of a cast "Cast".
-        dtype: In which it computes; of a cast, such as "float32 to float16".
-        count: How many every step runs; those of a loop's body count once.
-        in_branches: How many more there are in branches, of which a step runs one or none: the skip of a step, say.
+        layer: The layer's path, or None outside all layers: the loss, the scaler, the optimizer.
+        op: The type, such as "MatMul" or "Cast".
+        dtype: The dtype in which it computes; for a cast both, such as "float32 to float16".
+        count: How many run in each step; those in a loop's body count once.
+        in_branches: How many more stand in branches, such as that of a skipped step. A step runs at most one branch.
         promised: The compute dtype of the layer's policy, or None.
-        differs: Whether it computes in another dtype than was promised; a cast never does.
+        differs: Whether the dtype is not the promised one; always False for a cast.
         backward: How many of `count` compute gradients.
-        cast_bytes: What these casts write, as far as their shapes are known; None for other operations.
+        cast_bytes: The bytes that these casts write, where their shapes are known; None for other operations.
     """
 
     layer: str | None
@@ -65,22 +65,22 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Census:
-    """What runs in which dtype. `pandas.DataFrame(census.rows)` makes a table of it.
+    """The dtypes of a step's operations. `pandas.DataFrame(census.rows)` makes a table of them.
 
     Attributes:
-        rows: One for each layer, operation and dtype, layers in the order of the graph.
+        rows: One for each layer, operation and dtype, with the layers in the order of the graph.
     """
 
     rows: list[Row]
 
     @property
     def different(self) -> list[Row]:
-        """The rows whose dtype is not the one that was promised."""
+        """The rows whose dtype is not the promised one."""
         return [row for row in self.rows if row.differs]
 
     @property
     def cast_bytes(self) -> int:
-        """How many bytes a step's casts write, of those whose shapes are known."""
+        """The bytes that the casts of a step write, where their shapes are known."""
         return sum(row.cast_bytes or 0 for row in self.rows)
 
     def __str__(self) -> str:
@@ -92,18 +92,18 @@ class Census:
 
 
 def census(step_or_function: Any, *args: Any) -> Census:
-    """Counts the operations of a step by layer, kind and dtype. Nothing is run.
+    """Counts the operations of a step by layer, kind and dtype, without running it.
 
-    It reads the graph as TensorFlow traced it, with the functions it calls. What the graph optimizer makes of it later
-    is not in there. Layers are told by the name scopes of Keras.
+    It reads the graph as TensorFlow traced it, with the functions that the graph calls, before the graph optimizer
+    changes it. Layers are recognised by the name scopes of Keras.
 
     Args:
         step_or_function: A `loops.TrainStep`, a `tf.function` or another callable; or a `loops.Loop`, whose dataset
-            says what a batch is.
-        *args: What it is called with: tensors, arrays or `tf.TensorSpec`. None for a `Loop`.
+            gives the shapes of a batch.
+        *args: The arguments of the call: tensors, arrays or `tf.TensorSpec`. None for a `Loop`.
 
     Raises:
-        scaler.InvalidArgument: For anything else, and for arguments beside a `Loop`.
+        scaler.InvalidArgument: For anything else, and for arguments together with a `Loop`.
     """
     concrete = _concrete(step_or_function, args)
     layers = [layer for model in _models(step_or_function) for layer in scaler.observe.layers_of(model)]
@@ -128,7 +128,7 @@ class _Operation:
         place: The names of the layers around it, the outermost first.
         backward: Whether it computes gradients.
         sometimes: Whether it stands in a branch.
-        node: Its definition, with shapes.
+        node: Its NodeDef, with shapes.
     """
 
     place: tuple[str, ...]
@@ -139,7 +139,7 @@ class _Operation:
 
 @dataclasses.dataclass
 class _Count:
-    """How many operations of one kind there are."""
+    """Counts the operations of one kind."""
 
     always: int = 0
     sometimes: int = 0
@@ -147,7 +147,7 @@ class _Count:
     cast_bytes: int = 0
 
     def add(self, operation: _Operation) -> None:
-        """Counts one more."""
+        """Counts one operation."""
         if operation.sometimes:
             self.sometimes += 1
             return
@@ -173,7 +173,7 @@ def _row(place: tuple, op: str, dtype: str, count: _Count, names: dict[str, list
 
 
 def _nearest(place: tuple[str, ...], layers: list[keras.layers.Layer]) -> keras.layers.Layer:
-    """Of several layers of one name, the one whose path ends most like the place."""
+    """Of several layers with one name, the one whose path shares the longest ending with the place."""
 
     def shared(layer: keras.layers.Layer) -> int:
         pairs = zip(reversed(place), reversed((layer.path or layer.name).split("/")), strict=False)
@@ -191,7 +191,7 @@ def _concrete(step: Any, args: tuple) -> tf.types.experimental.ConcreteFunction:
     if isinstance(step, Loop):
         if args:
             raise scaler.InvalidArgument(
-                f"census(loop, ...): {len(args)} arguments beside a Loop: expected none, its dataset says what comes."
+                f"census(loop, ...): {len(args)} arguments with a Loop: expected none, its dataset gives the batches."
             )
         function, args = tf.function(taking_batches(step.train_step, step.element_spec)), (step.element_spec,)
     elif hasattr(step, "get_concrete_function"):
@@ -200,8 +200,8 @@ def _concrete(step: Any, args: tuple) -> tf.types.experimental.ConcreteFunction:
         function = tf.function(step)
     else:
         raise scaler.InvalidArgument(
-            f"census({step!r}): expected a loops.TrainStep, a loops.Loop, a tf.function or another callable, and what "
-            "it is called with."
+            f"census({step!r}): expected a loops.TrainStep, a loops.Loop, a tf.function or another callable, and the "
+            "arguments of the call."
         )
     try:
         return function.get_concrete_function(*tf.nest.map_structure(_spec, args))
@@ -209,8 +209,8 @@ def _concrete(step: Any, args: tuple) -> tf.types.experimental.ConcreteFunction:
         if args or "missing" not in str(error):
             raise
         raise scaler.InvalidArgument(
-            f"census({getattr(step, '__name__', step)!s}): it takes arguments, and none were given: pass what it is "
-            "called with too, as arrays, tensors or tf.TensorSpec."
+            f"census({getattr(step, '__name__', step)!s}): it takes arguments, and none were given: pass them too, as "
+            "arrays, tensors or tf.TensorSpec."
         ) from None
 
 
@@ -219,7 +219,7 @@ def _spec(value: Any) -> Any:
 
 
 def _models(step: Any) -> Iterator[keras.layers.Layer]:
-    """The models that a step holds: in its attributes, or among the names that its function uses."""
+    """The models of a step: its attributes, and the variables that its function uses."""
     step = step.train_step if isinstance(step, Loop) else step
     if isinstance(step, keras.layers.Layer):
         yield step
@@ -233,7 +233,7 @@ def _models(step: Any) -> Iterator[keras.layers.Layer]:
 
 
 def _operations(graph: tf.Graph, layers: frozenset[str]) -> Iterator[_Operation]:
-    """Every operation that computes or casts, those of the functions that are called too."""
+    """Every operation that computes or casts, also in called functions."""
     definition = graph.as_graph_def(add_shapes=True)
     library = {function.signature.name: function.node_def for function in definition.library.function}
 
@@ -260,18 +260,18 @@ def _called(node: Any) -> Iterator[str]:
 
 
 def _layers_in(node: str, layers: frozenset[str]) -> tuple[str, ...]:
-    """The layers in whose name scopes a node stands. A call's scope is its layer's name with a number."""
+    """The layers whose name scopes contain a node. The scope of a call is the layer's name, perhaps with a number."""
     found: list[str] = []
     for part in node.split("/")[:-1]:
         name = next((name for name in (_SUFFIX.sub("", part), part) if name in layers), None)
-        if name in found:  # A gradient's name begins with that of a forward operation, and may hold it twice.
+        if name in found:  # A gradient's name begins with that of its forward operation, and may repeat it.
             del found[found.index(name) :]
         found += [] if name is None else [name]
     return tuple(found)
 
 
 def _dtype(node: Any) -> str | None:
-    """In which floating-point dtype a node computes, None where in none."""
+    """The floating-point dtype in which a node computes, or None."""
     if node.op == "Cast":
         source, target = (tf.as_dtype(node.attr[name].type) for name in ("SrcT", "DstT"))
         return f"{source.name} to {target.name}" if source.is_floating and target.is_floating else None
@@ -284,7 +284,7 @@ def _dtype(node: Any) -> str | None:
 
 
 def _bytes(node: Any) -> int:
-    """What a cast writes; 0 where its shape is not known."""
+    """The bytes that a cast writes; 0 if its shape is unknown."""
     shapes = node.attr["_output_shapes"].list.shape
     shape = tf.TensorShape(shapes[0]) if shapes else tf.TensorShape(None)
     return math.prod(shape) * tf.as_dtype(node.attr["DstT"].type).size if shape.is_fully_defined() else 0

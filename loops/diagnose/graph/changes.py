@@ -1,4 +1,4 @@
-"""What an attempt changes, and puts back."""
+"""Context managers that change a model, a step or an optimizer, and restore it at the end."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ import tensorflow as tf
 import scaler
 from loops.backend.steps import schedule as made_with
 from loops.backend.variables import variables_in_float32
-from loops.diagnose.graph.listening import replaced
 
 APART = 1e-3
-"""How far a value is moved away from such a point: float16 holds 1 - 1e-3 and 1e-3."""
+"""The distance by which a value is moved away from a singular point: float16 can represent 1 - 1e-3 and 1e-3."""
 
 
 @contextlib.contextmanager
 def in_policy(layers: Iterable[keras.layers.Layer], policy: str) -> Iterator[None]:
-    """Has layers compute under another dtype policy; their 16-bit variables are float32 where the policy's are."""
+    """Runs layers under another dtype policy; if its variables are float32, 16-bit variables are read as float32."""
     before = [(layer, layer.dtype_policy) for layer in layers]
     try:
         for layer, _ in before:
@@ -36,7 +35,7 @@ def in_policy(layers: Iterable[keras.layers.Layer], policy: str) -> Iterator[Non
 
 
 def _narrow_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The 16-bit variables that are the layer's own and trained. Others are moved by the step, not read."""
+    """The layer's own trainable 16-bit variables. The step assigns to others, which must not be replaced."""
     of_parts = {id(one) for part in scaler.observe.layers_of(layer)[1:] for one in part.variables}
     trained = [one for one in layer.trainable_variables if id(one) not in of_parts]
     return [one for one in trained if one.dtype in ("float16", "bfloat16")]
@@ -44,7 +43,7 @@ def _narrow_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
 
 @contextlib.contextmanager
 def with_value(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Has an attribute another value."""
+    """Sets an attribute of an object to another value."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -54,25 +53,42 @@ def with_value(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def given(layer: keras.layers.Layer, change: Callable) -> Iterator[None]:
-    """Has a layer see its inputs changed."""
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute on an object, and removes or restores it at the end.
+
+    It bypasses `__setattr__`, with which Keras's layers and TensorFlow's modules track assigned values.
+    """
+    before = vars(owner).get(name)
+    object.__setattr__(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            object.__delattr__(owner, name)
+        else:
+            object.__setattr__(owner, name, before)
+
+
+@contextlib.contextmanager
+def with_changed_inputs(layer: keras.layers.Layer, change: Callable) -> Iterator[None]:
+    """Applies a function to each input of a layer before its call."""
     call = layer.call
 
-    @functools.wraps(call)  # Keras reads its arguments.
+    @functools.wraps(call)  # Keras reads the signature.
     def changed(*arguments: Any, **options: Any) -> Any:
         return call(*tf.nest.map_structure(change, arguments), **options)
 
-    with replaced(layer, "call", changed):
+    with patched(layer, "call", changed):
         yield
 
 
-def kept_away(value: Any) -> Any:
-    """A tensor moved by `APART`, away from a point at which an operation has no value."""
+def moved_away(value: Any) -> Any:
+    """A floating-point tensor plus `APART`, away from a point at which an operation has no value."""
     return value + tf.cast(APART, value.dtype) if tf.is_tensor(value) and value.dtype.is_floating else value
 
 
 def with_finite_gradient(value: Any) -> Any:
-    """The same tensor, with 0 in the place of what is not finite in its gradient."""
+    """The same tensor, with zeros for the non-finite values of its gradient."""
     return _finite_gradient(value) if tf.is_tensor(value) and value.dtype.is_floating else value
 
 
@@ -83,7 +99,7 @@ def _finite_gradient(value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
 
 @contextlib.contextmanager
 def zeroed(variables: list[tf.Variable]) -> Iterator[None]:
-    """Has variables be 0."""
+    """Sets variables to zero."""
     before = [np.array(one.numpy()) for one in variables]
     for one in variables:
         one.assign(tf.zeros_like(one))
@@ -96,15 +112,15 @@ def zeroed(variables: list[tf.Variable]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def slower(optimizer: keras.optimizers.Optimizer, part: float) -> Iterator[None]:
-    """Has an optimizer learn at a part of its rate. A rate that is a variable is for others to put back.
+    """Multiplies an optimizer's learning rate by a factor. The caller restores a rate that is a variable.
 
     Args:
-        optimizer: Of the step.
-        part: Between 0 and 1.
+        optimizer: The optimizer of the step.
+        part: The factor, between 0 and 1.
     """
     schedule = made_with(optimizer)
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        # On several replicas it is a variable of each, which float() does not take.
+        # On several replicas the rate is a variable of each, which float() does not accept.
         optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * part
         yield
         return
@@ -114,7 +130,7 @@ def slower(optimizer: keras.optimizers.Optimizer, part: float) -> Iterator[None]
 
 @contextlib.contextmanager
 def scheduled(optimizer: keras.optimizers.Optimizer, schedule: Any) -> Iterator[None]:
-    """Has an optimizer with a schedule learn by another one."""
+    """Replaces an optimizer's learning rate schedule."""
     before = made_with(optimizer)
     optimizer.learning_rate = schedule
     try:
@@ -124,16 +140,16 @@ def scheduled(optimizer: keras.optimizers.Optimizer, schedule: Any) -> Iterator[
 
 
 class _Part(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule's rate times a number.
+    """A schedule whose rate is multiplied by a factor.
 
     Args:
-        schedule: Of the optimizer.
-        part: The number.
+        schedule: The schedule of the optimizer.
+        part: The factor.
     """
 
     def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule, part: float):
         self._schedule, self._part = schedule, part
 
     def __call__(self, step: Any) -> Any:
-        """The rate at a step."""
+        """The learning rate at a step."""
         return self._schedule(step) * self._part

@@ -1,4 +1,4 @@
-"""What one operation of a step gave, as plain values."""
+"""The measured output of one operation of a step, as plain values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Part(enum.Enum):
-    """Where in a step an operation stands."""
+    """The part of a step to which an operation belongs."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -22,20 +22,20 @@ class Frame:
     """One floating-point or complex tensor of a step, or an integer one of its batch.
 
     Attributes:
-        name: The tensor's, such as "dense/MatMul:0".
-        kind: Its operation's type, such as "MatMul".
-        dtype: "float16" and so on.
-        part: In which part of the step it was computed.
-        layer: The path of the layer that computed it, or None: the loss, or the step itself.
-        inputs: The names of the floating-point and complex tensors that it was computed from.
-        amax: The largest magnitude, infinity included, NaN left out; of complex values, that of their two parts.
-        has_nan: Whether a NaN is among its values.
-        source: What it is where nothing computed it: "batch", "variable", or None.
+        name: The tensor's name, such as "dense/MatMul:0".
+        kind: The type of its operation, such as "MatMul".
+        dtype: The dtype, such as "float16".
+        part: The part of the step that computed it.
+        layer: The path of the layer that computed it, or None for the loss and the step itself.
+        inputs: The names of the floating-point and complex tensors from which it was computed.
+        amax: The largest magnitude, with infinity, without NaN; for complex values the larger of the two parts.
+        has_nan: Whether it holds a NaN.
+        source: "batch" or "variable" if it was not computed but read from there, else None.
         penalty: Whether a regularizer of the layer computed it.
-        custom: The name of the function in whose custom gradient it was computed, or None.
-        through: Where it is not finite, the names of what its other inputs came from: a mask's tensors, variables that
-            were not finite before the step, and what the step had assigned to the others.
-        blind: Whether it is not finite and came out of what cannot be measured: a string, a table, an iterator.
+        custom: The name of the function whose custom gradient computed it, or None.
+        through: For a non-finite tensor, the names of the tensors behind its other inputs: those of a mask, variables
+            that were not finite before the step, and the values that the step assigned to other variables.
+        blind: Whether it is not finite and depends on what cannot be measured: a string, a table, an iterator.
     """
 
     name: str
@@ -54,25 +54,25 @@ class Frame:
 
     @property
     def finite(self) -> bool:
-        """Whether all of its values are."""
+        """Whether all of its values are finite."""
         return not self.has_nan and self.amax != float("inf")
 
     @property
     def problem(self) -> str:
-        """What is not finite in it: "nan" where it holds one, else "inf"."""
+        """Either "nan", if it holds a NaN, or "inf"."""
         return "nan" if self.has_nan else "inf"
 
 
 def magnitude(values: Any) -> tuple[float, bool]:
-    """The largest magnitude of an array's numbers, NaN left out, and whether it holds a NaN.
+    """The largest magnitude of an array, without NaN, and whether it holds a NaN.
 
     Args:
-        values: A tensor or an array; of complex numbers both parts count. Nothing is the largest of an empty one: 0.
+        values: A tensor or an array. Of complex numbers both parts count. The magnitude of an empty one is 0.
     """
     numbers = np.asarray(values).reshape(-1)
     if numbers.dtype.kind == "c":
         numbers = np.ascontiguousarray(numbers).view(numbers.real.dtype)
-    # NumPy is slow with 16 bits, and float32 holds all of their values.
+    # NumPy is slow with 16-bit floats, and float32 represents all of their values.
     narrow = numbers.dtype.itemsize <= 2
     sizes = np.abs(numbers.astype(np.float32 if narrow else np.result_type(numbers.dtype, np.float32)))
     return float(np.fmax.reduce(sizes, initial=0.0)), bool(np.isnan(np.max(sizes, initial=0.0)))

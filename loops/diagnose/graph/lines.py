@@ -1,4 +1,4 @@
-"""The line of Python that made an operation."""
+"""Finds the line of Python that created an operation."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ _PACKAGES = tuple(f"{pathlib.Path(__file__).parents[3] / name}/" for name in ("s
 _OURS = (*_PACKAGES, "<frozen", "/bin/")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _FRAMEWORKS = tuple(f"{folder}{name}/" for folder in _INSTALLED for name in ("tensorflow", "keras", "numpy", "optree"))
-"""With what they call a user's or a package's function through."""
+"""Frameworks, with the packages through which they call a function of the user or of another package."""
 _LAYER = "/keras/src/layers/"
 _CALL = f"{_LAYER}layer.py"
 _CUSTOM = "tensorflow/python/ops/custom_gradient.py"
 
 
 def line_of(operation: tf.Operation) -> str | None:
-    """Where the user's Python made an operation, or else where a layer did: "file.py:12".
+    """The line of the user's code that created an operation, else that of the layer: "file.py:12".
 
-    Of a layer that comes with an installed package it is the package's line.
+    For a layer of an installed package it is the line in that package.
     """
     return _line(list(operation.traceback or ()))
 
 
 def line_in_custom_gradient(operation: tf.Operation) -> str | None:
-    """The same of an operation that a custom gradient made, within the gradient."""
+    """The line inside the custom gradient that created an operation: "file.py:12"."""
     frames = list(operation.traceback or ())
     return _line(frames[_last(frames, _CUSTOM) + 1 :])
 
 
 def _line(frames: list[traceback.FrameSummary]) -> str | None:
-    # Who called for the autopsy is not who made the operation.
+    # The frames that called the scan did not create the operation.
     frames = frames[_last(frames, _SCAN) + 1 :]
     own = [place for place, frame in enumerate(frames) if _is_own(frame.filename)]
     packages = [place for place, frame in enumerate(frames) if _is_of_package(frame.filename)]
@@ -65,6 +65,6 @@ def _is_call(frame: traceback.FrameSummary) -> bool:
 
 
 def _short(filename: str) -> str:
-    """A file of the current folder, or of a library, without the folders that everyone knows."""
+    """A path relative to the current folder or to site-packages."""
     here = f"{pathlib.Path.cwd()}/"
     return filename.removeprefix(here).rpartition("site-packages/")[2]

@@ -1,6 +1,6 @@
-"""Literals that float16 cannot hold: epsilons that are 0 there, masks that are infinite, limits that are 1.
+"""Literals that float16 cannot hold: epsilons that become 0, masks that become infinite, limits that become 1.
 
-A graph is traced twice, as it is and in float32, and the constants of the same name are compared.
+A graph is traced twice, as it is and in float32, and constants with the same name are compared.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _NUMBER = re.compile(r"_\d+$")
 
 @dataclasses.dataclass(frozen=True)
 class Literal:
-    """A constant of a float16 graph that means something else than in float32.
+    """A constant of a float16 graph whose rounded value has another meaning than its value in float32.
 
     Attributes:
-        node: Its name in the graph.
+        node: The name of its node in the graph.
         before: Its value in float32.
         after: Its value in float16.
-        chosen: Whether it is a mask that only `where` takes: never added, it spoils nothing but a softmax over nothing
-            else.
+        chosen: Whether it is a mask that only `where` reads. It is never added to anything, so it harms only a softmax
+            of nothing but masked values.
     """
 
     node: str
@@ -36,30 +36,30 @@ class Literal:
     chosen: bool
 
     @property
-    def said(self) -> str:
-        """What it does, as a sentence without a full stop and a capital letter."""
+    def problem(self) -> str:
+        """The problem in one sentence, without a capital letter and a full stop."""
         number = f"{float(str(np.float32(self.before))):.9g}"
         if self.chosen:
             return (
-                f"the mask {number} is {self.after:g} in float16: a softmax of nothing but masked values is NaN, and "
-                "in float32 it is not"
+                f"the mask {number} is {self.after:g} in float16: a softmax of nothing but masked values is NaN there, "
+                "but not in float32"
             )
         return f"the constant {number} is {self.after:g} in float16: {self._what()}"
 
     def _what(self) -> str:
         if self.after == 0:
-            return "it keeps nothing from being divided by 0"
+            return "it no longer prevents a division by 0"
         if abs(self.after) == 1:
-            return "what it should keep away from 1 reaches 1"
+            return "values that it should keep below 1 reach 1"
         if self.before < 0:
-            return "where everything is masked, or a mask is multiplied by 0, NaN comes out"
-        return "as a limit it never holds, and multiplied by 0 it is NaN"
+            return "a fully masked row, or a mask multiplied by 0, gives NaN"
+        return "it no longer limits anything, and multiplied by 0 it gives NaN"
 
     @property
     def measured(self) -> str:
-        """How it was found, with numbers."""
+        """The measurement behind it, with numbers."""
         if self.chosen:
-            return f"In float16 {self.node} is {self.after:g}, and only `where` takes it."
+            return f"In float16 {self.node} is {self.after:g}, and only `where` reads it."
         if self.after == 0:
             return f"In float16 {self.node} is 0; the smallest magnitude there is 6e-8."
         if abs(self.after) == 1:
@@ -68,26 +68,24 @@ class Literal:
 
     @property
     def instead(self) -> str:
-        """What to write, as a sentence."""
+        """What to write instead, in one sentence."""
         if self.chosen:
-            return "Write -3e4 in its place, if a row can be masked whole."
+            return "Write -3e4 instead, if a row can be fully masked."
         if self.after == 0:
             return "Write an epsilon of 1e-4 or more, or compute this layer with dtype='float32'."
         if abs(self.after) == 1:
             return "Write 1 - 1e-3, or compute this layer with dtype='float32'."
         if self.before < 0:
-            return (
-                "Write -3e4 in its place, which two masks may be added of, or compute this layer with dtype='float32'."
-            )
+            return "Write -3e4 instead, so that two masks can be added, or compute this layer with dtype='float32'."
         return "Write a limit of 3e4 or less, or compute this layer with dtype='float32'."
 
 
 def lost_literals(graph: tf.Graph, twin: tf.Graph) -> Iterator[Literal]:
-    """Those of a graph.
+    """The literals of a graph that float16 cannot hold.
 
     Args:
-        graph: Some of it in float16.
-        twin: The same in float32.
+        graph: A graph that computes in float16, at least in part.
+        twin: The same graph in float32.
     """
     intended = {place: one.value for place, one in _constants(twin)}
     for place, constant in _constants(graph):
@@ -100,12 +98,12 @@ def lost_literals(graph: tf.Graph, twin: tf.Graph) -> Iterator[Literal]:
 
 
 def _holds_nothing_back(value: float, consumers: set[str]) -> bool:
-    """Whether an infinity is only a limit: `minimum(x, inf)` is what `minimum(x, 1e9)` is in float16."""
+    """Whether an infinity is a harmless limit: in float16, `minimum(x, inf)` equals `minimum(x, 1e9)`."""
     return (value == np.inf and consumers == {"Minimum"}) or (value == -np.inf and consumers == {"Maximum"})
 
 
 def _lost(reference: np.ndarray, value: np.ndarray) -> tuple[float, float] | None:
-    """One value before and after, where rounding made it infinite, or a single one 0 or 1."""
+    """The first value, before and after rounding, that became infinite, or a scalar that became 0, 1 or -1."""
     infinite = np.isfinite(reference) & ~np.isfinite(value)
     if infinite.any():
         return float(reference[infinite][0]), float(value[infinite][0])
@@ -121,10 +119,10 @@ class _Constant:
     """A constant of a graph.
 
     Attributes:
-        name: Its node's.
-        value: As the graph has it.
-        cast: Whether something casts it to float16.
-        consumers: The kinds of operations that use it, or its cast to float16.
+        name: The name of its node.
+        value: Its value in the graph's dtype.
+        cast: Whether it is cast to float16.
+        consumers: The types of the operations that read it, or its cast to float16.
     """
 
     name: str
@@ -133,7 +131,7 @@ class _Constant:
     consumers: set[str]
 
     def as_half(self) -> np.ndarray | None:
-        """What float16 makes of it, None where no float16 is made of it."""
+        """Its value in float16, or None if it is neither float16 nor cast to it."""
         if self.value.dtype == np.float16:
             return self.value
         with np.errstate(over="ignore"):
@@ -141,7 +139,7 @@ class _Constant:
 
 
 def _constants(graph: tf.Graph) -> Iterator[tuple[tuple[str, str], _Constant]]:
-    """The floating-point constants of a graph and of its functions, with a function and a name for each."""
+    """The floating-point constants of a graph and of its functions, each with its function's name and its own."""
     definition = graph.as_graph_def()
     bodies = [("", definition.node)]
     bodies += [(_NUMBER.sub("", one.signature.name), one.node_def) for one in definition.library.function]

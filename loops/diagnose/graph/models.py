@@ -1,4 +1,4 @@
-"""What a train step is made of: its models, the objects that own its variables, and the layers by path."""
+"""Finds the parts of a train step: its models, its optimizer, the owners of its variables, its layers by path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import scaler
 
 
 def parts_of(train_step: Any) -> list[Any]:
-    """The step's attributes, and what the code of a function names: models, optimizers, scalers, variables."""
+    """The step's attributes and the variables that its function uses: models, optimizers, scalers and others."""
     function = getattr(train_step, "python_function", train_step)
     owner = getattr(function, "__self__", None)
     if owner is None and not inspect.isfunction(function):
@@ -25,8 +25,8 @@ def parts_of(train_step: Any) -> list[Any]:
     return [*named, *variables.nonlocals.values(), *variables.globals.values()]
 
 
-def models_of(train_step: Any) -> list[keras.layers.Layer]:
-    """The step's attribute `model` and the Keras models among its parts; layers, where there is no model."""
+def models_in_step(train_step: Any) -> list[keras.layers.Layer]:
+    """The step's attribute `model` and the Keras models among its parts; its layers if there is no model."""
     parts = [getattr(train_step, "model", None), *parts_of(train_step)]
     parts += [one for part in parts if isinstance(part, (list, tuple)) for one in part]
     found = _outermost([one for one in parts if isinstance(one, keras.Model)])
@@ -47,31 +47,31 @@ def optimizer_of(train_step: Any) -> keras.optimizers.Optimizer | None:
 def owned_by_parts(train_step: Any) -> set[int]:
     """The ids of the variables that belong to a model, an optimizer, a scaler or a metric of the step."""
     kinds = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, scaler.LossScaler)
-    parts = [*models_of(train_step), optimizer_of(train_step), *parts_of(train_step)]
+    parts = [*models_in_step(train_step), optimizer_of(train_step), *parts_of(train_step)]
     variables = [variable for part in parts if isinstance(part, kinds) for variable in part.variables]
     variables += [one for part in parts if isinstance(part, scaler.MasterWeights) for one in part.weights]
     return {id(part) for variable in variables for part in (variable, getattr(variable, "value", variable))}
 
 
 def paths_of(models: Sequence[keras.layers.Layer]) -> dict[str, keras.layers.Layer]:
-    """Every layer that computes something itself, by path: a model is one unless its class is Keras's own.
+    """Every layer by path, without models of Keras's own classes, which compute nothing themselves.
 
-    Where there are several models the paths begin with their names.
+    If there are several models, each path begins with the model's name.
     """
     found: dict[str, keras.layers.Layer] = {}
     for model in models:
         prefix = f"{model.name}/" if len(models) > 1 else ""
         for path, layer in scaler.observe.layers_by_path(model).items():
-            # What a model of Keras's own classes computes beside its layers is a cast of its inputs.
+            # Besides calling its layers, a model of Keras's own classes only casts its inputs.
             if layer is not model or not _is_of_keras(model):
                 found[path if layer is model else prefix + path] = layer
     return found
 
 
 def units(models: Sequence[keras.layers.Layer]) -> dict[str, keras.layers.Layer]:
-    """The layers that are given a dtype one by one: Keras's own whole, and of others each layer in them.
+    """The layers that get a dtype one by one: Keras's own layers as a whole, and each layer inside of others.
 
-    The parts of a layer such as `MultiHeadAttention` hand each other what they compute, and go together.
+    A layer such as `MultiHeadAttention` is one unit, since its parts pass tensors to each other.
     """
     chosen: dict[str, keras.layers.Layer] = {}
     for path, layer in paths_of(models).items():

@@ -1,8 +1,8 @@
-"""Where a value that is not finite came from: pure, on the frames of one step.
+"""Finds where a non-finite value began, from the frames of one step. Pure.
 
-"First" has no meaning in the order in which a graph runs. The walk goes back from what failed, along the tensors that
-are not finite, to those whose inputs all are. Integers and strings are never infinite or NaN: the walk goes through
-them to what they were computed from. An infinity that nothing inherits, such as that of a mask, is not met.
+The order in which a graph runs does not define a first operation. The search goes back from the failed tensors through
+tensors that are not finite, until all inputs of one are finite. Integers and strings are never infinite or NaN, so it
+passes through them to the tensors behind them. It never meets an infinity that nothing inherits, such as a mask's.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from loops.diagnose.graph.frames import Frame, Part
 
 
 def origins(frames: Mapping[str, Frame], failed: Iterable[str]) -> list[Frame]:
-    """The frames in which what failed began, the likeliest first.
+    """The frames in which the failure began, the likeliest first.
 
     Args:
-        frames: By name, in the order in which the operations were made.
-        failed: Names of frames that are not finite.
+        frames: The frames by name, in the order in which their operations were created.
+        failed: The names of the non-finite frames to explain.
     """
     found: dict[str, Frame] = {}
     seen: set[str] = set()
@@ -40,7 +40,7 @@ def _not_finite(names: Iterable[str], frames: Mapping[str, Frame]) -> list[str]:
 
 
 def _rank(frame: Frame) -> int:
-    """What comes from outside first, then what was computed; a constant last, since a mask's infinity is meant."""
+    """Inputs come first, then computed tensors. Constants come last, since a mask is infinite on purpose."""
     if frame.source == "batch":
         return 0
     if frame.source == "variable":
@@ -49,7 +49,7 @@ def _rank(frame: Frame) -> int:
 
 
 def pass_of(frame: Frame, frames: Mapping[str, Frame]) -> str:
-    """One of "data", "weights", "forward" and "backward". What a cast to 16 bits spoils counts to where it was read."""
+    """One of "data", "weights", "forward" and "backward". A cast of data or weights to 16 bits counts to its source."""
     source = frame.source
     if source is None and frame.kind == "Cast":
         sources = [frames[name].source for name in frame.inputs or frame.through if name in frames]
@@ -63,7 +63,7 @@ def pass_of(frame: Frame, frames: Mapping[str, Frame]) -> str:
 
 
 def nearest_layer(frame: Frame, frames: Mapping[str, Frame]) -> str | None:
-    """The layer that a tensor of no layer was computed from, by the shortest way; of a gradient, its tensor's."""
+    """The closest layer from which a tensor outside all layers, or a gradient's forward tensor, was computed."""
     level = [differentiated(frame, frames)]
     seen = {one.name for one in level}
     while level:
@@ -79,6 +79,6 @@ def nearest_layer(frame: Frame, frames: Mapping[str, Frame]) -> str | None:
 
 
 def differentiated(frame: Frame, frames: Mapping[str, Frame]) -> Frame:
-    """The tensor whose gradient a frame is, whose name TensorFlow gives the gradient's scope; else the frame."""
+    """The forward tensor of a gradient, found by the gradient's name scope; the frame itself if there is none."""
     scope = frame.name.removeprefix("gradient_tape/").rpartition("/")[0]
     return frames.get(f"{scope}:0", frame) if frame.name.startswith("gradient_tape/") else frame

@@ -1,4 +1,4 @@
-"""A model, its layers or its loss in another dtype for as long as a function is traced."""
+"""Runs a model, its layers or its loss in another dtype while a function is traced."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import scaler
 from loops.diagnose.graph.changes import in_policy
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
-"""Those that are compared."""
+"""The policies that are compared."""
 
 
 def own_policy(model: keras.Model) -> str:
-    """The policy of the layers that hold most of the weights. A model around them may have another one."""
+    """The policy of the layers with most of the weights. The model around them may have another one."""
     counted: collections.Counter[str] = collections.Counter()
     seen: set[int] = set()
-    for layer in reversed(scaler.observe.layers_of(model)):  # Variables are of the innermost layer that has them.
+    for layer in reversed(scaler.observe.layers_of(model)):  # A variable belongs to the innermost layer that has it.
         own = [variable for variable in layer.variables if id(variable) not in seen]
         seen.update(map(id, own))
         counted[layer.dtype_policy.name] += sum(math.prod(variable.shape) for variable in own)
@@ -30,7 +30,7 @@ def own_policy(model: keras.Model) -> str:
 
 
 def following(model: keras.Model) -> list[keras.layers.Layer]:
-    """The layers that would change with the model's policy: those that have it now. Others were given their own."""
+    """The layers with the model's own policy, which would change with it. Others were given a policy explicitly."""
     own = own_policy(model)
     return [
         layer
@@ -41,11 +41,11 @@ def following(model: keras.Model) -> list[keras.layers.Layer]:
 
 @contextlib.contextmanager
 def under(model: keras.Model, policy: str) -> Iterator[None]:
-    """Has a model compute under another policy; its variables keep their dtype.
+    """Runs a model under another policy; its variables keep their dtype.
 
     Args:
-        model: Its layers that were given a policy of their own keep it.
-        policy: As Keras names it; the model's own changes nothing.
+        model: The model. Layers that were given another policy keep it.
+        policy: Keras's name of the policy; the model's own changes nothing.
     """
     if policy == own_policy(model):
         yield
@@ -55,9 +55,9 @@ def under(model: keras.Model, policy: str) -> Iterator[None]:
 
 
 def loss_in_float32(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss that is given predictions of 16 bits in float32, as a model in 16 bits would have its last layer."""
+    """A loss that casts 16-bit predictions to float32 first, as if the model's last layer were in float32."""
     if isinstance(loss, keras.losses.Loss):
-        return loss  # It casts by itself, and a `TrainStep` treats it in its own way.
+        return loss  # It casts by itself, and `TrainStep` handles it as a keras Loss.
 
     def wide(y: Any, prediction: Any, *weight: Any) -> Any:
         return loss(y, tf.nest.map_structure(_wide, prediction), *weight)
@@ -71,7 +71,7 @@ def _wide(tensor: Any) -> Any:
 
 
 class _InFloat32(keras.DTypePolicy):
-    """Computes in float32, on variables of the dtype they have."""
+    """Computes in float32, with variables that keep their dtype."""
 
     def __init__(self, variable_dtype: str):
         super().__init__("float32")
@@ -79,13 +79,13 @@ class _InFloat32(keras.DTypePolicy):
 
     @property
     def variable_dtype(self) -> str:
-        """That of the layer's own policy. Where it is not float32, Keras casts what the layer reads."""
+        """The variable dtype of the layer's own policy. Keras casts variables to float32 when the layer reads them."""
         return self._kept
 
 
 @contextlib.contextmanager
 def layers_in_float32(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
-    """Has these layers compute in float32 while a function is traced."""
+    """Runs the float16 layers among these in float32 while a function is traced."""
     before = []
     try:
         for layer in layers:

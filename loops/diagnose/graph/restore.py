@@ -1,4 +1,4 @@
-"""Everything that a forward pass may move is put back afterwards, bit for bit."""
+"""Restores everything that a forward pass may change, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from loops.loop.state.randomness import generators, set_generators
 
 
 @contextlib.contextmanager
-def kept(layer: keras.layers.Layer) -> Iterator[None]:
-    """Puts back a layer's variables, those of the layers in it, and the random generators of the process."""
+def restored(layer: keras.layers.Layer) -> Iterator[None]:
+    """Restores the variables of a layer and of the layers in it, and the random generators of the process."""
     variables = {id(variable): variable for one in scaler.observe.layers_of(layer) for variable in one.variables}
     values = [(variable, variable.numpy()) for variable in variables.values()]
     random = generators()

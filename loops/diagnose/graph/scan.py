@@ -1,7 +1,7 @@
-"""One step under full observation: every floating-point and complex tensor of its graph is measured.
+"""Runs one step and measures every floating-point and complex tensor of its graph.
 
-Reading a tensor can keep TensorFlow from joining operations, and so change what it computes. Whoever compares the scan
-with the step as it runs learns whether it did.
+Reading a tensor can prevent TensorFlow from fusing operations, and so change the result. The caller compares the scan
+with the step as it runs to see whether it did.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.framed import framed, handles_of
 from loops.diagnose.graph.frames import Frame, Part
 from loops.diagnose.graph.lines import line_in_custom_gradient, line_of
-from loops.diagnose.graph.listening import listening
-from loops.diagnose.graph.whereabouts import noting
+from loops.diagnose.graph.scaler_calls import recording_scaler_calls
+from loops.diagnose.graph.step_frames import frames_of_step, handles_of
+from loops.diagnose.graph.whereabouts import recording_layers
 
 _UNSEEN = (tf.string, tf.resource, tf.variant)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """What one step gave.
+    """The measured step.
 
     Attributes:
-        outputs: Of the step, as numbers.
-        frames: By name of tensor, in the order in which the operations were made.
-        losses: The names of the tensors that were given to `scale`.
-        gradients: For each `apply`, the names of its gradients' tensors; None where there is none.
-        order: The layers' paths in the order of the forward pass, parts before the whole.
-        operations: By name of tensor.
-        values: Every number of the step, by name of tensor.
+        outputs: The outputs of the step, as NumPy values.
+        frames: The frames by tensor name, in the order in which their operations were created.
+        losses: The names of the tensors that were passed to `scale`.
+        gradients: For each `apply` and `unscale` the names of its gradients' tensors; None for a missing gradient.
+        order: The layers' paths in the order of the forward pass, inner layers before outer ones.
+        operations: The operations by the name of their output tensors.
+        values: The values of the tensors, by name.
     """
 
     outputs: dict[str, Any]
@@ -47,13 +47,13 @@ class Scan:
 
     @property
     def failed(self) -> list[str]:
-        """What the scaler was given that is not finite: a loss, or else gradients."""
+        """The names of the non-finite losses that the scaler got, or else of its non-finite gradients."""
         losses = [name for name in self.losses if name in self.frames and not self.frames[name].finite]
         grads = [name for given in self.gradients for name in given if name is not None]
         return losses or [name for name in grads if name in self.frames and not self.frames[name].finite]
 
     def line(self, name: str) -> str | None:
-        """The line of Python that made a tensor, or of the backward pass the tensor whose gradient it computes."""
+        """The line of Python that created a tensor; for a gradient, the line that created its forward tensor."""
         frame = self.frames[name]
         if frame.custom and (line := line_in_custom_gradient(self.operations[name])):
             return line
@@ -71,38 +71,38 @@ def scan(
     scalers: Sequence[scaler.LossScaler],
     factor: float | None = None,
 ) -> Scan:
-    """Takes a step and measures it. It moves weights and all: put them back.
+    """Runs a step and measures it. It may change weights and other state, which the caller restores.
 
     Args:
-        take: The step, a function of a batch, not compiled by XLA.
-        batch: Tensors.
-        layers: The model's, by path.
-        scalers: The step's.
-        factor: Multiplies each loss on its way into `scale`, as for `listening`.
+        take: The step, a function of a batch that XLA does not compile.
+        batch: A batch of tensors.
+        layers: The layers of the model, by path.
+        scalers: The loss scalers of the step.
+        factor: A number by which each loss is multiplied before `scale`; None for no change.
     """
-    kept: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     at = None if factor is None else tf.constant(factor)
 
     def observed(batch: Any) -> tuple[Any, list[tf.Tensor]]:
-        with listening(scalers, at, moves=False) as heard, noting(layers) as places:
+        with recording_scaler_calls(scalers, at, moves=False) as calls, recording_layers(layers) as places:
             outputs = take(batch)
-        # What measures a tensor in the graph is larger than what computes it, so they are given back.
+        # Measuring a tensor in the graph takes more operations than computing it, so the values are returned.
         seen = _numbers(tf.compat.v1.get_default_graph())
-        kept.update(heard=heard, places=places, batch=tf.nest.flatten(batch, expand_composites=True), seen=seen)
+        recorded.update(calls=calls, places=places, batch=tf.nest.flatten(batch, expand_composites=True), seen=seen)
         return outputs, seen
 
     concrete = tf.function(observed).get_concrete_function(batch)
     handles = handles_of(concrete)
     outputs, numbers = concrete(batch)
-    heard, places = kept["heard"], kept["places"]
-    values = {tensor.name: value for tensor, value in zip(kept["seen"], numbers, strict=True)}
+    calls, places = recorded["calls"], recorded["places"]
+    values = {tensor.name: value for tensor, value in zip(recorded["seen"], numbers, strict=True)}
     operations = concrete.graph.get_operations()
-    given = {tensor.name for tensor in kept["batch"] if isinstance(tensor, tf.Tensor)}
+    given = {tensor.name for tensor in recorded["batch"] if isinstance(tensor, tf.Tensor)}
     return Scan(
         outputs={name: value.numpy() for name, value in outputs.items()},
-        frames=framed(operations, values, heard, places, given, handles),
-        losses=[loss.name for loss in heard.losses],
-        gradients=[[_name(grad) for grad in grads] for grads in heard.gradients],
+        frames=frames_of_step(operations, values, calls, places, given, handles),
+        losses=[loss.name for loss in calls.losses],
+        gradients=[[_name(grad) for grad in grads] for grads in calls.gradients],
         order=places.order,
         operations={tensor.name: operation for operation in operations for tensor in operation.outputs},
         values=values,

@@ -1,4 +1,4 @@
-"""Which layer each operation of a step belongs to, noted while the step is traced."""
+"""Records, while a step is traced, to which layer each of its operations belongs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from loops.backend import custom_gradients
-from loops.diagnose.graph.changes import with_value
-from loops.diagnose.graph.listening import count_of_operations, on_first_replica, replaced
+from loops.diagnose.graph.changes import patched, with_value
+from loops.diagnose.graph.scaler_calls import count_of_operations, on_first_replica
 
 _BACKWARD = "gradient_tape/"
 
@@ -21,10 +21,10 @@ class Whereabouts:
     """The layers of operations, by their number in the graph.
 
     Attributes:
-        calls: The layer's path, and the numbers of the first operation of a call and of the first one after it.
-        regularizers: The same of calls of its regularizers.
-        customs: Of functions with a custom gradient: the name, the number of the call's last operation, and those
-            of the backward pass's first operation and of the first one after it.
+        calls: For each call the layer's path, the number of its first operation, and of the first one after it.
+        regularizers: The same for each call of a regularizer.
+        customs: For each function with a custom gradient its name, the number of the last operation of its call, of the
+            first operation of its backward pass, and of the first one after that.
         order: The layers' paths in the order in which their calls ended.
     """
 
@@ -35,11 +35,11 @@ class Whereabouts:
 
     @property
     def order(self) -> list[str]:
-        """The layers in the order in which their calls ended, each once: parts before the whole."""
+        """The layers' paths in the order in which their calls ended, each once: inner layers before outer ones."""
         return list(dict.fromkeys(path for path, _, _ in self.calls))
 
     def by_number(self, count: int) -> list[str | None]:
-        """For each operation of the forward pass, or of a custom gradient, the innermost layer."""
+        """The innermost layer of each operation of the forward pass or of a custom gradient; else None."""
         layers: list[str | None] = [None] * count
         # Outer calls end after inner ones, and must not hide them.
         for path, first, end in [*reversed(self.calls), *self.regularizers]:
@@ -49,39 +49,39 @@ class Whereabouts:
         return layers
 
     def in_customs(self) -> dict[int, str]:
-        """The functions in whose custom gradients operations were made, by their numbers."""
+        """The name of the function with a custom gradient, by the numbers of the operations of that gradient."""
         # Inner ones end before outer ones.
         return {number: name for name, _, first, end in reversed(self.customs) for number in range(first, end)}
 
     def in_regularizers(self) -> set[int]:
-        """The numbers of the operations that regularizers made."""
+        """The numbers of the operations that regularizers created."""
         return {number for _, first, end in self.regularizers for number in range(first, end)}
 
 
 @contextlib.contextmanager
-def noting(layers: Mapping[str, keras.layers.Layer]) -> Iterator[Whereabouts]:
-    """Notes the calls of layers.
+def recording_layers(layers: Mapping[str, keras.layers.Layer]) -> Iterator[Whereabouts]:
+    """Records the calls of layers, of their regularizers and of custom gradients.
 
     Args:
-        layers: By path. Each is put back at the end as it was.
+        layers: The layers by path. Each is restored at the end.
     """
     found = Whereabouts()
     graphs: list[tf.Graph] = []
     with contextlib.ExitStack() as stack:
         for path, layer in layers.items():
-            stack.enter_context(replaced(layer, "call", _noted(path, layer.call, found.calls, graphs)))
+            stack.enter_context(patched(layer, "call", _recording(path, layer.call, found.calls, graphs)))
         for owner, name, path in _regularized(layers):
-            change = _Regularizer(_noted(path, getattr(owner, name), found.regularizers, graphs))
+            change = _Regularizer(_recording(path, getattr(owner, name), found.regularizers, graphs))
             stack.enter_context(with_value(owner, name, change))
-        stack.enter_context(custom_gradients.around(functools.partial(_noted_backward, found.customs, graphs)))
+        stack.enter_context(custom_gradients.around(functools.partial(_recording_backward, found.customs, graphs)))
         yield found
 
 
 class _Regularizer(keras.regularizers.Regularizer):
-    """A function as a regularizer, which is all that a variable takes.
+    """Wraps a function as a regularizer, since a variable accepts nothing else.
 
     Args:
-        function: It.
+        function: A function of the variable's value.
     """
 
     def __init__(self, function: Callable):
@@ -93,8 +93,8 @@ class _Regularizer(keras.regularizers.Regularizer):
 
 
 def _regularized(layers: Mapping[str, keras.layers.Layer]) -> list[tuple[Any, str, str]]:
-    """What has a regularizer, the name of the attribute, and the layer's path. A variable counts to the inmost one."""
-    # A functional model also holds operations, such as keras.ops.exp, which have neither variables nor regularizers.
+    """Each owner of a regularizer, the attribute's name, and the path of the innermost layer."""
+    # A functional model also holds operations, such as keras.ops.exp, which have no variables and no regularizers.
     real = {path: layer for path, layer in layers.items() if isinstance(layer, keras.layers.Layer)}
     of_outputs = [(layer, path) for path, layer in real.items() if callable(layer.activity_regularizer)]
     owners: dict[int, tuple[Any, str]] = {}
@@ -107,40 +107,40 @@ def _regularized(layers: Mapping[str, keras.layers.Layer]) -> list[tuple[Any, st
     ]
 
 
-def _noted(path: str, call: Callable, calls: list, graphs: list) -> Callable:
-    @functools.wraps(call)  # Keras reads its arguments.
-    def noted(*arguments: Any, **options: Any) -> Any:
+def _recording(path: str, call: Callable, calls: list, graphs: list) -> Callable:
+    @functools.wraps(call)  # Keras reads the signature.
+    def record(*arguments: Any, **options: Any) -> Any:
         graph, first = tf.compat.v1.get_default_graph(), count_of_operations()
         graphs.append(graph)
         result = call(*arguments, **options)
-        # A call inside the loop of another layer is that layer's.
+        # A call inside another layer's loop counts as that layer.
         if graph is graphs[0] and on_first_replica():
             calls.append((path, first, count_of_operations()))
         return result
 
-    return noted
+    return record
 
 
-def _noted_backward(customs: list, graphs: list, name: str, backward: Callable) -> Callable:
+def _recording_backward(customs: list, graphs: list, name: str, backward: Callable) -> Callable:
     graph, last = tf.compat.v1.get_default_graph(), count_of_operations() - 1
     graphs.append(graph)
 
-    def noted(*grads: Any) -> Any:
+    def record(*grads: Any) -> Any:
         first = count_of_operations()
         result = backward(*grads)
         if graph is graphs[0] is tf.compat.v1.get_default_graph() and on_first_replica():
             customs.append((name, last, first, count_of_operations()))
         return result
 
-    return noted
+    return record
 
 
 def backward_layers(names: Sequence[str], forward: Sequence[str | None]) -> list[str | None]:
-    """The layers of a backward pass's operations: TensorFlow names their scopes after those of the forward pass.
+    """The layer of each operation, also in the backward pass, whose scopes TensorFlow names after the forward pass.
 
     Args:
-        names: Of all operations.
-        forward: The layer of each, as from `by_number`.
+        names: The names of all operations.
+        forward: The layer of each operation, from `Whereabouts.by_number`.
     """
     scopes: dict[str, str | None] = {}
     for name, layer in zip(names, forward, strict=True):

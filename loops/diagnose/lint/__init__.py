@@ -1,4 +1,4 @@
-"""What is known to hurt in 16 bits, found before training: each layer stressed, the set-up looked at."""
+"""Finds known 16-bit problems before training: stresses each layer, and checks the set-up and the traced graph."""
 
+from loops.diagnose.lint.all_rules import lint as lint
 from loops.diagnose.lint.finding import Finding as Finding
-from loops.diagnose.lint.look import lint as lint

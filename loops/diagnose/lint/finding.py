@@ -1,4 +1,4 @@
-"""What lint says of one layer, or of the whole set-up."""
+"""A finding of lint about one layer, or about the whole set-up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import enum
 
 
 class Kind(str, enum.Enum):
-    """What a finding is of."""
+    """What a finding is about."""
 
     SAMPLE = "sample"
     NOT_RUN = "not_run"
@@ -33,19 +33,19 @@ class Severity(str, enum.Enum):
 
     HURTS = "hurts"
     NOTE = "note"
-    """It harms nothing, or nothing on inputs such as the sample's."""
+    """It is harmless, at least on inputs such as the sample's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that is known to hurt.
+    """One problem that lint found.
 
     Attributes:
-        layer: The layer's name, its path where several have that name, or None for what is of the whole set-up.
-        finding: What, as a sentence. That of a note begins with "note: ".
-        measured: How it was found, with numbers.
+        layer: The layer's name, or its path if several layers have that name; None for the whole set-up.
+        finding: The problem, in one sentence. For a note it begins with "note: ".
+        measured: The measurement behind it, with numbers.
         instead: What to write instead.
-        kind: What it is of.
+        kind: What the finding is about.
         severity: Whether it hurts.
     """
 
@@ -58,10 +58,10 @@ class Finding:
 
     @property
     def is_note(self) -> bool:
-        """Whether it harms nothing, or nothing on inputs such as the sample's."""
+        """Whether it is harmless, at least on inputs such as the sample's."""
         return self.severity is Severity.NOTE
 
 
 def note(layer: str | None, finding: str, measured: str, instead: str, kind: Kind) -> Finding:
-    """A finding that harms nothing."""
+    """Makes a finding that is harmless."""
     return Finding(layer, f"note: {finding}", measured, instead, kind, Severity.NOTE)

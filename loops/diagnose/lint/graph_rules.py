@@ -11,13 +11,13 @@ from loops.diagnose.lint.finding import Finding, Kind, note
 
 
 def lost_constants(traced: Traced, twin: Traced) -> list[Finding]:
-    """A finding for each constant of a float16 graph that means something else than in float32."""
+    """A finding for each constant whose value in float16 has another meaning than in float32."""
     findings: dict[tuple, Finding] = {}
     for one in lost_literals(traced.graph, twin.graph):
         layer = traced.place_of_node(one.node)
         make = note if one.chosen else Finding
         key = (layer, one.before, one.after, one.chosen)
-        findings.setdefault(key, make(layer, f"{one.said}.", one.measured, one.instead, Kind.CONSTANT))
+        findings.setdefault(key, make(layer, f"{one.problem}.", one.measured, one.instead, Kind.CONSTANT))
     return list(findings.values())
 
 
@@ -27,7 +27,7 @@ _MOVES = ("Cast", "Identity", "Reshape", "Squeeze", "ExpandDims", "StridedSlice"
 
 
 def rounded_indices(traced: Traced) -> list[Finding]:
-    """A finding for each Embedding that has more rows than float16 has integers, and is given them in float16."""
+    """A finding for each Embedding whose indices are float16 on the way and exceed float16's exact integers."""
     large = {
         traced.place(layer): layer.input_dim
         for layer in traced.layers
@@ -41,9 +41,9 @@ def rounded_indices(traced: Traced) -> list[Finding]:
     return [
         Finding(
             place,
-            "the indices are float16 on their way to this Embedding, so that many of them become their neighbours.",
-            f"float16 has every integer up to {_LAST_INTEGER}, and this Embedding has {rows} rows.",
-            "Give integers in the batch, and the model keras.Input(..., dtype='int32').",
+            "the indices are float16 on their way to this Embedding, so many of them are rounded to their neighbours.",
+            f"float16 represents every integer up to {_LAST_INTEGER}, and this Embedding has {rows} rows.",
+            "Use integers in the batch, and keras.Input(..., dtype='int32') in the model.",
             Kind.INDICES,
         )
         for place, rows in large.items()
@@ -55,7 +55,7 @@ def _were_half(tensor: tf.Tensor) -> bool:
     while tensor.dtype != tf.float16:
         if tensor.op.type not in _MOVES:
             return False
-        tensor = tensor.op.inputs[2 if tensor.op.type == "SelectV2" else 0]  # After the condition and its other value.
+        tensor = tensor.op.inputs[2 if tensor.op.type == "SelectV2" else 0]  # Inputs 0 and 1: condition, fill value.
     return True
 
 
@@ -64,7 +64,7 @@ _MULTIPLE = 8
 
 
 def odd_shapes(traced: Traced) -> list[Finding]:
-    """A note for each layer that multiplies in float16 by a matrix with a side that is no multiple of 8."""
+    """A note for each layer that multiplies in float16 by a matrix with a side that is not a multiple of 8."""
     matrices: dict[str | None, tuple] = {}
     for operation in traced.graph.get_operations():
         if operation.type in _PRODUCTS and operation.outputs[0].dtype == tf.float16:
@@ -72,7 +72,7 @@ def odd_shapes(traced: Traced) -> list[Finding]:
             place = traced.place_of_node(operation.name)
             if shape.rank is not None and _odd(shape.as_list()):
                 matrices.setdefault(place, tuple(shape.as_list()))
-    for layer in traced.layers:  # The step of a recurrent layer is in a loop, with a graph of its own.
+    for layer in traced.layers:  # A recurrent layer computes its step in a loop, in another graph.
         if isinstance(layer, keras.layers.RNN) and layer.compute_dtype == "float16":
             shape = tuple(getattr(getattr(layer.cell, "recurrent_kernel", None), "shape", ()))
             if _odd(list(shape)):
@@ -88,9 +88,9 @@ def _note(place: str | None, shape: tuple) -> Finding:
     odd = _odd(list(shape))
     return note(
         place,
-        "tensor cores take products of float16 in blocks of 8: this layer's are padded, or computed without them.",
+        "tensor cores multiply float16 in blocks of 8: this layer's products are padded, or do not use them.",
         f"It multiplies by a matrix of shape {shape}, and {' and '.join(map(str, odd))} "
-        f"{'are' if len(odd) > 1 else 'is'} no multiple of 8.",
-        f"Use {' and '.join(str(-(-size // _MULTIPLE) * _MULTIPLE) for size in odd)}, where the size is yours.",
+        f"{'are not multiples' if len(odd) > 1 else 'is not a multiple'} of 8.",
+        f"Use {' and '.join(str(-(-size // _MULTIPLE) * _MULTIPLE) for size in odd)}, if you can choose the size.",
         Kind.SHAPES,
     )

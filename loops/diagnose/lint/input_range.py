@@ -1,4 +1,4 @@
-"""How large the inputs of each layer are on the sample: beyond that, a failure under stress is none of the model's."""
+"""Measures the inputs of each layer on the sample, since a failure on far larger inputs does not matter."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.listening import replaced
+from loops.diagnose.graph.changes import patched
 
 MARGIN = 10.0
-"""How many times larger than on the sample a layer's inputs may become in training."""
+"""The factor by which a layer's inputs may grow in training beyond those on the sample."""
 _NOT_RUN = -1.0
 _ONE_SIGN = 0.5
 
@@ -25,39 +25,39 @@ class Inputs:
     """The floating-point inputs of a layer on the sample.
 
     Attributes:
-        amax: The largest magnitude; of several inputs, that of the one with the least.
-        one_signed: Whether they are mostly of one sign, as behind a ReLU.
+        amax: The largest magnitude; of several inputs, the smallest of theirs.
+        one_signed: Whether most values have one sign, as after a ReLU.
     """
 
     amax: float
     one_signed: bool
 
     def reach(self, magnitude: float, one_signed: bool) -> bool:
-        """Whether training may plausibly give the layer inputs of this magnitude."""
+        """Whether the layer may plausibly get inputs of this magnitude in training."""
         return magnitude <= self.amax * (MARGIN if self.one_signed or not one_signed else 1.0)
 
 
-class Seen:
-    """Measures the inputs of layers in one run of a model.
+class InputRanges:
+    """Measures the inputs of layers while a model runs.
 
     Args:
-        layers: The layers.
+        layers: The layers to measure.
     """
 
     def __init__(self, layers: Iterable[keras.layers.Layer]):
-        # Variables also take what is measured inside of a loop or of a function that a model calls.
+        # Variables can also be assigned inside a loop, or inside a function that the model calls.
         self._measured = {id(one): (one, tf.Variable([_NOT_RUN, 0.0, 0.0], trainable=False)) for one in layers}
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
-        """The layers are measured when a function is run that was traced in here."""
+        """Measures the layers whenever a function runs that was traced in this context."""
         with contextlib.ExitStack() as stack:
             for layer, found in self._measured.values():
-                stack.enter_context(replaced(layer, "call", _measuring(layer.call, found)))
+                stack.enter_context(patched(layer, "call", _measuring(layer.call, found)))
             yield
 
     def inputs(self, layer: keras.layers.Layer) -> Inputs | None:
-        """What a layer was given, None if it did not run."""
+        """The inputs of a layer, or None if it did not run."""
         amax, total, magnitudes = self._measured[id(layer)][1].numpy().tolist()
         return None if amax == _NOT_RUN else Inputs(amax, abs(total) > _ONE_SIGN * magnitudes)
 
@@ -83,13 +83,13 @@ def _measure(found: tf.Variable, given: Any) -> None:
 
 
 def _least(amax: tf.Tensor) -> tf.Tensor:
-    """The least that is not 0: an input of zeros, such as a first state, says nothing."""
+    """The smallest that is not 0: an input of zeros, such as an initial state, says nothing about the range."""
     least = tf.reduce_min(tf.where(amax > 0.0, amax, float("inf")))
     return tf.where(tf.math.is_inf(least), 0.0, least)
 
 
 def _sizes(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The largest magnitude, the mean, and the mean magnitude, of what is finite."""
+    """The largest magnitude, the mean, and the mean magnitude of the finite values."""
     values = tf.cast(tensor, tf.float32)
     values = tf.where(tf.math.is_finite(values), values, 0.0)
     count = tf.maximum(tf.cast(tf.size(values), tf.float32), 1.0)

@@ -1,4 +1,4 @@
-"""From what failed under stress to a finding, and how far a layer is stressed at all."""
+"""Turns failures under stress into findings, checks a layer's weights, and limits how far it is stressed."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ from loops.diagnose.lint.input_range import Inputs
 from loops.diagnose.lint.stress import CannotStress, Failure, float_inputs
 
 _ALONE, _SEVERAL, _MANY = 5e3, 1e3, 10.0
-"""The largest input of a layer by itself, of one that calls others with weights, and of one that calls many."""
+"""The largest input for a layer without inner weighted layers, for one with some, and for one with many."""
 _FEW_LAYERS = 8
 _WORDS = (("nan", "NaN"), ("inf", "infinite"), ("zero", "all zeros"))
 _LARGEST = scaler.float_format("float16").max
 
 
 def limit_of(weighted_inside: int) -> float:
-    """Up to which magnitude a layer is stressed.
+    """The largest magnitude at which a layer is stressed.
 
-    Ordinary layers keep their output within 7 times their input: from 5e3 on it may overflow with no fault of theirs. A
-    layer that calls others multiplies their factors.
+    An ordinary layer's output is at most 7 times its input, so inputs above 5e3 may overflow without a fault of the
+    layer. In a layer that calls others these factors multiply.
 
     Args:
-        weighted_inside: How many layers with weights it calls.
+        weighted_inside: The number of layers with weights that it calls.
     """
     if not weighted_inside:
         return _ALONE
     return _SEVERAL if weighted_inside <= _FEW_LAYERS else _MANY
 
 
-def judge(call: LayerCall, failures: list[Failure], weighted_inside: int, seen: Inputs | None) -> list[Finding]:
-    """Says what failed under stress; a list of one finding or none.
+def findings_under_stress(
+    call: LayerCall, failures: list[Failure], weighted_inside: int, seen: Inputs | None
+) -> list[Finding]:
+    """The finding for a layer's failures under stress: a list of one, or empty.
 
     Args:
-        call: Of the layer.
-        failures: What `stress` found.
-        weighted_inside: How many layers with weights it calls.
-        seen: What the layer is given on the sample, None if that is not known. What needs larger inputs is a note.
+        call: A call of the layer.
+        failures: The failures that `stress` found.
+        weighted_inside: The number of layers with weights that it calls.
+        seen: The layer's inputs on the sample, or None if unknown. A failure on far larger inputs becomes a note.
     """
     faults = [failure for failure in failures if failure.kind != "large"]
-    # Of several inputs the true output may be their product, which no layer can help.
+    # With several inputs the true output may be their product, and an overflow is then not the layer's fault.
     if not faults and (weighted_inside or float_inputs(call) != 1):
         return []
     found = faults or failures
@@ -58,25 +60,26 @@ def judge(call: LayerCall, failures: list[Failure], weighted_inside: int, seen: 
             finding.layer,
             finding.finding,
             f"{finding.measured} On your sample its inputs reach {seen.amax:.3g}.",
-            f"Nothing, as long as its inputs stay like these. Else: {finding.instead[0].lower()}{finding.instead[1:]}",
+            "Nothing, as long as its inputs stay in this range. Otherwise "
+            f"{finding.instead[0].lower()}{finding.instead[1:]}",
             finding.kind,
         )
     ]
 
 
 def cannot_stress(layer: keras.layers.Layer, error: CannotStress) -> Finding:
-    """Of a layer that does not run by itself."""
+    """A note for a layer that does not run alone."""
     return note(
         layer.name,
-        "this layer could not be stressed, so nothing is known of it.",
-        f"Run alone it raised {error}",
-        "Look at its limits in float16 yourself, or give it dtype='float32'.",
+        "this layer could not be stressed, so its behaviour in float16 is unknown.",
+        f"Run alone, it raised {error}",
+        "Check its limits in float16 yourself, or give it dtype='float32'.",
         Kind.NOT_STRESSED,
     )
 
 
 def unfit_weights(layer: keras.layers.Layer) -> list[Finding]:
-    """A finding for weights of a layer itself that float16 cannot hold."""
+    """A finding if a weight of the layer itself exceeds the range of float16."""
     if layer.compute_dtype != "float16":
         return []
     inner = {id(variable) for one in scaler.observe.layers_of(layer)[1:] for variable in one.weights}
@@ -86,9 +89,9 @@ def unfit_weights(layer: keras.layers.Layer) -> list[Finding]:
             return [
                 Finding(
                     layer.name,
-                    "a weight is too large for float16, in which the layer computes.",
+                    "a weight is too large for float16, the layer's compute dtype.",
                     f"The largest magnitude of {variable.path} is {amax:g}; float16 ends at 65504.",
-                    "Find out why it grew (learning rate, no weight decay), or give this layer dtype='float32'.",
+                    "Find out why it grew (learning rate, missing weight decay), or give this layer dtype='float32'.",
                     Kind.WEIGHTS,
                 )
             ]
@@ -96,7 +99,7 @@ def unfit_weights(layer: keras.layers.Layer) -> list[Finding]:
 
 
 def unfit_statistics(layer: keras.layers.Layer) -> list[Finding]:
-    """A finding for a Normalization whose mean or variance has become infinite: it holds them in its compute dtype."""
+    """A finding if the mean or variance of a Normalization, which it holds in its compute dtype, is infinite."""
     if not isinstance(layer, keras.layers.Normalization) or layer.compute_dtype != "float16":
         return []
     held = {"mean": layer.mean, "variance": layer.variance}
@@ -106,9 +109,9 @@ def unfit_statistics(layer: keras.layers.Layer) -> list[Finding]:
     return [
         Finding(
             layer.name,
-            f"the {beyond[0]} that it normalises by is too large for float16.",
+            f"the {beyond[0]} with which it normalises is too large for float16.",
             f"{layer.name}.{beyond[0]} is infinite; float16 ends at 65504.",
-            "Give this layer dtype='float32' and adapt it anew: keras.layers.Normalization(..., dtype='float32').",
+            "Give this layer dtype='float32' and adapt it again: keras.layers.Normalization(..., dtype='float32').",
             Kind.STATISTICS,
         )
     ]
@@ -120,7 +123,7 @@ def _fault(layer: keras.layers.Layer, faults: list[Failure], where: str = "") ->
     spoilt = f"{'its gradient' if backward else 'its output'} is {_kinds(faults)}"
     return Finding(
         layer.name,
-        f"{kind} fails in float16{where}: {spoilt} where float32 is finite and float16 could hold it.",
+        f"{kind} fails in float16{where}: {spoilt} where the float32 result is finite and within float16's range.",
         _ranges(faults),
         f"Give this layer dtype='float32': keras.layers.{kind}(..., dtype='float32')."
         if type(layer).__module__.startswith("keras.")
@@ -133,10 +136,10 @@ def _too_large(layer: keras.layers.Layer, failure: Failure) -> Finding:
     ratio = failure.reference / failure.magnitude if failure.magnitude else float("inf")
     return Finding(
         layer.name,
-        f"{type(layer).__name__} enlarges its input {ratio:.3g} times, and overflows in float16 early.",
+        f"{type(layer).__name__} enlarges its input {ratio:.3g} times, so it overflows early in float16.",
         f"At inputs of {failure.magnitude:g} the output is {failure.reference:.3g} in float32; float16 ends at 65504. "
         "Layers with Glorot, He or orthogonal kernels stay below 7 times.",
-        "Take a mean in the place of a sum, use smaller weights, or give this layer dtype='float32'.",
+        "Use a mean instead of a sum, use smaller weights, or give this layer dtype='float32'.",
         Kind.ENLARGES,
     )
 
@@ -147,10 +150,10 @@ def _kinds(faults: list[Failure]) -> str:
 
 
 def _ranges(faults: list[Failure]) -> str:
-    """At which magnitudes, by pass."""
-    said = []
+    """The input magnitudes that failed, for each pass, as a sentence."""
+    passes = []
     for backward, name in ((False, "forward"), (True, "backward")):
         at = sorted({failure.magnitude for failure in faults if failure.backward == backward})
         if at:
-            said.append(f"{name} with inputs of magnitude {', '.join(f'{one:g}' for one in at)}")
-    return f"Run alone, it failed {' and '.join(said)}; in float32 it did not."
+            passes.append(f"{name} with inputs of magnitude {', '.join(f'{one:g}' for one in at)}")
+    return f"Run alone, it failed {' and '.join(passes)}; in float32 it did not."

@@ -1,4 +1,4 @@
-"""What the loss is given, in which dtype it computes, and what float16 makes of the sample's gradients."""
+"""Checks the dtypes of the model's outputs and of the loss, and which gradients of the sample float16 loses."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def half_outputs(traced: Traced, model_name: str) -> list[Finding]:
             findings.append(
                 Finding(
                     layer,
-                    "the loss is given float16: a probability next to 1 is rounded to 1, one below 6e-8 is 0, and a "
-                    "logit above 65504 is infinite.",
+                    "the loss gets float16 predictions: a probability close to 1 is rounded to 1, one below 6e-8 is "
+                    "0, and a logit above 65504 is infinite.",
                     f"For the sample this output has dtype float16 and shape {tuple(prediction.shape)}.",
                     "Give the last layer dtype='float32'; the products before it stay in float16.",
                     Kind.OUTPUT,
@@ -50,10 +50,10 @@ def half_loss(traced: Traced, loss: Callable, sample: Any) -> list[Finding]:
     return [
         Finding(
             None,
-            f"the loss {name} computes in float16: keras.losses objects cast what they are given to float32, and "
-            "functions do not.",
-            f"Of its operations {len(operations)} are in float16 ({kinds}). {tried}".strip(),
-            "Pass the object in the place of the function, such as keras.losses.BinaryCrossentropy(), or cast the "
+            f"the loss {name} computes in float16: keras.losses objects cast their inputs to float32, but functions "
+            "do not.",
+            f"{len(operations)} of its operations are in float16 ({kinds}). {tried}".strip(),
+            "Pass the object instead of the function, such as keras.losses.BinaryCrossentropy(), or cast the "
             "predictions to float32 first.",
             Kind.LOSS,
         )
@@ -70,8 +70,8 @@ def _computed_in_half(traced: Traced) -> list[tf.Operation]:
             continue
         seen.add(id(tensor))
         operation = tensor.op
-        # Keras takes the logits from behind a softmax, past the predictions.
-        if operation.type in ("Const", "Placeholder") or operation.name in traced.of_model:
+        # Keras may read the logits in front of a softmax, so the predictions are bypassed.
+        if operation.type in ("Const", "Placeholder") or operation.name in traced.model_operations:
             continue
         if operation.type not in _MOVES and any(one.dtype == tf.float16 for one in operation.outputs):
             found[operation.name] = operation
@@ -80,7 +80,7 @@ def _computed_in_half(traced: Traced) -> list[tf.Operation]:
 
 
 def _tried(loss: Callable, sample: Any, predictions: list[tf.Tensor]) -> str:
-    """At which predictions the loss or its gradient fails in float16 alone, in words; empty where none does."""
+    """A sentence on the first predictions at which the loss or its gradient fails in float16 only; else ""."""
     _, y, weight = parts(sample, "lint")
     if len(predictions) != 1:
         return ""
@@ -91,7 +91,7 @@ def _tried(loss: Callable, sample: Any, predictions: list[tf.Tensor]) -> str:
                 _loss_and_slope(loss, y, tf.cast(prediction, dtype), weight) for dtype in (tf.float16, tf.float32)
             )
         except (ValueError, TypeError, tf.errors.OpError):
-            return ""  # It takes nothing but what the model makes; that it computes in float16 is known all the same.
+            return ""  # The loss accepts only the model's own predictions; it is reported without this sentence.
         if not np.isfinite(half) and np.isfinite(reference):
             return f"At predictions of {value:g} it is {half:g}, and {reference:.4g} in float32."
         if not np.isfinite(slope) and np.isfinite(expected):
@@ -109,14 +109,14 @@ def _loss_and_slope(loss: Callable, y: Any, prediction: tf.Tensor, weight: Any) 
 
 
 def _worst(tensor: tf.Tensor) -> np.ndarray:
-    """The largest magnitude, NaN if one is there."""
+    """The largest magnitude; NaN if the tensor holds one."""
     return np.max(np.abs(keras.ops.convert_to_numpy(tensor).astype(np.float32)), initial=0.0)
 
 
 def lost_share(model: keras.Model, loss: Callable, sample: Any) -> str:
-    """The share of the weights' gradients that float16 makes zero, as a sentence; empty where float32 does not run.
+    """A sentence on the share of the weights' gradients that float16 flushes to zero; "" if float32 does not run.
 
-    The gradients are those of the model in float32. It moves statistics and random generators, which the caller keeps.
+    The gradients are computed in float32. The caller restores statistics and random generators.
     """
     x, y, weight = parts(sample, "lint")
 

@@ -1,4 +1,4 @@
-"""The sample itself, run as it is and in float32: what is infinite or NaN, and whether float16 is the cause."""
+"""Runs the model on the sample, as it is and in float32, and finds what is not finite and why."""
 
 from __future__ import annotations
 
@@ -15,38 +15,40 @@ from loops.diagnose.graph.calls import Traced, functional_operations, rounding_i
 from loops.diagnose.graph.frames import Frame
 from loops.diagnose.graph.origin import origins, pass_of
 from loops.diagnose.graph.policies import layers_in_float32
-from loops.diagnose.graph.restore import kept
+from loops.diagnose.graph.restore import restored
 from loops.diagnose.graph.scan import Scan, scan
-from loops.diagnose.lint.arguments import fitting
+from loops.diagnose.lint.arguments import explaining_misfit
 from loops.diagnose.lint.finding import Finding, Kind, note
-from loops.diagnose.lint.input_range import Seen
+from loops.diagnose.lint.input_range import InputRanges
 from loops.support.batches import parts
 
 _RAISED = (ValueError, TypeError, tf.errors.OpError)
 _PROBLEMS = {1: "infinite", 2: "NaN"}
 
 
-def sample_findings(traced: Traced, model: keras.Model, loss: Callable, sample: tuple, seen: Seen) -> list[Finding]:
-    """What is not finite on the whole sample: in it, in the model's outputs, in the loss, or in `model.losses`.
+def sample_findings(
+    traced: Traced, model: keras.Model, loss: Callable, sample: tuple, seen: InputRanges
+) -> list[Finding]:
+    """Findings for non-finite values in the sample, in the model's outputs, in the loss, or in `model.losses`.
 
     Args:
-        traced: The model's trace, which names its layers.
-        model: Built.
+        traced: The trace of the model, which names its layers.
+        model: A model that is built.
         loss: A function of (y, prediction), or of (y, prediction, sample_weight).
         sample: A batch of tensors.
-        seen: Is told the inputs of the layers.
+        seen: Measures the inputs of the layers during this run.
 
     Raises:
         BadBatch: If the loss cannot take the sample.
     """
     try:
-        with fitting(model, sample), seen.measuring():
+        with explaining_misfit(model, sample), seen.measuring():
             failed = _failed(model, loss, sample)
     except tf.errors.OpError as error:
         return [_not_run(error)]
     if not failed:
         return []
-    spoilt = _spoilt(sample)
+    spoilt = _bad_sample(sample)
     if spoilt:
         return [spoilt]
     halves = [layer for layer in scaler.observe.layers_of(model) if layer.compute_dtype == "float16"]
@@ -54,29 +56,29 @@ def sample_findings(traced: Traced, model: keras.Model, loss: Callable, sample: 
         with layers_in_float32(halves):
             also = _failed(model, loss, sample)
     except _RAISED:
-        also = {}  # It casts to float16 by itself.
+        also = {}  # The model casts to float16 by itself.
     alone = {name: problem for name, problem in failed.items() if name not in also}
     everywhere = {name: problem for name, problem in failed.items() if name in also}
     findings = []
     if alone:
-        beginning = _beginning(traced, model, loss, sample, set(alone))
-        findings.append(_of_float16(alone, beginning))
+        origin = _origin(traced, model, loss, sample, set(alone))
+        findings.append(_float16_finding(alone, origin))
     if everywhere:
         with layers_in_float32(halves):
-            beginning = _beginning(traced, model, loss, sample, set(everywhere))
-        findings.append(_of_the_model(everywhere, beginning, bool(halves)))
+            origin = _origin(traced, model, loss, sample, set(everywhere))
+        findings.append(_model_finding(everywhere, origin, bool(halves)))
     return findings
 
 
-def _spoilt(sample: tuple) -> Finding | None:
-    """A finding for a sample that is not finite itself."""
+def _bad_sample(sample: tuple) -> Finding | None:
+    """A finding if the sample itself is not finite."""
     for name, part in zip(("x", "y", "sample_weight"), sample, strict=False):
         problem = max((int(_problem(one)) for one in tf.nest.flatten(part)), default=0)
         if problem:
             return Finding(
                 None,
-                f"{name} of the sample holds a value that is {_PROBLEMS[problem]}: so does what is computed from it.",
-                f"{name} was looked at as it was given, before any layer.",
+                f"{name} of the sample holds a value that is {_PROBLEMS[problem]}, which spreads to the results.",
+                f"{name} was checked as given, before any layer.",
                 "Remove or replace such values in the data, or give lint a sample without them.",
                 Kind.SAMPLE,
             )
@@ -86,15 +88,15 @@ def _spoilt(sample: tuple) -> Finding | None:
 def _not_run(error: tf.errors.OpError) -> Finding:
     return note(
         None,
-        "the model could not be run on the sample, so nothing is known of its outputs there.",
+        "the model could not be run on the sample, so its outputs there are unknown.",
         f"It raised {type(error).__name__}: {error.message.strip().splitlines()[0][:200]}",
-        "Try a train step on this sample.",
+        "Run a train step on this sample.",
         Kind.NOT_RUN,
     )
 
 
 def _forward(model: keras.Model, loss: Callable, sample: tuple) -> dict[str, tf.Tensor]:
-    """The outputs, the loss and what the layers added to it, by what a finding calls them."""
+    """The outputs, the loss and the layers' additional losses, by their names in a finding."""
     x, y, weight = parts(sample, "lint")
     prediction = model(x, training=True)
     result = loss(y, prediction) if weight is None else loss(y, prediction, weight)
@@ -106,20 +108,20 @@ def _forward(model: keras.Model, loss: Callable, sample: tuple) -> dict[str, tf.
 
 
 def _failed(model: keras.Model, loss: Callable, sample: tuple) -> dict[str, str]:
-    """What is not finite, and what it is: "infinite" or "NaN"."""
+    """The non-finite outputs and losses by name, each "infinite" or "NaN"."""
 
     def run(sample: tuple) -> dict[str, tf.Tensor]:
         return {name: _problem(one) for name, one in _forward(model, loss, sample).items()}
 
-    with kept(model), rounding_is_no_warning():
-        # Called by itself, TensorFlow would warn of each new function.
+    with restored(model), rounding_is_no_warning():
+        # Calling a new `tf.function` each time would make TensorFlow warn about retracing.
         concrete = tf.function(run).get_concrete_function(sample)
         problems = {name: int(one) for name, one in concrete(sample).items()}
     return {name: _PROBLEMS[problem] for name, problem in problems.items() if problem}
 
 
 def _problem(tensor: tf.Tensor) -> tf.Tensor:
-    """An integer: 2 where a tensor holds a NaN, 1 where it holds an infinity, else 0."""
+    """An integer: 2 if a tensor holds a NaN, 1 if it holds an infinity, else 0."""
     if not tensor.dtype.is_floating:
         return tf.constant(0)
     kinds = tf.where(tf.math.is_nan(tensor), 2, tf.where(tf.math.is_inf(tensor), 1, 0))
@@ -127,24 +129,24 @@ def _problem(tensor: tf.Tensor) -> tf.Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Beginning:
-    """Where something that is not finite began.
+class _Origin:
+    """The place where a non-finite value began.
 
     Attributes:
-        layer: The layer's name, or that of a functional model's operation, or None.
-        said: The operation, as a sentence.
-        in_data: Whether it is the sample, cast to 16 bits.
+        layer: The name of the layer, or of a functional model's operation, or None.
+        description: A sentence that names the operation, or "".
+        in_data: Whether it began in the sample, when it was cast to 16 bits.
         in_half: Whether the operation computes in float16.
     """
 
     layer: str | None = None
-    said: str = ""
+    description: str = ""
     in_data: bool = False
     in_half: bool = False
 
 
-def _beginning(traced: Traced, model: keras.Model, loss: Callable, sample: tuple, names: set[str]) -> _Beginning:
-    """Where these began, found by measuring every tensor; nothing is known of it where that fails."""
+def _origin(traced: Traced, model: keras.Model, loss: Callable, sample: tuple, names: set[str]) -> _Origin:
+    """The place where these non-finite values began, found by measuring every tensor; empty if that fails."""
     failed: list[str] = []
 
     def take(sample: tuple) -> dict[str, tf.Tensor]:
@@ -156,16 +158,16 @@ def _beginning(traced: Traced, model: keras.Model, loss: Callable, sample: tuple
         **{traced.place(layer): layer for layer in scaler.observe.layers_of(model)},
         **{operation.name: operation for operation in functional_operations(model)},
     }
-    with contextlib.suppress(*_RAISED), kept(model), rounding_is_no_warning():
+    with contextlib.suppress(*_RAISED), restored(model), rounding_is_no_warning():
         found = scan(take, sample, places, [])
         first = next(iter(origins(found.frames, failed)), None)
         if first is not None:
             in_data = pass_of(first, found.frames) == "data"
-            return _Beginning(first.layer, _sentence(first, found), in_data, first.dtype == "float16")
-    return _Beginning()
+            return _Origin(first.layer, _describe(first, found), in_data, first.dtype == "float16")
+    return _Origin()
 
 
-def _sentence(frame: Frame, found: Scan) -> str:
+def _describe(frame: Frame, found: Scan) -> str:
     at = f" of {frame.layer}" if frame.layer else ""
     line = found.line(frame.name) or ""
     where = f" ({line})" if line and not line.startswith("keras/") else ""
@@ -174,41 +176,41 @@ def _sentence(frame: Frame, found: Scan) -> str:
     return f"It begins in the operation {frame.kind}{at}{where}{reach}."
 
 
-def _of_float16(failed: dict[str, str], beginning: _Beginning) -> Finding:
+def _float16_finding(failed: dict[str, str], origin: _Origin) -> Finding:
     return Finding(
-        beginning.layer,
+        origin.layer,
         f"on your sample {_list(failed)} in float16; finite in float32.",
-        f"The whole sample was run in both. {beginning.said}".strip(),
+        f"The whole sample was run in both. {origin.description}".strip(),
         "Scale the data: float16 ends at 65504."
-        if beginning.in_data
+        if origin.in_data
         else "Compute this in float32 (a layer's dtype='float32', or a cast before the operation), or keep its inputs "
         "smaller.",
         Kind.FLOAT16_ON_THE_SAMPLE,
     )
 
 
-def _of_the_model(failed: dict[str, str], beginning: _Beginning, has_halves: bool) -> Finding:
-    if beginning.in_half:
+def _model_finding(failed: dict[str, str], origin: _Origin, has_halves: bool) -> Finding:
+    if origin.in_half:
         return Finding(
-            beginning.layer,
+            origin.layer,
             f"on your sample {_list(failed)}; it begins in float16, to which the model itself casts.",
-            f"The whole sample was run. {beginning.said}",
+            f"The whole sample was run. {origin.description}",
             "Scale the data: float16 ends at 65504."
-            if beginning.in_data
-            else "Take out this cast to float16, or use values that it can hold: it ends at 65504.",
+            if origin.in_data
+            else "Remove this cast to float16, or use values within its range: it ends at 65504.",
             Kind.MODEL_ON_THE_SAMPLE,
         )
     where = "in float16, and not finite in float32 either" if has_halves else "although nothing computes in float16"
     return Finding(
-        beginning.layer,
+        origin.layer,
         f"on your sample {_list(failed)} {where}: the cause is the model or the sample itself.",
-        f"The whole sample was run. {beginning.said}".strip(),
-        "Mend this first: no dtype and no loss scale helps. Look at the scale of the data and at logarithms, roots and "
+        f"The whole sample was run. {origin.description}".strip(),
+        "Fix this first: no dtype and no loss scale helps. Check the scale of the data, and logarithms, roots and "
         "divisions.",
         Kind.MODEL_ON_THE_SAMPLE,
     )
 
 
 def _list(failed: dict[str, str]) -> str:
-    """Such as "the output is infinite, the loss is NaN"."""
+    """The failures in words, such as "the output is infinite, the loss is NaN"."""
     return ", ".join(f"{name} is {problem}" for name, problem in failed.items())

@@ -1,4 +1,4 @@
-"""What a set-up does about the range of 16-bit gradients and the rounding of weights, and where that does not fit."""
+"""Checks whether loss scaling and float32 masters of a set-up fit the dtypes of its model."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Scaling:
 
     Attributes:
         scales: Whether the loss is scaled.
-        has_masters: Whether variables of 16 bits are trained through float32.
-        said: What says so, in words.
+        has_masters: Whether 16-bit variables have float32 masters.
+        description: The reason in words, such as "the optimizer scales by Dynamic".
     """
 
     scales: bool
     has_masters: bool
-    said: str
+    description: str
 
 
 def scaling_of(optimizer: Any) -> Scaling:
-    """What an optimizer, or the train step that holds it, does.
+    """The scaling of an optimizer, or of the train step that holds it.
 
     Raises:
         scaler.InvalidArgument: For anything else.
@@ -50,8 +50,8 @@ def scaling_of(optimizer: Any) -> Scaling:
         return Scaling(True, False, "the optimizer is keras.optimizers.LossScaleOptimizer")
     if isinstance(optimizer, keras.optimizers.Optimizer):
         factor = optimizer.loss_scale_factor
-        said = f"the optimizer is {kind}" + (f" with loss_scale_factor={factor:g}" if factor else "")
-        return Scaling(bool(factor) and factor != 1, False, said)
+        description = f"the optimizer is {kind}" + (f" with loss_scale_factor={factor:g}" if factor else "")
+        return Scaling(bool(factor) and factor != 1, False, description)
     if callable(optimizer):
         return Scaling(False, False, f"the optimizer is the function {getattr(optimizer, '__name__', kind)}")
     raise scaler.InvalidArgument(
@@ -61,7 +61,7 @@ def scaling_of(optimizer: Any) -> Scaling:
 
 
 def _moves(strategy: Any) -> bool:
-    """Whether a strategy ever scales by anything but 1."""
+    """Whether a strategy ever uses a loss scale other than 1."""
     fixed = isinstance(strategy, (scaler.NoScaling, scaler.Static))
     return not fixed or float(strategy.init().loss_scale) != 1.0
 
@@ -69,13 +69,13 @@ def _moves(strategy: Any) -> bool:
 def scaling_findings(
     model: keras.Model, layers: list[keras.layers.Layer], scaling: Scaling, lost_share: Callable[[], str]
 ) -> list[Finding]:
-    """What is wrong with a model's dtypes, given what scales and what is trained.
+    """Findings for dtypes of a model that do not fit the scaling of the set-up.
 
     Args:
         model: The model.
         layers: The layers that the forward pass calls.
-        scaling: What the set-up does.
-        lost_share: Says what becomes of the sample's gradients without a scale; called where it matters.
+        scaling: The scaling of the set-up.
+        lost_share: Returns a sentence on the gradients that float16 loses without a scale; called only if needed.
     """
     by_dtype: dict[str, list[str]] = {"float16": [], "bfloat16": []}
     for layer in layers:
@@ -88,7 +88,7 @@ def scaling_findings(
             Finding(
                 None,
                 "the model computes in float16 and nothing scales the loss: gradients below 6e-8 become 0.",
-                f"{_layers(half)} in float16, such as {half[0]!r}; {scaling.said}. {lost_share()}".strip(),
+                f"{_layers(half)} in float16, such as {half[0]!r}; {scaling.description}. {lost_share()}".strip(),
                 "Use loops.TrainStep with loss_scaler=scaler.LossScaler(scaler.Dynamic()), or wrap the optimizer in "
                 "scaler.LossScaleOptimizer.",
                 Kind.NO_SCALING,
@@ -98,9 +98,9 @@ def scaling_findings(
         findings.append(
             Finding(
                 None,
-                "the model computes in bfloat16, which has the range of float32, and a loss scaler runs beside it: it "
-                "gains nothing, and every overflow that it provokes skips a step.",
-                f"{_layers(brain)} in bfloat16, such as {brain[0]!r}, and none in float16; {scaling.said}.",
+                "the model computes in bfloat16, which has the range of float32, but the loss is scaled: that gains "
+                "nothing, and every overflow that it causes skips a step.",
+                f"{_layers(brain)} in bfloat16, such as {brain[0]!r}, and none in float16; {scaling.description}.",
                 "Use loss_scaler=scaler.LossScaler(scaler.NoScaling()), or the optimizer without a wrapper.",
                 Kind.NEEDLESS_SCALING,
             )
@@ -120,11 +120,11 @@ def _masters(model: keras.Model, scaling: Scaling) -> list[Finding]:
     return [
         Finding(
             None,
-            f"weights are kept in {found[0].dtype} and trained without float32 masters: an update smaller than "
+            f"weights are stored in {found[0].dtype} and trained without float32 masters: an update smaller than "
             f"{ratio} of its weight is lost.",
             f"{len(found)} of {amount(len(model.trainable_variables), 'trainable variable')} "
-            f"{agreeing(len(found), 'is', 'are')} of 16 bits, such as {found[0].path!r}; {scaling.said}.",
-            "Use loops.TrainStep or scaler.LossScaleOptimizer, which make masters by themselves, or the policy "
+            f"{agreeing(len(found), 'has', 'have')} 16 bits, such as {found[0].path!r}; {scaling.description}.",
+            "Use loops.TrainStep or scaler.LossScaleOptimizer, which create masters automatically, or the policy "
             f"'mixed_{found[0].dtype}'.",
             Kind.NO_MASTERS,
         )

@@ -1,6 +1,6 @@
-"""One layer alone, at rising magnitudes: in its own dtype, and beside it in float32 on the same float16 values.
+"""Runs one layer alone at rising magnitudes, in its own dtype and in float32 on the same float16 values.
 
-What fails in float16 alone, and would have fitted there, is the layer's fault and not the input's.
+If only float16 fails, and the float32 result fits into float16, the fault is the layer's and not the input's.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.graph.calls import LayerCall, rounding_is_no_warning
 from loops.diagnose.graph.policies import layers_in_float32
-from loops.diagnose.graph.restore import kept
+from loops.diagnose.graph.restore import restored
 
 MAGNITUDES = (0.0, 1e-4, 1e-2, 1.0, 10.0, 30.0, 100.0, 300.0, 1e3, 5e3)
-"""The largest magnitude of the input. What fails above the last is not told: see docs/lint.md."""
+"""The largest magnitude of the input. Failures above the last one are not reported: see docs/lint.md."""
 _FEW = (0.0, 1e-4, 10.0, 100.0, 300.0, 5e3)
 _LARGE = 2**15
-"""Values of input from which on a layer is stressed at a few magnitudes alone."""
+"""A layer with more input values is stressed only at the magnitudes in `_FEW`."""
 _EXAMPLES = 4
-"""Examples of a batch on which a layer with more values than that is stressed first."""
+"""The number of examples of the batch on which such a layer is stressed first."""
 _HALF = scaler.float_format("float16")
 _FITS = 0.98 * _HALF.max
-"""Up to here a float32 result counts as one that float16 holds: the last bits are rounding."""
+"""The largest float32 result that counts as within float16's range; the margin is for rounding."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What went wrong at one magnitude.
+    """A failure at one magnitude.
 
     Attributes:
-        magnitude: The largest of the input's.
-        one_signed: Whether the input's values were of one sign.
-        backward: Whether in the gradient of the input, not in the output.
-        kind: "nan" or "inf"; "zero" where nothing is left of the output; "large" where the true output is itself too
-            large for float16.
-        reference: The largest magnitude of the same in float32.
+        magnitude: The largest magnitude of the input.
+        one_signed: Whether all input values had one sign.
+        backward: Whether the gradient of the input failed, not the output.
+        kind: "nan" or "inf"; "zero" if the whole output is zero; "large" if the true output is too large for float16.
+        reference: The largest magnitude of the same tensor in float32.
     """
 
     magnitude: float
@@ -50,26 +49,26 @@ class Failure:
 
 
 class CannotStress(Exception):
-    """The layer cannot be run alone; the message says why."""
+    """The layer cannot be run alone; the message gives the reason."""
 
 
 def float_inputs(call: LayerCall) -> int:
-    """How many tensors a layer takes whose magnitude can rise."""
+    """The number of floating-point tensors among a layer's inputs."""
     return len(_floats(call))
 
 
 def stress(call: LayerCall, limit: float) -> list[Failure]:
     """Runs a layer forward and backward at every magnitude up to `limit`, with values of both signs and of one.
 
-    The gradient of its output has magnitude 1: whatever is larger, a lower loss scale cures. Everything that the layer
-    keeps is put back.
+    The gradient of its output has magnitude 1, since a lower loss scale fixes failures of larger ones. The layer's
+    state is restored.
 
     Raises:
-        CannotStress: If it does not run by itself.
+        CannotStress: If the layer does not run alone.
     """
     few = _of_few_examples(call)
     if few is not call:
-        with contextlib.suppress(CannotStress):  # It takes the whole batch alone.
+        with contextlib.suppress(CannotStress):  # The layer may accept only the whole batch.
             return _stressed(few, limit)
     return _stressed(call, limit)
 
@@ -77,7 +76,7 @@ def stress(call: LayerCall, limit: float) -> list[Failure]:
 def _stressed(call: LayerCall, limit: float) -> list[Failure]:
     specs = _floats(call)
     try:
-        with kept(call.layer), rounding_is_no_warning():
+        with restored(call.layer), rounding_is_no_warning():
             run = tf.function(lambda *inputs: _both(call, inputs))
             return [
                 failure
@@ -91,7 +90,7 @@ def _stressed(call: LayerCall, limit: float) -> list[Failure]:
 
 
 def _of_few_examples(call: LayerCall) -> LayerCall:
-    """The same call of the first examples of a batch, where the whole has many values."""
+    """The same call on the first examples of a batch, if the whole batch has many values."""
     shape = next((spec.shape for spec in _floats(call)), tf.TensorShape([]))
     if _size(call) <= _LARGE or not shape.rank or shape[0] <= _EXAMPLES:
         return call
@@ -120,7 +119,7 @@ def _inputs(specs: list[tf.TensorSpec], magnitude: float, one_signed: bool) -> l
 
 
 def _failures(magnitude: float, one_signed: bool, flags: np.ndarray) -> list[Failure]:
-    """From the rows of `_both`, the first forward and the second backward; an inherited one is left out."""
+    """The failure in the rows of `_both`, forward then backward; a later one inherited from it is left out."""
     for backward, (nan, inf, large, reference, fitting, size) in enumerate(flags):
         if nan or inf:
             return [Failure(magnitude, one_signed, bool(backward), "nan" if nan else "inf", float(reference))]
@@ -132,7 +131,7 @@ def _failures(magnitude: float, one_signed: bool, flags: np.ndarray) -> list[Fai
 
 
 def _both(call: LayerCall, inputs: tuple) -> tf.Tensor:
-    """Shape [2, 6]: forward and backward by what `_compared` tells."""
+    """Shape [2, 6]: forward and backward, each with the columns of `_compared`."""
     outputs, gradients = _run(call, inputs)
     with layers_in_float32(scaler.observe.layers_of(call.layer)):
         expected, expected_gradients = _run(call, inputs)
@@ -140,7 +139,7 @@ def _both(call: LayerCall, inputs: tuple) -> tf.Tensor:
 
 
 def _run(call: LayerCall, inputs: tuple) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """The outputs and the gradients of the inputs, those that are floating-point."""
+    """The floating-point outputs, and the gradients of the floating-point inputs."""
     values = iter(inputs)
     watched = []
 
@@ -168,7 +167,7 @@ def _signs(like: tf.Tensor) -> tf.Tensor:
 
 
 def _compared(values: list[tf.Tensor], expected: list[tf.Tensor]) -> tf.Tensor:
-    """Shape [6]: NaN, infinity, too large in float32; the largest there, the largest that fits, that of float16."""
+    """Shape [6]: has NaN, has infinity, is too large; the largest magnitude in float32, among what fits, in float16."""
     rows = []
     for value, reference in zip(values, expected, strict=True):
         value, size = tf.cast(value, tf.float32), tf.abs(tf.cast(reference, tf.float32))

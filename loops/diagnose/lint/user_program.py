@@ -1,4 +1,4 @@
-"""What a user's function returns, as the arguments of lint."""
+"""Turns the return value of a user's function into the arguments of lint."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
+from loops.diagnose.lint.all_rules import lint
 from loops.diagnose.lint.finding import Finding
-from loops.diagnose.lint.look import lint
 from loops.loop.loop import Loop
 from loops.step.train_step import TrainStep
 from loops.support.errors import OutOfData
@@ -17,13 +17,13 @@ from loops.support.errors import OutOfData
 _PARTS = ("model", "optimizer", "loss", "sample")
 
 
-def lint_built(built: Any, name: str) -> list[Finding]:
-    """Lints what a function returned.
+def lint_program(built: Any, name: str) -> list[Finding]:
+    """Lints the program that a user's function returned.
 
     Args:
-        built: A `loops.Loop` of a `loops.TrainStep`, whose dataset gives the sample; or a tuple, or a dict by these
-            names, of model, optimizer, loss and sample. A dataset as the sample stands for its first batch.
-        name: The function's, for errors.
+        built: A `loops.Loop` of a `loops.TrainStep`, whose dataset gives the sample; or a tuple, or a dict with these
+            keys, of model, optimizer, loss and sample. Of a dataset as the sample the first batch is used.
+        name: The name of the function, for errors.
 
     Raises:
         scaler.InvalidArgument: For anything else.
@@ -41,8 +41,8 @@ def _parts(built: Any, name: str) -> tuple:
         if isinstance(step, TrainStep):
             return step.model, step, step.loss_fn, _first(built.position.iterator, name)
         raise scaler.InvalidArgument(
-            f"--build {name}: it returned a Loop whose train step is {step!r}, in which model and loss cannot be told "
-            "apart: expected a loops.TrainStep, or return (model, optimizer, loss, sample)."
+            f"--build {name}: it returned a Loop whose train step is {step!r}, so its model and loss are unknown: "
+            "expected a loops.TrainStep, or return (model, optimizer, loss, sample)."
         )
     if isinstance(built, Mapping) and set(built) == set(_PARTS):
         return tuple(built[part] for part in _PARTS)
@@ -57,5 +57,5 @@ def _parts(built: Any, name: str) -> tuple:
 def _first(iterator: Any, name: str) -> Any:
     batch = next(iterator, None)
     if batch is None:
-        raise OutOfData(f"--build {name}: the dataset is empty: it gave no batch to look at.")
+        raise OutOfData(f"--build {name}: the dataset is empty.")
     return batch

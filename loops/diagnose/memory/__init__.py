@@ -1,1 +1,1 @@
-"""The bytes of a training step, counted from its graph: what stays, and what is kept for the backward pass."""
+"""Counts the bytes of a training step from its graph: its variables, and the tensors saved for the backward pass."""

@@ -1,4 +1,4 @@
-"""Which buffers of a forward pass the backward pass still needs: a graph is walked, and nothing is run."""
+"""Finds the buffers of a forward pass that the backward pass still needs, from the graph alone."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import tensorflow as tf
 _SAME_BUFFER = frozenset(
     ["EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape", "Squeeze", "StopGradient"]
 )
-"""Operations whose output is their input's buffer."""
+"""Operations whose output shares the buffer of their input."""
 _LISTS = ("EmptyTensorList", "TensorListReserve")
 _LOOPS = ("While", "StatelessWhile")
 
 
 def root_of(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor whose buffer this one shares."""
+    """The tensor that owns the buffer of this one."""
     while tensor.op.type in _SAME_BUFFER:
         tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
     return tensor
 
 
 def bytes_of(tensor: tf.Tensor) -> int | None:
-    """Its size; None where the graph does not say it."""
+    """The size of a tensor in bytes; None if its static shape is unknown."""
     if tensor.dtype == tf.variant:
         return _bytes_of_list(tensor)
     if not tensor.shape.is_fully_defined():
@@ -34,27 +34,27 @@ def bytes_of(tensor: tf.Tensor) -> int | None:
 
 
 def _bytes_of_list(tensor: tf.Tensor) -> int | None:
-    """Of the values that a loop keeps for its gradient, one for each of its turns."""
+    """The bytes of a tensor list in which a loop saves one value per iteration for its gradient."""
     if tensor.op.type not in _LOOPS:
         return None
-    made = root_of(tensor.op.inputs[tensor.value_index]).op
-    if made.type not in _LISTS:
+    creator = root_of(tensor.op.inputs[tensor.value_index]).op
+    if creator.type not in _LISTS:
         return None
-    shape = tf.get_static_value(made.inputs[0])
-    turns = max((_length(one) for one in tensor.op.inputs), default=0)
-    if shape is None or shape.min(initial=1) < 0 or not turns:
+    shape = tf.get_static_value(creator.inputs[0])
+    iterations = max((_length(one) for one in tensor.op.inputs), default=0)
+    if shape is None or shape.min(initial=1) < 0 or not iterations:
         return None
-    return int(shape.prod()) * turns * tf.as_dtype(made.get_attr("element_dtype")).size
+    return int(shape.prod()) * iterations * tf.as_dtype(creator.get_attr("element_dtype")).size
 
 
 def _length(tensor: tf.Tensor) -> int:
-    """The number of elements of a list, 0 where it is not known."""
-    made = root_of(tensor).op
-    if made.type == "TensorListFromTensor":
-        return made.inputs[0].shape[0] or 0
-    if made.type not in _LISTS:
+    """The number of elements of a tensor list; 0 if it is unknown."""
+    creator = root_of(tensor).op
+    if creator.type == "TensorListFromTensor":
+        return creator.inputs[0].shape[0] or 0
+    if creator.type not in _LISTS:
         return 0
-    known = tf.get_static_value(made.inputs[1])
+    known = tf.get_static_value(creator.inputs[1])
     return max(int(known), 0) if known is not None else 0
 
 
@@ -64,12 +64,12 @@ _READS = ("ReadVariableOp", "ResourceGather")
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """One tensor that is held until the backward pass has used it.
+    """A tensor that is saved until the backward pass has used it.
 
     Attributes:
-        node: The name of the operation that made it.
-        bytes: Its size; None where the graph does not say it.
-        copies_weights: Whether it holds nothing but weights: in another dtype, say.
+        node: The name of the operation that created it.
+        bytes: Its size in bytes; None if its static shape is unknown.
+        copies_weights: Whether it holds only weights, such as weights cast to another dtype.
     """
 
     node: str
@@ -77,18 +77,18 @@ class Buffer:
     copies_weights: bool
 
 
-def kept_buffers(
+def saved_buffers(
     graph: tf.Graph, seed: tf.Tensor, batch: Iterable[tf.Tensor], weights: Sequence[tf.Tensor]
 ) -> list[Buffer]:
-    """The buffers that operations before the backward pass make and operations of the backward pass read.
+    """The buffers that operations before the backward pass create and operations of the backward pass read.
 
-    An operation is of the backward pass if it depends on the gradient of the loss, and an output of the graph on it. So
-    what reads only the shape of a tensor does not keep it, and neither does what is computed again from an earlier
-    tensor, or for nothing. Variables and the batch are there anyway, and are not counted.
+    An operation belongs to the backward pass if it depends on the gradient of the loss, and an output of the graph
+    depends on it. Operations that read only the shape of a tensor, that are recomputed from an earlier tensor, or whose
+    result is unused therefore save nothing. Variables and the batch stay in memory anyway, and are not counted.
 
     Args:
         graph: A forward pass, its loss and the gradients, which are its outputs.
-        seed: The gradient of the loss, from which the backward pass begins.
+        seed: The gradient of the loss, where the backward pass begins.
         batch: The inputs of the graph that hold the batch.
         weights: The handles of the trained variables in the graph.
     """
@@ -108,7 +108,7 @@ def kept_buffers(
             if key in found or root.ref() in of_batch or root.op.type in _THERE_ANYWAY:
                 continue
             origins = _origins(root.op)
-            if origins:  # Without one it is a constant.
+            if origins:  # Without an origin it is a constant.
                 copies = root.op not in fed_by_batch and all(
                     one.type in _READS and one.inputs[0].ref() in handles for one in origins
                 )
@@ -117,7 +117,7 @@ def kept_buffers(
 
 
 def _reached(start: set[tf.Operation]) -> set[tf.Operation]:
-    """The operations that depend on these, with them."""
+    """These operations and all that depend on them."""
     found, waiting = set(start), collections.deque(start)
     while waiting:
         for output in waiting.popleft().outputs:
@@ -129,7 +129,7 @@ def _reached(start: set[tf.Operation]) -> set[tf.Operation]:
 
 
 def needed(end: set[tf.Operation]) -> set[tf.Operation]:
-    """The operations on which these depend, with them."""
+    """These operations and all on which they depend."""
     found, waiting = set(end), list(end)
     while waiting:
         fresh = {tensor.op for tensor in waiting.pop().inputs} - found
@@ -139,7 +139,7 @@ def needed(end: set[tf.Operation]) -> set[tf.Operation]:
 
 
 def _key(root: tf.Tensor) -> object:
-    """The same for casts of one tensor to one dtype, which TensorFlow's graph optimizer makes one."""
+    """The identity of a buffer: casts of one tensor to one dtype share it, since the graph optimizer merges them."""
     if root.op.type != "Cast":
         return root.ref()
     source = root_of(root.op.inputs[0])
@@ -149,7 +149,7 @@ def _key(root: tf.Tensor) -> object:
 
 
 def _origins(operation: tf.Operation) -> list[tf.Operation]:
-    """Where the data of an operation comes from: reads of variables, inputs of the graph, random numbers."""
+    """The sources of an operation's data: reads of variables, inputs of the graph, random numbers."""
     return [one for one in needed({operation}) if one.type in _READS or (not one.inputs and not _is_constant(one))]
 
 

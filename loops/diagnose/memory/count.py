@@ -1,4 +1,4 @@
-"""The bytes of a training step counted, under the model's own dtype policy and under others."""
+"""Counts the bytes of a training step under the model's own dtype policy and under others."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.graph.policies import POLICIES, following, loss_in_float32, own_policy, under
-from loops.diagnose.memory.activations import Kept, kept_by
+from loops.diagnose.memory.activations import SavedTensors, saved_tensors
 from loops.diagnose.memory.footprint import Bytes, Footprint, total
 from loops.diagnose.memory.recompute import blocks_of, checkpointed
 
 
 def slot_values(model: keras.Model, optimizer: Any) -> Mapping[int, int] | None:
-    """For each trained variable, by its `id`, the number of values in its slots.
+    """The number of values in the slots of each trained variable, by the variable's `id`.
 
-    A copy of the optimizer is built for one variable after another, and thrown away: it need not say which slot is of
-    which variable. What it keeps once, such as its iterations, is not counted.
+    For each variable it builds a new copy of the optimizer, since an optimizer need not say to which variable a slot
+    belongs. Variables that an optimizer has only once, such as `iterations`, are not counted.
 
     Args:
-        model: Built.
+        model: A model that is built.
         optimizer: A Keras optimizer.
 
     Returns:
-        None for an optimizer that is a function, or that cannot be made again from its `get_config()`.
+        None for an optimizer that is a function, or that cannot be created from its `get_config()`.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return None
@@ -40,7 +40,7 @@ def slot_values(model: keras.Model, optimizer: Any) -> Mapping[int, int] | None:
 
 
 def copy_of(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """An optimizer of the same class and options, with the learning rate of now and none of the state."""
+    """A new optimizer of the same class and options, with the current learning rate and without state."""
     rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
     return type(optimizer).from_config({**optimizer.get_config(), "learning_rate": rate})
 
@@ -65,18 +65,18 @@ def footprints(
     masters: bool = True,
     checkpointing: bool = True,
 ) -> list[Footprint]:
-    """What a training step holds under the model's own policy, and then under others.
+    """The memory of a training step, first under the model's own policy and then under others.
 
-    The model is traced under each; nothing is run, and nothing of it is changed afterwards.
+    The model is traced under each policy without being run, and is unchanged afterwards.
 
     Args:
-        model: Built.
-        loss: As `TrainStep` takes it.
+        model: A model that is built.
+        loss: A function of (y, prediction), or of (y, prediction, sample_weight), as `TrainStep` takes it.
         batch: `(x, y)` or `(x, y, sample_weight)`, of tensors.
-        optimizer: A Keras optimizer, or a function.
-        policies: Those beside the model's own.
-        masters: Whether the model's own 16-bit weights are trained through masters.
-        checkpointing: Whether to count with gradient checkpointing, too.
+        optimizer: A Keras optimizer, or a function of (grads, variables).
+        policies: The policies to count besides the model's own.
+        masters: Whether the model's own 16-bit weights have float32 masters.
+        checkpointing: Whether to count gradient checkpointing as well.
     """
     slots = slot_values(model, optimizer)
     own = own_policy(model)
@@ -95,44 +95,44 @@ def _footprint(
     checkpointing: bool,
     masters: bool,
 ) -> Footprint:
-    # With 16-bit weights the same is computed as with float32 ones that are cast, but for the casts.
+    # 16-bit weights give the same computation as float32 weights under a mixed policy, without the casts.
     casts = policy != own_policy(model) and policy in _HALF
     traced_as = f"mixed_{policy}" if casts else policy
     with under(model, traced_as):
-        kept = kept_by(model, loss_in_float32(loss), batch)
-        recomputed = _recomputed(model, loss, batch, kept, not casts) if checkpointing and blocks_of(model) else None
+        saved = saved_tensors(model, loss_in_float32(loss), batch)
+        recomputed = _recomputed(model, loss, batch, saved, not casts) if checkpointing and blocks_of(model) else None
     layers: dict[str | None, Bytes] = collections.defaultdict(Bytes)
-    held = _held_by_layer(model, policy, slots, masters, kept)
-    for place in dict.fromkeys([*held, *kept.activations, *kept.copies, *kept.uncounted]):
+    held = _held_by_layer(model, policy, slots, masters, saved)
+    for place in dict.fromkeys([*held, *saved.activations, *saved.copies, *saved.uncounted]):
         layers[place] = dataclasses.replace(
             held.get(place, Bytes()),
-            copies=0 if casts else kept.copies.get(place, 0),
-            activations=kept.activations.get(place, 0),
-            uncounted=kept.uncounted.get(place, 0),
+            copies=0 if casts else saved.copies.get(place, 0),
+            activations=saved.activations.get(place, 0),
+            uncounted=saved.uncounted.get(place, 0),
         )
     return Footprint(policy, dict(layers), recomputed)
 
 
-def _recomputed(model: keras.Model, loss: Callable[..., Any], batch: Any, plain: Kept, copies: bool) -> int:
-    """Bytes of what is kept with checkpointing, and of the largest block while it is recomputed."""
+def _recomputed(model: keras.Model, loss: Callable[..., Any], batch: Any, plain: SavedTensors, copies: bool) -> int:
+    """The bytes saved with gradient checkpointing, plus those of the largest block while it is recomputed."""
     with checkpointed(model):
-        kept = kept_by(model, loss_in_float32(loss), batch)
+        saved = saved_tensors(model, loss_in_float32(loss), batch)
     sizes = []
     for block in blocks_of(model):
         inside = {id(one) for layer in block for one in scaler.observe.layers_of(layer)}
         places = {plain.traced.place(call.layer) for call in plain.traced.calls if id(call.layer) in inside}
         sizes.append(sum(plain.activations.get(place, 0) for place in places))
-    return sum(kept.activations.values()) + (sum(kept.copies.values()) if copies else 0) + max(sizes)
+    return sum(saved.activations.values()) + (sum(saved.copies.values()) if copies else 0) + max(sizes)
 
 
 def _held_by_layer(
-    model: keras.Model, policy: str, slots: Mapping[int, int] | None, masters: bool, kept: Kept
+    model: keras.Model, policy: str, slots: Mapping[int, int] | None, masters: bool, saved: SavedTensors
 ) -> dict[str | None, Bytes]:
-    """What is there before a step begins, and the gradients."""
+    """The bytes of the variables and of the gradients, by layer."""
     change = {id(layer) for layer in following(model)} if policy != own_policy(model) else set()
     trained, seen = {id(one) for one in model.trainable_variables}, set()
     found: dict[str | None, Bytes] = {}
-    for layer in reversed(scaler.observe.layers_of(model)):  # The innermost first: theirs are their holders', too.
+    for layer in reversed(scaler.observe.layers_of(model)):  # Innermost first: outer layers list the same variables.
         rows = []
         for variable in layer.variables:
             if id(variable) in seen:
@@ -141,7 +141,7 @@ def _held_by_layer(
             dtype = _dtype_under(variable.dtype, policy) if id(layer) in change else variable.dtype
             rows.append(_of_variable(variable, dtype, id(variable) in trained, slots, masters))
         if rows:
-            place = kept.traced.place(layer)
+            place = saved.traced.place(layer)
             found[place] = total([found.get(place, Bytes()), *rows])
     return dict(reversed(found.items()))
 

@@ -1,4 +1,4 @@
-"""What a training step holds, layer by layer, under one dtype policy."""
+"""The memory of a training step, layer by layer, under one dtype policy."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Bytes:
-    """What a training step holds, in bytes, of a layer or of all.
+    """The memory that a training step needs, in bytes, for a layer or for all.
 
     Attributes:
         weights: The model's variables, trained or not.
         masters: Float32 copies of 16-bit weights.
-        slots: What the optimizer keeps; None where it is a function, which does not say.
-        gradients: One for each trained variable.
-        copies: Copies of weights that the backward pass reads: in 16 bits, say.
-        activations: What the forward pass keeps for the backward pass, computed from the batch.
-        uncounted: How many tensors are kept whose size the graph does not say.
+        slots: The optimizer's variables; None if the optimizer is a function, whose variables are unknown.
+        gradients: The gradients of the trained variables.
+        copies: Copies of weights that the backward pass reads, such as weights cast to 16 bits.
+        activations: Tensors computed from the batch that the forward pass saves for the backward pass.
+        uncounted: The number of saved tensors whose static shape is unknown.
     """
 
     weights: int = 0
@@ -30,20 +30,20 @@ class Bytes:
 
     @property
     def total(self) -> int:
-        """All of it, as far as it is known: a little more than a step's peak, but for what operations use inside."""
+        """The sum of all known bytes: slightly above the peak of a step, without the workspace of operations."""
         return self.weights + self.masters + (self.slots or 0) + self.gradients + self.copies + self.activations
 
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
-    """A training step under one policy.
+    """The memory of a training step under one policy.
 
     Attributes:
-        policy: Such as "mixed_float16"; "float16" is with float32 masters.
-        layers: What each layer holds, by its name, or its path where several have that name; None stands for the loss
-            and all else.
-        recomputed: What activations and copies come to with gradient checkpointing: those kept, and those of the
-            largest block, which are there again while it is recomputed. None where the model has no blocks.
+        policy: The policy, such as "mixed_float16"; "float16" is counted with float32 masters.
+        layers: The bytes of each layer, by its name, or by its path where several layers have that name; None stands
+            for the loss and everything else.
+        recomputed: The bytes of activations and copies with gradient checkpointing: those saved, plus those of the
+            largest block while it is recomputed. None if the model has no blocks.
     """
 
     policy: str
@@ -57,14 +57,14 @@ class Footprint:
 
     @property
     def total_recomputed(self) -> int | None:
-        """All of it with gradient checkpointing; None where the model has no blocks."""
+        """The sum of all known bytes with gradient checkpointing; None if the model has no blocks."""
         whole = self.all
         if self.recomputed is None:
             return None
         return whole.total - whole.copies - whole.activations + self.recomputed
 
     def as_dict(self) -> dict:
-        """For JSON."""
+        """The footprint as values for JSON."""
         whole = self.all
         sums = {**dataclasses.asdict(whole), "total": whole.total, "total_recomputed": self.total_recomputed}
         layers = [{"layer": name, **dataclasses.asdict(one)} for name, one in self.layers.items()]
@@ -72,7 +72,7 @@ class Footprint:
 
 
 def total(parts: Sequence[Bytes]) -> Bytes:
-    """The sum; slots are None if any are."""
+    """The sum of several; its slots are None if those of any are."""
     slots = [one.slots for one in parts]
     return Bytes(
         weights=sum(one.weights for one in parts),

@@ -1,4 +1,4 @@
-"""Gradient checkpointing of a model that was not written for it, for as long as something is traced."""
+"""Adds gradient checkpointing to a model while a function is traced."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.listening import replaced
+from loops.diagnose.graph.changes import patched
 
 _FEWEST = 4
-"""Layers of a Sequential that are worth cutting into parts."""
+"""The fewest layers of a Sequential that are worth dividing into blocks."""
 
 
 def blocks_of(model: keras.Model) -> list[list[keras.layers.Layer]]:
-    """What would be recomputed: the layers of the model that hold others, or the layers of a Sequential in parts.
+    """The blocks that would be recomputed: each layer of the model that contains others, or parts of a Sequential.
 
-    A Sequential of n layers is cut into about sqrt(n) parts, which needs the least memory where all layers keep alike.
+    A Sequential of n layers is divided into about sqrt(n) blocks, which needs the least memory if all layers save about
+    as much.
 
     Returns:
-        Lists of layers, each of which is one block; empty where the layers of the model stand side by side, so that
-        nothing says where a block begins.
+        A list of layers for each block; empty if no layer of the model contains others, so that the model has no
+        natural blocks.
     """
     layers = [layer for layer in _held(model) if not isinstance(layer, keras.layers.InputLayer)]
     if isinstance(model, keras.Sequential) and len(layers) >= _FEWEST:
@@ -36,16 +37,17 @@ def blocks_of(model: keras.Model) -> list[list[keras.layers.Layer]]:
 
 @contextlib.contextmanager
 def checkpointed(model: keras.Model) -> Iterator[None]:
-    """Has the blocks of a model be computed again in the backward pass, with `tf.recompute_grad`.
+    """Recomputes the blocks of a model in the backward pass, with `tf.recompute_grad`.
 
-    For tracing: random numbers of a recomputed block, such as Dropout's, are drawn again, and statistics move twice.
+    Use it for tracing only: a recomputed block draws new random numbers, as for Dropout, and updates its statistics
+    twice.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(model, keras.Sequential):
-            stack.enter_context(replaced(model, "call", _in_parts(blocks_of(model))))
+            stack.enter_context(patched(model, "call", _in_parts(blocks_of(model))))
         else:
             for (layer,) in blocks_of(model):
-                stack.enter_context(replaced(layer, "call", _recomputing(layer, layer.call)))
+                stack.enter_context(patched(layer, "call", _recomputing(layer, layer.call)))
         yield
 
 
@@ -65,7 +67,7 @@ def _in_parts(blocks: list[list[keras.layers.Layer]]) -> Callable:
 
 def _through(block: list[keras.layers.Layer], training: bool | None, x: Any) -> Any:
     for layer in block:
-        x = layer(x, training=training)  # Keras drops it where a layer does not take it.
+        x = layer(x, training=training)  # Keras drops `training` if the layer does not accept it.
     return x
 
 
@@ -74,8 +76,8 @@ def _recomputing(layer: keras.layers.Layer, call: Callable) -> Callable:
         def again(*tensors: Any) -> Any:
             given = iter(tensors)
             filled = tf.nest.map_structure(lambda one: next(given) if _flows(one) else one, (args, kwargs))
-            # Through the layer itself, which casts inputs and weights. Called again, it no longer knows who called it.
-            with replaced(layer, "call", call):
+            # The layer itself casts inputs and weights. In the second call the outer call's `training` is lost.
+            with patched(layer, "call", call):
                 return layer(*filled[0], **{"training": True, **filled[1]})
 
         return tf.recompute_grad(again)(*(one for one in tf.nest.flatten((args, kwargs)) if _flows(one)))

@@ -1,4 +1,4 @@
-"""On several workers: the newest step of which every one has a whole checkpoint in a folder of its own."""
+"""Several workers: the newest step for which every worker has a complete checkpoint in its own folder."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Found = tuple[int | None, dict[str, Any], dict[int, str]]
 
 
 def newest_common(where: pathlib.Path, workers: Workers, found: Found) -> Found:
-    """As `folder.newest_whole`, of the checkpoints that all workers have; all of them must call this.
+    """As `folder.newest_whole`, among the steps that all workers have. Every worker must call this.
 
-    Workers save at the same steps and meet between two saves, so that a kill finds one of them ahead by one save at
-    most, and with two checkpoints each there is a common one.
+    Workers save at the same steps and synchronize between two saves. A kill thus finds a worker at most one save ahead
+    of another, and with two checkpoints each there is a common one.
 
     Args:
         where: This worker's folder.
-        workers: All of them.
-        found: What `folder.newest_whole` says of this folder.
+        workers: All workers.
+        found: What `folder.newest_whole` returned for this folder.
 
     Raises:
-        CheckpointError: On all of them, if workers have checkpoints, but none of a common step.
+        CheckpointError: On every worker, if workers have checkpoints, but none of a common step.
     """
     number, facts, damaged = found
     while len(newest := {row[0] for row in workers.gather([number or 0])}) > 1:
@@ -42,7 +42,7 @@ def newest_common(where: pathlib.Path, workers: Workers, found: Found) -> Found:
         if max(counts) > 1:
             has = "; ".join(f"worker {worker} has {count}" for worker, count in enumerate(counts))
             raise CheckpointError(
-                f"{where}: there is no step of which every worker has a whole checkpoint ({has}). Give each worker the "
-                "folder that it had, or remove the checkpoints of all to start from the beginning."
+                f"{where}: there is no step for which every worker has a whole checkpoint ({has}). Give each worker "
+                "the folder that it had, or remove the checkpoints of all to start from the beginning."
             )
     return number, facts, damaged

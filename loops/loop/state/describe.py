@@ -1,4 +1,4 @@
-"""What a checkpoint holds, without the model."""
+"""Describes a checkpoint without the model."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from loops.support.errors import CheckpointError
 
 
 def describe(directory: str | os.PathLike, subfolder: str = "") -> dict:
-    """The newest checkpoint of a folder that can be read, and what else lies there.
+    """The newest readable checkpoint of a folder, and the steps of the others.
 
     Args:
         directory: A folder of checkpoints.
-        subfolder: Looked into where the folder itself has none.
+        subfolder: Searched if the folder itself has no checkpoints.
 
     Returns:
         `checkpoint`: its path; `step`; `others`: the steps of the other checkpoints, newest first; `damaged`: a reason
         for each newer checkpoint that cannot be read, by step; `bytes` on disk; `counters`: data, attempted, applied,
-        skipped; `loss_scaler`: the strategy's state, where there is one; `identity`: what it was saved by; `data`:
-        `batches` taken, the `problem` if the position could not be saved, and all `caveats`; `variables`: for each
-        group `count` and `values`; `held`: the step's tables and iterators; `random`: for each kind of generator what
-        is saved of it; `actions`: those with a state; `versions`.
+        skipped; `loss_scaler`: the strategy's state, if there is one; `identity`: that of the run that saved it;
+        `data`: `batches` taken, the `problem` if the position could not be saved, and all `caveats`; `variables`: for
+        each group `count` and `values`; `held`: the step's tables and iterators; `random`: the saved state of each kind
+        of generator; `actions`: those with a state; `versions`.
 
     Raises:
         CheckpointError: If there is no checkpoint, or none that can be read.
@@ -72,7 +72,7 @@ def _seed_generators(facts: dict) -> int:
 
 
 def _shortened(random: dict) -> dict:
-    """States that are a few numbers as they are, and of longer ones the generator's name and position."""
+    """Short states in full; for long ones the generator's name and position."""
     short = {"python": {"generator": "MT19937", "position": random["python"][1][-1]}}
     short["numpy"] = {"generator": random["numpy"][0], "position": random["numpy"][2]}
     return {

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: which are there, which are whole, and what a killed save left behind."""
+"""A folder of checkpoints: lists them, checks them, and removes what a killed save left behind."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class Damaged(Exception):
 
 
 def numbers(folder: pathlib.Path) -> list[int]:
-    """The steps that have a checkpoint here, newest first, whole or not."""
+    """The steps that have a checkpoint here, newest first, damaged or not."""
     found = (re.fullmatch(rf"{NAME}-(\d+)\.index", path.name) for path in folder.glob(f"{NAME}-*.index"))
     return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
 def prefix(folder: pathlib.Path, number: int) -> str:
-    """The path that TensorFlow knows a checkpoint by."""
+    """The path of a checkpoint, as TensorFlow takes it."""
     return str(folder / f"{NAME}-{number}")
 
 
 def read_facts(path: str, *, whole: bool = True) -> dict[str, Any]:
-    """What a checkpoint says of itself, after reading all of it, which proves every checksum.
+    """The JSON that was saved in a checkpoint, after reading the whole checkpoint, which verifies every checksum.
 
     Args:
-        path: As from `prefix`.
-        whole: Whether to read all of it, or the facts alone.
+        path: A path from `prefix`.
+        whole: Whether to read the whole checkpoint, or only its JSON.
 
     Raises:
         Damaged: If anything in it cannot be read.
@@ -43,7 +43,7 @@ def read_facts(path: str, *, whole: bool = True) -> dict[str, Any]:
     try:
         reader = tf.train.load_checkpoint(path)
         for key, dtype in reader.get_variable_to_dtype_map().items() if whole else ():
-            # One at a time, for the sake of memory; the reader itself refuses the variants of iterators.
+            # One at a time to save memory; the reader's own get_tensor refuses the variants of iterators.
             tf.raw_ops.RestoreV2(prefix=path, tensor_names=[key], shape_and_slices=[""], dtypes=[dtype])
         facts = json.loads(reader.get_tensor(_FACTS))
     except Exception as error:  # TensorFlow raises RuntimeError, IndexError or OpError, by what is damaged.
@@ -57,11 +57,11 @@ def newest_whole(folder: pathlib.Path, limit: int | None = None) -> tuple[int | 
     """The newest checkpoint that can be read.
 
     Args:
-        folder: Where they are.
+        folder: A folder of checkpoints.
         limit: The newest step to look at, or None for all.
 
     Returns:
-        Its number, or None; its facts; and the reasons why newer ones could not be read.
+        Its step, or None; its facts; and by step the reasons why newer ones could not be read.
     """
     damaged: dict[int, str] = {}
     for number in numbers(folder):
@@ -77,24 +77,24 @@ def newest_whole(folder: pathlib.Path, limit: int | None = None) -> tuple[int | 
 def sweep(folder: pathlib.Path, keep: int, newest: int) -> None:
     """Removes what killed saves left behind, and makes TensorFlow's list agree with the files.
 
-    A save that was killed before it removed the oldest checkpoint leaves one more than are to be kept. A worker that
-    was a save ahead of another when they were killed has a checkpoint that nobody goes on from.
+    A save that was killed before it removed the oldest checkpoint leaves one too many. A worker that was one save ahead
+    of another when they were killed has a checkpoint that the run cannot resume from.
 
     Args:
-        folder: Where they are.
-        keep: How many to leave.
-        newest: The step that the run goes on from: checkpoints of later ones are removed.
+        folder: A folder of checkpoints.
+        keep: How many to keep.
+        newest: The step that the run resumes from: later checkpoints are removed.
     """
     found = numbers(folder)
     left = [number for number in found if number <= newest][:keep]
     for number in set(found) - set(left):
-        pathlib.Path(prefix(folder, number) + ".index").unlink()  # Its data is a leftover then.
+        pathlib.Path(prefix(folder, number) + ".index").unlink()  # Makes its data a leftover.
     sweep_leftovers(folder)
     listed = [folder / f"{NAME}-{number}" for number in reversed(numbers(folder))]
     if not listed:
         (folder / "checkpoint").unlink(missing_ok=True)
         return
-    # A CheckpointState in text form; TensorFlow's own function to write it is deprecated, and says so at each call.
+    # A CheckpointState in text form. TensorFlow's own function for it is deprecated, and warns at each call.
     lines = [f'model_checkpoint_path: "{listed[-1].name}"']
     lines += [f'all_model_checkpoint_paths: "{path.name}"' for path in listed]
     times = [path.with_name(path.name + ".index").stat().st_mtime for path in listed]
@@ -113,14 +113,14 @@ def sweep_leftovers(folder: pathlib.Path) -> None:
 
 
 def copy(source: pathlib.Path, target: pathlib.Path, number: int) -> None:
-    """Copies a checkpoint, then removes others: a kill at any moment leaves a whole one, if there was one before.
+    """Copies a checkpoint, then removes all others in the target: a kill at any moment leaves a complete one there.
 
-    A checkpoint is there when its index is, which is put in place last.
+    A checkpoint exists once its index does, which is moved into place last.
 
     Args:
-        source: The folder that has it.
-        target: The folder that is to have it alone, and exists. If it has it already, nothing is copied.
-        number: Which.
+        source: The folder to copy from.
+        target: An existing folder, which then has only this checkpoint. If it already has it, nothing is copied.
+        number: The checkpoint's step.
 
     Raises:
         OSError: If it cannot be copied.
@@ -133,12 +133,12 @@ def copy(source: pathlib.Path, target: pathlib.Path, number: int) -> None:
             (target / f"{path.name}.tempstate0").replace(target / path.name)
     for other in numbers(target):
         if other != number:
-            pathlib.Path(prefix(target, other) + ".index").unlink()  # Its data is a leftover then.
+            pathlib.Path(prefix(target, other) + ".index").unlink()  # Makes its data a leftover.
     sweep_leftovers(target)
 
 
 def set_aside(folder: pathlib.Path, number: int) -> None:
-    """Renames a damaged checkpoint, so that it is found no more and can still be looked at."""
+    """Renames a damaged checkpoint, so that it is ignored but can still be examined."""
     for path in folder.glob(f"{NAME}-{number}.*"):
         path.replace(path.with_name(f"damaged-{path.name}"))
 

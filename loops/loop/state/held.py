@@ -12,7 +12,7 @@ import tensorflow as tf
 from loops.backend import captured
 from loops.backend.steps import kinds_of_operations
 from loops.backend.versions import versions
-from loops.loop.state.pipeline import drawn_anew, look, operations_called
+from loops.loop.state.pipeline import look, operations_called, redrawing
 from loops.loop.state.position import refusal, unlike
 
 _WRITE_TABLES = {"LookupTableImportV2", "LookupTableInsertV2", "LookupTableRemoveV2"}
@@ -22,12 +22,12 @@ _CALL_ITERATORS = {"IteratorGetNext", "IteratorGetNextAsOptional", "IteratorGetN
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """What a step holds.
+    """The tables and iterators of a step.
 
     Attributes:
         tables: `MutableHashTable` and `DenseHashTable`, in the order of the trace.
         iterators: Those whose position can be saved.
-        caveats: What a resumed run loses of others, a sentence for each.
+        caveats: What a resumed run loses of the others, one sentence per loss.
         called: The kinds of operations in functions of the datasets that the step starts.
     """
 
@@ -38,18 +38,18 @@ class Held:
 
     @property
     def saved(self) -> list[Any]:
-        """What `tf.train.Checkpoint` takes."""
+        """The objects to give to `tf.train.Checkpoint`."""
         return [*self.tables, *self.iterators]
 
     @property
     def described(self) -> list[str]:
-        """What is saved, in words that another process compares."""
+        """A description of each saved object, the same in every process."""
         tables = [f"{type(one).__name__}({one.key_dtype.name}, {one.value_dtype.name})" for one in self.tables]
         return [*tables, *("Iterator" for _ in self.iterators)]
 
     def snapshot(self) -> Callable[[], None]:
-        """Copies all of it into memory, and returns a function that puts it back."""
-        # A DenseHashTable gives away the memory that it writes, and takes over what it is given.
+        """Copies all contents and positions into memory, and returns a function that restores them."""
+        # A DenseHashTable exports the memory that it goes on writing, and keeps the memory it imports: copy both.
         contents = [(table, [np.array(part) for part in table.export()]) for table in self.tables]
         positions = [(_handle(one), _position(one)) for one in self.iterators]
 
@@ -64,7 +64,7 @@ class Held:
 
 
 def held_by(concrete: tf.types.experimental.ConcreteFunction) -> Held:
-    """Looks through what a step's concrete function captured."""
+    """Finds the tables and iterators that a step's concrete function captured."""
     kinds = kinds_of_operations(concrete)
     handles = [one for one in concrete.captured_inputs if one.dtype == tf.resource]
     tables = [one for one in handles if captured.resource_type(one) in (captured.TABLE, None)]
@@ -88,8 +88,8 @@ def held_by(concrete: tf.types.experimental.ConcreteFunction) -> Held:
     caveats += [sentence for dataset in read for sentence in _of_dataset(dataset)]
     if len(read) < len(datasets):
         caveats.append(
-            "the train step starts a dataset whose object is not found, so that it is not known whether it draws "
-            "others each time. Call one iterator of it to lose nothing."
+            "the train step starts a dataset whose object cannot be found, so it is unknown whether it draws other "
+            "random numbers each time. Call one iterator of it to lose nothing."
         )
     called = frozenset().union(*(operations_called(dataset) for dataset in read))
     return Held(found, savable, list(dict.fromkeys(caveats)), called)
@@ -112,12 +112,10 @@ def _of_tables(found: list, unknown: bool, kinds: set[str]) -> list[str]:
 
 
 def _of_iterator(iterator: tf.data.Iterator) -> tuple[bool, list[str]]:
-    """Whether its position can be saved, and sentences about what a resumed run loses of it."""
+    """Whether its position can be saved, and what a resumed run loses of it, one sentence per loss."""
     dataset = captured.dataset_of(iterator)
     if dataset is None:
-        return False, [
-            f"{versions()} does not tell its dataset, so that it is not saved. A resumed run starts it again."
-        ]
+        return False, [f"{versions()} hides its dataset, so it is not saved. A resumed run starts it again."]
     findings = look(dataset)
     problem = findings.problem or _refusal(iterator)
     lost = unlike(findings, skipping=bool(problem))
@@ -135,20 +133,21 @@ def _refusal(iterator: tf.data.Iterator) -> str | None:
 
 
 def _of_dataset(dataset: tf.data.Dataset) -> list[str]:
-    names = drawn_anew(dataset)
+    names = redrawing(dataset)
     if not names:
         return []
     return [
-        f"the train step reads a dataset that draws others each time it starts ({', '.join(names)}), which cannot be "
-        "saved. Shuffle with reshuffle_each_iteration=False, or call one iterator of it, to lose nothing."
+        f"the train step reads a dataset that draws other random numbers each time it starts ({', '.join(names)}), "
+        "which cannot be saved. Shuffle with reshuffle_each_iteration=False, or call one iterator of it, to lose "
+        "nothing."
     ]
 
 
 def _position(iterator: tf.data.Iterator) -> tf.Tensor:
-    """As `tf.train.Checkpoint` asks for it."""
+    """The serialized position, with the same policy as `tf.train.Checkpoint`."""
     dataset = captured.dataset_of(iterator)
-    told = dataset.options().experimental_external_state_policy if dataset else None
-    policy = told or tf.data.experimental.ExternalStatePolicy.FAIL
+    chosen = dataset.options().experimental_external_state_policy if dataset else None
+    policy = chosen or tf.data.experimental.ExternalStatePolicy.FAIL
     return tf.raw_ops.SerializeIterator(resource_handle=_handle(iterator), external_state_policy=policy.value)
 
 

@@ -1,4 +1,4 @@
-"""What tells one run from another, so that a folder is not taken for that of a different one."""
+"""What distinguishes one run from another, so that a run does not resume from the checkpoints of a different one."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NUMBER = re.compile(r"^([^/]*?)_\d+/")
 def identity(
     train_step: object, *, strategy: tf.distribute.Strategy | None, workers: int = 1, element_spec: Any, run: Mapping
 ) -> dict:
-    """The options that decide what a run computes, as JSON.
+    """The options that determine what a run computes, as JSON.
 
     Args:
-        train_step: Its `optimizer` and `loss_scaler` are described, where it has them.
+        train_step: Any callable; its attributes `optimizer` and `loss_scaler` are described if it has them.
         strategy: The loop's.
-        workers: How many processes its replicas are in.
+        workers: The number of processes.
         element_spec: The dataset's.
-        run: What the user tells runs apart by, as from `values.exact`.
+        run: Names and values by which the user distinguishes runs, from `values.exact`.
     """
     facts: dict[str, Any] = {"replicas": strategy.num_replicas_in_sync if strategy else 1}
     if workers > 1:
@@ -63,13 +63,13 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
     differences = [f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in names]
     if differences:
         raise CheckpointError(
-            f"{path} belongs to another run: {'; '.join(differences)}. Go on with the options of that run, or choose "
-            "another folder."
+            f"{path} belongs to another run: {'; '.join(differences)}. Use the options of that run, or choose another "
+            "folder."
         )
 
 
 def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
-    """Compares what `variables.layout` returned then and now. Names may differ: Keras numbers layers by process.
+    """Compares what `variables.layout` returned then and now. Names may differ: Keras numbers layers per process.
 
     Raises:
         CheckpointError: If a variable is missing, added, or has another shape or dtype.
@@ -101,15 +101,16 @@ def warn_of_places(path: str, saved: Mapping, here: Mapping) -> None:
     """
     for group, now in here.items():
         names = [[entry[0] for entry in entries] for entries in (saved[group], now)]
-        # Keras numbers a Sequential, too, whose name begins those of its variables.
+        # Keras also numbers a Sequential, whose name is a prefix of its variables' names.
         moved = _changed_places(*names) or _changed_places(
             *([_NUMBER.sub(r"\1/", name) for name in own] for own in names)
         )
         if moved:
             pairs = ", ".join(f"{names[1][place]!r} that of {names[0][place]!r}" for place in moved[:3])
             warnings.warn(
-                f"{path} holds the variables of its {group} in another order. By its place each gets the value of "
-                f"another one: {pairs}{', ...' if moved[3:] else ''}. Build the layers in the order of that run.",
+                f"{path} holds the variables of its {group} in another order. Values are assigned by position, so each "
+                f"gets that of another one: {pairs}{', ...' if moved[3:] else ''}. Build the layers in the order of "
+                "that run.",
                 ResumeWarning,
                 stacklevel=5,
             )
@@ -126,9 +127,9 @@ def warn_of_places(path: str, saved: Mapping, here: Mapping) -> None:
 
 
 def _changed_places(then: list[str], now: list[str]) -> list[int]:
-    """The places whose names went round in a circle.
+    """The positions whose names were permuted in a cycle.
 
-    Where Keras numbers layers anew names move in one direction, and come back to no place.
+    If Keras only numbers layers differently, all names shift in one direction and no cycle closes.
     """
     counts = collections.Counter(then), collections.Counter(now)
     places = {name: place for place, name in enumerate(now)}
@@ -144,12 +145,12 @@ def _changed_places(then: list[str], now: list[str]) -> list[int]:
 
 
 def same(then: object, now: object) -> bool:
-    """Whether two values are the same; NaN is, also in lists."""
+    """Whether two values are the same. NaN equals NaN, also in lists."""
     return then == now or json.dumps(then) == json.dumps(now)
 
 
 def describe_optimizer(optimizer: object) -> Any:
-    """Its class and its configuration, where it is one of Keras."""
+    """The class of a Keras optimizer with its configuration; the name of anything else."""
     if isinstance(optimizer, keras.optimizers.Optimizer):
         try:
             config = optimizer.get_config()
@@ -166,12 +167,12 @@ def _is_setting(name: str, value: object) -> bool:
 
 
 def as_json(facts: Mapping) -> dict:
-    """The same after a way through JSON, as another process reads it."""
+    """The facts written as JSON and read back, as another process sees them."""
     return json.loads(json.dumps(described(facts)))
 
 
 def flat(facts: Mapping, prefix: str = "") -> dict[str, Any]:
-    """Without dicts inside: their names are joined with dots."""
+    """A dict without nested dicts: the names of a path are joined with dots."""
     found: dict[str, Any] = {}
     for name, value in facts.items():
         found.update(flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value})

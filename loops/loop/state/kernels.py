@@ -1,8 +1,8 @@
-"""Operations of a step that keep a state in their kernel or elsewhere: all stateful ones but those known to keep none.
+"""Operations of a step that may keep a state in their kernel: all stateful ones except those known to keep none.
 
-TensorFlow calls an operation stateful that keeps something, reads a variable, prints, or must run once. What is listed
-here keeps nothing from one call of the step to the next, or keeps it in a variable, a table or an iterator, which are
-saved. An operation that is not listed is named in a warning.
+TensorFlow calls an operation stateful if it keeps a state, reads a variable, prints, or must run once. The operations
+listed here keep nothing from one call of the step to the next, or keep it in a variable, a table or an iterator, which
+are saved. A warning names any other stateful operation.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _DRAW = {
     "Use a tf.random.Generator or a keras.random.SeedGenerator": _NUMBERS,
     "Set its dropout to 0, and drop with keras.layers.Dropout": {"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"},
 }
-"""Operations that keep their position in their kernel, and what to use in their place."""
+"""Operations that keep their position in their kernel, by what to use instead."""
 _PYTHON = {"EagerPyFunc", "PyFunc"}
 
 
@@ -74,19 +74,19 @@ def unsaved_random_operations(concrete: tf.types.experimental.ConcreteFunction) 
 
 
 def caveats(concrete: tf.types.experimental.ConcreteFunction, called: Iterable[str] = ()) -> list[str]:
-    """What a resumed run loses because of a step's operations, a sentence for each kind of loss.
+    """What a resumed run loses because of a step's operations, one sentence per kind of loss.
 
     Args:
         concrete: The step's concrete function.
-        called: The kinds of operations that datasets call which the step starts; their random numbers start, too.
+        called: The kinds of operations in functions of the datasets that the step starts.
     """
     random = unsaved_random_operations(concrete)
     found = [_of_random([kind for kind in random if kind in kinds], remedy) for remedy, kinds in _DRAW.items()]
     known = stateful({*called, *(node.op for node in nodes(concrete))})
     if known is None:
         found.append(
-            f"{versions()} does not tell which operations of the train step have a state, so that it is not known "
-            "what a resumed run loses. Compare a resumed run with a whole one."
+            f"{versions()} does not say which operations of the train step have a state, so it is unknown what a "
+            "resumed run loses. Compare a resumed run with an uninterrupted one."
         )
     others = {op for op in known or () if not _keeps_none(op)} - set().union(*_DRAW.values())
     found += [_of_python(sorted(others & _PYTHON)), _of_others(sorted(others - _PYTHON))]
@@ -100,7 +100,7 @@ def _draws(node: Any) -> bool:
 def _keeps_none(op: str) -> bool:
     if op in _KEEP_NONE or op.startswith(_KEEP_NONE_BY_START):
         return True
-    # A dataset that a step makes starts with each step; one that it captured is looked at by itself.
+    # A dataset made inside the step starts again with each step; `held` examines the captured ones.
     return OPERATIONS.get(str(kind(op)), Memory.FILES) is not Memory.FILES
 
 
@@ -117,9 +117,9 @@ def _of_python(operations: list[str]) -> str:
     if not operations:
         return ""
     return (
-        f"the train step calls Python ({', '.join(operations)}): what that keeps is not saved, but for the global "
-        "generators of random and numpy.random. If it keeps anything else, such as a counter or a generator of its "
-        "own, a resumed run starts that again. Keep it in a tf.Variable to lose nothing."
+        f"the train step calls Python ({', '.join(operations)}): its state is not saved, except for the global "
+        "generators of random and numpy.random. If it keeps anything else, such as a counter or its own generator, a "
+        "resumed run starts that again. Keep it in a tf.Variable to lose nothing."
     )
 
 

@@ -1,12 +1,13 @@
-"""The operations of `tf.data`, by what a saved iterator remembers of them: one table, read by the tests row by row.
+"""The operations of `tf.data`, by what a saved iterator remembers of them.
 
 Each epoch of `shuffle`, and of `Dataset.random(rerandomize_each_iteration=True)`, draws new seeds from a generator
-outside of the iterator. A saved iterator has them only while it holds the operation. Some operations let go of what is
-below them once they have seen its end, and a `prefetch` that reads ahead makes this happen long before the epoch ends:
-the run then resumes without an error, and later epochs are different. Found by trying, with TensorFlow 2.21.
+outside of the iterator. A saved iterator has them only while it holds the operation. Some operations release their
+input once it has ended, and a `prefetch` that reads ahead makes this happen long before the epoch ends: the run then
+resumes without an error, but later epochs are different. The table was found by experiment with TensorFlow 2.21, and
+the tests check each row.
 
-TensorFlow has no public way to walk a pipeline that does not copy its data: what it keeps of one is read in
-`loops.backend.datasets`. An operation is told by its class name; one that is not known is named in a warning.
+TensorFlow has no public way to walk a pipeline without copying its data: `loops.backend.datasets` uses a private one.
+An operation is identified by its class name; a warning names unknown ones.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from loops.backend import datasets
 class Memory(enum.Enum):
     """What a saved iterator remembers of an operation."""
 
-    SOURCE = "reads or counts, from nothing below it"
-    KEEPS = "holds what is below it for as long as it is held"
-    AHEAD = "the same, and may have read its end long before it gives it on"
-    DRAINS = "lets go of what is below it once its own end has been read"
-    LETS_GO = "lets go of what is below it once that has ended"
-    FILES = "writes files, which a saved iterator does not fit later"
+    SOURCE = "has no input"
+    KEEPS = "holds its input for as long as it is held"
+    AHEAD = "the same, and may read the end of its input long before it passes it on"
+    DRAINS = "releases its input once its own end has been read"
+    LETS_GO = "releases its input once that has ended"
+    FILES = "writes files, which no longer match a saved iterator later"
 
 
 _NAMES = {
@@ -44,7 +45,7 @@ _NAMES = {
     Memory.FILES: "Snapshot",
 }
 OPERATIONS = {name: memory for memory, names in _NAMES.items() for name in names.split()}
-"""What is remembered of each. An operation that is not here is named in a warning, as one that nobody has tried."""
+"""What a saved iterator remembers of each operation. A warning names those that are not here, as unverified."""
 
 STATES = {
     "PyFunc": "from_generator or numpy_function",
@@ -54,7 +55,7 @@ STATES = {
     "DummyMemoryCache": "a cache inside of a function, such as that of flat_map or interleave",
     "DummySeedGenerator": "a shuffle inside of a function, such as that of flat_map or interleave",
 }
-"""Kernels with a state outside of the iterator, and where programs use them."""
+"""Kernels with a state outside of the iterator, and what they are in a program."""
 
 _RANDOM = re.compile("Random|Normal|Multinomial|Uniform")
 _RENAMED = {"ParallelInterleaveDataset": "LegacyParallelInterleave"}
@@ -63,38 +64,38 @@ _SEEDS = {"Shuffle": 2, "ShuffleAndRepeat": 2, "Random": 0}
 
 
 def kind(name: str) -> str | None:
-    """The name of an operation in the table, from that of its class or kernel; None if it makes no dataset."""
+    """An operation's name in the table, from that of its class or kernel; None if it does not make a dataset."""
     found = _KIND.fullmatch(name)
-    # One name in two meanings: without a version it is the older operation.
+    # One name has two meanings: without a version it is the older operation.
     return _RENAMED.get(name, found[1]) if found else None
 
 
 def spelled(kind: str) -> str:
-    """As a program spells it: `padded_batch` for PaddedBatch."""
+    """The name as a program spells it: `padded_batch` for PaddedBatch."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
 
 
 def holds_state(op: str) -> bool:
-    """Whether a kernel is known to have a state of its own, such as a random generator."""
+    """Whether a kernel is known to have a state, such as a random generator."""
     return op in STATES or ("Stateless" not in op and _RANDOM.search(op) is not None)
 
 
 def order(dataset: Any, kind: str) -> str:
-    """What a parallel operation was told of the order of its elements: "true", "false" or "default"."""
+    """A parallel operation's argument `deterministic`: "true", "false" or "default"."""
     if kind != "ParallelInterleave":
         return datasets.order(dataset, kind)
-    # Its object does not keep what it was told. Below it there are names of files, as a rule, which are few.
-    told = [node.deterministic for node in _serialized(tf.data.experimental.to_variant(dataset)) if node.kind == kind]
-    return "false" if "false" in told else "default"
+    # Its object does not keep the argument. Serializing is cheap here: its input is usually a short list of files.
+    found = [node.deterministic for node in _serialized(tf.data.experimental.to_variant(dataset)) if node.kind == kind]
+    return "false" if "false" in found else "default"
 
 
 def draws(dataset: Any, kind: str) -> tuple[bool, bool] | None:
-    """Whether an operation draws random numbers without a seed, and others each time it starts; None if it has none."""
+    """Whether an operation has no seed, and whether it draws other numbers at each start; None if it draws none."""
     if kind not in _SEEDS:
         return None
     unseeded = [datasets.argument(dataset, "seed", 0), datasets.argument(dataset, "seed2", 0)] == [0, 0]
-    anew = datasets.argument(dataset, "rerandomize", False) if kind == "Random" else True
-    return unseeded, bool(datasets.argument(dataset, "reshuffle_each_iteration", anew))
+    redraws = datasets.argument(dataset, "rerandomize", False) if kind == "Random" else True
+    return unseeded, bool(datasets.argument(dataset, "reshuffle_each_iteration", redraws))
 
 
 REPEATS = ("Repeat", "ShuffleAndRepeat")
@@ -114,7 +115,7 @@ class Node:
         first = _SEEDS.get(self.kind or "")
         seeds = [] if first is None else [name.split(":")[0] for name in node.input[first : first + 2]]
         self.unseeded = bool(seeds) and all(constants.get(name) == 0 for name in seeds)
-        self.anew = any(node.attr[name].b for name in ("reshuffle_each_iteration", "rerandomize_each_iteration"))
+        self.redraws = any(node.attr[name].b for name in ("reshuffle_each_iteration", "rerandomize_each_iteration"))
 
 
 def nodes(graph: Any) -> Iterator[Node]:
@@ -130,21 +131,21 @@ def nodes(graph: Any) -> Iterator[Node]:
 
 
 def captured(function: Any) -> Iterator[Node]:
-    """The operations of datasets that a function uses, and that were made outside of it."""
+    """The operations of datasets that a function captures from outside."""
     for tensor in function.captured_inputs:
         if tensor.dtype == tf.variant:
             yield from _serialized(tensor)
 
 
 def hidden(dataset: Any) -> list[Node]:
-    """The operations of a dataset that TensorFlow holds as a value alone, as it does what it has rewritten."""
+    """The operations of a dataset that exists only as a variant tensor, such as one that TensorFlow has rewritten."""
     if kind(type(dataset).__name__) != "Variant":
         return []
     return list(_serialized(tf.data.experimental.to_variant(dataset)))
 
 
 def started_again(inside: list[Node]) -> set[str]:
-    """The names of those hidden operations that start once more after another has begun."""
+    """The names of those hidden operations that start again in the course of a run."""
     graph = {node.name: node for node in inside if not node.in_function}
     forgets = any(OPERATIONS.get(str(node.kind)) is Memory.LETS_GO for node in inside)
     found: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a saved position in a dataset does not bring back: found in the dataset's operations, before the first step."""
+"""What a saved position in a dataset does not restore, found in the dataset's operations before the first step."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from loops.loop.state.operations import (
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Of a pipeline.
+    """What was found in a pipeline.
 
     Attributes:
-        problem: Why its position must not be saved, though TensorFlow would, and what to do; None if it may.
+        problem: Why its position must not be saved, although TensorFlow would save it, and what to do; None if it may.
         unseeded: Operations that draw random numbers without a seed.
         unseeded_again: Those of them that do so again after the position was restored.
         unordered: Operations that give elements in the order in which they are ready.
-        unknown: Operations of which nobody has tried what a saved iterator remembers.
-        ignored: Operations with a state that TensorFlow was told to ignore.
-        unsaid: What the installed TensorFlow does not tell of them, such as "inputs of map".
+        unknown: Operations that are not in the table of `operations`.
+        ignored: Operations whose state the dataset's options ignore.
+        unsaid: What the installed TensorFlow hides, such as "inputs of map".
     """
 
     problem: str | None
@@ -50,29 +50,29 @@ class Findings:
 
 @dataclasses.dataclass(frozen=True)
 class _Draw:
-    """An operation that draws random numbers, as seen from one above it.
+    """An operation that draws random numbers, as seen from an operation above it.
 
     Attributes:
-        source: Which.
+        source: The identity of the operation.
         kind: Its name.
         unseeded: Whether it has no seed.
-        anew: Whether it draws others each time it starts.
+        redraws: Whether it draws other numbers each time it starts.
         cached: Whether a cache in memory holds what it drew.
-        drained: Whether something lets go of it once its own end has been read.
-        culprit: What lets go of it, or None.
+        drained: Whether an operation above releases it once that operation's end has been read.
+        culprit: The operation that releases it, or None.
     """
 
     source: int
     kind: str
     unseeded: bool
-    anew: bool
+    redraws: bool
     cached: bool = False
     drained: bool = False
     culprit: str | None = None
 
 
 def look(dataset: tf.data.Dataset) -> Findings:
-    """Looks through every operation of a dataset, also inside of the functions that they call."""
+    """Examines every operation of a dataset, including those in the functions that they call."""
     walk = _Walk(dataset)
     for part in bottom_up(dataset):
         walk.visit(part)
@@ -87,12 +87,12 @@ def look(dataset: tf.data.Dataset) -> Findings:
     )
 
 
-def drawn_anew(dataset: tf.data.Dataset) -> list[str]:
-    """The operations that draw other random numbers each time that a dataset starts: their position is not in it."""
+def redrawing(dataset: tf.data.Dataset) -> list[str]:
+    """The operations that draw other random numbers each time the dataset starts."""
     walk = _Walk(dataset)
     for part in bottom_up(dataset):
         walk.visit(part)
-    return sorted({spelled(draw.kind) for draw in walk.draws(dataset) if draw.anew and not draw.cached})
+    return sorted({spelled(draw.kind) for draw in walk.draws(dataset) if draw.redraws and not draw.cached})
 
 
 def operations_called(dataset: tf.data.Dataset) -> set[str]:
@@ -117,11 +117,11 @@ class _Walk:
         self._above: dict[int, tuple[_Draw, ...]] = {}
 
     def draws(self, dataset: Any) -> tuple[_Draw, ...]:
-        """What draws random numbers in a dataset that was visited."""
+        """The operations that draw random numbers in a dataset that was visited."""
         return self._above[id(dataset)]
 
     def visit(self, dataset: Any) -> None:
-        """After its inputs."""
+        """Examines one operation. Its inputs must have been visited before."""
         name = type(dataset).__name__
         what = kind(name) or name
         memory = OPERATIONS.get(what)
@@ -159,13 +159,13 @@ class _Walk:
         for node in inside:
             self._look_inside(node, again=node.in_function or node.name in names)
         lost = next((node.kind for node in inside if OPERATIONS.get(str(node.kind)) is Memory.LETS_GO), None)
-        drawing = [node for node in inside if node.unseeded or node.anew]
-        return tuple(_Draw(id(node), str(node.kind), node.unseeded, node.anew, culprit=lost) for node in drawing)
+        drawing = [node for node in inside if node.unseeded or node.redraws]
+        return tuple(_Draw(id(node), str(node.kind), node.unseeded, node.redraws, culprit=lost) for node in drawing)
 
     def _start_again(self, draw: _Draw, restart: str) -> None:
         if draw.unseeded and (draw.culprit or not draw.cached):
             self.unseeded_again.add(spelled(draw.kind))
-        if draw.anew and draw.culprit:
+        if draw.redraws and draw.culprit:
             self.problem = self.problem or _forgotten(draw, spelled(restart))
 
     def _enter(self, function: Any, what: str) -> None:
@@ -173,11 +173,11 @@ class _Walk:
             self._look_inside(node)
         for node in captured(function):
             self._look_inside(node)
-            if node.anew:
+            if node.redraws:
                 self.problem = self.problem or _outside(node, spelled(what))
 
     def _look_inside(self, node: Node, *, again: bool = True) -> None:
-        """A function's operations start with each of its calls."""
+        """Examines an operation of a function, which starts with each call, or a hidden one."""
         if self._ignores and holds_state(node.op):
             self.ignored.add(node.op)
         if node.kind:
@@ -196,16 +196,17 @@ class _Walk:
 
 
 def surely_endless(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset never ends, as its size says, and no part of it may give nothing when it starts again.
+    """Whether a dataset's cardinality is infinite, and certainly so.
 
-    Of a filter and a generator nobody knows how much they give: repeated, they count as endless, and may end.
+    The cardinality of a filter or a generator is unknown. Repeated, it counts as infinite, but it may give nothing when
+    it starts again, and then the dataset ends.
     """
     sizes = [int(part.cardinality()) for part in bottom_up(dataset)]
     return sizes[-1] == tf.data.INFINITE_CARDINALITY and tf.data.UNKNOWN_CARDINALITY not in sizes
 
 
 def bottom_up(dataset: Any) -> list:
-    """A dataset and all that it is made of, each once, inputs first; pipelines may be deeper than Python's stack."""
+    """A dataset and all of its inputs, each once, inputs first; pipelines may be deeper than Python's stack."""
     order: dict[int, Any] = {}
     stack = [(dataset, False)]
     while stack:
@@ -221,14 +222,14 @@ def bottom_up(dataset: Any) -> list:
 
 
 def _starts_again(dataset: Any, what: str) -> bool:
-    """Whether what is below starts once more when it ends."""
+    """Whether the operation restarts its input when that ends."""
     if what not in REPEATS or argument(dataset, "count") == 1:
         return False
     return any(int(part.cardinality()) != tf.data.INFINITE_CARDINALITY for part in inputs(dataset))
 
 
 def _above(draw: _Draw, what: str, memory: Memory | None) -> _Draw:
-    """What an operation below looks like above one more."""
+    """The draw as seen from above the operation `what`."""
     if what == "Cache":
         return dataclasses.replace(draw, cached=True, drained=False, culprit=None)
     if memory is Memory.DRAINS:
@@ -239,7 +240,7 @@ def _above(draw: _Draw, what: str, memory: Memory | None) -> _Draw:
 
 
 def _selects_for_ever(dataset: Any, what: str) -> bool:
-    """Whether numbers without end choose from datasets that all end."""
+    """Whether an endless selector chooses from datasets that all end."""
     if what != "DirectedInterleave":
         return False
     selector = inputs(dataset)[0]
@@ -248,7 +249,7 @@ def _selects_for_ever(dataset: Any, what: str) -> bool:
 
 
 def _shared(below: list[tuple[_Draw, ...]], what: str) -> list[_Draw]:
-    """What ends in one input and starts again in another."""
+    """The draws that are below several inputs: they end in one and start again in another."""
     if what not in ("Concatenate", "DirectedInterleave"):
         return []
     held = [{draw.source for draw in part} for part in below]
@@ -277,6 +278,6 @@ def _outside(node: Node, function: str) -> str:
 
 def _files(what: str) -> str:
     return (
-        f"{what} writes files as the run goes on, and a saved iterator does not fit those of a later moment. Write them"
-        " in a program of its own, and read them here, to lose nothing"
+        f"{what} writes files during the run, and a saved iterator does not match later versions of them. Write them "
+        "in a separate program, and read them here, to lose nothing"
     )

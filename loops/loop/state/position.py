@@ -1,4 +1,4 @@
-"""A dataset's position: saved where TensorFlow can, else found again by skipping."""
+"""A dataset's position: saved if TensorFlow can save it, else restored by skipping batches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from loops.loop.state.pipeline import Findings, look, surely_endless
 
 
 class Position:
-    """An iterator over a dataset, and how its position survives.
+    """An iterator over a dataset, and how its position is saved.
 
-    A dataset is iterated once: each further iterator over the same object shuffles differently.
+    There is one iterator: each further one over the same dataset would shuffle differently.
 
     Attributes:
-        problem: Why this position cannot be saved, with the operation's name and what to use instead; None where it
-            can, as far as `probe` was asked.
+        problem: Why this position cannot be saved, with the operation's name and what to use instead; None if it can,
+            and before `probe`.
     """
 
     def __init__(self, dataset: tf.data.Dataset):
@@ -32,7 +32,7 @@ class Position:
 
     @property
     def dataset(self) -> tf.data.Dataset:
-        """What was given."""
+        """The dataset."""
         return self._dataset
 
     @functools.cached_property
@@ -41,18 +41,18 @@ class Position:
 
     @property
     def iterator(self) -> tf.data.Iterator:
-        """What the loop takes batches from."""
+        """The iterator that the loop takes batches from."""
         if self._iterator is None:
             self._iterator = iter(self._dataset)
         return self._iterator
 
     @property
     def endless(self) -> bool:
-        """Whether the dataset never ends; False where that is not sure."""
+        """Whether the dataset certainly never ends."""
         return surely_endless(self._dataset)
 
     def probe(self, folder: pathlib.Path) -> None:
-        """Finds out whether the position can be saved, by saving it.
+        """Sets `problem`, by trying to save the position.
 
         Raises:
             OSError, tf.errors.OpError: If the folder cannot be written.
@@ -65,17 +65,17 @@ class Position:
                 self.problem = refusal(error)
 
     def skip_to(self, batches: int) -> None:
-        """Starts anew and passes over the batches that were taken."""
+        """Starts the dataset again and skips the batches that were taken."""
         self._iterator = iter(self._dataset.skip(batches))
 
     @property
     def caveats(self) -> list[str]:
-        """What a resumed run loses because of the dataset, sentences about one loss each."""
+        """What a resumed run loses because of the dataset, one sentence per loss."""
         found = []
         if self.problem:
             found.append(
                 f"the position in the dataset cannot be saved: {self.problem}. A resumed run starts the dataset "
-                "anew and skips the batches that were taken. That takes their time again, and gives the same "
+                "again and skips the batches that were taken. That takes their time again, and gives the same "
                 "data only if the pipeline gives the same batches each time it starts; random numbers in it may differ."
             )
         found += unlike(self._findings, skipping=bool(self.problem))
@@ -83,16 +83,16 @@ class Position:
 
     @property
     def caveats_of_a_new_start(self) -> list[str]:
-        """In what the data of a run that starts again from the beginning differs, sentences about one thing each."""
+        """How the data of a run differs if it starts again from the beginning, one sentence per difference."""
         return unlike(self._findings, skipping=True)
 
 
 def unlike(findings: Findings, *, skipping: bool) -> list[str]:
-    """In what the data of a resumed run differs, a sentence for each.
+    """How the data of a resumed run differs, one sentence per difference.
 
     Args:
-        findings: Of the dataset.
-        skipping: Whether the dataset starts again, and is not put at a saved position.
+        findings: From `pipeline.look`.
+        skipping: Whether the dataset starts again and skips batches, in place of a restored position.
     """
     found = []
     unseeded = findings.unseeded if skipping else findings.unseeded_again
@@ -117,7 +117,7 @@ def unlike(findings: Findings, *, skipping: bool) -> list[str]:
     if findings.ignored:
         found.append(
             f"the dataset's options ignore the state of {', '.join(findings.ignored)} (external_state_policy): a "
-            "resumed run starts it anew. Use operations without state, such as tf.random.stateless_uniform."
+            "resumed run starts it again. Use operations without state, such as tf.random.stateless_uniform."
         )
     if findings.unknown:
         found.append(
@@ -126,15 +126,14 @@ def unlike(findings: Findings, *, skipping: bool) -> list[str]:
         )
     if findings.unsaid:
         found.append(
-            f"{versions()} hides parts of the dataset ({', '.join(findings.unsaid)}), so that it is unknown whether "
-            "a saved position is exact: a resumed run may see other data. Compare a resumed run with an "
-            "uninterrupted one."
+            f"{versions()} hides parts of the dataset ({', '.join(findings.unsaid)}), so it is unknown whether a saved "
+            "position is exact: a resumed run may see other data. Compare a resumed run with an uninterrupted one."
         )
     return found
 
 
 def refusal(error: tf.errors.OpError) -> str:
-    """Why TensorFlow did not save a position, with what to use."""
+    """Why TensorFlow did not save a position, and what to use instead."""
     found = re.search(r"(\w+) is stateful", error.message)
     if not found:
         return " ".join(error.message.split())

@@ -1,4 +1,4 @@
-"""Random number generators that belong to the process, not to a model."""
+"""The global random number generators of the process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from loops.loop.state.variables import components
 
 
 def generators() -> dict:
-    """The states of all of them, as JSON.
+    """The states of all generators, as JSON.
 
-    `python` and `numpy` are the modules' global generators, `tf_generator` is `tf.random.get_global_generator()`, None
-    where deterministic operations are on and no `tf.random.set_global_generator` made one, `keras_generator` the seed
-    generator that `keras.random` uses without a seed, None if it was not used yet, and `op_seeds` where TensorFlow
-    draws the seeds of eager random operations from, None without a global seed.
+    `python` and `numpy` are the modules' global generators. `tf_generator` is `tf.random.get_global_generator()`, None
+    with deterministic operations and without a `tf.random.set_global_generator`. `keras_generator` is the seed
+    generator that `keras.random` uses by default, None if it was not used yet. `op_seeds` is the generator from which
+    TensorFlow draws the seeds of eager random operations, None without a global seed.
     """
     kind, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
     global_generator = _global_generator()
@@ -33,22 +33,22 @@ def generators() -> dict:
 
 
 def set_generators(saved: dict, *, kernels: bool = True) -> None:
-    """Puts them all back to what `generators` returned.
+    """Restores all generators.
 
     Args:
-        saved: That.
-        kernels: Whether random operations that keep their position in their kernel begin anew, too, where there is a
-            global seed. TensorFlow prepares every compiled function again for that, which may take seconds.
+        saved: What `generators` returned.
+        kernels: Whether to also restart random operations that keep their position in their kernel, if there is a
+            global seed. TensorFlow then prepares every compiled function again, which may take seconds.
     """
     if saved["tf_generator"] is not None:
         _assign((_global_generator() or _new_global_generator()).state, saved["tf_generator"])
     if saved["keras_generator"] is not None:
         made_by_keras = made_keras_generator()
-        if made_by_keras:  # Else the run was told.
+        if made_by_keras:  # Otherwise a caveat has named it.
             _assign(made_by_keras.state, saved["keras_generator"])
     if saved["op_seeds"] is not None:
         _set_op_seeds(saved["op_seeds"], kernels)
-    # Last, since making Keras's generator draws from Python's.
+    # Last, because creating Keras's generator draws from Python's.
     random.setstate(_tuple_state(saved["python"]))
     kind, words, *rest = saved["numpy"]
     np.random.set_state((kind, np.array(words, np.uint32), *rest))
@@ -57,7 +57,7 @@ def set_generators(saved: dict, *, kernels: bool = True) -> None:
 def _global_generator() -> tf.random.Generator | None:
     try:
         return tf.random.get_global_generator()
-    except RuntimeError:  # It would start anywhere, which deterministic operations forbid.
+    except RuntimeError:  # It would get a random seed, which deterministic operations forbid.
         return None
 
 
@@ -76,7 +76,7 @@ def _set_op_seeds(saved: dict, kernels: bool) -> None:
     if kernels or known is None or known[0] != saved["seed"]:
         tf.random.set_seed(saved["seed"])
         known = op_seeds()
-    if known:  # Else the run was told.
+    if known:  # Otherwise a caveat has named it.
         known[1].setstate(_tuple_state(saved["state"]))
 
 

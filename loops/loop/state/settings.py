@@ -1,4 +1,4 @@
-"""Settings that a checkpoint cannot restore: of a step's optimizers and loss scalers, and of its dataset."""
+"""Settings that a checkpoint does not restore: of a run's optimizers and loss scalers, and of its dataset."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _COUNTED = ("Skip", "Take")
 
 
 def settings(train_step: object, dataset: tf.data.Dataset) -> dict:
-    """What the program says of its optimizers, loss scalers and dataset before the first step, as JSON.
+    """The arguments of a program's optimizers, loss scalers and dataset before the first step, as JSON.
 
     Args:
-        train_step: Any callable. Of a step of one's own, the optimizers and loss scalers that it names are found.
-        dataset: What it is given.
+        train_step: Any callable. In a user's own step, the optimizers and loss scalers that it names are found.
+        dataset: The loop's.
     """
     facts: dict[str, Any] = {}
     for optimizer in reversed(named_by(train_step, keras.optimizers.Optimizer)):
@@ -44,7 +44,7 @@ def settings(train_step: object, dataset: tf.data.Dataset) -> dict:
 
 
 def differences(saved: Mapping, here: Mapping) -> list[str]:
-    """What both programs have and is not the same, each with both values."""
+    """The settings that both programs have with different values, as sentences with both."""
     then, now = flat(saved), flat(here)
     names = [name for name in then if name in now and not same(then[name], now[name])]
     return [f"{name} was {then[name]!r} and is {now[name]!r}" for name in names]

@@ -1,4 +1,4 @@
-"""A run's whole state at a moment between two steps: what a checkpoint holds."""
+"""A run's complete state between two steps: what a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _FORMAT = 1
 class RunState:
     """Variables on every replica, tables, iterators, counters, the position, random generators and the actions' state.
 
-    An action takes part by two methods: `save_state()` returns a value that JSON can hold, and `load_state(value)`
-    takes it, before the first step of a resumed run.
+    An action's state is saved if it has two methods: `save_state()` returns a value that JSON can hold, and
+    `load_state(value)` takes it before the first step of a resumed run.
 
     Args:
-        groups: As from `variable_groups`.
+        groups: From `variable_groups`.
         held: The step's tables and iterators.
         counters: The loop's.
-        position: The loop's place in its dataset.
+        position: The loop's position in its dataset.
         actions: The states of the loop's.
-        identity: What tells this run from others.
-        settings: Others that the program says before its first step.
-        trainable: As from `trainable_flags`.
-        loss_scaler: The train step's, to be described, or None.
+        identity: From `identity.identity`: must be the same in a run that resumes.
+        settings: From `settings.settings`: may differ in a run that resumes, with a warning.
+        trainable: From `trainable_flags`: must be the same in a run that resumes.
+        loss_scaler: The train step's, or None; its state is described in the checkpoint.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RunState:
         self._facts = _Facts(self._describe)
 
     def trackables(self) -> dict:
-        """What to give to `tf.train.Checkpoint`."""
+        """The objects to give to `tf.train.Checkpoint`."""
         saved: dict[str, Any] = {group: list(variables) for group, variables in self.groups.items()}
         saved["counters"] = [self._counters.data, self._counters.attempted, self._counters.applied]
         saved["facts"] = self._facts
@@ -89,12 +89,12 @@ class RunState:
         warn_of_places(path, saved, here)
 
     def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping) -> None:
-        """Puts everything back.
+        """Restores everything.
 
         Args:
             checkpoint: Made of `trackables`.
-            path: Of a checkpoint that was found whole and that `check` has passed.
-            facts: Those saved in it.
+            path: The path of a complete checkpoint that `check` has passed.
+            facts: Its JSON.
 
         Raises:
             CheckpointError: If its parts are not those of this run.
@@ -156,7 +156,7 @@ class RunState:
 
 
 class _Facts(tf.train.experimental.PythonState):
-    """JSON inside of a checkpoint, which can be read without the model."""
+    """JSON in a checkpoint, which can be read without the model."""
 
     def __init__(self, describe: Callable[[], dict]):
         self._describe = describe
@@ -165,4 +165,4 @@ class _Facts(tf.train.experimental.PythonState):
         return json.dumps(self._describe())
 
     def deserialize(self, string_value: str) -> None:
-        """Nothing: `restore` is given them, read before anything was assigned."""
+        """Does nothing: `restore` gets the facts, which were read before anything was assigned."""

@@ -24,12 +24,12 @@ _REST = "step"
 
 
 def variable_groups(train_step: object, concrete: tf.types.experimental.ConcreteFunction) -> Groups:
-    """Every variable that a train step reads or writes, on every replica, in an order given by the program alone.
+    """Every variable that a train step reads or writes, on every replica, in an order that depends only on the program.
 
-    Variables of the step's `model`, `optimizer`, `masters`, `loss_scaler` and `window` come under these names, where
-    it has such attributes; all others that its graph captured come under "step". Of a variable that has a component
-    on each replica, every component is listed: `tf.train.Checkpoint` would save the first alone, though BatchNorm's
-    statistics and the sums of a window differ between replicas.
+    Variables of the step's attributes `model`, `optimizer`, `masters`, `loss_scaler` and `window` are listed under
+    these names; all others that its graph captured under "step". If a variable has a component on each replica, every
+    component is listed: `tf.train.Checkpoint` would save only the first, although BatchNorm's statistics and the sums
+    of a window differ between replicas.
 
     Args:
         train_step: Any callable.
@@ -49,7 +49,7 @@ def variable_groups(train_step: object, concrete: tf.types.experimental.Concrete
         part = getattr(train_step, name, None)
         if part is not None:
             add(name, variables_of(part))
-    # A graph's set of variables has no order, its captures are in the order of the trace.
+    # A graph's variables are a set without order; its captures are in the order of the trace.
     by_handle = {id(part.handle): part for variable in concrete.variables for part in components(variable)}
     by_handle |= captured.owners(captured.variables_by_handle(concrete, by_handle))
     add(_REST, [by_handle[id(handle)] for handle in concrete.captured_inputs if id(handle) in by_handle])
@@ -57,7 +57,7 @@ def variable_groups(train_step: object, concrete: tf.types.experimental.Concrete
 
 
 def components(variable: tf.Variable | keras.Variable) -> list[tf.Variable]:
-    """The variable on each local replica; the variable itself where there is one."""
+    """The components of a variable on the local replicas; the variable itself if it has none."""
     own = native(variable)
     return list(own.values) if isinstance(own, tf.distribute.DistributedValues) else [own]
 

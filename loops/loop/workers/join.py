@@ -1,4 +1,4 @@
-"""How a process becomes one of several workers, or says why it cannot."""
+"""Joins this process to the other workers of a cluster, within a time limit."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ import scaler
 from loops.support.errors import WorkerLost
 
 SECONDS = 300.0
-"""How long workers wait for each other."""
+"""How long workers wait for each other, in seconds."""
 _EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:4000", "10.0.0.2:4000"]}, "task": {"type": "worker", "index": 0}}'
 
 
 def addresses() -> list[str]:
-    """The workers that the environment variable TF_CONFIG names, "host:port" each; none where it is not set.
+    """The workers in the environment variable TF_CONFIG, "host:port" each; none if it is not set.
 
     Raises:
-        scaler.InvalidArgument: If it says something else than a cluster of workers and which of them this process is.
+        scaler.InvalidArgument: If it is not a cluster of workers with the index of this process.
     """
     text = os.environ.get("TF_CONFIG", "")
     return _read(text)[0] if text else []
 
 
 def join_workers(seconds: float = SECONDS) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """The strategy of several processes, made when all of them are there, or an error within a time limit.
+    """The strategy of several processes, created once all of them are reachable, or an error within a time limit.
 
         strategy = loops.join_workers()  # Before anything else of TensorFlow.
         with strategy.scope():
             ...
 
-    TensorFlow's own constructor waits without a word for workers that never come. This one first waits, with this
-    process's own port open, until each other worker's port takes a connection.
+    TensorFlow's own constructor waits silently for workers that never come. This function first opens this process's
+    port, and waits until the port of each other worker accepts a connection.
 
     Args:
-        seconds: How long to wait for the others, finite and above 0. Should TensorFlow then not reach a peer that was
-            there a moment ago, the process is ended after as long again, with status 1 and the place it hangs at: no
+        seconds: How long to wait for the others, finite and above 0. If TensorFlow then cannot reach a peer that was
+            just reachable, the process is ended after the same time again, with status 1 and a stack trace: no
             exception can be raised there.
 
     Raises:
-        scaler.InvalidArgument: If TF_CONFIG is missing or wrong, or `seconds` is no such number.
-        WorkerLost: If another worker cannot be reached in this time; the message names which, and why.
+        scaler.InvalidArgument: If TF_CONFIG is missing or wrong, or `seconds` is not a finite number above 0.
+        WorkerLost: If another worker cannot be reached in this time; the message names it, and the reason.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise scaler.InvalidArgument(f"join_workers({seconds!r}): expected a finite number of seconds above 0.")
@@ -59,17 +59,19 @@ def join_workers(seconds: float = SECONDS) -> tf.distribute.MultiWorkerMirroredS
 
 
 def _read(text: str) -> tuple[list[str], int]:
-    """Addresses of the workers, and which of them this process is."""
+    """The addresses of the workers, and the index of this process."""
     if not text:
-        raise scaler.InvalidArgument(f"TF_CONFIG is not set: expected such as {_EXAMPLE} in each worker's environment.")
+        raise scaler.InvalidArgument(
+            f"TF_CONFIG is not set: expected a cluster such as {_EXAMPLE} in each worker's environment."
+        )
     try:
         found = json.loads(text)
         cluster, kind, index = found["cluster"], found["task"]["type"], found["task"]["index"]
     except (ValueError, KeyError, TypeError) as error:
-        raise scaler.InvalidArgument(f"TF_CONFIG={text}: expected such as {_EXAMPLE}.") from error
+        raise scaler.InvalidArgument(f"TF_CONFIG={text}: expected a cluster such as {_EXAMPLE}.") from error
     if not isinstance(cluster, dict) or set(cluster) != {"worker"} or kind != "worker":
         raise scaler.InvalidArgument(
-            f"TF_CONFIG={text}: expected tasks of the type 'worker' alone; the first of them is the chief. Such as "
+            f"TF_CONFIG={text}: expected only tasks of the type 'worker', of which the first is the chief, such as "
             f"{_EXAMPLE}."
         )
     workers = cluster["worker"]
@@ -93,7 +95,7 @@ def _is_address(value: object) -> bool:
 
 
 def _wait(workers: list[str], index: int, seconds: float) -> None:
-    """Until every other worker's port takes a connection, while this one's does."""
+    """Waits, with this worker's port open, until every other worker's port accepts a connection."""
     limit = time.monotonic() + seconds
     missing = dict.fromkeys(address for address in workers if address != workers[index])
     port = int(workers[index].rpartition(":")[2])
@@ -101,8 +103,8 @@ def _wait(workers: list[str], index: int, seconds: float) -> None:
         own = socket.create_server(("", port))
     except OSError as error:
         raise WorkerLost(
-            f"worker {index} cannot listen on port {port} ({error.strerror}): does a run use it that has not ended? "
-            "Wait for that, or choose other ports in TF_CONFIG."
+            f"worker {index} cannot listen on port {port} ({error.strerror}): does an earlier run still use it? Wait "
+            "for that run, or choose other ports in TF_CONFIG."
         ) from error
     with own:
         while True:
@@ -128,7 +130,7 @@ def _wait(workers: list[str], index: int, seconds: float) -> None:
 
 @contextlib.contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    # TensorFlow waits for its peers without letting another Python thread run.
+    # TensorFlow holds the GIL while it waits for its peers, so no Python thread could end this.
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         yield

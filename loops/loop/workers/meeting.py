@@ -1,4 +1,4 @@
-"""Where workers tell each other, between two calls, what happened to them."""
+"""Workers exchange errors, signals and stops between two calls."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def meet(
     workers: Workers, signals: Deferred, error: Exception | None, *, stopped: bool, step: Callable[[], int]
 ) -> int | None:
-    """Has what happened on one worker happen on all of them at the same step.
+    """Makes an error, a signal or a stop on one worker take effect on all of them at the same step.
 
     Args:
-        workers: All of them.
-        signals: Those that this worker received; those of the others are added.
+        workers: All workers.
+        signals: Those that this worker received; the others' signals are added.
         error: What an action raised here, or None.
         stopped: Whether an action here ends the run.
-        step: Returns the step of which all of them are; called only to name it.
+        step: Returns the current step; called only for a message.
 
     Returns:
-        The first worker whose actions end the run, or None.
+        The first worker with an action that ends the run, or None.
 
     Raises:
         Exception: The error, if there is one, once the others know.
@@ -33,16 +33,16 @@ def meet(
     """
     happened = [error is not None, stopped, *(number in signals.received for number in _SIGNALS)]
     try:
-        told = workers.gather([int(one) for one in happened])
+        gathered = workers.gather([int(one) for one in happened])
     finally:
         if error:
             raise error
     stopped_by: int | None = None
-    for worker, (failed, stops, *received) in enumerate(told):
+    for worker, (failed, stops, *received) in enumerate(gathered):
         if failed:
             raise WorkerLost(
-                f"worker {worker} stopped with an error after step {step()}, and so worker {workers.index} stops, too: "
-                f"the output of worker {worker} says why. Start all of them again to go on from what all have saved."
+                f"worker {worker} stopped with an error after step {step()}, so worker {workers.index} stops, too: the "
+                f"output of worker {worker} says why. Start all of them again to go on from what all have saved."
             )
         stopped_by = worker if stops and stopped_by is None else stopped_by
         signals.received += [

@@ -1,4 +1,4 @@
-"""The processes that hold the replicas of a strategy, and what they tell each other between calls."""
+"""The processes that hold the replicas of a strategy, and how they exchange values between calls."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from loops.support.errors import WorkerLost
 
 
 class Workers:
-    """The workers of a strategy. One process alone is a single worker, and exchanges nothing.
+    """The workers of a strategy. A single process is one worker, and exchanges nothing.
 
     Attributes:
-        count: How many there are.
-        index: Which of them this process is, from 0.
+        count: The number of workers.
+        index: The index of this process, from 0.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy | None):
@@ -29,10 +29,10 @@ class Workers:
         self._sum = tf.function(self._sum_over_replicas)
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
-        """What every worker passed, a list for each; all of them must call this, with as many values.
+        """The values of every worker, one list per worker. All workers must call this, with equally many values.
 
         Raises:
-            WorkerLost: If one does not answer any more.
+            WorkerLost: If a worker no longer answers.
         """
         if self.count == 1:
             return [list(values)]
@@ -42,13 +42,13 @@ class Workers:
 
     @contextlib.contextmanager
     def all_or_none(self, what: str) -> Iterator[None]:
-        """Has an error of one worker end all of them; nothing inside may wait for other workers.
+        """Makes an error on one worker end all of them. The body must not wait for other workers.
 
         Args:
-            what: What a worker does here, for the message of the others: "cannot {what}".
+            what: What the body does, for the message of the other workers: "cannot {what}".
 
         Raises:
-            WorkerLost: On those that had no error, if another one had.
+            WorkerLost: If only other workers had an error.
         """
         own = None
         try:
@@ -62,16 +62,16 @@ class Workers:
                 raise own
         if failed:
             raise WorkerLost(
-                f"worker {failed[0]} cannot {what}, and so worker {self.index} stops, too: the output of worker "
+                f"worker {failed[0]} cannot {what}, so worker {self.index} stops, too: the output of worker "
                 f"{failed[0]} says why."
             )
 
     @contextlib.contextmanager
     def lost_is_an_error(self) -> Iterator[None]:
-        """Says in one sentence what TensorFlow says of a worker that is gone in many.
+        """Replaces TensorFlow's long error about a lost worker.
 
         Raises:
-            WorkerLost: In the place of TensorFlow's error.
+            WorkerLost: If TensorFlow raised an error because of another worker.
         """
         try:
             yield

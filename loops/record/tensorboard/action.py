@@ -1,4 +1,4 @@
-"""Writes what TensorBoard shows."""
+"""Writes event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ class TensorBoard:
 
     The curves: `loss`, unscaled; `scaler/log2_scale`; `scaler/skipped`, skipped steps so far; `gradient/global_norm`,
     unscaled and before clipping, and `gradient/clipped_norm`, after it; `optimizer/learning_rate`;
-    `time/steps_per_second` since the curve's point before; other outputs of the train step by their names; and each
-    result of the loop's `Evaluate` actions, such as `validation/accuracy`. What a step does not report has no curve.
+    `time/steps_per_second` since the curve's previous point; other outputs of the train step by their names; and each
+    result of the loop's `Evaluate` actions, such as `validation/accuracy`. Missing outputs have no curve.
 
-    Where the train step has probes, there are two curves more, in octaves: `scaler/headroom`, from the loss scale to
+    If the train step has probes, there are two more curves, in octaves: `scaler/headroom`, from the loss scale to
     the critical scale, and `activations/headroom`, from the largest activation or weight to the largest number of its
-    format. And there is a histogram of each tensor, `exponents/activations/dense`, over the exponents of its values,
-    without zeros, infinities and NaN: of the last step of a visit that is due and was counted.
+    format. There is also a histogram of each tensor, such as `exponents/activations/dense`, over the exponents of its
+    values, without zeros, infinities and NaN: that of the last step of a visit that is due and was counted.
 
-    Writing needs TensorFlow alone, looking needs the extra: without it a warning says so. Files are flushed at each
-    visit that writes. A run that resumes from a checkpoint cuts off what the checkpoint does not have.
+    Writing needs only TensorFlow; viewing needs the extra `tensorboard`, and a warning says if it is missing. Files are
+    flushed at each visit that writes. A run that resumes from a checkpoint removes the points of later steps.
 
     Args:
-        directory: A folder of the run's own. It is made if missing.
-        every: Points at the steps that are multiples of this; or, in `Seconds`, at the last step of a visit so often.
-            Curves of what only the host knows, the learning rate, skipped steps and speed, have theirs at the visit
-            that such a step lies in.
+        directory: A separate folder for this run. It is made if missing.
+        every: Write points at the steps that are multiples of this number; with `Seconds`, at the last step of each
+            visit that is due. The learning rate, skipped steps and speed are known only at a visit: they have a point
+            at each visit that contains such a step.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -71,7 +71,7 @@ class TensorBoard:
         self._before: tuple[int, float] | None = None
 
     def begin(self, loop: Loop) -> None:
-        """Before the first step: learns of the optimizer, and of the actions that measure, such as an `Evaluate`.
+        """Before the first step: finds the optimizer, and the actions with results, such as an `Evaluate`.
 
         Raises:
             NotWritable: If the folder cannot be written.
@@ -83,7 +83,7 @@ class TensorBoard:
         self._evaluations = [action for action in loop.actions if all(hasattr(action, name) for name in needed)]
         if importlib.util.find_spec("tensorboard") is None:
             warnings.warn(
-                f"TensorBoard is not installed here; {self._directory} is written all the same. To look at it: "
+                f"TensorBoard is not installed here; {self._directory} is written anyway. To view it: "
                 'pip install "halfstep[tensorboard]", then tensorboard --logdir.',
                 UserWarning,
                 stacklevel=2,
@@ -94,7 +94,7 @@ class TensorBoard:
         return self._step
 
     def load_state(self, value: int) -> None:
-        """Has the next run go on after step `value`."""
+        """Makes the next run continue after step `value`."""
         self._step = value
         for path in self._directory.glob("events.out.tfevents.*"):
             _keep_to(path, value)
@@ -115,7 +115,7 @@ class TensorBoard:
             self._writer = None
 
     def __call__(self, visit: Visit) -> None:
-        """Writes a point of each curve, if one is due."""
+        """Writes the points and histograms that are due."""
         if self._writer is None:
             raise RuntimeError("TensorBoard is written by Loop.run; outside of it, use it in a with statement.")
         self._step = visit.counters.data
@@ -153,7 +153,7 @@ class TensorBoard:
 
 
 def _outputs(visit: Visit, row: int) -> dict[str, float]:
-    """What the train step returned at one step, by the curves' names."""
+    """The train step's outputs at one step, by the curves' names."""
     values = {name: float(column[row]) for name, column in visit.outputs.items()}
     curves = {_TAGS.get(name, name): value for name, value in values.items() if name not in ("loss_scale", "attempted")}
     if "loss_scale" in values:
@@ -162,7 +162,7 @@ def _outputs(visit: Visit, row: int) -> dict[str, float]:
 
 
 def _keep_to(path: pathlib.Path, step: int) -> None:
-    """Cuts a file of events off before the first of a later step, or before one that a kill tore.
+    """Truncates a file of events before the first of a later step, or before an incomplete one.
 
     Each record is its length in 8 bytes, a checksum of that in 4, the event, and its checksum in 4: see TensorFlow's
     tensorflow/core/lib/io/record_writer.h.

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a step's probes: the headroom as curves, and a histogram of exponents for each tensor."""
+"""What TensorBoard shows of probes: the headroom as curves, and a histogram of exponents for each tensor."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import numpy as np
 import tensorflow as tf
 
 from loops.loop.visit import Visit
+from loops.record.columns import octaves_to_critical
 from loops.record.trace.measured import margins
 from loops.record.trace.tensors import Tensor
 from scaler import observe
 
 METADATA = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms"))
-"""What tells TensorBoard that an array [bins, 3] is a histogram: its columns are left edge, right edge and count."""
+"""Marks an array [bins, 3] as a histogram for TensorBoard: its columns are left edge, right edge and count."""
 
 
 class Histogram(NamedTuple):
-    """The values of a tensor at a step.
+    """The exponents of a tensor's values at a step.
 
     Attributes:
-        step: Its number.
-        name: Of the curve.
-        bins: Float64 [bins, 3]: the exponents from and to, and how many values; without zeros, infinities and NaN.
+        step: The step's number.
+        name: The curve's name.
+        bins: Float64 [bins, 3]: left edge, right edge and count; without zeros, infinities and NaN.
     """
 
     step: int
@@ -32,21 +33,19 @@ class Histogram(NamedTuple):
 
 
 def headroom_curves(visit: Visit, rows: Sequence[int], tensors: Sequence[Tensor]) -> list[tuple[int, str, float]]:
-    """The octaves that are left at some steps, as points (step, curve, value); none where it is not known.
+    """The headroom at some steps in octaves, as points (step, curve, value); without those that are unknown.
 
     Args:
-        visit: With the vector `amax`.
-        rows: Places in it.
-        tensors: What was measured.
+        visit: A visit with the vector `amax`.
+        rows: The indices of the steps in it.
+        tensors: The measured tensors.
     """
     chosen = list(rows)
     if not chosen:
         return []
     scale = np.asarray(visit.outputs.get("loss_scale", np.ones(len(visit.vectors["amax"]))), np.float64)[chosen]
     found = margins(visit.vectors["amax"][chosen], scale, tensors)
-    low, high = found.critical
-    with np.errstate(divide="ignore"):
-        of_gradients = np.log2(np.where(low > 0, low, high)) - np.log2(scale)
+    of_gradients = octaves_to_critical(*found.critical, scale)
     curves: Mapping[str, np.ndarray] = {"scaler/headroom": of_gradients, "activations/headroom": found.headroom}
     return [
         (visit.first + row, name, float(values[place]))
@@ -57,12 +56,12 @@ def headroom_curves(visit: Visit, rows: Sequence[int], tensors: Sequence[Tensor]
 
 
 def histograms(visit: Visit, rows: Sequence[int], tensors: Sequence[Tensor]) -> list[Histogram]:
-    """The histogram of each tensor at the last of some steps that counted.
+    """The histogram of each tensor at the last of some steps that has counts.
 
     Args:
-        visit: With the vector `counts`.
-        rows: Places in it.
-        tensors: What was measured.
+        visit: A visit with the vector `counts`.
+        rows: The indices of the steps in it.
+        tensors: The measured tensors.
     """
     counts = visit.vectors["counts"]
     counted = [row for row in rows if counts[row].any()]

@@ -1,4 +1,4 @@
-"""A run's trace: what each step was, and what its values were, in a file that tools outside can read."""
+"""A run's trace: the numbers and histograms of each step, as an Arrow stream."""
 
 from loops.record.trace.action import Trace as Trace
 from loops.record.trace.reading import TraceTables as TraceTables

@@ -1,4 +1,4 @@
-"""Records each step of a run in a file that pandas and Arrow read."""
+"""Records each step of a run in a file that pandas and Arrow can read."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
 
 
 class Trace:
-    """Records each step, and the histograms of what the step's probes measure, as an Arrow stream.
+    """Records each step, and the histograms from the step's probes, as an Arrow stream.
 
         loop = loops.Loop(step, dataset, steps_per_call=100, actions=[loops.Trace("run/trace.arrow")])
         loops.observe.read("run/trace.arrow").steps.to_pandas()
 
-    Of each step: loss, loss scale, whether it was attempted and applied, the cause of a skip, norms, and where the
-    train step has probes the largest magnitude of each tensor, the headroom and the critical scale: docs/trace.md.
-    Histograms are written at a cadence, and by a flight recorder: those of the last steps are held in memory, and are
-    written when a step is skipped, with a few after it, and when the run ends.
+    For each step it records loss, loss scale, whether it was attempted and applied, the cause of a skip, and norms; if
+    the train step has probes also the largest magnitude of each tensor, the headroom and the critical scale, see
+    docs/trace.md. Histograms are written at a cadence, and by a flight recorder, which holds those of the last steps in
+    memory and writes them when a step is skipped, with a few after it, and when the run ends.
 
-    A visit is written as one piece with a checksum, before a checkpoint is saved. An existing file is replaced, or gone
-    on with, as by `JsonLines`.
+    A visit is written in one piece with a checksum, before a checkpoint is saved. An existing file is replaced or
+    continued, as by `JsonLines`.
 
     Args:
         path: The file. Missing folders are created.
-        every: Write the histograms of the steps that are multiples of this; or, in `Seconds`, of the last step of a
-            visit so often.
-        window: Steps whose histograms the flight recorder holds; 0 for none.
+        every: Write the histograms of the steps that are multiples of this number; with `Seconds`, of the last step of
+            each visit that is due.
+        window: The number of steps whose histograms the flight recorder holds; 0 for none.
 
     Raises:
-        LoopError: Without pyarrow; and when the run begins, if the file that it goes on with is of other tensors.
+        LoopError: Without pyarrow; when the run begins, if the file that it continues has other tensors.
         NotWritable: When the run begins, if the file cannot be written.
         scaler.InvalidArgument: For an argument that cannot work.
     """
@@ -71,12 +71,12 @@ class Trace:
         self._before_end: dict | None = None
 
     def begin(self, loop: Loop) -> None:
-        """Before the first step: learns of the loop's train step."""
+        """Before the first step: remembers the loop's train step."""
         self._train_step, self._replicas = loop.train_step, getattr(loop, "replicas", 1)
 
     def save_state(self) -> dict:
-        """Where the file ended after the last visit, and what the flight recorder held, for a `Checkpoint`."""
-        # What is written when a run ends is not of its steps: a longer run would not have it there.
+        """The length of the file after the last visit, and what the flight recorder held, for a `Checkpoint`."""
+        # The state before `end`: what `end` adds, a longer run would not have there.
         return self._before_end or {
             "end": self._file.end,
             "last_skip": self._last_skip,
@@ -84,7 +84,7 @@ class Trace:
         }
 
     def load_state(self, value: dict) -> None:
-        """Has the next run go on after what `save_state` returned."""
+        """Makes the next run continue from what `save_state` returned."""
         self._held, self._last_skip = unpack(value["held"]), value["last_skip"]
         self._schema = None
         self._file.keep(value["end"])
@@ -142,7 +142,7 @@ class Trace:
             try:
                 self._file.add(batch_of(self._schema, 0, {}, [], None, held))
             except OSError as error:
-                # What else is to be done when a run ends, as to save it, must not fail with this.
+                # A failure here must not keep the other actions from ending, such as from a save.
                 warnings.warn(
                     f"{self._file.path}: the last histograms could not be written ({error.strerror or error}).",
                     TraceWarning,
@@ -150,26 +150,26 @@ class Trace:
                 )
 
     def _check_tensors(self) -> None:
-        """Makes sure that the file that is gone on with is of the tensors that this run measures.
+        """Makes sure that the file to continue has the tensors that this run measures.
 
-        A step was traced for whatever has written there, so that they are known before the next one is taken.
+        The file was written after a trace of the step, so the tensors are known before the next step.
         """
         found, measured = read_tensors(self._file.read().schema), tensors_of(self._train_step)
         if found != measured:
             self._file.close()
             raise LoopError(
-                f"{self._file.path}: it is a trace of {_names(found)}, and this run measures {_names(measured)}. "
+                f"{self._file.path}: it is a trace of {_names(found)}, but this run measures {_names(measured)}. "
                 + (_COUNTED if _without_counts(found) == _without_counts(measured) else "Choose another file.")
             )
 
     def _begin_stream(self, vectors: Mapping[str, np.ndarray]) -> None:
-        """Writes the schema, unless the file that is gone on with has it."""
+        """Writes the schema, unless the file to continue has it."""
         if self._schema is not None and self._file.end:
             return
         self._tensors = tensors_of(self._train_step)
         if not self._tensors and {"counts", "amax"} & {*vectors}:
             warnings.warn(
-                "Trace: the step returns counts or amax, and has no `probes` that names their rows: they are not "
+                "Trace: the step returns counts or amax, but has no `probes` to name their rows: they are not "
                 "written. Use TrainStep(..., probes=scaler.observe.watch(model)).",
                 TraceWarning,
                 stacklevel=3,
@@ -207,9 +207,9 @@ class Trace:
 
 
 _COUNTED = (
-    "The names differ only in the numbers that Keras gives to layers of one kind, and it goes on counting when a "
-    "process makes a model a second time, as a notebook does whose cell is run again. Call keras.utils.clear_session() "
-    "before the model is made, or give its layers names of their own."
+    "The names differ only in the numbers that Keras gives to layers of one kind. Keras goes on counting when a "
+    "process makes a model a second time, for example when a notebook's cell is run again. Call "
+    "keras.utils.clear_session() before making the model, or name its layers."
 )
 
 

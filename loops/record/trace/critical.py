@@ -1,16 +1,17 @@
 """The critical scale: the largest power of two at which everything measured would still have been finite.
 
-It follows from the largest magnitude of each tensor. A gradient of a scaled loss is x S at the loss scale S, rounded,
-and would be x P at another one, P; it stays finite as long as x P lies below the format's overflow threshold, 65520 in
-float16. What does not carry the scale, such as an activation or a weight, is finite at every scale or at none.
+It follows from the largest magnitude of each tensor. A gradient x of the unscaled loss is x S at the loss scale S,
+rounded, and would be x P at another scale P. It stays finite as long as x P is below the format's overflow threshold,
+65520 in float16. A tensor that does not carry the scale, such as an activation or a weight, is finite at every scale or
+at none.
 
-Where a gradient's format is not certain, its share is an interval: at least what its narrow format says, at most what
-float32 says. A step whose gradients were all finite proves more: the scale was not too high.
+The result is an interval. For a normal gradient, seen at a power of two, both ends are equal: it is rounded at the same
+bit at any scale. For an infinite or NaN gradient, the scale was too high by an unknown factor: the interval is from 0
+to the next lower power of two. For a subnormal or zero gradient, rounding has hidden the value that a higher scale
+would show.
 
-The answers are intervals. A gradient above the smallest normal number, seen at a power of two, gives both ends alike:
-at any scale it is rounded in the same place. One that is infinite or NaN says that the scale was too high,
-and not by how much: 0 to the next power of two below it. Of one that is subnormal or zero, rounding has hidden the
-value that a higher scale would show.
+If a gradient's format is uncertain, the lower end is that of its narrow format, and the upper end that of float32. If
+all gradients of a step were finite, the step's own scale is a lower bound, too.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from loops.record.trace.tensors import Tensor
 
 _FLOAT32 = scaler.float_format("float32")
 _ABOVE = 1.0 + 2.0**-52
-"""Just above 1: the largest power of two below this many times a scale may be the scale itself."""
+"""Just above 1, so that the largest power of two below a scale times this can be the scale itself."""
 
 
 class Critical(NamedTuple):
-    """For each step what the critical scale is at least and at most: float64 [steps], alike where it is known.
+    """Bounds of each step's critical scale: float64 [steps], equal if it is known exactly.
 
     Attributes:
-        low: 0 where a tensor was not finite; infinity where no scale would make one so.
-        high: 0 where an activation or a weight was not finite: no scale helps.
+        low: The lower bound; 0 if a tensor was not finite, infinity if every scale is finite.
+        high: The upper bound; 0 if an activation or a weight was not finite, so that no scale helps.
     """
 
     low: np.ndarray
@@ -44,14 +45,14 @@ def critical_scales(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[
     """The critical scale of each step.
 
     Args:
-        amax: Float [steps, tensors], the largest magnitudes as they were measured; NaN where a value was NaN.
+        amax: Float [steps, tensors], the largest measured magnitudes; NaN if a value was NaN.
         loss_scale: Float [steps], the scales at which they were measured: finite and above 0.
-        tensors: What they were measured of.
+        tensors: The measured tensors.
     """
     seen = np.asarray(amax, np.float64)
     scales = np.asarray(loss_scale, np.float64)[:, np.newaxis]
     low, high = np.full(len(seen), np.inf), np.full(len(seen), np.inf)
-    # All tensors of a format at once: a visit of one step has many tensors.
+    # All tensors of a format at once: vectorized over tensors, because a visit may have a single step.
     for limits, certain in {(tensor.limits, tensor.certain) for tensor in tensors}:
         chosen = [tensor.carries_scale and (tensor.limits, tensor.certain) == (limits, certain) for tensor in tensors]
         least, most = _scaled(seen[:, chosen], scales, limits) if certain else _unsure(seen[:, chosen], scales, limits)
@@ -59,7 +60,7 @@ def critical_scales(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[
             np.minimum(low, least.min(axis=1, initial=np.inf)),
             np.minimum(high, most.min(axis=1, initial=np.inf)),
         )
-    # What was finite at this scale is finite at it: no narrower format says otherwise.
+    # If everything was finite at this scale, the scale is a lower bound, whatever an uncertain format suggests.
     carries = np.array([tensor.carries_scale for tensor in tensors], bool)
     proven = _largest_power(scales[:, 0] * _ABOVE, np.ones(len(seen)), np.zeros(len(seen), bool))
     low = np.where(np.isfinite(seen[:, carries]).all(axis=1), np.maximum(low, proven), low)
@@ -70,9 +71,9 @@ def critical_scales(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[
 
 
 def _unsure(amax: np.ndarray, scale: np.ndarray, limits: scaler.FloatFormat) -> tuple[np.ndarray, np.ndarray]:
-    """At least what a narrow format says, at most what float32 says.
+    """The lower bound of a narrow format, and the upper bound of float32.
 
-    A value above what the narrow format holds may be a sum in float32 of parts that the narrow format held until now.
+    A value above the narrow format's limit may be a float32 sum of parts that the narrow format can hold.
     """
     return _scaled(amax, scale, limits)[0], _scaled(amax, scale, _FLOAT32)[1]
 
@@ -83,10 +84,10 @@ def _scaled(amax: np.ndarray, scale: np.ndarray, limits: scaler.FloatFormat) -> 
     _, exponent = np.frexp(value)
     step = np.maximum(np.ldexp(limits.epsilon, exponent - 1), limits.smallest_subnormal)
     step = np.where(value == 0, limits.smallest_subnormal, step)
-    # Below a power of two neighbours lie half as far apart.
+    # Below a power of two, the spacing is half as large.
     is_power = (np.frexp(value)[0] == 0.5) & (step > limits.smallest_subnormal)
     least, most = np.maximum(value - np.where(is_power, step / 4, step / 2), 0.0), value + step / 2
-    # Ties go to the even neighbour, so an odd value is what nothing at its ends rounds to.
+    # Ties round to even, so the end points of an odd value's interval do not round to it.
     odd = np.remainder(value / step, 2) == 1
     reached = limits.overflow_threshold * scale
     low = _largest_power(reached, most, inclusive=odd)
@@ -96,7 +97,7 @@ def _scaled(amax: np.ndarray, scale: np.ndarray, limits: scaler.FloatFormat) -> 
 
 
 def _largest_power(limit: np.ndarray, value: np.ndarray, inclusive: np.ndarray) -> np.ndarray:
-    """The largest power of two that takes a value to less than the limit, or to the limit where that is allowed."""
+    """The largest power of two by which a value stays below the limit; at most the limit where `inclusive`."""
     limit_part, limit_exponent = np.frexp(limit)
     part, exponent = np.frexp(np.where(value > 0, value, 1.0))
     fits = (part < limit_part) | (inclusive & (part == limit_part))

@@ -1,4 +1,4 @@
-"""A trace's file: whole messages, one after the other, of which a kill tears the last at most."""
+"""A trace's file: a sequence of messages. A kill leaves at most the last one incomplete."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from loops.support.written.appended import Appended
 
 
 class Contents(NamedTuple):
-    """What a file of a trace holds up to its end, or to the first damage.
+    """The contents of a trace's file up to its end, or to the first damage.
 
     Attributes:
-        schema: A `pyarrow.Schema`, or None if not even that is whole.
+        schema: A `pyarrow.Schema`, or None if it is damaged.
         batches: A `pyarrow.RecordBatch` for each visit.
-        starts: Where each of them begins.
-        end: Where the last of them ends.
-        size: Of the file.
+        starts: The start of each of them, in bytes.
+        end: The end of the last intact message, in bytes.
+        size: The size of the file, in bytes.
     """
 
     schema: Any
@@ -33,12 +33,12 @@ class Contents(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether all of the file could be read."""
+        """Whether the complete file could be read."""
         return self.end == self.size
 
 
 def contents(data: bytes) -> Contents:
-    """What the bytes of a file hold."""
+    """Parses the bytes of a file."""
     ipc = arrow().ipc
     schema, batches, starts, end = None, [], [], 0
     for message, after in whole_messages(data):
@@ -54,7 +54,7 @@ def contents(data: bytes) -> Contents:
 
 
 class TraceFile:
-    """Adds whole messages to a file, and goes on in one that a run before has left.
+    """Appends messages to a file, also to one that an earlier run has left.
 
     Args:
         path: The file.
@@ -67,7 +67,7 @@ class TraceFile:
         self._goes_on = False
 
     def keep(self, end: int) -> None:
-        """Has the next run go on after the first `end` bytes; with a `ResumeWarning` if they are not all there."""
+        """Makes the next run continue after the first `end` bytes; with a `ResumeWarning` if some are missing."""
         self._goes_on = True
         if not self.path.exists():
             self.end = 0
@@ -100,10 +100,10 @@ class TraceFile:
         return max(lasts[:later], default=0)
 
     def open(self) -> None:
-        """Opens the file, an empty one unless it goes on."""
+        """Opens the file, and empties it unless the run continues it."""
         for folder in self.path.parents:
             if folder.exists() and not folder.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a file, and no folder")
+                raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a file, not a folder")
         self.end, self._goes_on = self.end if self._goes_on and self.path.exists() else 0, True
         self._file = Appended(self.path, self.end)
 
@@ -115,17 +115,17 @@ class TraceFile:
 
     @property
     def closed(self) -> bool:
-        """Whether it is not open."""
+        """Whether the file is not open."""
         return self._file is None
 
     def add(self, message: bytes) -> None:
-        """Adds bytes at the end; where not all of them can be written, none are."""
+        """Appends bytes: all of them, or none if they cannot be written."""
         assert self._file is not None
         self._file.add(message)
         self.end += len(message)
 
     def read(self) -> Contents:
-        """What the file holds."""
+        """The contents of the file."""
         return contents(self.path.read_bytes())
 
     def _set_aside(self, end: int) -> None:
@@ -135,7 +135,7 @@ class TraceFile:
             shutil.copyfile(self.path, aside)
             what = f"is damaged after {self.end} of {end} bytes, and was copied to {aside.name}"
         warnings.warn(
-            f"{self.path} {what}: the trace goes on without the steps that it no longer has.",
+            f"{self.path} {what}: the trace continues without the lost steps.",
             ResumeWarning,
             stacklevel=4,
         )

@@ -1,4 +1,4 @@
-"""Histograms by step: which of them are written, and which are kept for the next skip."""
+"""The flight recorder: which steps' histograms to write, and which to keep in memory until a skip."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 AFTER = 4
-"""Steps after a skip whose histograms are written, too."""
+"""The number of steps after a skip whose histograms are also written."""
 
 
 class Frame(NamedTuple):
-    """The histograms of one step: how many values of which tensor lie in which bin, for counts that are not zero.
+    """The histograms of one step as a sparse array, with one entry for each nonzero count.
 
     Attributes:
         step: The number of the step.
-        tensor: Int64 [entries], the tensor's place among those measured.
+        tensor: Int64 [entries], the index of the tensor among those measured.
         bin: Int64 [entries], see `scaler.observe`.
         counts: Int64 [entries].
     """
@@ -48,13 +48,13 @@ class Chosen(NamedTuple):
 
 
 def choose(steps: np.ndarray, skips: Sequence[int], newest: int, window: int) -> Chosen:
-    """Chooses the steps around skips, and of the rest the last ones.
+    """Chooses to write the steps around skips, and to keep the last ones of the rest.
 
     Args:
-        steps: Int [steps], those that there are histograms of and that are not written, in order.
-        skips: The skipped steps that are known, in order.
+        steps: Int [steps], those with histograms that are not yet written, in order.
+        skips: The known skipped steps, in order.
         newest: The last step of the run so far.
-        window: How many steps before a skip are to be written.
+        window: The number of steps before a skip to write.
     """
     known = np.asarray(skips, np.int64)
     following = np.searchsorted(known, steps)
@@ -75,6 +75,6 @@ def pack(frames: Sequence[Frame]) -> str:
 
 
 def unpack(text: str) -> list[Frame]:
-    """What `pack` was given."""
+    """The inverse of `pack`."""
     table = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8").astype(np.int64).reshape(4, -1)
     return [Frame(int(step), *table[1:, table[0] == step]) for step in np.unique(table[0])]

@@ -1,4 +1,4 @@
-"""What a trace makes of a visit."""
+"""Computes the columns of a trace from a visit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Margins(NamedTuple):
     """How far each step was from an overflow.
 
     Attributes:
-        critical: As from `critical_scales`.
-        headroom: Float64 [steps]: octaves from the largest value of all that does not carry the scale to the largest
-            of its format; minus infinity where one is infinite or NaN.
+        critical: From `critical_scales`.
+        headroom: Float64 [steps]: octaves from the largest value that does not carry the scale to the largest number of
+            its format; minus infinity if a value is infinite or NaN.
     """
 
     critical: Critical
@@ -31,9 +31,9 @@ def margins(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[Tensor])
     """How far each step was from an overflow.
 
     Args:
-        amax: Float [steps, tensors].
+        amax: Float [steps, tensors], the largest measured magnitudes.
         loss_scale: Float [steps].
-        tensors: What was measured.
+        tensors: The measured tensors.
     """
     unscaled = [tensor for tensor in tensors if not tensor.carries_scale]
     largest = np.log2([tensor.limits.max for tensor in unscaled])
@@ -55,7 +55,7 @@ def columns_of(visit: Visit, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]
 
 
 def causes_of(outputs: Mapping[str, np.ndarray], train_step: Any) -> list[str | None]:
-    """Why each step was skipped: the names of a `scaler.Cause`; only a `TrainStep` says it."""
+    """Why each step was skipped, as names of `scaler.Cause`; all None unless the step is a `TrainStep`."""
     steps = len(next(iter(outputs.values())))
     if not isinstance(train_step, TrainStep):
         return [None] * steps

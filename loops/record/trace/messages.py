@@ -1,8 +1,7 @@
 """Arrow IPC messages, each with a checksum of all of its bytes.
 
-Arrow's own format has none: a byte that flips in a value is read as another value. A message's metadata, which Arrow
-leaves to its writer, has room for one: `crc32`, eight hexadecimal digits, over the whole message as it is with eight
-zeros in their place.
+Arrow's format has no checksum: a flipped byte in a value is read as another value. So the custom metadata of each
+message holds `crc32`, eight hexadecimal digits, computed over the whole message with eight zeros in their place.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _DIGITS = 8
 BLANK = (_MARK + b"0" * _DIGITS).decode()
 """The value of `KEY` before a message is sealed."""
 _PREFIX = 8
-"""Bytes before a message's metadata: 0xFFFFFFFF, and how many bytes the metadata has."""
+"""Bytes before a message's metadata: 0xFFFFFFFF, and the length of the metadata."""
 
 
 def arrow() -> Any:
     """The module `pyarrow`, with `pyarrow.ipc` in it.
 
     Raises:
-        LoopError: Where it is not installed.
+        LoopError: If it is not installed.
     """
     try:
         import pyarrow.ipc
@@ -36,17 +35,17 @@ def arrow() -> Any:
 
 
 def sealed(message: bytes) -> bytes:
-    """The message with its checksum in the place of `BLANK`."""
+    """The message with its checksum in place of `BLANK`."""
     place = message.index(BLANK.encode()) + len(_MARK)
     return message[:place] + _digits(message) + message[place + _DIGITS :]
 
 
 class Found(NamedTuple):
-    """One whole message of a file.
+    """One intact message of a file.
 
     Attributes:
         message: A `pyarrow.ipc.Message`.
-        end: Where in the file it ends.
+        end: The end of the message in the file, in bytes.
     """
 
     message: Any
@@ -54,7 +53,7 @@ class Found(NamedTuple):
 
 
 def whole_messages(data: bytes) -> Iterator[Found]:
-    """The messages from the start to the first that is torn, or whose checksum is not that of its bytes."""
+    """The messages from the start up to the first one that is incomplete or has a wrong checksum."""
     pa = arrow()
     buffer, start = pa.py_buffer(data), 0
     while start < len(data):
@@ -71,7 +70,7 @@ def whole_messages(data: bytes) -> Iterator[Found]:
 
 
 def _is_sealed(message: bytes) -> bool:
-    # Values come after the metadata, so what looks like a checksum among them comes too late to be taken for it.
+    # Metadata precedes the values, so bytes of a value that look like the mark are never found first.
     place = message.find(_MARK) + len(_MARK)
     if place < _PREFIX + len(_MARK):
         return False

@@ -1,4 +1,4 @@
-"""A trace as tables."""
+"""Reads a trace as tables."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from loops.support.written.place import as_path
 
 @dataclasses.dataclass(frozen=True)
 class TraceTables:
-    """What a trace holds, as `pyarrow.Table`s, each of which has `to_pandas()`.
+    """A trace as `pyarrow.Table`s, each of which has `to_pandas()`.
 
     Attributes:
         steps: A row for each step: `step`, `loss`, `loss_scale`, `grad_norm`, `clipped_norm`, `critical_low`,
             `critical_high`, `headroom`, `attempted`, `applied`, `cause`, and for each tensor its largest magnitude,
             such as `amax/activations/dense_1`.
-        histograms: A row for each step, tensor and bin that holds a value: `step`, `tensor`, `bin`, `count`, ordered
-            by these. `scaler.observe` says what the bins are.
+        histograms: A row for each step, tensor and nonempty bin: `step`, `tensor`, `bin`, `count`, sorted by these.
+            `scaler.observe` defines the bins.
         tensors: A row for each tensor: `name`; `format`, in which it was computed; `carries_scale`, whether its values
             are multiplied by the loss scale.
-        lacks: Why the largest of a step's gradients is not known though there were probes: some of "replicas" and
-            "micro-batches", whose gradients were measured before they were summed, and "weights", of which some were
-            not measured.
+        lacks: Why the largest gradient of a step is unknown despite probes: "replicas" or "micro-batches" if gradients
+            were measured before they were summed, "weights" if some gradients were not measured.
     """
 
     steps: Any
@@ -42,17 +41,17 @@ class TraceTables:
 
 
 def read(path: str | os.PathLike) -> TraceTables:
-    """Reads a trace, also one that is being written, or that a kill has torn.
+    """Reads a trace, also while it is being written, or after a kill.
 
     Args:
-        path: As given to `Trace`.
+        path: The path that was given to `Trace`.
 
     Raises:
-        LoopError: Without pyarrow; if there is no such file, or it is no trace that can be read here.
-        scaler.InvalidArgument: For what is no path.
+        LoopError: Without pyarrow; if there is no such file, or it is not a trace of this version.
+        scaler.InvalidArgument: If `path` is not a path.
 
     Warns:
-        TraceWarning: If the file is torn or damaged; it is read up to there.
+        TraceWarning: If the file is incomplete or damaged; it is read up to that point.
     """
     place = as_path("read", "path", path)
     arrow()
@@ -71,7 +70,7 @@ def read(path: str | os.PathLike) -> TraceTables:
         steps = tables.steps["step"].to_pylist()
         read_to = f"up to step {steps[-1]}" if steps else "without a single step"
         warnings.warn(
-            f"{place} is torn or damaged at byte {found.end} of {found.size}: read {read_to}.", TraceWarning, 2
+            f"{place} is incomplete or damaged at byte {found.end} of {found.size}: read {read_to}.", TraceWarning, 2
         )
     return tables
 
@@ -80,7 +79,7 @@ def _why(found: Contents, data: bytes) -> str:
     if not data:
         return "it is empty, as before the first visit of a run."
     if found.schema is None:
-        return "it does not begin with a whole Arrow schema and its checksum."
+        return "it does not begin with a complete Arrow schema and its checksum."
     version = (found.schema.metadata or {}).get(b"halfstep.trace", b"none").decode()
     return f"its format is {version}."
 
@@ -121,7 +120,7 @@ def _histograms(pa: Any, table: Any, names: list[str]) -> Any:
     flat = {name: column.flatten().to_numpy() for name, column in parts.items()}
     lengths = np.diff(parts["tensor"].offsets.to_numpy()) if len(table) else np.zeros(0, int)
     step = np.repeat(table["step"].to_numpy(), lengths)
-    # The flight recorder writes a step after later ones.
+    # The flight recorder may write a step after later ones.
     order = np.argsort(step, kind="stable")
     named = pa.DictionaryArray.from_arrays(pa.array(flat["tensor"][order], pa.int32()), pa.array(names, pa.string()))
     return pa.table({"step": step[order], "tensor": named, "bin": flat["bin"][order], "count": flat["count"][order]})

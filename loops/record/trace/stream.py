@@ -1,4 +1,4 @@
-"""The stream of a trace: its schema, and one record batch for each visit. docs/trace.md documents it."""
+"""The Arrow stream of a trace: its schema, and one record batch per visit. docs/trace.md documents it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from loops.record.trace.messages import BLANK, KEY, arrow, sealed
 from loops.record.trace.tensors import Tensor
 
 VERSION = "1"
-"""Of the format. A reader refuses any other."""
+"""The version of the format. A reader refuses any other."""
 STEP, HISTOGRAMS = "step", "histograms"
 """The kinds of rows."""
 _COMPRESSED_FROM = 8
-"""Rows from which compressing a batch gains more than what it takes."""
+"""A batch with fewer rows is not compressed: it would not pay."""
 
 
 def schema_of(tensors: Sequence[Tensor], lacks: Sequence[str] = ()) -> Any:
-    """The Arrow schema of a trace of these tensors, which lacks what `tensors.lacks_of` says."""
+    """The Arrow schema of a trace.
+
+    Args:
+        tensors: The measured tensors.
+        lacks: From `tensors.lacks_of`.
+    """
     pa = arrow()
     metadata = {
         "halfstep.trace": VERSION,
@@ -46,7 +51,7 @@ def schema_of(tensors: Sequence[Tensor], lacks: Sequence[str] = ()) -> Any:
 
 
 def read_tensors(schema: Any) -> list[Tensor] | None:
-    """The tensors of a trace, or None if this is not the schema of one that can be read here.
+    """The tensors of a trace, or None if this is not the schema of a trace of this version.
 
     Args:
         schema: A `pyarrow.Schema`.
@@ -58,12 +63,12 @@ def read_tensors(schema: Any) -> list[Tensor] | None:
 
 
 def read_lacks(schema: Any) -> tuple[str, ...]:
-    """What `schema_of` was given beside the tensors."""
+    """The argument `lacks` of `schema_of`."""
     return tuple(json.loads((schema.metadata or {}).get(b"lacks", b"[]")))
 
 
 def opening(schema: Any) -> bytes:
-    """What a file begins with."""
+    """The first message of a file."""
     return sealed(schema.serialize().to_pybytes())
 
 
@@ -78,10 +83,10 @@ def batch_of(
     """One batch: a row for each step, then a row for each frame.
 
     Args:
-        schema: As from `schema_of`.
+        schema: From `schema_of`.
         first: The number of the first step.
-        columns: Arrays [steps], by their names; others are left out.
-        causes: Names of a `scaler.Cause` [steps], None where no step was skipped.
+        columns: Arrays [steps] by the names of columns; other names are ignored.
+        causes: Names of a `scaler.Cause` [steps], or None for a step that was not skipped.
         amax: Float32 [steps, tensors], or None.
         frames: Histograms to write.
     """
@@ -117,7 +122,7 @@ def _as(dtype: Any, values: np.ndarray | None) -> np.ndarray | None:
 
 
 def _lists(kind: Any, dtype: Any, rows: Sequence[np.ndarray | None]) -> Any:
-    """A column of lists, null where a row is None."""
+    """A column of lists, with null for None."""
     pa = arrow()
     offsets = np.cumsum([0, *(0 if row is None else len(row) for row in rows)]).astype(np.int32)
     values = np.concatenate([np.zeros([0], dtype), *(row for row in rows if row is not None)]).astype(dtype)

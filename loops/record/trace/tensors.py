@@ -1,4 +1,4 @@
-"""What a trace has to know of each tensor that a step's probes measure."""
+"""The properties of each tensor that a step's probes measure, for a trace."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ class Tensor:
 
     Attributes:
         name: Such as "activation_gradients/dense_1".
-        format: The name of the format that its values were computed in, which decides what overflows.
-        carries_scale: Whether its values are multiplied by the loss scale, as the gradients of a scaled loss are.
-        certain: Whether that is known. A float32 variable's gradient is float32 once it is measured, and was computed
-            in float16 or in float32: a layer that computes in float16 may still sum in float32, as
-            LayerNormalization does.
+        format: The name of the format that its values were computed in, which determines when they overflow.
+        carries_scale: Whether its values are multiplied by the loss scale, like the gradients of a scaled loss.
+        certain: Whether the format is certain. A float32 variable's gradient is measured in float32, but was computed
+            in float16 or float32: a layer that computes in float16 may sum in float32, as LayerNormalization does.
     """
 
     name: str
@@ -41,22 +40,22 @@ class Tensor:
 
 
 def tensors_of(train_step: Any) -> list[Tensor]:
-    """What the probes of a train step measure; nothing where it has none.
+    """The tensors that the probes of a train step measure; empty without probes.
 
-    An activation and its gradient have the dtype that the probe saw. Of a variable and its gradient the format is that
-    in which the layer computes: there they overflow, also where the variable is float32; but then the gradient may have
-    been computed in float32, which is not certain. A sparse gradient is a float32 sum of the gradients of its layer's
-    outputs, which is certain where these are measured, too. Updates and the optimizer's slots are float32.
+    An activation and its gradient have the dtype that the probe saw. A variable and its gradient get the layer's
+    compute dtype, in which they overflow even if the variable is float32; but then the gradient may have been computed
+    in float32, so its format is uncertain. A sparse gradient is a float32 sum of the gradients of its layer's outputs,
+    which is certain if these are measured, too. Updates and the optimizer's slots are float32.
 
     Args:
-        train_step: That of a loop, traced.
+        train_step: A loop's train step, after its first trace.
     """
     probes = getattr(train_step, "probes", None)
     if probes is None:
         return []
     seen = getattr(probes, "dtypes", {})
     formats = {path: layer.compute_dtype for path, layer in scaler.observe.layers_by_path(probes.model).items()}
-    # What is probed by hand lies in a layer that nobody names.
+    # A probe set by hand has no layer in its name.
     usual = "float16" if "float16" in formats.values() else probes.model.compute_dtype
     products = _products(probes.model, formats, seen)
     sparse, names = getattr(train_step, "sparse_gradients", ()), set(probes.names)
@@ -68,20 +67,20 @@ def tensors_of(train_step: Any) -> list[Tensor]:
 
 
 def _layer_of(name: str) -> str:
-    """The path of the layer that has the weight of a row."""
+    """The path of the layer that owns the weight of a row."""
     return name.partition("/")[2].rpartition("/")[0]
 
 
 def lacks_of(train_step: Any, replicas: int) -> list[str]:
-    """Why the largest of a step's gradients, as its optimizer would get them, is not in its trace; [] where it is.
+    """Why a trace does not have the largest of the gradients that the optimizer gets; empty if it does.
 
     Args:
-        train_step: That of a loop, traced.
-        replicas: On which it runs.
+        train_step: A loop's train step, after its first trace.
+        replicas: The number of replicas.
 
     Returns:
-        Some of "replicas" and "micro-batches", whose gradients are measured before they are summed, and "weights": the
-        gradients of some are not measured.
+        "replicas" or "micro-batches" if gradients are measured before they are summed, "weights" if some gradients are
+        not measured.
     """
     probes = getattr(train_step, "probes", None)
     if probes is None:
@@ -97,10 +96,10 @@ def lacks_of(train_step: Any, replicas: int) -> list[str]:
 
 
 def _products(model: Any, formats: dict[str, str], seen: dict[str, tuple[str, ...]]) -> set[str]:
-    """The paths of layers whose weight gradients are products and sums in their own format, and nothing else.
+    """The paths of layers whose weight gradients are certainly computed in the layer's compute dtype.
 
-    They are Dense layers of Keras that are called once. A variable that is used twice has a float32 sum for its
-    gradient, and the code of a user may use any variable twice.
+    These are Keras's Dense layers that are called once. The gradient of a variable that is used twice is a float32 sum,
+    and a user's layer may use any variable twice.
     """
     layers = scaler.observe.layers_by_path(model)
     everything = [model, *layers.values()]
@@ -126,13 +125,13 @@ def _tensor(
     if kind in _FLOAT32:
         return Tensor(name, "float32", False)
     if kind in _OF_LAYERS and path in seen:
-        # Of several dtypes the row does not say which one its largest value has.
+        # With several dtypes, it is unknown which one the largest value has.
         dtypes = set(seen[path])
         narrow = next((dtype for dtype in _FORMATS if dtype in dtypes), usual)
         return Tensor(name, narrow, kind in _SCALED, certain=len(dtypes) == 1)
     owner = path if path in formats else path.rpartition("/")[0]
     found = formats.get(owner, usual)
-    # Whole numbers are what a layer of text computes in.
+    # A layer for text may compute in integers.
     found = found if found in _FORMATS else "float32"
     certain = kind != "weight_gradients" or found == "float32" or owner in products
     return Tensor(name, found, kind in _SCALED, certain)

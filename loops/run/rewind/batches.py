@@ -1,4 +1,4 @@
-"""The batches of a run, with places in them to go back to."""
+"""The batches of a run, with marks to go back to."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from loops.loop.state.position import Position
 from loops.support.errors import LoopError
 
 _MOST_BYTES = 2**30
-"""Of batches that are held, where a position cannot be saved."""
+"""The most memory for batches, if a position cannot be saved."""
 
 
 class Batches:
-    """Gives a run's batches one by one, and those after a mark a second time.
+    """Gives a run's batches one by one, and can give those after a mark again.
 
-    Batches that the run stored are taken from there. Of the others, where the position in the dataset can be saved, a
-    mark saves it, outside of the run's folder. Where it cannot, the batches after a mark are held, as many as a
-    gibibyte takes.
+    Batches that the run stored are read from its files. For others, a mark saves the position in the dataset, outside
+    of the run's folder. If the position cannot be saved, the batches after a mark are kept in memory, up to 1 GiB.
 
     Args:
-        position: The loop's, whose `problem` is known.
+        position: The loop's position, after a probe.
         began_at: How many batches were taken before.
         stored: Those that the run stored, if the dataset may not give them again.
 
     Attributes:
-        from_dataset: The steps whose batches the dataset gave, where it was asked for them one by one.
+        from_dataset: The steps whose batches came from the dataset through `next`.
     """
 
     def __init__(self, position: Position, began_at: int = 0, stored: KeptBatches | None = None):
@@ -48,12 +47,12 @@ class Batches:
 
     @property
     def by_one(self) -> bool:
-        """Whether they must be asked for one by one, since only what `next` gave is given again."""
+        """Whether all batches must be taken with `next`, since only those can be given again."""
         return bool(self._position.problem) or self._stored is not None
 
     @property
     def iterator(self) -> tf.data.Iterator:
-        """The dataset's own, for whoever takes many batches at once; not where `by_one` is true."""
+        """The dataset's own iterator, to take many batches at once; only if `by_one` is false."""
         return self._position.iterator
 
     def mark(self, name: str) -> None:
@@ -62,7 +61,7 @@ class Batches:
             self._marks[name] = self._given
             return
         if self._folder is None:
-            # Gone with this object, or when the process ends.
+            # Removed with this object, or when the process ends.
             folder = tempfile.TemporaryDirectory(prefix="halfstep-")
             weakref.finalize(self, folder.cleanup)
             self._folder = pathlib.Path(folder.name)
@@ -71,11 +70,11 @@ class Batches:
 
     @property
     def lost(self) -> bool:
-        """Whether batches after a mark were too many to keep, so that nobody can go back."""
+        """Whether the batches after a mark were too many to keep, so that `go_back` is impossible."""
         return self._lost
 
     def go_back(self, name: str) -> None:
-        """Has `next` give what it gave after the mark.
+        """Makes `next` give the batches after the mark again.
 
         Raises:
             LoopError: If those batches were too many to keep.
@@ -86,7 +85,7 @@ class Batches:
         if self._lost:
             raise LoopError(
                 f"the dataset cannot go back: {self._position.problem or 'it may give other data'}; and the batches "
-                f"since the checkpoint are more than {_MOST_BYTES >> 20} MiB, too many for the memory. Save "
+                f"since the checkpoint are more than {_MOST_BYTES >> 20} MiB, too many to keep in memory. Save "
                 "checkpoints more often, or keep all of these batches on disk with loops.KeepBatches(directory, last=)."
             )
         self._given = self._marks[name]
@@ -104,7 +103,7 @@ class Batches:
         return batch
 
     def _of_dataset(self, step: int) -> Any:
-        """A step's batch from the dataset, which is read up to there."""
+        """A step's batch from memory, or from the dataset, which is read up to it."""
         self.from_dataset.add(step)
         batch = self._held.get(step)
         while self._read < step:
@@ -127,10 +126,10 @@ class Batches:
 
 @contextlib.contextmanager
 def writing_positions() -> Iterator[None]:
-    """Says in one sentence where positions could not be written.
+    """Turns errors of writing a position into one sentence.
 
     Raises:
-        LoopError: In the place of the system's and TensorFlow's errors.
+        LoopError: If the system or TensorFlow raised an error.
     """
     try:
         yield
@@ -138,8 +137,8 @@ def writing_positions() -> Iterator[None]:
         reason = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
         raise LoopError(
             f"{tempfile.gettempdir()}: the position in the dataset could not be written there "
-            f"({' '.join(reason.split())}). Make room, or set TMPDIR to another folder: it takes what the dataset's "
-            "shuffle buffers and caches hold, several times."
+            f"({' '.join(reason.split())}). Make room, or set TMPDIR to another folder: it needs several times the "
+            "size of the dataset's shuffle buffers and caches."
         ) from error
 
 

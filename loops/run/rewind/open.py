@@ -1,4 +1,4 @@
-"""The loop of a run, built again: by the run's own program, or from what a run of `halfstep train` says of itself."""
+"""Builds the loop of a recorded run again, with the run's own program or from the metadata of `halfstep train`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loops.actions.checkpoint import Checkpoint
 from loops.loop.loop import Loop
 from loops.record.files import CHECKPOINTS, STEPS, SUMMARY, TRACE, check_run
 from loops.record.jsonl import JsonLines
-from loops.record.run_metadata import said_of
+from loops.record.run_metadata import metadata_of
 from loops.run.train import RunOptions, build, run_identity
 from loops.support.errors import LoopError
 from loops.support.user_function import called
@@ -25,13 +25,13 @@ def open_run(run: str | os.PathLike, build_with: str | None = None) -> Loop:
 
     Args:
         run: The folder given to `halfstep train --out`, or to a program's actions.
-        build_with: `module:function`, importable from the current folder: called with the folder as a `pathlib.Path`,
-            or without arguments if it takes none, it returns the `Loop`. Without it the run is one of `halfstep train`;
-            operations are then made deterministic for the whole process, and its seeds are set.
+        build_with: `module:function`, importable from the current folder. The function is called with the folder as a
+            `pathlib.Path`, or without arguments if it takes none, and returns the `Loop`. By default the run is one of
+            `halfstep train`: operations are made deterministic for the whole process, and its seeds are set.
 
     Raises:
-        scaler.InvalidArgument: If there is no such folder, module or function, or the function returns something else.
-        LoopError: If the folder is not that of a run of `halfstep train`, or its data cannot be had.
+        scaler.InvalidArgument: If there is no such folder, module or function, or it does not return a `Loop`.
+        LoopError: If the folder is not that of a run of `halfstep train`, or its data is not available.
     """
     run = check_run(run)
     return _of_train(run) if build_with is None else _of_program(run, build_with)
@@ -50,27 +50,27 @@ def _of_program(run: pathlib.Path, text: str) -> Loop:
 
 
 def _of_train(run: pathlib.Path) -> Loop:
-    said = said_of(run).facts
-    if not said:
+    metadata = metadata_of(run).facts
+    if not metadata:
         raise LoopError(
-            f"{run}: neither a checkpoint that can be read in {CHECKPOINTS} nor a {SUMMARY}: nothing says what the run "
-            "was. Name the program that made it: --build module:function."
+            f"{run}: neither a readable checkpoint in {CHECKPOINTS} nor a {SUMMARY}, so the run is unknown. "
+            "Name the program that made it: --build module:function."
         )
-    if said.get("replicas", 1) > 1 or said.get("workers", 1) > 1:
+    if metadata.get("replicas", 1) > 1 or metadata.get("workers", 1) > 1:
         raise LoopError(
-            f"{run}: its {said['replicas']} replicas cannot be rewound without the program: name it with --build "
-            "module:function. It returns the loop on as many devices of one process, with a "
-            "tf.distribute.MirroredStrategy; a run of several workers is made once more so."
+            f"{run}: its {metadata['replicas']} replicas cannot be rewound without the program: name it with --build "
+            "module:function. It must return the loop on as many devices of one process, with a "
+            "tf.distribute.MirroredStrategy; run a program of several workers again in this way."
         )
     fields = {field.name for field in dataclasses.fields(RunOptions)} - {"steps"}
-    missing = sorted(({"task"} | fields) - set(said))
+    missing = sorted(({"task"} | fields) - set(metadata))
     if missing:
         raise LoopError(
-            f"{run}: its files do not say its {', '.join(missing)}, as those of halfstep train do. Name the program "
+            f"{run}: its files lack its {', '.join(missing)}, which those of halfstep train have. Name the program "
             "that made the run: --build module:function."
         )
-    task = tasks.load(said["task"])
-    options = RunOptions(steps=_NEVER, **{name: said[name] for name in fields})
+    task = tasks.load(metadata["task"])
+    options = RunOptions(steps=_NEVER, **{name: metadata[name] for name in fields})
     return build(
         task,
         options,
@@ -78,6 +78,6 @@ def _of_train(run: pathlib.Path) -> Loop:
             JsonLines(run / STEPS),
             Checkpoint(run / CHECKPOINTS, every=_NEVER, run=run_identity(task, options)),
         ],
-        # Probes may change the bits of a step, so they are there if they were.
+        # Probes may change the bits of a step: use them if the run did.
         probes=(run / TRACE).is_file(),
     )

@@ -22,9 +22,9 @@ from loops.loop.state.kernels import unsaved_random_operations
 from loops.loop.state.state import RunState
 from loops.record.jsonl import JsonLines
 from loops.record.log import difference, read_log
-from loops.run.rewind.advance import advance
 from loops.run.rewind.batches import Batches, writing_positions
-from loops.run.rewind.moment import START, Moment, Snapshot
+from loops.run.rewind.replay_point import START, ReplayPoint, Snapshot
+from loops.run.rewind.run_to_step import run_to_step
 from loops.run.rewind.stored_batches import caveats_of_data, stored_by
 from loops.support.checks import check_count
 from loops.support.errors import LoopError, ResumeWarning
@@ -32,11 +32,11 @@ from loops.support.signals import deferred_signals
 from loops.support.text import amount
 
 _FEW = 100
-"""Steps that are soon taken again."""
+"""So many steps are quickly repeated from the beginning."""
 _BEFORE = 3
-"""Batches before the step's that are had, too."""
+"""The number of batches before the step's that are also provided."""
 _MIDDLE = "before"
-"""The mark ahead of them."""
+"""The mark ahead of these batches."""
 
 
 def rewind(
@@ -46,32 +46,33 @@ def rewind(
     run: pathlib.Path | None = None,
     at_least: int = 0,
     progress: Callable[[int, int], object] | None = None,
-) -> Moment:
-    """Takes a run's steps again, from the newest whole checkpoint before `step` on, and stops just before it.
+) -> ReplayPoint:
+    """Repeats a run's steps from the newest complete checkpoint before `step`, and stops just before `step`.
 
-    Nothing is written into the run's folder, and no action of the loop begins, acts or ends. In a program whose
-    actions change the training, such as one that sets the learning rate at a visit, the replayed steps are therefore
-    not those of the run: `Moment.differs` says from which step on.
+    Nothing is written into the run's folder, and no action of the loop begins, acts or ends. If a program's actions
+    change the training, for example by setting the learning rate at a visit, the replayed steps therefore differ from
+    those of the run: `ReplayPoint.differs` says from which step on.
 
-    Where there is no checkpoint so early, the steps are taken from the beginning, which the loop must be at: newly
-    made, with the seeds of the run.
+    If there is no checkpoint before `step`, the steps are repeated from the beginning: the loop must be new, with the
+    seeds of the run.
 
     Args:
-        loop: With the run's `Checkpoint` among its actions, in one process, with as many replicas as the run. It is
-            used up.
-        step: Counted from 1, in batches, as the log counts.
-        run: The folder with the log `steps.jsonl`, where the loop has no `JsonLines`.
-        at_least: Steps to take again, for `Moment.from_checkpoint`: from an older checkpoint, or, of the first hundred
-            steps, from the beginning. Where neither is there, or these steps are not those of the run, from the newest.
-        progress: Called with the steps that were replayed and how many there are, after each call.
+        loop: A loop in one process with the run's `Checkpoint` among its actions and as many replicas as the run. It
+            cannot be used for anything else afterwards.
+        step: The step, counted in batches from 1, as in the log.
+        run: The folder with the log `steps.jsonl`, if the loop has no `JsonLines`.
+        at_least: The number of steps to repeat, for `ReplayPoint.from_checkpoint`: begins at an older checkpoint or,
+            among the first hundred steps, at the beginning. If there is neither, or these steps differ from the run's,
+            it begins at the newest checkpoint.
+        progress: Called with the number of replayed steps and their total, after each call.
 
     Raises:
         scaler.InvalidArgument: For a step that the run did not take, or a loop without a `Checkpoint`.
         CheckpointError: If the checkpoints are of another run, or of other variables.
         OutOfData: If the dataset ends before the step.
-        LoopError: If the loop is on several workers, or would have to begin anew and cannot.
-        KeyboardInterrupt: After SIGINT, when the call under way has ended.
-        SystemExit: After SIGTERM, with status 143, likewise.
+        LoopError: If the loop is on several workers, or must start from the beginning and cannot.
+        KeyboardInterrupt: After SIGINT, at the end of the current call.
+        SystemExit: After SIGTERM, with status 143, at the end of the current call.
     """
     saves = _checked(loop, step)
     rows = read_log(log_of(loop, run))
@@ -90,20 +91,20 @@ def rewind(
         start = snapshot()
         signals.act()
 
-        def told(done: int) -> None:
+        def report(done: int) -> None:
             if progress:
                 progress(done - began_at, step - 1 - began_at)
 
         middle = max(began_at, step - 1 - max(_BEFORE, _window(loop) - 1))
-        replayed = advance(loop, batches, middle, signals, told)
+        replayed = run_to_step(loop, batches, middle, signals, report)
         if middle > began_at:
             batches.mark(_MIDDLE)
-        replayed |= advance(loop, batches, step - 1, signals, told)
+        replayed |= run_to_step(loop, batches, step - 1, signals, report)
         before = []
         if middle < step - 1 and not batches.lost:
             batches.go_back(_MIDDLE if middle > began_at else START)
             before = [batches.next() for _ in range(middle, step - 1)]
-        moment = Moment(
+        moment = ReplayPoint(
             loop,
             snapshot,
             step=step,
@@ -125,7 +126,7 @@ def rewind(
         moment.differs = _why(differs.sentence, [*of_data, *caveats])
     changed = not moment.reproduced and not of_data
     if at_least and changed and began_at < (_newest_before(saves, loop, step) or 0):
-        # Something beside the steps changed the run, which a later checkpoint may hold.
+        # Something other than the steps changed the run. A later checkpoint may include it.
         return rewind(loop, step, run=run, progress=progress)
     return moment
 
@@ -135,7 +136,7 @@ def _newest_before(saves: Checkpoint, loop: Loop, step: int) -> int | None:
 
 
 def _window(loop: Loop) -> int:
-    """Micro-batches to a step: what spoiled a window may be as many batches ago, and is taken again, too."""
+    """Micro-batches per step: the batch that spoiled a window may be this far back, and is also repeated."""
     return getattr(loop.train_step, "accumulate", 1)
 
 
@@ -147,14 +148,14 @@ def _checked(loop: Loop, step: int) -> Checkpoint:
     found = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
     if found is None:
         raise scaler.InvalidArgument(
-            "the loop has no loops.Checkpoint among its actions: expected the one that the run was saved by, such as "
+            "the loop has no loops.Checkpoint among its actions: expected the one that saved the run, such as "
             "loops.Checkpoint('run/ckpt', every=500)."
         )
     if loop.workers.count > 1:
         raise LoopError(
-            f"the loop has replicas on {loop.workers.count} workers: a past step can be taken again in one process "
-            "alone. `loss_scaler.last_skip` names the variable and the replica. Run the program once more in one "
-            "process, with a MirroredStrategy of as many devices, and have that run explained."
+            f"the loop has replicas on {loop.workers.count} workers, but a past step can only be repeated in one "
+            "process. `loss_scaler.last_skip` names the variable and the replica. Run the program again in one "
+            "process, with a MirroredStrategy of as many devices, and explain that run."
         )
     return found
 
@@ -176,15 +177,15 @@ def _check_taken(step: int, rows: list[dict], saves: Checkpoint) -> None:
 def _begin(
     loop: Loop, saves: Checkpoint, step: int, at_least: int, stored: KeptBatches | None
 ) -> tuple[int, RunState, list[str], list[str]]:
-    """Puts the loop where the replay begins.
+    """Restores the loop to where the replay begins.
 
     Returns:
-        After which step that is, the state, and what may be lost on the way: of all but the data, and of the data.
+        The step that the replay begins after, the state, the caveats except those of the data, and those of the data.
     """
     number, facts, damaged = _checkpoint(saves, max(step - _window(loop), 0), step, at_least, stored)
     for broken, why in damaged.items():
         warnings.warn(
-            f"{saves.place}: the checkpoint of step {broken} is damaged ({why}); the steps are taken again from step "
+            f"{saves.place}: the checkpoint of step {broken} is damaged ({why}); the steps are repeated from step "
             f"{number or 0} on.",
             ResumeWarning,
             stacklevel=3,
@@ -194,8 +195,8 @@ def _begin(
     if number is not None:
         check_identity(path, facts["identity"], identity)
     else:
-        _check_anew(loop, saves, step, identity)
-    # What cannot be saved is skipped to by the first iterator, which a probe would be.
+        _check_new(loop, saves, step, identity)
+    # A position that cannot be saved is restored by skipping, in the first iterator: a probe would make it.
     loop.position.problem = facts["data"]["problem"] if facts else None
     if not loop.position.problem:
         with writing_positions(), tempfile.TemporaryDirectory(prefix="halfstep-") as place:
@@ -212,13 +213,13 @@ def _begin(
 def _checkpoint(
     saves: Checkpoint, limit: int, step: int, at_least: int, stored: KeptBatches | None
 ) -> tuple[int | None, dict[str, Any], dict[int, str]]:
-    """The one to begin at, None for the beginning of the run; what it says of itself; and which are damaged."""
+    """The checkpoint to begin at, None for the beginning of the run; its JSON; and the damaged ones."""
     found = folder.newest_whole(saves.place, max(limit - at_least, 0))
     if found[0] is None and step > _FEW:
         return folder.newest_whole(saves.place, limit)
     if stored is None or stored.has(found[0] or 0, step):
         return found
-    # Some batches are not stored: a later beginning may need none of them.
+    # Some of the batches are not stored. From a later checkpoint they may not be needed.
     later = folder.newest_whole(saves.place, limit)
     number, facts, _ = later
     return later if number is not None and facts["data"]["caveats"] and stored.has(number, step) else found
@@ -229,11 +230,11 @@ def _but_of_data(loop: Loop) -> list[str]:
     return [caveat for caveat in loop.caveats() if caveat not in of_data]
 
 
-def _check_anew(loop: Loop, saves: Checkpoint, step: int, identity: Mapping) -> None:
+def _check_new(loop: Loop, saves: Checkpoint, step: int, identity: Mapping) -> None:
     if loop.counters.data:
         raise LoopError(
-            f"{saves.place} has no whole checkpoint before step {step}, and this loop has taken {loop.counters.data} "
-            "steps, so that it cannot begin anew. Pass a new loop."
+            f"{saves.place} has no whole checkpoint before step {step}, and this loop has already taken "
+            f"{loop.counters.data} steps, so it cannot start from the beginning. Pass a new loop."
         )
     for later in folder.numbers(saves.place):
         try:

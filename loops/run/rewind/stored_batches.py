@@ -1,4 +1,4 @@
-"""The batches that a run stored, for data that may not be had again."""
+"""The batches that a run stored, for data that cannot be read again."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from loops.record.keep_batches import KeepBatches
 
 
 def keeper_of(loop: Loop) -> KeepBatches | None:
-    """The loop's action that stores them, if it has one."""
+    """The loop's `KeepBatches`, if it has one."""
     return next((action for action in loop.actions if isinstance(action, KeepBatches)), None)
 
 
 def stored_by(loop: Loop) -> KeptBatches | None:
-    """What that action has stored; None without one."""
+    """The batches that the loop's `KeepBatches` has stored; None without one."""
     keeper = keeper_of(loop)
     return KeptBatches(keeper.directory, loop.element_spec) if keeper else None
 
 
 def caveats_of_data(loop: Loop, caveats: list[str], from_dataset: Set[int]) -> list[str]:
-    """In what the data of replayed steps may differ from the run's, and what to do about it; a sentence for each.
+    """How the data of replayed steps may differ from the run's, and what to do, one sentence per difference.
 
     Args:
-        loop: The run's.
-        caveats: The dataset's.
+        loop: The run's loop.
+        caveats: The dataset's caveats.
         from_dataset: The replayed steps whose batches were not stored.
     """
     keeper = keeper_of(loop)

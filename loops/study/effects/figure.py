@@ -12,11 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loops.study.effects.effect import Effect, Line, Panel
-from loops.support.plot_style import MUTED, STYLE, Mark
+from loops.support.marks import Mark, mark
+from loops.support.palette import SOFT
+from loops.support.plot_style import STYLE
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.5), (5, 1.5, 1, 1.5), (1.5, 1))
-_MARKERS = "os^DvXP"
 _HEIGHT = 3.4
 _DPI = 110
 _FEW = 40
@@ -27,7 +26,7 @@ _COLOURS_OF_FILE = 128
 
 
 @matplotlib.rc_context(STYLE)
-def figure_of(effect: Effect) -> Figure:
+def effect_figure(effect: Effect) -> Figure:
     """The panels of an effect side by side.
 
     Args:
@@ -42,7 +41,7 @@ def figure_of(effect: Effect) -> Figure:
 def png_of(effect: Effect) -> bytes:
     """The figure as a PNG; the same bytes for the same numbers and the same matplotlib."""
     drawn, written = io.BytesIO(), io.BytesIO()
-    figure_of(effect).savefig(drawn, format="png", dpi=_DPI, metadata={"Software": None})
+    effect_figure(effect).savefig(drawn, format="png", dpi=_DPI, metadata={"Software": None})
     with PIL.Image.open(drawn) as image:
         image.convert("RGB").quantize(_COLOURS_OF_FILE, method=PIL.Image.Quantize.MEDIANCUT).save(
             written, format="png", optimize=True
@@ -59,15 +58,13 @@ def _panel(axes: Axes, panel: Panel) -> None:
     if panel.log_y:
         axes.set_yscale("log", base=panel.log_y)
     for number, line in enumerate(panel.lines):
-        colour, dashes = _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
-        mark = Mark(colour, dashes, _MARKERS[number % len(_MARKERS)])
         if panel.ticks:
-            _points(axes, line, mark, _SHIFT * (number - (len(panel.lines) - 1) / 2))
+            _points(axes, line, mark(number), _SHIFT * (number - (len(panel.lines) - 1) / 2))
         else:
-            _line(axes, line, mark)
+            _line(axes, line, mark(number))
     if panel.reference is not None:
         height, said = panel.reference
-        axes.axhline(height, color=MUTED, linewidth=1, linestyle=(0, (2, 2)), label=said)
+        axes.axhline(height, color=SOFT, linewidth=1, linestyle=(0, (2, 2)), label=said)
     if panel.ticks:
         axes.set_xticks(range(len(panel.ticks)), panel.ticks, rotation=30, ha="right", rotation_mode="anchor")
     if panel.reference is not None or len(panel.lines) > 1:
@@ -84,19 +81,18 @@ def _legend(axes: Axes, above: bool) -> None:
     axes.legend(fontsize=7.5, handlelength=1.2, columnspacing=1.0, ncols=5, **place)
 
 
-def _line(axes: Axes, line: Line, mark: Mark) -> None:
+def _line(axes: Axes, line: Line, look: Mark) -> None:
     x, y, low, high = _known(line)
-    shown: dict[str, Any] = {"marker": mark.marker, "markersize": 4} if len(x) <= _FEW else {}
-    axes.plot(x, y, label=line.label, **mark.line, **shown)
-    axes.fill_between(x, low, high, color=mark.colour, alpha=0.2, linewidth=0)
+    shown: dict[str, Any] = {"marker": look.marker, "markersize": 4} if len(x) <= _FEW else {}
+    axes.plot(x, y, label=line.label, **look.line, **shown)
+    axes.fill_between(x, low, high, color=look.colour, alpha=0.2, linewidth=0)
 
 
-def _points(axes: Axes, line: Line, mark: Mark, shift: float) -> None:
+def _points(axes: Axes, line: Line, look: Mark, shift: float) -> None:
     """Of things that have no order: no line leads from one to the next."""
     x, y, low, high = _known(line)
-    axes.vlines(x + shift, low, high, color=mark.colour, linewidth=1.2)
-    look: dict[str, Any] = {"color": mark.colour, "marker": mark.marker, "markersize": 5, "linestyle": "none"}
-    axes.plot(x + shift, y, label=line.label, **look)
+    axes.vlines(x + shift, low, high, color=look.colour, linewidth=1.2)
+    axes.plot(x + shift, y, look.marker, color=look.colour, markersize=5, label=line.label)
 
 
 def _known(line: Line) -> tuple[np.ndarray, ...]:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 import scaler
 from loops.study.effects.effect import Effect, from_values
 from loops.study.effects.effect import to_values as to_values
-from loops.support.errors import LoopError, NotWritable
+from loops.support.drawing import require_matplotlib
+from loops.support.errors import NotWritable
 from loops.support.json_values import read_json, without_nan
 
 
@@ -66,10 +67,7 @@ def check_drawable() -> None:
     Raises:
         loops.LoopError: If it is not installed.
     """
-    try:
-        import loops.study.effects.figure  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise LoopError('the figures need matplotlib: pip install "halfstep[study]"') from error
+    require_matplotlib()
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""Files and folders that a run writes: refused where they cannot be written, and held by one run at a time."""
+"""Files and folders that a run writes: errors of writing, and locks against a second run."""

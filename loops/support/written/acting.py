@@ -1,4 +1,4 @@
-"""An action that is called, with its name in what the disk says."""
+"""Calls actions so that errors of writing name the action and its file."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from loops.support.written.place import Place, writing
 
 
 def place_of(action: object) -> Place | None:
-    """What an action writes, where it says so."""
+    """What an action writes, from its attribute `writes`; None without it."""
     found = getattr(action, "writes", None)
     return found if isinstance(found, Place) else None
 
 
 @contextlib.contextmanager
 def named(action: object, then: str = "") -> Iterator[None]:
-    """Names an action that writes, and what it writes, where that fails.
+    """Adds the names of an action and of its file to errors of writing in the body.
 
     Args:
-        action: Any; the errors of one that does not say what it writes are left as they are.
-        then: A further sentence.
+        action: The action. Errors are unchanged if it has no attribute `writes`.
+        then: A further sentence for the message.
 
     Raises:
-        NotWritable: In the place of an OSError or an OpError.
+        NotWritable: In place of an OSError or an OpError.
     """
     place = place_of(action)
     with writing(type(action).__name__, place.path, then) if place else contextlib.nullcontext():
@@ -32,7 +32,7 @@ def named(action: object, then: str = "") -> Iterator[None]:
 
 
 def enter(stack: contextlib.ExitStack, action: contextlib.AbstractContextManager) -> None:
-    """Enters an action, and has the stack leave it; what fails then is told unless an error came before it."""
+    """Enters an action, and registers its exit with the stack. An error of the exit does not hide an earlier one."""
 
     def leave(kind: Any, error: BaseException | None, trace: Any) -> bool | None:
         try:

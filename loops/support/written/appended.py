@@ -1,4 +1,4 @@
-"""A file that grows by whole pieces."""
+"""A file that is appended to in complete pieces."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pathlib
 
 
 class Appended:
-    """A file that is open at its end, without a buffer: a kill finds a piece in it, or in the one call that writes it.
+    """A file opened for appending without a buffer: each piece is written in one system call.
 
     Args:
-        path: The file; missing folders are created.
-        end: How many of its bytes to keep; None for all of them.
+        path: The file. Missing folders are created.
+        end: The number of bytes to keep; None for all of them.
 
     Raises:
         OSError: If it cannot be written.
@@ -21,17 +21,17 @@ class Appended:
 
     def __init__(self, path: pathlib.Path, end: int | None):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Wherever the process goes, it is this file.
+        # Absolute, because the process may change its folder.
         self._path = path.absolute()
         self._file = path.open("wb" if end == 0 else "ab", buffering=0)
         if end:
             self._file.truncate(end)
 
     def add(self, piece: bytes) -> None:
-        """Adds bytes at the end; where not all of them can be written, none are.
+        """Appends bytes: all of them, or none if they cannot be written.
 
         Raises:
-            OSError: If they cannot be written, and if the file is not at its path any more: they would be lost.
+            OSError: If they cannot be written, or if the file is no longer at its path, so that they would be lost.
         """
         found = os.fstat(self._file.fileno())
         with contextlib.suppress(FileNotFoundError):
@@ -41,7 +41,7 @@ class Appended:
         raise FileNotFoundError(errno.ENOENT, "it was removed or replaced while the run wrote it")
 
     def close(self) -> None:
-        """Closes it."""
+        """Closes the file."""
         self._file.close()
 
     def _write(self, piece: bytes, end: int) -> None:
@@ -50,7 +50,7 @@ class Appended:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
-            with contextlib.suppress(OSError):  # A device has no length.
+            with contextlib.suppress(OSError):  # A device cannot be truncated.
                 self._file.truncate(end)
                 self._file.seek(end)
             raise

@@ -1,4 +1,4 @@
-"""What a run holds while it writes: each of its files and folders belongs to one run at a time."""
+"""Locks the files and folders that a run writes, so that only one run at a time writes them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from loops.support.written.place import Place
 
 
 class HeldPlaces(contextlib.AbstractContextManager):
-    """Locks, each beside its file or in its folder.
+    """The locks of a run, each next to its file or in its folder.
 
-    Writers of one folder share its lock. A device and a stream have none. Neither has a place in which no file can be
-    made: who writes there says so.
+    Writers of one folder share its lock. Devices and streams have none. A place where the lock cannot be created has
+    none either: its writer will raise.
 
     Args:
-        writers: Who writes what.
+        writers: Pairs of a writer's name and its place.
 
     Raises:
-        scaler.InvalidArgument: If two of them write one file.
-        NotWritable: If another run writes one of these.
+        scaler.InvalidArgument: If two of them write the same file.
+        NotWritable: If another run writes one of the places.
     """
 
     def __init__(self, writers: Iterable[tuple[str, Place]]):
@@ -44,10 +44,10 @@ class HeldPlaces(contextlib.AbstractContextManager):
             stack.pop_all()
 
     def keep(self, user: str, place: Place) -> None:
-        """Makes sure that a place is still held.
+        """Makes sure that a place is still locked by this run.
 
         Raises:
-            NotWritable: If another run writes it by now.
+            NotWritable: If another run writes it now.
             OSError: If its folder was removed.
         """
         lock = self._locks.get(place.path)
@@ -60,7 +60,7 @@ class HeldPlaces(contextlib.AbstractContextManager):
     def __exit__(self, kind: object = None, *exception: object) -> None:
         for lock in self._locks.values():
             lock.release()
-        # A run that is refused leaves no folders; rmdir leaves those that hold something.
+        # After an error, remove the folders that this run created; rmdir keeps those that are not empty.
         for folder in sorted(self._made, reverse=True) if kind else ():
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -88,5 +88,5 @@ def _lock_of(place: Place) -> pathlib.Path | None:
 def _refused(user: str, place: Place, holder: Held) -> NotWritable:
     return NotWritable(
         f"{user}({str(place.path)!r}): another run writes it, that of {holder}. Wait until it has ended, or choose "
-        "another place. Its lock ends with its process."
+        "another place. The lock ends with that process."
     )

@@ -1,4 +1,4 @@
-"""A lock on a path, which ends with the process that has taken it, however that ends."""
+"""A lock on a path, which ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if sys.platform == "win32":
     import msvcrt
 
     def _lock(file: int) -> None:
-        # What is locked cannot be read there: a byte beyond what the file says.
+        # Locks a byte beyond the text: on Windows a locked byte cannot be read.
         os.lseek(file, 2**30, os.SEEK_SET)
         msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
 else:
     import fcntl
 
     def _lock(file: int) -> None:
-        # Not lockf: it lets go when anything in this process closes the file, such as a copy of the folder.
+        # Not lockf: its lock ends when anything in this process closes the file, such as a copy of the folder.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class Held(Exception):
-    """Somebody else has the lock; the message says who."""
+    """Another process holds the lock; the message names it."""
 
 
 class Lock:
-    """A file that is locked while a run writes something, and says who does. It is removed when the run lets go.
+    """A lock file that names its holder. It is removed when the lock is released.
 
-    The system lets go of it when the process dies, on a shared disk too, which passes locks on to its server. On a disk
-    that knows no locks, what the file says is all there is: a warning repeats it.
+    The system releases the lock when the process dies, also on a shared disk, which passes locks on to its server. On a
+    disk without locks, only the text of the file is left: a warning repeats it.
 
     Args:
-        path: Of the file.
+        path: The path of the lock file.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -47,48 +47,48 @@ class Lock:
         self._file: int | None = None
 
     def take(self) -> None:
-        """Takes it.
+        """Takes the lock.
 
         Raises:
-            Held: If another run has it.
-            OSError: If the file cannot be made.
+            Held: If another run holds it.
+            OSError: If the file cannot be created.
         """
         while self._file is None:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 self._locked(file)
-                # The run that had it may have removed the file in between.
+                # The previous holder may have removed the file in between.
                 if self._is(file):
                     self._file, file = file, -1
             finally:
                 if file >= 0:
                     os.close(file)
         _taken.add(self)
-        with contextlib.suppress(OSError):  # On a full disk it is locked all the same.
+        with contextlib.suppress(OSError):  # On a full disk the file is locked without its text.
             os.ftruncate(self._file, 0)
             os.lseek(self._file, 0, os.SEEK_SET)
             os.write(self._file, _self().encode())
 
     def keep(self) -> None:
-        """Makes sure that the file is still there, so that others see it; where somebody removed it, takes it again.
+        """Takes the lock again if its file was removed, since others could not see it.
 
         Raises:
-            Held: If another run has it by now.
-            OSError: If the file cannot be made, as where its folder was removed.
+            Held: If another run holds it now.
+            OSError: If the file cannot be created, for example because its folder was removed.
         """
         if self._file is not None and not self._is(self._file):
             self.forget()
             self.take()
 
     def release(self) -> None:
-        """Lets go of it."""
+        """Releases the lock, and removes its file."""
         if self._file is not None and self._is(self._file):
             with contextlib.suppress(OSError):
                 self.path.unlink()
         self.forget()
 
     def forget(self) -> None:
-        """Closes the file: the lock stays with a process that has it open, too."""
+        """Closes the file without removing it: another process that has it open, too, keeps the lock."""
         _taken.discard(self)
         if self._file is not None:
             os.close(self._file)
@@ -102,9 +102,9 @@ class Lock:
         except OSError as error:
             if os.fstat(file).st_size:
                 warnings.warn(
-                    f"{self.path.parent}: its disk knows no locks ({error.strerror}), so that two runs may write there "
-                    f"at once. The last one that began, and did not end in order, was that of {_holder(file)}. Make "
-                    "sure that it has ended.",
+                    f"{self.path.parent}: its disk does not support locks ({error.strerror}), so two runs could write "
+                    f"there at once. The last run that did not end properly was that of {_holder(file)}. Make sure "
+                    "that it has ended.",
                     UserWarning,
                     stacklevel=2,
                 )
@@ -117,17 +117,17 @@ class Lock:
 
 
 _taken: set[Lock] = set()
-"""Those of this process."""
+"""The locks that this process holds."""
 
 
-def _let_the_parent_have_them() -> None:
+def _forget_all() -> None:
     for lock in [*_taken]:
         lock.forget()
 
 
 if hasattr(os, "register_at_fork"):
-    # A child that outlives its parent would keep them. A new program does not: Python's files are closed for it.
-    os.register_at_fork(after_in_child=_let_the_parent_have_them)
+    # A forked child that outlives its parent would keep the locks. Python closes its files for a new program.
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 def _self() -> str:
@@ -136,11 +136,11 @@ def _self() -> str:
 
 
 def _holder(file: int) -> str:
-    """Who has a lock, in words."""
+    """The holder of a lock, from the text of its file."""
     try:
         os.lseek(file, 0, os.SEEK_SET)
-        said = read_json(os.read(file, 2**12))
-        who = "this process" if (said["pid"], said["host"]) == (os.getpid(), socket.gethostname()) else None
-        return f"{who or 'process {pid} on {host}'.format(**said)}, since {said['since']}"
+        holder = read_json(os.read(file, 2**12))
+        who = "this process" if (holder["pid"], holder["host"]) == (os.getpid(), socket.gethostname()) else None
+        return f"{who or 'process {pid} on {host}'.format(**holder)}, since {holder['since']}"
     except (OSError, ValueError, TypeError, KeyError):
-        return "a process that has not said its name"
+        return "an unknown process"

@@ -1,4 +1,4 @@
-"""What an action writes, and what is said where it cannot be written."""
+"""What an action writes, and the error if it cannot be written."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class Place(NamedTuple):
-    """What an action writes, as its attribute `writes` tells a loop.
+    """What an action writes; the value of its attribute `writes`.
 
     Attributes:
-        path: Where it is; of a stream its name.
-        kind: A folder holds files whose names the action chooses.
+        path: The path; for a stream its name.
+        kind: A file, a folder of files whose names the action chooses, or a stream.
     """
 
     path: pathlib.Path
@@ -30,10 +30,10 @@ class Place(NamedTuple):
 
 
 def as_path(action: str, name: str, place: object) -> pathlib.Path:
-    """A user's path.
+    """A user's argument as a path.
 
     Raises:
-        scaler.InvalidArgument: For what is no path.
+        scaler.InvalidArgument: If it is not a path.
     """
     if not isinstance(place, (str, os.PathLike)) or isinstance(place, bytes) or not str(place):
         raise scaler.InvalidArgument(f"{action}({name}={place!r}): expected a path, as a string or a pathlib.Path.")
@@ -42,15 +42,15 @@ def as_path(action: str, name: str, place: object) -> pathlib.Path:
 
 @contextlib.contextmanager
 def writing(action: str, place: pathlib.Path, then: str = "") -> Iterator[None]:
-    """Says in one sentence what the system or TensorFlow says of a place that cannot be written.
+    """Turns errors of writing in the body into one sentence.
 
     Args:
-        action: Who writes it.
-        place: What is written.
-        then: A further sentence.
+        action: The name of the writer.
+        place: The path that is written.
+        then: A further sentence for the message.
 
     Raises:
-        NotWritable: In the place of an OSError or an OpError, but for a pipe that nobody reads any more.
+        NotWritable: In place of an OSError or an OpError, except for a broken pipe.
     """
     try:
         yield
@@ -68,14 +68,14 @@ def writing(action: str, place: pathlib.Path, then: str = "") -> Iterator[None]:
 
 
 def reason(error: OSError | tf.errors.OpError) -> str:
-    """What the system says, without what TensorFlow tells of its graph."""
+    """The system's message, without the parts about TensorFlow's graph."""
     if isinstance(error, tf.errors.OpError):
         return " ".join(error.message.split("[[")[0].split("}}")[-1].split())
     return error.strerror or str(error)
 
 
 def check_folder(action: str, folder: pathlib.Path) -> None:
-    """Makes a folder, and makes sure that files can be written in it.
+    """Creates a folder, and makes sure that files can be written in it.
 
     Raises:
         NotWritable: If they cannot.

@@ -8,8 +8,9 @@ import numpy as np
 
 import scaler
 from loops.record import as_recorded
+from loops.support.drawing import drawing
 from loops.support.errors import LoopError
-from loops.views.plots.frame import drawing
+from loops.support.palette import HUGE, MIDDLE, TINY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +52,7 @@ def exponents(run: Any, kind: str = "activation_gradients") -> Figure:
 
         axes = figure.subplots()
         axes.grid(False)
-        colours = LinearSegmentedColormap.from_list("exponents", ["#00507E", "#F1F1EC", "#B34700"], _HIGH - _LOW)
+        colours = LinearSegmentedColormap.from_list("exponents", [TINY, MIDDLE, HUGE], _HIGH - _LOW)
         steps = np.append(measured.step[edges[:-1]], measured.step[-1] + 1)
         shown = np.ma.masked_invalid(octaves)
         mesh = axes.pcolormesh(

@@ -1,10 +1,8 @@
-"""What the plots have in common: the style, and how curves of any length are drawn."""
+"""What the plots have in common: how curves of any length are drawn, and what their legends say."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,44 +10,7 @@ from loops.record.run import Recorded
 from loops.record.thin import envelope
 from loops.support.errors import LoopError
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7",
-)  # fmt: skip
-GREY = "#A9AFB5"
-CAUSES = {
-    "OVERFLOW": (RED, "x"),
-    "LOSS": (PINK, "+"),
-    "BACKWARD": (GREEN, "1"),
-    "UPDATE": (ORANGE, "2"),
-    "TOO_LARGE": (BLUE, "3"),
-}
-"""The colour and the marker of a skip by its cause."""
 _COLUMNS = 2000
-
-
-@contextlib.contextmanager
-def drawing(height: float = 3.0) -> Iterator[Figure]:
-    """An empty figure, within the style of all of them.
-
-    Args:
-        height: In inches.
-
-    Raises:
-        LoopError: Without matplotlib.
-    """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-
-        from loops.support.plot_style import STYLE, WIDTH
-    except ImportError as error:
-        raise LoopError('a plot needs matplotlib: pip install "halfstep[study]"') from error
-    with matplotlib.rc_context(STYLE):
-        yield Figure((WIDTH, height), layout="constrained")
 
 
 def curve(axes: Any, run: Recorded, values: np.ndarray, **line: Any) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 
 import scaler
 from loops.record import as_recorded
+from loops.support.drawing import drawing
 from loops.support.errors import LoopError
-from loops.views.plots.frame import BLUE, ORANGE, drawing
+from loops.support.palette import BLUE, FAINT, MIDDLE, ORANGE
 from scaler import observe
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def histogram(run: Any, tensor: str, step: int | None = None) -> Figure:
     with drawing(2.6) as figure:
         axes = figure.subplots()
         low, normal, high = (np.log2(one) for one in (limits.smallest_subnormal, limits.smallest_normal, limits.max))
-        axes.axvspan(low, high, color="#F1F1EC", zorder=0)
-        axes.axvline(normal, color="#A9AFB5", linewidth=1.0)
+        axes.axvspan(low, high, color=MIDDLE, zorder=0)
+        axes.axvline(normal, color=FAINT, linewidth=1.0)
         tints = np.where(edges[:-1] < normal, ORANGE, BLUE)
         axes.bar(edges[:-1] + 0.5, inside / total, width=0.9, color=tints)
         used = np.flatnonzero(inside)

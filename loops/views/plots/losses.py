@@ -9,12 +9,15 @@ import numpy as np
 import scaler
 from loops.record import as_recorded
 from loops.record.thin import moving_mean
-from loops.views.plots.frame import BLACK, BLUE, GREEN, ORANGE, PINK, RED, curve, drawing, legend, needs
+from loops.support.drawing import drawing
+from loops.support.palette import BLACK, FAINT, SERIES
+from loops.views.plots.frame import curve, legend, needs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MARKS = ((BLUE, "-"), (RED, "--"), (GREEN, ":"), (PINK, "-."), (ORANGE, (0, (4, 4))), (BLACK, (0, (9, 3))))
+_DASHES: Any = ("-", "--", ":", "-.", (0, (4, 4)), (0, (9, 3)))
+_LOOKS = tuple(zip((*SERIES[:5], BLACK), _DASHES, strict=True))
 _SMOOTH = 50
 
 
@@ -28,17 +31,17 @@ def loss(*runs: Any) -> Figure:
         scaler.InvalidArgument: For no run, more than six, or what is none.
         LoopError: Without matplotlib, or if no loss is finite.
     """
-    if not 0 < len(runs) <= len(_MARKS):
-        raise scaler.InvalidArgument(f"loss: {len(runs)} runs: expected 1 to {len(_MARKS)}, which can be told apart.")
+    if not 0 < len(runs) <= len(_LOOKS):
+        raise scaler.InvalidArgument(f"loss: {len(runs)} runs: expected 1 to {len(_LOOKS)}, which can be told apart.")
     found = [as_recorded(run) for run in runs]
     for run in found:
         needs(run, "loss")
     with drawing() as figure:
         axes = figure.subplots()
-        for run, (colour, dashes) in zip(found, _MARKS, strict=False):
+        for run, (colour, dashes) in zip(found, _LOOKS, strict=False):
             values = run.column("loss")
             if len(found) == 1:
-                curve(axes, run, np.where(np.isfinite(values), values, np.nan), color="#A9AFB5", linewidth=0.8)
+                curve(axes, run, np.where(np.isfinite(values), values, np.nan), color=FAINT, linewidth=0.8)
             mean = moving_mean(values, max(3, len(run) // _SMOOTH))
             curve(axes, run, mean, color=colour, linestyle=dashes, linewidth=1.4, label=run.name)
             lost = run.step[~np.isfinite(values)]

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loops.record import as_recorded
+from loops.support.drawing import drawing
 from loops.support.errors import LoopError
-from loops.views.plots.frame import BLUE, ORANGE, RED, curve, drawing, legend
+from loops.support.palette import BLUE, ORANGE, RED
+from loops.views.plots.frame import curve, legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loops.record import as_recorded
-from loops.views.plots.frame import BLACK, BLUE, CAUSES, GREY, curve, drawing, legend, needs
+from loops.support.drawing import drawing
+from loops.support.palette import BLACK, BLUE, BY_NAME, CAUSES, FAINT
+from loops.views.plots.frame import curve, legend, needs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_MARKERS = {"OVERFLOW": "x", "LOSS": "+", "BACKWARD": "1", "UPDATE": "2", "TOO_LARGE": "3"}
 _NEAR = 2.0**12
 """How far above the scale the critical scale is still drawn: of float32 it lies 100 octaves above."""
 
@@ -33,10 +36,10 @@ def loss_scale(run: Any) -> Figure:
         axes = figure.subplots()
         if (fits < _NEAR * np.nanmax(scale)).any():
             fits = np.where(fits < _NEAR * np.nanmax(scale), fits, np.nan)
-            curve(axes, found, fits, color=GREY, linewidth=1.0, label="largest that would be finite")
+            curve(axes, found, fits, color=FAINT, linewidth=1.0, label="largest that would be finite")
         curve(axes, found, scale, color=BLUE, linewidth=1.4, drawstyle="steps-post", label="loss scale")
         for cause, steps in found.causes.items():
-            colour, marker = CAUSES.get(cause, (BLACK, "|"))
+            colour, marker = BY_NAME.get(CAUSES.get(cause, ""), BLACK), _MARKERS.get(cause, "|")
             at = scale[np.searchsorted(found.step, steps)]
             mark: Any = {"color": colour, "markersize": 7, "markeredgewidth": 1.5, "clip_on": False}
             axes.plot(steps, at, marker, label=f"skipped: {cause} ({len(steps)})", **mark)

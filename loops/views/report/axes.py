@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import numpy as np
+from markupsafe import Markup
 
 _MINUS = "\u2212"
 
@@ -17,7 +18,7 @@ class Axis:
     Attributes:
         low: Where it begins, in the units of `of`.
         high: Where it ends.
-        ticks: The place of each tick, from 0 to 1, with its label as HTML.
+        ticks: The place of each tick, from 0 to 1, with its label.
         log: The base of the logarithm that values are put on it by, or 0.
     """
 
@@ -60,7 +61,7 @@ def loss_axis(values: np.ndarray) -> Axis:
     low, high = math.log10(finite.min()) - 0.08, math.log10(finite.max()) + 0.08
     every = max(1, math.ceil((high - low) / 6))
     powers = [power for power in range(math.ceil(low), math.floor(high) + 1) if power % every == 0]
-    return _placed(low, high, [(power, f"10<sup>{_plain(power)}</sup>") for power in powers], 10)
+    return _placed(low, high, [(power, _power(10, power)) for power in powers], 10)
 
 
 def octave_axis(values: np.ndarray) -> Axis:
@@ -70,7 +71,7 @@ def octave_axis(values: np.ndarray) -> Axis:
     high = math.ceil(math.log2(usable.max())) + 1 if len(usable) else 1
     every = max(1, math.ceil((high - low) / 6))
     powers = [power for power in range(low, high + 1) if power % every == 0]
-    return _placed(low, high, [(power, f"2<sup>{_plain(power)}</sup>") for power in powers], 2)
+    return _placed(low, high, [(power, _power(2, power)) for power in powers], 2)
 
 
 def _placed(low: float, high: float, ticks: list[tuple[float, str]], log: int = 0) -> Axis:
@@ -83,6 +84,10 @@ def _round_values(low: float, high: float, most: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * 0.999)
     return [place * step for place in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _power(base: int, exponent: int) -> str:
+    return Markup("{}<sup>{}</sup>").format(base, _plain(exponent))
 
 
 def _plain(value: float) -> str:

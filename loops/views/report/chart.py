@@ -1,9 +1,8 @@
-"""A chart as HTML: an SVG that stretches to any width, with labels beside it that keep their size."""
+"""A chart: an SVG that stretches to any width, with labels beside it that keep their size."""
 
 from __future__ import annotations
 
 import dataclasses
-import html
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +17,7 @@ _EXACT = 1500
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class Curve:
     """A curve in a chart.
 
     Attributes:
@@ -51,17 +50,46 @@ class Lane:
     kind: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """What `page.html` draws.
+
+    Attributes:
+        alt: What it shows, in words.
+        x: Of the steps.
+        y: Of the values.
+        grid: A path through the ticks.
+        level: A path along a horizontal line; "" for none.
+        lines: Of each its kind, its label and its path, the hindmost first.
+        lanes: The same of the strips below.
+    """
+
+    alt: str
+    x: Axis
+    y: Axis
+    grid: str
+    level: str
+    lines: tuple[tuple[str, str, str], ...]
+    lanes: tuple[tuple[str, str, str], ...]
+
+    @property
+    def legend(self) -> list[tuple[str, str, str]]:
+        """The lines to name: none where there is only one."""
+        named = [line for line in self.lines if line[1]]
+        return named if len(named) > 1 else []
+
+
 def chart(
     alt: str,
     y: Axis,
     x: Axis,
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     *,
     columns: int,
     lanes: Sequence[Lane] = (),
     level: float | None = None,
-) -> str:
-    """A chart.
+) -> Chart:
+    """A chart with its paths.
 
     Args:
         alt: What it shows, in words.
@@ -72,39 +100,24 @@ def chart(
         lanes: What to mark below, a mark for each column of pixels with a step in it.
         level: A horizontal line, from 0 to 1.
     """
-    grid = "".join(f"M0 {_across(place)}H{_SIZE}" for place, _ in y.ticks)
-    drawn = [f'<path class="grid" d="{grid}"/>']
-    if level is not None:
-        drawn.append(f'<path class="level" d="M0 {_across(level)}H{_SIZE}"/>')
-    drawn += [f'<path class="line {line.kind}" d="{_path(line, columns)}"/>' for line in lines]
-    labels = "".join(f'<span style="bottom:{100 * place:.2f}%">{label}</span>' for place, label in y.ticks)
-    below = "".join(f'<span style="left:{100 * place:.2f}%">{label}</span>' for place, label in x.ticks)
-    marked = "".join(_lane(lane, columns) for lane in lanes)
-    named = [line for line in lines if line.label]
-    legend = "".join(
-        f'<span><svg viewBox="0 0 24 8" aria-hidden="true"><path class="line {line.kind}" d="M0 4H24"/></svg>'
-        f"{html.escape(line.label)}</span>"
-        for line in named
-    )
-    legend = f'<div class="legend">{legend}</div>' if len(named) > 1 else ""
-    return (
-        f'{legend}<div class="chart" role="img" aria-label="{html.escape(alt)}"><div class="y">{labels}</div>'
-        f'<svg class="area" viewBox="0 0 {_SIZE} {_SIZE}" preserveAspectRatio="none" aria-hidden="true">'
-        f'{"".join(drawn)}</svg>{marked}<div class="x">{below}</div></div>'
+    return Chart(
+        alt,
+        x,
+        y,
+        "".join(f"M0 {_across(place)}H{_SIZE}" for place, _ in y.ticks),
+        "" if level is None else f"M0 {_across(level)}H{_SIZE}",
+        tuple((line.kind, line.label, _path(line, columns)) for line in lines),
+        tuple((lane.kind, lane.label, _marks(lane, columns)) for lane in lanes),
     )
 
 
-def _lane(lane: Lane, columns: int) -> str:
+def _marks(lane: Lane, columns: int) -> str:
     # Each mark is at least as wide as a column, so that none is lost between them.
     places = np.unique((np.clip(lane.x, 0, 1) * columns).astype(np.int64))
-    path = "".join(f"M{round(_SIZE * place / columns, 1):g} 0V10" for place in places.tolist())
-    return (
-        f'<div class="lane-label">{html.escape(lane.label)}</div><svg class="lane" viewBox="0 0 {_SIZE} 10" '
-        f'preserveAspectRatio="none" aria-hidden="true"><path class="line {lane.kind}" d="{path}"/></svg>'
-    )
+    return "".join(f"M{round(_SIZE * place / columns, 1):g} 0V10" for place in places.tolist())
 
 
-def _path(line: Line, columns: int) -> str:
+def _path(line: Curve, columns: int) -> str:
     if line.stairs:
         changes = np.flatnonzero(np.diff(np.nan_to_num(line.y, nan=-1.0), prepend=np.nan))
         if len(changes) <= max(_EXACT * columns // 600, 2):
@@ -113,7 +126,7 @@ def _path(line: Line, columns: int) -> str:
     return _zigzag(found, line.x, columns) if len(found.x) else ""
 
 
-def _staircase(line: Line, changes: np.ndarray) -> str:
+def _staircase(line: Curve, changes: np.ndarray) -> str:
     parts, down = [], True
     for place in changes.tolist():
         x, y = _along(line.x[place]), line.y[place]

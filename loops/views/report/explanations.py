@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import html
+import dataclasses
 import shlex
 from collections.abc import Callable
+
+from markupsafe import Markup
 
 import scaler
 from loops.diagnose.explain.explain import explain
@@ -14,7 +16,8 @@ from loops.record.run import Recorded
 from loops.record.skips import in_words, what_is_wrong
 from loops.record.summary import Digest
 from loops.run.rewind.open import open_run
-from loops.views.report.tables import behind, cell, table
+from loops.support.pages import Table
+from loops.views.report.tables import cell
 
 
 def autopsy_of(run: Recorded, build: str | None, progress: Callable[[str], object]) -> Explanation | str:
@@ -31,42 +34,51 @@ def autopsy_of(run: Recorded, build: str | None, progress: Callable[[str], objec
         return str(error)
 
 
-def section(run: Recorded, found: Digest, autopsy: Explanation | str | None) -> str:
-    """The autopsy as HTML: what it found, why it could not be made, or the command for it; "" without trouble."""
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """An autopsy on a page.
+
+    Attributes:
+        said: A paragraph.
+        tried: The remedies.
+        magnitudes: Those along the model.
+    """
+
+    said: str
+    tried: Table | None = None
+    magnitudes: Table | None = None
+
+
+def section(run: Recorded, found: Digest, autopsy: Explanation | str | None) -> Section | None:
+    """What it found, why it could not be made, or the command for it; None without trouble."""
     if autopsy is None:
         return _suggested(run, found)
     if isinstance(autopsy, str):
-        return f"<h3>Autopsy</h3><p>This run cannot be explained: {html.escape(autopsy)}</p>"
-    parts = ["<h3>Autopsy</h3>", f"<p>{html.escape(autopsy.sentence)}</p>"]
+        return Section(f"This run cannot be explained: {autopsy}")
+    tried = magnitudes = None
     if autopsy.remedies:
         # What did not help is nothing to do.
-        rows = [
-            [html.escape(one.name), _did(one), html.escape(one.advice) if one.helps else html.escape(one.why_not or "")]
-            for one in autopsy.remedies
-        ]
-        parts.append(f'<div class="text">{table(["tried", "the step", "to do"], rows)}</div>')
+        rows = [[one.name, _did(one), one.advice if one.helps else one.why_not or ""] for one in autopsy.remedies]
+        tried = Table(["tried", "the step", "to do"], rows)
     if autopsy.magnitudes:
-        rows = [
-            [html.escape(row.layer), html.escape(row.dtype), cell(row.forward), cell(row.backward)]
-            for row in autopsy.magnitudes
-        ]
+        rows = [[row.layer, row.dtype, cell(row.forward), cell(row.backward)] for row in autopsy.magnitudes]
         heads = ["layer", "computed in", "largest output", "largest gradient, scaled"]
-        parts.append(behind(table(heads, rows, f"Magnitudes in step {autopsy.step}")))
-    return "".join(parts)
+        magnitudes = Table(heads, rows, f"Magnitudes in step {autopsy.step}")
+    return Section(autopsy.sentence, tried, magnitudes)
 
 
-def _suggested(run: Recorded, found: Digest) -> str:
+def _suggested(run: Recorded, found: Digest) -> Section | None:
     if not run.place or (found.health.healthy and not found.skips):
-        return ""
+        return None
     if found.health.healthy:
-        return f"<h3>Autopsy</h3><p>Not needed: {html.escape(in_words(found.health))}.</p>"
-    command = shlex.join(["halfstep", "explain", run.place, "--step", str(found.health.step)])
-    return (
-        f"<h3>Autopsy</h3><p>{html.escape(what_is_wrong(found.health))} What went wrong last began at step "
-        f"{found.health.step:,}. <code>{html.escape(command)}"
-        "</code> takes it again and says why; <code>halfstep report --explain</code> puts the answer here. Both need "
-        "the run’s checkpoints, and for a program <code>--build</code>.</p>"
+        return Section(f"Not needed: {in_words(found.health)}.")
+    said = Markup(
+        "{} What went wrong last began at step {}. <code>{}</code> takes it again and says why; <code>halfstep report "
+        "--explain</code> puts the answer here. Both need the run’s checkpoints, and for a program "
+        "<code>--build</code>."
     )
+    command = shlex.join(["halfstep", "explain", run.place, "--step", str(found.health.step)])
+    return Section(said.format(what_is_wrong(found.health), f"{found.health.step:,}", command))
 
 
 def _did(remedy: Remedy) -> str:

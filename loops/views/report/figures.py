@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import html
+import dataclasses
 import math
 from collections.abc import Sequence
 
 import numpy as np
+from markupsafe import Markup
 
 from loops.record.run import Recorded
 from loops.record.summary import number
 from loops.record.thin import moving_mean
+from loops.support.pages import Table
+from loops.support.palette import CAUSES
 from loops.support.text import agreeing, amount
 from loops.views.report.axes import Axis, linear_axis, loss_axis, octave_axis, steps_axis
-from loops.views.report.chart import Lane, Line, chart
-from loops.views.report.tables import behind, of_skips, of_steps
+from loops.views.report.chart import Chart, Curve, Lane, chart
+from loops.views.report.tables import of_skips, of_steps
 
 _SMOOTH = 50
 """The moving mean goes over one in so many parts of a run."""
 _LINES = 6
 """Runs that one figure shows: so many colours can be told apart."""
-_KINDS = {
-    "OVERFLOW": "red",
-    "LOSS": "pink",
-    "BACKWARD": "green",
-    "UPDATE": "orange",
-    "TOO_LARGE": "blue",
-}
 _SAID = {
     "OVERFLOW": "the scaled gradients overflowed",
     "LOSS": "the loss was not finite",
@@ -37,23 +33,35 @@ _SAID = {
 }
 
 
-def figure(heading: str, body: str, said: str, numbers: str) -> str:
-    """A figure with its heading, its caption and the table behind it. All are HTML."""
-    return f"<figure><h3>{heading}</h3>{body}<figcaption>{said}</figcaption>{behind(numbers)}</figure>"
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A figure of a report.
+
+    Attributes:
+        heading: Above it.
+        drawn: The chart.
+        said: The caption.
+        numbers: The tables behind it, each with its heading; "" for none.
+    """
+
+    heading: str
+    drawn: Chart
+    said: str
+    numbers: Sequence[tuple[str, Table]]
 
 
-def loss_figure(run: Recorded, columns: int) -> str:
-    """The loss of each step, its moving mean, and where it was not finite; "" where the run has none."""
+def loss_chart(run: Recorded, columns: int) -> Figure | None:
+    """The loss of each step, its moving mean, and where it was not finite; None where the run has none."""
     if "loss" not in run.columns:
-        return ""
+        return None
     loss = run.column("loss")
     x, mean = steps_axis(int(run.step[0]), int(run.step[-1])), moving_mean(loss, max(3, len(run) // _SMOOTH))
     y = loss_axis(loss)
     lost = ~np.isfinite(loss)
     smooth = len(run) >= 2 * _SMOOTH
-    lines = [Line("each step", _at(x, run), _finite(y, loss), "faint" if smooth else "blue")]
+    lines = [Curve("each step", _at(x, run), _finite(y, loss), "faint" if smooth else "blue")]
     if smooth:
-        lines.append(Line("moving mean", _at(x, run), _finite(y, mean), "blue"))
+        lines.append(Curve("moving mean", _at(x, run), _finite(y, mean), "blue"))
     lanes = [Lane(f"not finite: {_times(lost)}", _at(x, run)[lost], "pink")] if lost.any() else []
     finite = loss[~lost]
     alt = f"Loss over {amount(len(run), 'step')}, " + (
@@ -63,25 +71,25 @@ def loss_figure(run: Recorded, columns: int) -> str:
     )
     alt += f"; not finite at {_times(lost)}." if lost.any() else "."
     said = f"The loss{_logarithmic(y)}.{_columns(run, columns)}"
-    numbers = of_steps(run, [("loss", loss), ("moving mean", mean)])
-    return figure("Loss", chart(alt, y, x, lines, columns=columns, lanes=lanes), said, numbers)
+    numbers = [("", of_steps(run, [("loss", loss), ("moving mean", mean)]))]
+    return Figure("Loss", chart(alt, y, x, lines, columns=columns, lanes=lanes), said, numbers)
 
 
-def scale_figure(run: Recorded, columns: int) -> str:
+def scale_chart(run: Recorded, columns: int) -> Figure | None:
     """The loss scale, the largest one that would have been finite, and each skip by its cause."""
     scale = run.column("loss_scale")
     if "loss_scale" not in run.columns:
-        return ""
+        return None
     x, fits = steps_axis(int(run.step[0]), int(run.step[-1])), run.critical
     # Of float32 a critical scale may lie 100 octaves above: the axis is that of the scale.
     usual = scale[np.isfinite(scale) & (scale > 0)]
     near = fits[fits < 2.0**12 * usual.max(initial=1.0)]
     y = octave_axis(np.concatenate([usual, near]))
-    lines = [Line("loss scale", _at(x, run), y.of(scale), "blue", stairs=True)]
+    lines = [Curve("loss scale", _at(x, run), y.of(scale), "blue", stairs=True)]
     if len(near):
-        lines.insert(0, Line("largest that would be finite", _at(x, run), y.of(fits), "faint"))
+        lines.insert(0, Curve("largest that would be finite", _at(x, run), y.of(fits), "faint"))
     lanes = [
-        Lane(f"{cause}: {amount(len(steps), 'skip')}", x.of(steps), _KINDS.get(cause, "text"))
+        Lane(f"{cause}: {amount(len(steps), 'skip')}", x.of(steps), CAUSES.get(cause, "text"))
         for cause, steps in run.causes.items()
     ]
     counts = ", ".join(f"{len(steps):,} by {cause}" for cause, steps in run.causes.items())
@@ -91,32 +99,28 @@ def scale_figure(run: Recorded, columns: int) -> str:
     skipped = int(run.skipped.sum())
     told = f"{amount(skipped, 'step')} {agreeing(skipped, 'was', 'were')} skipped: {counts}"
     alt += f"; {told if counts else 'no step was skipped'}."
-    said = "The loss scale, as a power of two." + (
-        " Below it a mark for each skipped step: "
-        + "; ".join(f"<b>{html.escape(cause)}</b>, {_SAID.get(cause, 'another cause')}" for cause in run.causes)
-        + "."
-        if counts
-        else " No step was skipped."
-    )
+    causes = [Markup("<b>{}</b>, {}").format(cause, _SAID.get(cause, "another cause")) for cause in run.causes]
+    marks = Markup(" Below it a mark for each skipped step: {}.").format(Markup("; ").join(causes))
+    said = Markup("The loss scale, as a power of two.") + (marks if counts else " No step was skipped.")
     if len(near):
         said += " Grey is the largest power of two at which the step would have been finite."
-    numbers = of_steps(run, [("loss scale", scale)]) + of_skips(run)
-    return figure("Loss scale and skips", chart(alt, y, x, lines, columns=columns, lanes=lanes), said, numbers)
+    numbers = [("", table) for table in (of_steps(run, [("loss scale", scale)]), *of_skips(run))]
+    return Figure("Loss scale and skips", chart(alt, y, x, lines, columns=columns, lanes=lanes), said, numbers)
 
 
-def headroom_figure(run: Recorded, columns: int) -> str:
+def headroom_chart(run: Recorded, columns: int) -> Figure | None:
     """The octaves that are left: of gradients up to the critical scale, of all else up to the format's largest."""
     gradients, others = run.margin, np.where(np.isposinf(run.column("headroom")), np.nan, run.column("headroom"))
     known = [values[np.isfinite(values)] for values in (gradients, others)]
     if not sum(map(len, known)):
-        return ""
+        return None
     x = steps_axis(int(run.step[0]), int(run.step[-1]))
     y = linear_axis(np.concatenate([*known, [0.0]]), floor=-1.0)
     lines = []
     if len(known[1]):
-        lines.append(Line("activations, weights", _at(x, run), y.of(others), "orange dashed"))
+        lines.append(Curve("activations, weights", _at(x, run), y.of(others), "orange dashed"))
     if len(known[0]):
-        lines.append(Line("gradients, at the loss scale", _at(x, run), y.of(gradients), "blue"))
+        lines.append(Curve("gradients, at the loss scale", _at(x, run), y.of(gradients), "blue"))
     alt = f"Octaves of headroom over {amount(len(run), 'step')}"
     alt += f"; of the gradients at least {known[0].min():.3g}" if len(known[0]) else ""
     alt += f"; of activations and weights at least {known[1].min():.3g}" if len(known[1]) else ""
@@ -124,12 +128,12 @@ def headroom_figure(run: Recorded, columns: int) -> str:
         "How many times everything could double before a value becomes infinite. Gradients: log2 of the critical scale "
         f"over the loss scale{_below(gradients)}. Activations and weights: up to the largest number of their format."
     )
-    numbers = of_steps(run, [("gradients", gradients), ("activations, weights", others)])
+    numbers = [("", of_steps(run, [("gradients", gradients), ("activations, weights", others)]))]
     drawn = chart(f"{alt}.", y, x, lines, columns=columns, level=float(y.of(np.array(0.0))))
-    return figure("Headroom, in octaves", drawn, said, numbers)
+    return Figure("Headroom, in octaves", drawn, said, numbers)
 
 
-def beside_figures(runs: Sequence[Recorded], columns: int) -> str:
+def beside_charts(runs: Sequence[Recorded], columns: int) -> list[Figure]:
     """Loss and loss scale of several runs, each in one figure."""
     shown = [run for run in runs if "loss" in run.columns][:_LINES]
     x = steps_axis(min(int(run.step[0]) for run in runs), max(int(run.step[-1]) for run in runs))
@@ -139,32 +143,29 @@ def beside_figures(runs: Sequence[Recorded], columns: int) -> str:
         means = [moving_mean(run.column("loss"), max(3, len(run) // _SMOOTH)) for run in shown]
         y = loss_axis(np.concatenate(means))
         lines = [
-            Line(run.name, _at(x, run), _finite(y, mean), f"run{place}")
+            Curve(run.name, _at(x, run), _finite(y, mean), f"run{place}")
             for place, (run, mean) in enumerate(zip(shown, means, strict=True))
         ]
         said = f"Moving means of the losses{_logarithmic(y)}.{left_out}"
-        numbers = "".join(
-            f"<h4>{html.escape(run.name)}</h4>{of_steps(run, [('moving mean of the loss', mean)])}"
+        numbers = [
+            (run.name, of_steps(run, [("moving mean of the loss", mean)]))
             for run, mean in zip(shown, means, strict=True)
-        )
+        ]
         drawn = chart(f"Loss of {len(shown)} runs over their steps.", y, x, lines, columns=columns)
-        parts.append(figure("Loss, side by side", drawn, said, numbers))
+        parts.append(Figure("Loss, side by side", drawn, said, numbers))
     shown = [run for run in runs if "loss_scale" in run.columns][:_LINES]
     if shown:
         y = octave_axis(np.concatenate([run.column("loss_scale") for run in shown]))
         lines = [
-            Line(run.name, _at(x, run), y.of(run.column("loss_scale")), f"run{place}", stairs=True)
+            Curve(run.name, _at(x, run), y.of(run.column("loss_scale")), f"run{place}", stairs=True)
             for place, run in enumerate(shown)
         ]
-        numbers = "".join(
-            f"<h4>{html.escape(run.name)}</h4>{of_steps(run, [('loss scale', run.column('loss_scale'))])}"
-            for run in shown
-        )
+        numbers = [(run.name, of_steps(run, [("loss scale", run.column("loss_scale"))])) for run in shown]
         drawn = chart(f"Loss scale of {len(shown)} runs over their steps.", y, x, lines, columns=columns)
         parts.append(
-            figure("Loss scale, side by side", drawn, f"Runs of the same scale cover each other.{left_out}", numbers)
+            Figure("Loss scale, side by side", drawn, f"Runs of the same scale cover each other.{left_out}", numbers)
         )
-    return "".join(parts)
+    return parts
 
 
 def _at(x: Axis, run: Recorded) -> np.ndarray:

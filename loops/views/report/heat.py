@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
+import dataclasses
 import itertools
-import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ import numpy as np
 import scaler
 from loops.record.run import Measured, Recorded
 from loops.record.summary import number
+from loops.support.pages import Table
 from loops.support.text import amount
 from loops.views.report.cells import FIRST, LOWEST, OCTAVES, as_text, cells_of, histograms_of
-from loops.views.report.figures import figure
-from loops.views.report.tables import cell, table
+from loops.views.report.tables import cell
 
 _TENSORS, _TABLE = 1500, 300
 _SAID = """The largest magnitude of each tensor, as a power of two, over the steps; where a column stands for several
@@ -25,18 +25,34 @@ were measured, times the loss scale. Point at a cell, or go to the map with Tab 
 its values and the histogram of that tensor nearest to that step."""
 
 
-def heat_map(run: Recorded, columns: int, budget: int, key: str) -> str:
-    """The figure of a run; "" where nothing was measured.
+@dataclasses.dataclass(frozen=True)
+class HeatMap:
+    """What `page.js` draws.
+
+    Attributes:
+        alt: What it shows, in words.
+        data: For the script.
+        said: The caption.
+        numbers: The table behind it.
+    """
+
+    alt: str
+    data: Mapping[str, Any]
+    said: str
+    numbers: Table
+
+
+def heat_map(run: Recorded, columns: int, budget: int) -> HeatMap | None:
+    """The map of a run; None where nothing was measured.
 
     Args:
         run: The run.
         columns: How many columns it may have.
         budget: Bytes that its histograms may take.
-        key: What its elements are named by.
     """
     measured = run.tensors
     if measured is None or not len(measured.step):
-        return ""
+        return None
     kept = _kept(measured)
     edges = np.unique(np.linspace(0, len(measured.step), min(columns, len(measured.step)) + 1).astype(np.int64))
     cells = np.stack([cells_of(measured.amax[start:end, kept]) for start, end in itertools.pairwise(edges)], 1)
@@ -56,18 +72,7 @@ def heat_map(run: Recorded, columns: int, budget: int, key: str) -> str:
     )
     shown, steps = amount(len(kept), "tensor"), amount(len(measured.step), "step")
     alt = f"Heat map of the exponents of {shown} over {steps}. " + _worst(measured)
-    # A name may hold "</script>", and JSON leaves it as it is.
-    data = json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")
-    body = (
-        f'<div class="heat" id="{key}"><div class="heat-top"></div><div class="heat-map"><div class="heat-rows" '
-        f'aria-hidden="true"></div><div class="heat-area"><canvas tabindex="0" role="img" '
-        f'aria-label="{html.escape(alt)}" aria-describedby="{key}-said"></canvas><div class="heat-mark" hidden>'
-        "</div></div></div>"
-        '<div class="heat-steps" aria-hidden="true"></div><div class="heat-legend"></div>'
-        f'<div class="heat-said" id="{key}-said" aria-live="polite">This map needs JavaScript; the numbers are below.'
-        f'</div><div class="heat-bars"></div><script type="application/json">{data}</script></div>'
-    )
-    return figure("Exponents by tensor and step", body, said, _table(measured, kept))
+    return HeatMap(alt, payload, said, _table(measured, kept))
 
 
 def _kept(measured: Measured) -> np.ndarray:
@@ -108,7 +113,7 @@ def _worst(measured: Measured) -> str:
     return f"Not all of it is finite; the first at step {int(measured.step[step])} is {name}."
 
 
-def _table(measured: Measured, kept: np.ndarray) -> str:
+def _table(measured: Measured, kept: np.ndarray) -> Table:
     rows = []
     for place in kept[:_TABLE].tolist():
         values = measured.amax[:, place]
@@ -122,8 +127,8 @@ def _table(measured: Measured, kept: np.ndarray) -> str:
         lost = int((~np.isfinite(values)).sum())
         rows.append(
             [
-                html.escape(measured.names[place]),
-                html.escape(measured.formats[place]),
+                measured.names[place],
+                measured.formats[place],
                 cell(least),
                 cell(most),
                 cell(int((finite == 0).sum())),
@@ -132,4 +137,4 @@ def _table(measured: Measured, kept: np.ndarray) -> str:
         )
     said = "log2 of the largest magnitude of each tensor: the least and the greatest over the steps"
     said += f"; {_TABLE} of {len(kept):,} tensors" if len(kept) > _TABLE else ""
-    return table(["tensor", "format", "least", "greatest", "steps all zero", "steps not finite"], rows, said)
+    return Table(["tensor", "format", "least", "greatest", "steps all zero", "steps not finite"], rows, said)

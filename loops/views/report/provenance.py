@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import platform
 import shlex
@@ -28,22 +27,20 @@ _NAMES = {
 }
 
 
-def made(runs: Sequence[Recorded], arguments: Sequence[str]) -> str:
-    """The machine, the versions and the commands, as HTML.
+def made(runs: Sequence[Recorded], arguments: Sequence[str]) -> tuple[list[tuple[str, str]], str]:
+    """The machine and the versions by what they are of, and the commands.
 
     Args:
         runs: What the report is about.
         arguments: Those of `halfstep` that make it again.
     """
-    facts = {run.name: _of_run(run) for run in runs}
-    facts["this report"] = (
+    facts = list({run.name: _of_run(run) for run in runs}.items())
+    this = (
         f"TensorFlow {tf.__version__}, Keras {keras.__version__}, Python {platform.python_version()}, "
         f"{platform.system()} on {platform.machine()}, {os.cpu_count()} CPUs"
     )
-    rows = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(said)}</dd>" for name, said in facts.items())
     trained = [command for command in map(training_command, runs) if command]
-    commands = "\n".join([*trained, shlex.join(["halfstep", *arguments])])
-    return f"<dl>{rows}</dl>\n<pre>{html.escape(commands)}</pre>"
+    return [*facts, ("this report", this)], "\n".join([*trained, shlex.join(["halfstep", *arguments])])
 
 
 def training_command(run: Recorded) -> str:

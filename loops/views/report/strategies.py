@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loops.record.run import Recorded
 from loops.record.summary import Digest, number
+from loops.support.pages import Table
 from loops.support.text import share
-from loops.views.report.tables import NONE, cell, table
+from loops.views.report.tables import NONE, cell
 
 _HEADS = (
     "run",
@@ -29,22 +29,19 @@ _BESIDE = 4
 """Runs up to which each is a column."""
 
 
-def strategies_table(runs: Sequence[Recorded], digests: Sequence[Digest]) -> str:
+def strategies_table(runs: Sequence[Recorded], digests: Sequence[Digest]) -> Table:
     """A row for each run, or a column where they are few."""
     rows = [_row(run, found) for run, found in zip(runs, digests, strict=True)]
     # A few runs stand side by side, which also fits a phone.
     turned = len(rows) <= _BESIDE
     lines = [list(line) for line in zip(_HEADS, *rows, strict=True)] if turned else [list(_HEADS), *rows]
-    return table(lines[0], lines[1:]) + (
-        '<p class="soft">Headroom: octaves from the loss scale to the largest that would have been finite, the median '
-        "of the last tenth of a run. Final loss: the mean of that tenth.</p>"
-    )
+    return Table(lines[0], lines[1:])
 
 
-def replayed_table(run: Recorded) -> str:
-    """What other strategies would have done on a run's steps; "" where nobody replayed it."""
+def replayed_table(run: Recorded) -> Table | None:
+    """What other strategies would have done on a run's steps; None where nobody replayed it."""
     if not run.replayed:
-        return ""
+        return None
     rows = [
         [
             cell(row["strategy"]),
@@ -56,11 +53,7 @@ def replayed_table(run: Recorded) -> str:
         ]
         for row in run.replayed
     ]
-    heads = ("strategy", "skips", "skip rate", "mean log2 scale", "final scale", "flushed")
-    return (
-        f"<h3>Other strategies, replayed</h3>{table(heads, rows)}<p>What each would have done on these steps, by "
-        "<code>halfstep replay</code>. Flushed: the share of the gradients that would have become zero.</p>"
-    )
+    return Table(("strategy", "skips", "skip rate", "mean log2 scale", "final scale", "flushed"), rows)
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:
@@ -69,7 +62,7 @@ def _number(row: Mapping[str, Any], name: str) -> float:
 
 
 def _share(value: float) -> str:
-    return NONE if math.isnan(value) else html.escape(share(value))
+    return NONE if math.isnan(value) else share(value)
 
 
 def _row(run: Recorded, found: Digest) -> list[str]:
@@ -81,17 +74,17 @@ def _row(run: Recorded, found: Digest) -> list[str]:
         score = f"perplexity {facts['perplexity']:.4g}"
     known = "applied" in run.columns
     return [
-        html.escape(run.name),
+        run.name,
         cell(facts.get("strategy") if isinstance(facts.get("strategy"), str) else None),
         cell(facts.get("policy") if isinstance(facts.get("policy"), str) else _formats(run)),
         cell(found.steps),
         cell(found.skips if known else None),
-        html.escape(share(found.skip_rate)) if known else NONE,
+        share(found.skip_rate) if known else NONE,
         cell(found.mean_log2_scale, ".1f"),
         NONE if math.isnan(found.final_scale) else number(found.final_scale),
         cell(found.margin, ".1f"),
         cell(found.final_loss),
-        html.escape(score),
+        score,
     ]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
-import importlib.resources
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,9 +11,10 @@ import scaler
 from loops.record import Recorded, as_recorded
 from loops.record.summary import Digest, digest, sentence
 from loops.support.errors import LoopError
+from loops.support.pages import render
 from loops.support.written.place import as_path, writing
 from loops.views.report.explanations import autopsy_of, section
-from loops.views.report.figures import beside_figures, headroom_figure, loss_figure, scale_figure
+from loops.views.report.figures import beside_charts, headroom_chart, loss_chart, scale_chart
 from loops.views.report.heat import heat_map
 from loops.views.report.provenance import made
 from loops.views.report.strategies import replayed_table, strategies_table
@@ -111,36 +110,30 @@ def _page(
 ) -> str:
     share = detail / max(shown, 1)
     columns = max(60, int(_COLUMNS * min(1.0, 4 * share)))
-    title = f"Halfstep report: {runs[0].name}" if len(runs) == 1 else f"Halfstep report: {len(runs)} runs"
-    parts = [f"<h1>{html.escape(title)}</h1>"]
-    parts += [f'<p class="result">{html.escape(sentence(*pair))}</p>' for pair in zip(runs, digests, strict=True)]
-    if len(runs) > 1:
-        parts += ["<h2>Side by side</h2>", strategies_table(runs, digests), beside_figures(runs, columns)]
-    if shown < len(runs):
-        parts.append(f'<p class="note">Only the first {shown} runs have figures of their own: more would not fit.</p>')
-    each = list(zip(runs, digests, autopsies, strict=True))[:shown]
-    for place, (run, found, autopsy) in enumerate(each):
-        parts.append(f"<h2>{html.escape(run.name)}</h2>" if len(runs) > 1 else "")
-        parts += [f'<p class="note">{html.escape(note)}</p>' for note in run.notes]
-        parts += [
-            loss_figure(run, columns),
-            scale_figure(run, columns),
-            headroom_figure(run, columns),
-            heat_map(run, max(40, int(_CELLS * min(1.0, 3 * share))), int(_HISTOGRAMS * share), f"heat{place}"),
-            section(run, found, autopsy),
-            replayed_table(run),
-        ]
-    if len(runs) == 1:
-        parts += ["<h2>Strategy</h2>", strategies_table(runs, digests)]
-    parts += ["<h2>How it was made</h2>", made(runs, arguments)]
-    return _filled({"title": html.escape(title), "body": "\n".join(filter(None, parts))})
-
-
-def _filled(values: dict[str, str]) -> str:
-    """The page's frame with its parts in their places."""
-    files = importlib.resources.files(__package__)
-    page, style, script = (files.joinpath(f"page.{end}").read_text(encoding="utf-8") for end in ("html", "css", "js"))
-    # The body comes last: it may hold anything.
-    for name, value in {"style": style, "script": script, **values}.items():
-        page = page.replace(f"@{name}@", value)
-    return page
+    cells = max(40, int(_CELLS * min(1.0, 3 * share)))
+    facts, commands = made(runs, arguments)
+    return render(
+        __package__,
+        "page.html",
+        title=f"Halfstep report: {runs[0].name}" if len(runs) == 1 else f"Halfstep report: {len(runs)} runs",
+        sentences=[sentence(*pair) for pair in zip(runs, digests, strict=True)],
+        strategies=strategies_table(runs, digests),
+        beside=beside_charts(runs, columns) if len(runs) > 1 else [],
+        runs=[
+            {
+                "name": run.name,
+                "notes": run.notes,
+                "charts": [
+                    figure for draw in (loss_chart, scale_chart, headroom_chart) if (figure := draw(run, columns))
+                ],
+                "heat": heat_map(run, cells, int(_HISTOGRAMS * share)),
+                "autopsy": section(run, found, autopsy),
+                "replayed": replayed_table(run),
+            }
+            for run, found, autopsy in list(zip(runs, digests, autopsies, strict=True))[:shown]
+        ],
+        several=len(runs) > 1,
+        left_out=len(runs) - shown,
+        facts=facts,
+        commands=commands,
+    )

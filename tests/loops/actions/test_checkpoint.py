@@ -76,7 +76,7 @@ def test_a_finished_run_goes_on_to_nothing_or_further(tmp_path, whole):
     assert Counting(tmp_path / "a", resume=True).go(6).loop.counters.data == 6
     assert (tmp_path / "a" / "ckpt-6.index").stat().st_mtime_ns == before
     assert Counting(tmp_path / "a", resume=True).go(12).bits() == whole
-    with pytest.raises(scaler.InvalidArgument, match=r"run\(5\): this loop has taken 12 steps already"):
+    with pytest.raises(scaler.InvalidArgument, match=r"run\(5\): this loop has already taken 12 steps"):
         Counting(tmp_path / "a", resume=True).go(5)
 
 
@@ -419,7 +419,7 @@ def test_layers_that_keras_numbers_anew_are_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"rate": 0.2}, r"settings: SGD\.learning_rate was 0\.1\d* and is 0\.2\d*\. A learning rate goes on"),
+        ({"rate": 0.2}, r"settings: SGD\.learning_rate was 0\.1\d* and is 0\.2\d*\. The learning rate continues"),
         ({"momentum": 0.5}, r"settings: SGD\.momentum was 0\.9 and is 0\.5\. A"),
         ({"size": 2}, r"settings: batch\.batch_size was 4 and is 2\. A"),
         ({"seed": 2}, r"settings: shuffle\.seed2 was 1 and is 2\. A"),

@@ -229,5 +229,5 @@ def test_bad_followers_are_refused(tmp_path):
             wrong()
     for action in (loops.EarlyStop(best), loops.Checkpoint(tmp_path, every=1, best=best)):
         loop = loops.Loop(lambda x: {"loss": x}, tf.data.Dataset.range(9), actions=[action])
-        with pytest.raises(loops.LoopError, match="none of the loop's actions"):
+        with pytest.raises(loops.LoopError, match="not among the loop's actions"):
             loop.run(1)

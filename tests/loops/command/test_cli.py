@@ -72,14 +72,14 @@ def test_study_compares_strategies(capsys, tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [row["name"] for row in summary["setups"]] == ["float32", "headroom", "static-2-10"]
     assert [run["strategy"] for run in summary["runs"]] == ["none", *strategies]
-    again = "halfstep study digits --steps 2 --seeds 1 --strategy headroom --strategy &#x27;static:2**10&#x27;"
+    again = "halfstep study digits --steps 2 --seeds 1 --strategy headroom --strategy &#39;static:2**10&#39;"
     assert again in (tmp_path / "report.html").read_text()
     assert "headroom" in printed
 
 
 def test_study_prints_json_alone_also_with_nan(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("loops.study.compare.run_study", lambda *_, **__: {"setups": [{"final_loss": float("nan")}]})
-    monkeypatch.setattr("loops.study.report.write_report", lambda out: [])
+    monkeypatch.setattr("loops.study.report.report_study", lambda out: [])
     status, printed, _ = run(capsys, "study", "--out", tmp_path, "--json")
     assert status == 0
     assert strict(printed) == {"setups": [{"final_loss": None}]}

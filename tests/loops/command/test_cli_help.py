@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import platform
 import re
+import shutil
 import subprocess
 import sys
 
@@ -18,7 +19,7 @@ import tensorflow as tf
 import loops
 import scaler
 from halfstep import names, statuses
-from halfstep.completion import bash, fish, zsh
+from halfstep.completion import SHELLS, script
 from halfstep.parsing import parser, versions
 from halfstep.study import STEPS
 from loops import tasks
@@ -30,7 +31,7 @@ from loops.study import effects
 from loops.study.setups import SETUPS
 from loops.support import signals
 
-HEAVY = ("tensorflow", "keras", "numpy", "scaler", "rich", "matplotlib", "pyarrow")
+HEAVY = ("tensorflow", "keras", "numpy", "scaler", "rich", "jinja2", "matplotlib", "pyarrow")
 COMMANDS = (
     *("study", "train", "watch", "report", "compare", "lint", "inspect"),
     *("explain", "cure", "observe", "replay", "tune", "doctor", "completion"),
@@ -136,11 +137,12 @@ def test_a_mistake_is_one_line_after_the_usage():
     assert "'trian'" in answered()[0]["trian",][2]
 
 
-def completed(*words):
-    """What bash offers for the last word."""
+def completed(*words, place="/"):
+    """What bash offers for the last word, in a folder."""
     asked = " ".join(f"'{word}'" for word in ("halfstep", *words))
-    script = f'{bash()}\nCOMP_WORDS=({asked}) COMP_CWORD={len(words)}\n_halfstep\necho "${{COMPREPLY[@]}}"'
-    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    shown = f'COMP_WORDS=({asked}) COMP_CWORD={len(words)}\n_shtab_halfstep\necho "${{COMPREPLY[@]}}"'
+    command = ["bash", "-c", f"{script(parser(), 'bash')}\n{shown}"]
+    result = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, check=True)
     assert result.stderr == ""
     return result.stdout.split()
 
@@ -157,8 +159,9 @@ def completed(*words):
         (["study", "--strategy", "none", "--strategy", "headr"], ["headroom"]),
         (["study", "--preset", "l"], ["layerwise", "look-ahead", "lag", "list"]),
         (["tune", "run", "--strategy", "pytor"], []),
-        (["train", "digits", "--out", ""], []),  # Then bash offers files.
-        (["train", "digits", "--out", "study", ""], ["digits", "mnist", "text"]),
+        (["train", "digits", "--steps", ""], []),
+        (["train", "--out", "study", ""], ["digits", "mnist", "text"]),
+        (["train", "digits", "--out", "study", ""], []),
         (["completion", ""], ["bash", "zsh", "fish"]),
     ],
 )
@@ -166,12 +169,28 @@ def test_bash_completes(words, offered):
     assert sorted(completed(*words)) == sorted(offered)
 
 
-def test_the_other_shells_have_the_same_words():
-    assert bash() in zsh()
-    for command in COMMANDS:
-        assert f"-a {command} " in fish()
-    for option in ("-l policy -x -a 'float32 ", "-l resume\n", "-l out -r\n"):
-        assert option in fish()
+@pytest.mark.parametrize("words", [["train", "digits", "--out", ""], ["report", ""], ["explain", "--build", ""]])
+def test_bash_offers_files_where_no_names_are_known(words, tmp_path):
+    (tmp_path / "a_run").mkdir()
+    assert completed(*words, place=tmp_path) == ["a_run"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_has_the_same_words(shell):
+    written = script(parser(), shell)
+    for word in (*COMMANDS, *names.POLICIES, *names.SETUPS, *names.EFFECTS, *names.PRESETS):
+        assert re.search(rf"\b{word}\b", written), word
+    if shutil.which(shell):
+        result = subprocess.run([shell, "-n"], input=written, capture_output=True, text=True, timeout=60, check=True)
+        assert result.stderr == ""
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes():
+    for typed, offered in (("halfstep tr", ["train"]), ("halfstep tune run --strategy del", ["delayed_amax"])):
+        command = ["fish", "-c", f"{script(parser(), 'fish')}\ncomplete -C '{typed}'"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert [line.split("\t")[0] for line in result.stdout.splitlines()] == offered
 
 
 def test_public_names_are_there_for_all_who_ask():

@@ -93,7 +93,7 @@ COMMANDS = {
     "study": (
         [
             ("loops.study.compare", "run_study", {"setups": [{"name": NAME, **ROW, **SHARES}], "runs": []}),
-            ("loops.study.report", "write_report", []),
+            ("loops.study.report", "report_study", []),
         ],
         ["study"],
         f"{NAME} 98.7% (1 failed) -0.3 1.2e-02 1.5 3.2% 1.2%",
@@ -136,7 +136,7 @@ COMMANDS = {
     "lint": (
         [
             ("loops.support.user_function", "called", None),
-            ("loops.diagnose.lint.user_program", "lint_built", [FINDING]),
+            ("loops.diagnose.lint.user_program", "lint_program", [FINDING]),
         ],
         ["lint", "--build", "program:make"],
         f"{FINDING.layer} {FINDING.finding} {FINDING.measured} {FINDING.instead}",
@@ -293,20 +293,6 @@ def test_a_process_whose_pipe_is_closed_says_nothing(asked):
     assert (done.returncode, done.stderr) == (statuses.EXIT_CLOSED_PIPE, b"")
 
 
-def test_progress_of_a_dumb_or_narrow_terminal_fits(monkeypatch, capsys):
-    outer, inner = pty.openpty()
-    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
-    with open(inner, "w", encoding="utf-8") as screen, contextlib.redirect_stderr(screen):
-        terminal.told("replayed 12 of 345 strategies, which is a long line")
-        terminal.finished()
-        monkeypatch.setenv("TERM", "dumb")
-        terminal.told("not at all")
-        assert terminal._room() == 0
-    with os.fdopen(outer, "rb", buffering=0) as shown:
-        lines = shown.read(4096).decode().split("\r")
-    assert [len(line) for line in lines if line] == [29, 29]
-
-
 def test_no_color_and_a_dumb_terminal_get_none(monkeypatch):
     for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
         with monkeypatch.context() as patch:
@@ -377,6 +363,23 @@ def test_a_bar_moves_on_a_terminal_and_nothing_is_printed_elsewhere(monkeypatch,
     console = rich.console.Console(file=text, force_terminal=is_terminal, width=100, color_system=None)
     monkeypatch.setattr(terminal, "Console", lambda stderr: console)
     with terminal.working("explain") as show:
-        show("took the step [2] times")
-    assert ("explain" in text.getvalue() and "took the step [2] times" in text.getvalue()) == is_terminal
+        show("ran the step [2] times")
+    assert ("explain" in text.getvalue() and "ran the step [2] times" in text.getvalue()) == is_terminal
     assert bool(text.getvalue()) == is_terminal
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_a_bar_wraps_in_no_terminal_and_is_none_in_a_dumb_one(monkeypatch, moving):
+    monkeypatch.setenv("TERM", "xterm")
+    text = io.StringIO()
+    console = terminal.Console(file=text, force_terminal=True, width=30, color_system=None)
+    monkeypatch.setattr(terminal, "Console", lambda stderr: console)
+    with terminal.working("replay", moving) as show:
+        show("replayed 12 of 345 strategies, which is a long line")
+    assert "replayed" in text.getvalue()
+    assert text.getvalue().count("\n") == 1  # After the bar is gone.
+    text.truncate(0)
+    monkeypatch.setenv("TERM", "dumb")
+    with terminal.working("replay", moving) as show:
+        show("not at all")
+    assert "not at all" not in text.getvalue()

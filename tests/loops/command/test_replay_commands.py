@@ -93,7 +93,7 @@ def test_where_training_parts_from_the_replay_is_said(run, capsys, monkeypatch):
     monkeypatch.setattr(validate, "train_again", another)
     _, printed, _ = called(capsys, run, "--validate", "--strategy", "static:8")
     assert "the same scale at 5 of 14 steps (35.7%)" in printed
-    assert "parts at step 6: 4 trained, 8 replayed; step 5 showed other gradients" in printed
+    assert "parts at step 6: 4 trained, 8 replayed; step 5 had other gradients" in printed
 
 
 @pytest.mark.exhaustive
@@ -126,12 +126,12 @@ def test_a_run_that_cannot_be_laid_beside(run, tmp_path, small):
     [
         (["RUN", "--strategy", "dynamc"], 2, "did you mean 'dynamic'"),
         (["nowhere", "--strategy", "dynamic"], 1, "No such file"),
-        (["EMPTY", "--strategy", "dynamic"], 1, "holds no trace"),
+        (["EMPTY", "--strategy", "dynamic"], 1, "has no trace"),
         (["RUN", "--strategy", "dynamic", "--scales", "EMPTY"], 1, "--scales.*Is a directory"),
         (["RUN", "--strategy", "dynamic", "--out", "EMPTY/x.doc"], 1, r"Name a .png"),
         (["RUN", "RUN", "--strategy", "dynamic", "--scales", "x"], 2, "of one trace"),
         (["RUN", "RUN", "--strategy", "dynamic", "--validate"], 2, "of one run"),
-        (["RUN/trace.arrow", "--strategy", "dynamic", "--validate"], 2, "a trace alone does not say how to train"),
+        (["RUN/trace.arrow", "--strategy", "dynamic", "--validate"], 2, "a trace alone is not enough to train again"),
         (["RUN", "--strategy", "dynamic", "--build", "a:b"], 2, "--validate or --live"),
         (["RUN", "--strategy", "dynamic", "--step", "3"], 2, "--live"),
         (["RUN", "--strategy", "dynamic", "--live", "--step", "99"], 2, "ends at step 14"),

@@ -62,7 +62,7 @@ def test_a_loop_knows_its_batches(of_a_step):
     data = tf.data.Dataset.from_tensor_slices((np.zeros([4, 8], np.float32), np.zeros([4, 4], np.float32)))
     loop = loops.Loop(step, data.batch(4, drop_remainder=True))
     assert census(loop).rows == found.rows
-    with pytest.raises(scaler.InvalidArgument, match="1 arguments beside a Loop"):
+    with pytest.raises(scaler.InvalidArgument, match="1 arguments with a Loop"):
         census(loop, 1)
 
 

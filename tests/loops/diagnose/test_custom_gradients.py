@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.ops import custom_gradient
 
-from loops.diagnose.graph.whereabouts import noting
+from loops.diagnose.graph.whereabouts import recording_layers
 from loops.observe import explain
 
 
@@ -71,7 +71,7 @@ def noted():
 
     for layer in layers.values():
         layer(tf.ones([2]))
-    with noting(layers) as places:
+    with recording_layers(layers) as places:
         concrete = taken.get_concrete_function(tf.ones([2]))
     kinds = [one.type for one in concrete.graph.get_operations()]
     by_number = places.by_number(len(kinds))
@@ -85,6 +85,6 @@ def test_each_call_is_of_its_own_layer_and_the_innermost_function_counts():
 
 def test_without_the_private_name_nothing_is_noted(monkeypatch):
     monkeypatch.delattr(custom_gradient.record, "record_operation")
-    with noting({}) as places:
+    with recording_layers({}) as places:
         pass
     assert places.customs == []

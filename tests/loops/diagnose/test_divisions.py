@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from loops.diagnose.explain.divisions import guarded, of_division
+from loops.diagnose.explain.divisions import division_proposals, guarded
 from loops.diagnose.graph.frames import Frame, Part
 
 
@@ -48,4 +48,4 @@ def test_other_divisions_stay_as_they_are():
 def test_only_a_division_is_guarded():
     kinds = {"RealDiv": 1, "Sqrt": 0}
     frames = [Frame("a:0", kind, "float16", Part.FORWARD, "norm", (), 1.0, False) for kind in kinds]
-    assert [len(of_division(frame, frame.layer)) for frame in frames] == list(kinds.values())
+    assert [len(division_proposals(frame, frame.layer)) for frame in frames] == list(kinds.values())

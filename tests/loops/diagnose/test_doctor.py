@@ -25,7 +25,7 @@ from loops.diagnose.doctor.text import sized, text
 from loops.diagnose.doctor.timing import STEPS_A_CALL, Batches, Running, Spread, Turns, take_turns
 from loops.diagnose.doctor.trials import Kind, Trial, try_all
 from loops.diagnose.graph.census import Census, Row
-from loops.diagnose.memory.activations import kept_by
+from loops.diagnose.memory.activations import saved_tensors
 from loops.diagnose.memory.footprint import Bytes, Footprint
 
 
@@ -227,7 +227,7 @@ def test_rounds_are_nine_and_of_what_takes_long_three(monkeypatch, longest, roun
 
 @pytest.fixture(scope="module")
 def graph():
-    return kept_by(small(), squared, tuple(map(tf.constant, arrays()))).traced
+    return saved_tensors(small(), squared, tuple(map(tf.constant, arrays()))).traced
 
 
 def test_products_are_counted_with_those_of_the_backward_pass(graph):
@@ -249,7 +249,7 @@ def test_convolutions_multiply_by_their_filters():
     model = keras.Sequential([keras.Input([6, 6, 4]), keras.layers.Conv2D(8, 3, padding="same", dtype="float32")])
     model.add(keras.layers.Conv2D(2, 3, dtype="float32"))
     batch = tf.zeros([5, 6, 6, 4]), tf.zeros([5, 4, 4, 2])
-    found = products_of(kept_by(model, squared, batch).traced)
+    found = products_of(saved_tensors(model, squared, batch).traced)
     first, second = 5 * 36 * 8 * 9 * 4, 5 * 16 * 2 * 9 * 8
     counted = sorted((one.op, one.multiplications) for one in found)
     expected = {"Conv2D": [first, second], "Conv2DBackpropFilter": [first, second], "Conv2DBackpropInput": [second]}

@@ -1,4 +1,4 @@
-"""The autopsies that docs/diagnosis.md and docs/explain.md show are what the commands print."""
+"""The explanations that docs/diagnosis.md and docs/explain.md show are what the commands print."""
 
 import os
 import pathlib
@@ -35,7 +35,7 @@ def printed(folder, *arguments):
 
 
 @pytest.mark.exhaustive
-def test_the_first_autopsy(tmp_path):
+def test_the_first_explanation(tmp_path):
     """Both commands, as they stand there."""
     (commands,) = [block for block in blocks("docs/diagnosis.md", "sh") if "halfstep explain pinned" in block]
     (expected,) = [block for block in blocks("docs/diagnosis.md", "text") if block.startswith("Step 1 was skipped")]
@@ -44,7 +44,7 @@ def test_the_first_autopsy(tmp_path):
     assert without_losses(printed(tmp_path, "-m", "loops", *explain)) == without_losses(expected)
 
 
-def test_the_autopsy_of_a_program(tmp_path):
+def test_the_explanation_of_a_program(tmp_path):
     """The program, the command with its picture, and the cure."""
     (program,) = blocks("docs/explain.md", "python")
     expected, cure = blocks("docs/explain.md", "text")

@@ -13,7 +13,7 @@ from loops.diagnose.doctor.trials import Trial
 from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.remedies import Kind, Proposal, Remedy
-from loops.diagnose.explain.sentence import sentence
+from loops.diagnose.explain.sentence import describe
 from loops.diagnose.explain.worth import weighed
 from loops.diagnose.lint.finding import Finding, Severity, note
 from loops.diagnose.lint.finding import Kind as Rule
@@ -129,11 +129,11 @@ def test_what_is_said_of_a_replay_that_differs(comparable, finite_again):
             comparable=comparable,
             finite_again=finite_again,
         )
-        return sentence(found).replace(differs, "")
+        return describe(found).replace(differs, "")
 
     assert said(misleading()) == said("It differs.")
     assert ("It is unknown whether" in said("x" * 99)) is not comparable
-    assert ("cannot be told from this" in said("x" * 99)) is finite_again
+    assert ("this does not show why" in said("x" * 99)) is finite_again
 
 
 def diagnosis(trials):

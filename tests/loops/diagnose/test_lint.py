@@ -10,6 +10,7 @@ from loop_cases import raw
 
 import loops
 import scaler
+from loops.diagnose.lint import all_rules
 from loops.observe import lint
 from scaler.observe import layers_of
 
@@ -121,7 +122,7 @@ def test_a_normalization_of_large_data(dtype, stddev, named):
     normalization = L.Normalization(dtype=dtype)
     normalization.adapt(data)
     found = lint(keras.Sequential([keras.Input([3]), normalization]), scaled(), MSE, (data, data))
-    said = [one.measured for one in found if "normalises by" in one.finding]
+    said = [one.measured for one in found if "it normalises" in one.finding]
     assert said == ([f"{normalization.name}.{named} is infinite; float16 ends at 65504."] if named else [])
 
 
@@ -172,10 +173,10 @@ def test_a_sum_of_sixteen_is_too_many_and_one_of_eight_is_not(of_the_bad):
 
 @pytest.mark.parametrize("layer", sorted(FROM_300))
 def test_what_needs_inputs_that_the_model_was_not_seen_to_give_is_a_note(of_the_bad, layer):
-    (found,) = [one for one in of_the_bad if one.layer == layer and "no multiple of 8" not in one.measured]
+    (found,) = [one for one in of_the_bad if one.layer == layer and "not a multiple of 8" not in one.measured]
     assert found.is_note
     assert found.measured.endswith("On your sample its inputs reach 1.")
-    assert found.instead.startswith("Nothing, as long as its inputs stay like these. Else: ")
+    assert found.instead.startswith("Nothing, as long as its inputs stay in this range. Otherwise ")
 
 
 @pytest.mark.exhaustive_with("layer_norm")
@@ -203,7 +204,7 @@ def test_a_layer_that_runs_another_twice_is_left_alone():
 @pytest.fixture
 def unstressed(monkeypatch):
     """Leaves out what takes time and is tested above."""
-    monkeypatch.setattr("loops.diagnose.lint.look.stress", lambda call, limit: [])
+    monkeypatch.setattr(all_rules, "stress", lambda call, limit: [])
 
 
 def small(policy=HALF, last="float32", activation=None):
@@ -303,7 +304,7 @@ def test_weights_of_16_bits_need_masters(make, flagged):
 @pytest.mark.usefixtures("unstressed")
 def test_outputs_in_float16_are_named_by_their_layer():
     (found,) = heavy(lint(small(last=HALF), scaled(), MSE, batch()))
-    assert (found.layer, found.finding.split(":")[0]) == ("last", "the loss is given float16")
+    assert (found.layer, found.finding.split(":")[0]) == ("last", "the loss gets float16 predictions")
 
 
 def bce(y, prediction):
@@ -470,7 +471,7 @@ def test_of_a_dataset_the_first_batch_is_taken():
 
 
 @pytest.mark.exhaustive_with("16-None")
-@pytest.mark.parametrize(("units", "odd"), [(10, "10 is no multiple of 8"), (16, None)])
+@pytest.mark.parametrize(("units", "odd"), [(10, "10 is not a multiple of 8"), (16, None)])
 @pytest.mark.usefixtures("unstressed")
 def test_shapes_for_tensor_cores_are_notes(units, odd):
     model = keras.Sequential([keras.Input([8]), L.Dense(units, dtype=HALF, name="odd"), L.Dense(8, dtype="float32")])
@@ -529,7 +530,7 @@ class Lookup(keras.Model):
 @pytest.mark.parametrize(("rows", "dtype", "found"), [(3000, "float32", 1), (2049, "float32", 0), (3000, "int32", 0)])
 def test_indices_that_are_rounded(rows, dtype, found):
     said = heavy(lint(Lookup(rows), scaled(), MSE, (np.ones([4, 3], dtype), np.ones([4, 8], np.float32))))
-    assert [(one.layer, "become their neighbours" in one.finding) for one in said] == [("words", True)] * found
+    assert [(one.layer, "rounded to their neighbours" in one.finding) for one in said] == [("words", True)] * found
 
 
 def test_nothing_is_changed():
@@ -581,7 +582,9 @@ def test_what_breaks_a_layer_under_stress_is_put_back_and_said():
 
 def test_layers_that_are_alike_are_stressed_once(monkeypatch):
     stressed = []
-    monkeypatch.setattr("loops.diagnose.lint.look.stress", lambda call, limit: stressed.append(call.layer.name) or [])
+    monkeypatch.setattr(
+        "loops.diagnose.lint.all_rules.stress", lambda call, limit: stressed.append(call.layer.name) or []
+    )
     keras.utils.set_random_seed(1)
     layers = [L.Dense(32, dtype=HALF, name=f"d{number}") for number in range(4)]
     layers += [L.Dense(32, dtype=HALF, kernel_initializer=keras.initializers.Constant(3.0), name="other")]

@@ -7,8 +7,8 @@ import planted
 import pytest
 import tensorflow as tf
 
-from loops.diagnose.explain.course import _slower
 from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
+from loops.diagnose.explain.since_checkpoint import _slower
 from loops.observe import cure, explain
 from loops.run.rewind import rewind
 
@@ -28,7 +28,7 @@ def test_the_share_is_found(run):
     assert (found.step, found.reproduced, found.verdict, found.replicas) == (3, True, "loss", (1,))
     assert (found.where, found.layer, found.kind) == ("forward", "first", "inf")
     assert not found.tensor.startswith("replica_1/")
-    assert "The share of the batch that replica 1 takes, counted from 0, does this by itself." in found.sentence
+    assert "The share of the batch that replica 1 takes, counted from 0, causes this alone." in found.sentence
     assert "every layer in float32" in {one.name for one in found.remedies if one.finite}
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["replicas"] == [1]
 

@@ -5,7 +5,7 @@ import planted
 import pytest
 import tensorflow as tf
 
-from loops.diagnose.graph.whereabouts import noting
+from loops.diagnose.graph.whereabouts import recording_layers
 from loops.observe import explain
 
 
@@ -17,7 +17,7 @@ def test_a_penalty_in_float16_is_named_and_float32_helps_it(tmp_path):
     loop = planted.regularizer(tmp_path)
     found = explain(loop, 1)
     assert (found.verdict, found.where, found.layer, found.regularizer) == ("loss", "forward", "big", True)
-    assert "the forward pass gave an infinity first in the regularizer of the layer 'big' (Sum" in found.sentence
+    assert "the forward pass produced an infinity first in the regularizer of the layer 'big' (Sum" in found.sentence
     helped = {one.name for one in found.remedies if one.finite}
     assert {"'big' in float32", "every layer in float32", "bfloat16"} <= helped
     big = loop.train_step.model.get_layer("big")
@@ -50,7 +50,7 @@ def test_penalties_of_outputs_and_of_parts_are_noted():
         outer(tf.ones([1, 3]))
         return outer.losses
 
-    with noting(layers) as places:
+    with recording_layers(layers) as places:
         taken.get_concrete_function()
     by_number = places.by_number(len(graphs[0].get_operations()))
     assert [path for path, _, _ in places.regularizers] == ["outer/inner"] * 2

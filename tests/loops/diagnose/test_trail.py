@@ -8,7 +8,7 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.explain.examples import example_of
 from loops.diagnose.explain.explanation import Explanation
-from loops.diagnose.explain.sentence import sentence
+from loops.diagnose.explain.sentence import describe
 from loops.diagnose.graph.frames import magnitude
 from loops.diagnose.graph.origin import origins, pass_of
 from loops.diagnose.graph.scan import scan
@@ -131,9 +131,9 @@ def test_where_the_trail_is_lost_nothing_is_blamed(read, batch):
 
 def test_a_lost_trail_is_told():
     lost = Explanation(3, True, None, "loss", tensor="Decode:0", operation="DecodeRaw", line="a.py:7", kind="nan")
-    assert sentence(lost).startswith(
-        "Step 3 was skipped: a NaN came out of DecodeRaw 'Decode:0', at a.py:7. Where it began is not known: the trail "
-        "ends there, at strings, a table, an iterator or a queue, which cannot be measured."
+    assert describe(lost).startswith(
+        "Step 3 was skipped: a NaN was produced by DecodeRaw 'Decode:0', at a.py:7. Where it began is unknown: the "
+        "value comes from strings, a table, an iterator or a queue, which cannot be measured."
     )
 
 

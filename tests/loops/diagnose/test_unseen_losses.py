@@ -50,7 +50,9 @@ def test_an_applied_step_is_named_with_where_its_loss_began_and_what_to_do(tmp_p
     assert len(said) == 1
     assert said[0].startswith("Step 1 was applied")
     assert (found.verdict, found.applied, found.step, found.where, found.kind) == ("loss", True, 4, "forward", "inf")
-    assert "Step 4 was applied at loss scale 64, but its loss is not finite: the forward pass gave" in found.sentence
+    assert (
+        "Step 4 was applied at loss scale 64, but its loss is not finite: the forward pass produced" in found.sentence
+    )
     assert "the model trains, but its loss cannot be seen: compute the loss in float32." in found.sentence
     assert "4 of the 4 applied steps in the log have a loss that is not finite." in found.sentence
     assert "nothing is wrong" not in found.sentence

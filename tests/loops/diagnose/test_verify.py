@@ -114,5 +114,5 @@ def test_a_run_that_is_never_the_same_cannot_be_verified():
         weights.assign(weights + float(next(count)))
         return loop
 
-    with pytest.raises(scaler.InvalidArgument, match="had other weights or losses"):
+    with pytest.raises(scaler.InvalidArgument, match="gave different weights or losses"):
         loops.observe.verify(build, steps=1)

@@ -51,8 +51,8 @@ def labels(worst):
 slices = tf.data.Dataset.from_tensor_slices
 WORDS = np.array(["word"] * 64)
 DATA = {
-    "a label too large": (lambda: slices((X, labels(11))).batch(8), "a label is 11, and the model tells 10 classes"),
-    "a negative label": (lambda: slices((X, labels(-1))).batch(8), "a label is -1, and the model tells 10 classes"),
+    "a label too large": (lambda: slices((X, labels(11))).batch(8), "a label is 11, but the model has 10 classes"),
+    "a negative label": (lambda: slices((X, labels(-1))).batch(8), "a label is -1, but the model has 10 classes"),
     "not batched": (lambda: slices((X, Y)), r"a single example: x has shape \(4,\).*dataset.batch"),
     "no y": (lambda: slices(X).batch(8), "the batch has no y"),
     "no y, one part": (lambda: slices((X,)).batch(8), "the batch has no y"),
@@ -61,7 +61,7 @@ DATA = {
     "text for y": (lambda: slices((X, WORDS)).batch(8), "the batch holds text"),
     "another shape": (
         lambda: slices((X[:, :3], Y)).batch(8),
-        r"x has shape \((8|None), 3\), and the model takes \(None, 4\)",
+        r"x has shape \((8|None), 3\), but the model takes \(None, 4\)",
     ),
 }
 
@@ -195,7 +195,7 @@ def test_a_step_of_one_argument_takes_the_batch(train_step):
 @pytest.mark.parametrize(
     ("train_step", "named"),
     [
-        (lambda x, y, z: None, r"needs the arguments \(x, y, z\), and a batch of the dataset has 2 parts"),
+        (lambda x, y, z: None, r"needs the arguments \(x, y, z\), but a batch of the dataset has 2 parts"),
         (lambda: None, r"needs the arguments \(\)"),
         (lambda batch, *, rate: None, r"needs the arguments \(batch, rate\)"),
     ],

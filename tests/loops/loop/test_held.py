@@ -229,7 +229,10 @@ NAMED = {
         r"calls Python \(PyFunc\)",
     ),
     "py_function": (lambda: lambda batch: tf.py_function(lambda x: x[0], [batch], tf.float32), "EagerPyFunc"),
-    "reshuffled dataset": (starting(lambda: shuffled().take(5)), r"draws others each time it starts \(shuffle\)"),
+    "reshuffled dataset": (
+        starting(lambda: shuffled().take(5)),
+        r"draws other random numbers each time it starts \(shuffle\)",
+    ),
     "generated dataset": (starting(generated), r"calls Python \(PyFunc\)"),
     "forgotten shuffle": (calling(lambda: shuffled().batch(4).repeat()), "with batch between shuffle and repeat"),
     "generating iterator": (calling(generated), "an iterator that the train step calls: its position cannot be saved"),
@@ -391,7 +394,7 @@ def test_a_past_step_is_taken_again_from_the_same_tables_and_iterators(tmp_path)
 
 def test_without_the_dataset_of_an_iterator_it_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(captured, "dataset_of", lambda iterator: None)
-    with pytest.warns(loops.ResumeWarning, match="does not tell its dataset"):
+    with pytest.warns(loops.ResumeWarning, match="hides its dataset"):
         looping(with_iterator, tmp_path)[0].run(2)
 
 
@@ -405,11 +408,11 @@ def test_a_dataset_that_is_not_found_is_named(monkeypatch):
     """As after `gc.freeze`, which hides objects."""
     monkeypatch.setattr(gc, "get_objects", list)
     (caveat,) = looping(datasets)[0].caveats()
-    assert "starts a dataset whose object is not found" in caveat
+    assert "starts a dataset whose object cannot be found" in caveat
 
 
 def test_without_the_registry_of_operations_a_run_is_told(monkeypatch):
     monkeypatch.setattr("loops.loop.state.kernels.stateful", lambda kinds: None)
     (caveat,) = looping(drawing)[0].caveats()
-    assert "does not tell which operations of the train step have a state" in caveat
+    assert "does not say which operations of the train step have a state" in caveat
     assert steps.stateful({"Assert", "AddV2"}) == {"Assert"}

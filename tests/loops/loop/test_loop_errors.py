@@ -156,7 +156,7 @@ def test_a_number_of_steps_that_cannot_be_is_named(steps):
 def test_a_run_cannot_go_backwards():
     loop = loops.Loop(lambda n: {"loss": n}, numbers(), steps_per_call=4)
     loop.run(5)
-    with pytest.raises(scaler.InvalidArgument, match=r"run\(3\): this loop has taken 5 steps already"):
+    with pytest.raises(scaler.InvalidArgument, match=r"run\(3\): this loop has already taken 5 steps"):
         loop.run(3)
     assert loop.counters.data == 5
 

@@ -21,7 +21,7 @@ def lengths(monkeypatch):
 
     def use(steps):
         left = iter(steps)
-        monkeypatch.setattr(Pace, "took", lambda self, *_: setattr(self, "steps", next(left)))
+        monkeypatch.setattr(Pace, "record", lambda self, *_: setattr(self, "steps", next(left)))
 
     return use
 
@@ -48,24 +48,24 @@ def test_the_first_calls_take_one_step_and_then_calls_grow_until_they_last():
     taken = []
     for _ in range(9):
         taken.append(chosen.steps)
-        chosen.took(chosen.steps, 60.0 if len(taken) == 1 else chosen.steps * 1e-3)
+        chosen.record(chosen.steps, 60.0 if len(taken) == 1 else chosen.steps * 1e-3)
     assert taken == [1, 1, 4, 16, 64, 250, 250, 250, 250]
-    chosen.took(250, 2.5)
+    chosen.record(250, 2.5)
     assert chosen.steps == 25
 
 
 def test_slow_steps_are_taken_one_by_one_and_fast_ones_within_bounds():
     slow, fast = Pace(None), Pace(None)
     for _ in range(20):
-        slow.took(slow.steps, 3.0 * slow.steps)
-        fast.took(fast.steps, 0.0)
+        slow.record(slow.steps, 3.0 * slow.steps)
+        fast.record(fast.steps, 0.0)
     assert (slow.steps, fast.steps) == (1, pace.MOST)
 
 
 def test_a_given_number_stays():
     given_one = Pace(7)
     for seconds in (0.0, 100.0):
-        given_one.took(7, seconds)
+        given_one.record(7, seconds)
     assert (given_one.limit(0, 100, []), given_one.limit(98, 100, [])) == (7, 2)
 
 
@@ -174,7 +174,7 @@ class TestStepsThatNeedTheirShapes:
         data = tf.data.Dataset.from_tensor_slices(np.ones([20, 4], np.float32)).batch(8)
         visits = []
         loop = loops.Loop(self.step, data, actions=[visits.append])
-        with pytest.warns(UserWarning, match="open shape .*NoneType.* one step a call.* steps_per_call=1") as said:
+        with pytest.warns(UserWarning, match="unknown shape .*NoneType.* takes one step.* steps_per_call=1") as said:
             loop.run(3)
         assert [float(visit.outputs["loss"][0]) for visit in visits] == [32.0, 32.0, 16.0]
         assert loop.steps_per_call == 1

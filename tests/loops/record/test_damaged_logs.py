@@ -11,7 +11,7 @@ import loops
 from halfstep import main
 from loops.record import read_run
 from loops.record.log import read_log
-from loops.record.run_metadata import replayed_in, said_of
+from loops.record.run_metadata import metadata_of, replayed_in
 from loops.record.skips import health
 from loops.views.watch.progress import LiveRun
 
@@ -39,7 +39,7 @@ def test_every_reader_passes_a_damaged_line_over(line, tmp_path):
     path = log_with(tmp_path, line)
     found = read_run(tmp_path)
     assert found.step.tolist() == list(range(1, 11))
-    assert "torn or foreign line" in found.notes[0]
+    assert "incomplete or foreign line" in found.notes[0]
     assert [row["step"] for row in read_log(path)] == list(range(1, 11))
     health(read_log(path))
     course = LiveRun(tmp_path)
@@ -75,10 +75,10 @@ def test_lines_that_the_file_has_lost_are_named_when_a_run_goes_on(writer, name,
 def test_other_files_of_a_run_may_be_nested_too_deep(tmp_path):
     for name in ("summary.json", "replay.json"):
         (tmp_path / name).write_text(DEEP)
-    assert said_of(tmp_path) == ({}, {})
+    assert metadata_of(tmp_path) == ({}, {})
     notes = []
     assert replayed_in(tmp_path, notes) == ()
-    assert "not what halfstep replay --json prints" in notes[0]
+    assert "not the output of halfstep replay --json" in notes[0]
 
 
 def test_a_number_beyond_64_bits_is_infinite(tmp_path):

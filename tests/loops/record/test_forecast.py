@@ -164,7 +164,7 @@ def test_a_loss_near_zero_is_restless_and_a_rise_of_little_is_none():
 
 def test_probes_without_gradients_are_refused():
     probes = types.SimpleNamespace(kinds=("activations",))
-    with pytest.raises(scaler.InvalidArgument, match="measure activations, and it needs gradients"):
+    with pytest.raises(scaler.InvalidArgument, match="measure activations, but it needs gradients"):
         loops.Forecast().begin(types.SimpleNamespace(train_step=types.SimpleNamespace(probes=probes)))
 
 

@@ -14,7 +14,7 @@ from rewind_cases import listing, plain
 
 import loops
 import scaler
-from loops.loop import batch_files as kept
+from loops.loop import batch_files
 from loops.loop.state import folder
 from loops.run.rewind import batches as held
 from loops.run.rewind import read_log, rewind
@@ -49,7 +49,7 @@ def build(run, *, keep=True, last=100, dataset=None, every=4, **arguments):
 
 
 def stored(run):
-    return kept.KeptBatches(run / "batches", NUMBER)
+    return batch_files.KeptBatches(run / "batches", NUMBER)
 
 
 def steps_kept(run):
@@ -62,7 +62,7 @@ def logged(run):
 
 
 def tear(run, step):
-    (path,) = (path for path in (run / "batches").iterdir() if kept._step_of(path) == step)
+    (path,) = (path for path in (run / "batches").iterdir() if batch_files._step_of(path) == step)
     path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -241,8 +241,8 @@ def test_a_kill_in_the_middle_of_a_batch_loses_that_batch_alone(tmp_path):
     torn = next(found for _ in range(5) if (found := killed_while_it_writes(tmp_path)))
     assert len(torn) == 1
     spec = tf.TensorSpec([2**22], tf.int64)
-    steps = [kept._step_of(path) for path in (tmp_path / "batches").glob("batch-*")]
-    found = [kept.KeptBatches(tmp_path / "batches", spec).get(step) for step in steps if step is not None]
+    steps = [batch_files._step_of(path) for path in (tmp_path / "batches").glob("batch-*")]
+    found = [batch_files.KeptBatches(tmp_path / "batches", spec).get(step) for step in steps if step is not None]
     whole = [batch for batch in found if batch is not None]
     assert len(whole) == len(steps) - 1
     assert all(int(tf.reduce_min(batch)) == int(tf.reduce_max(batch)) for batch in whole)
@@ -256,7 +256,7 @@ def test_batches_of_another_dataset_are_not_taken(tmp_path):
     build(tmp_path).run(1)
     assert stored(tmp_path).get(1) is not None
     other = tf.data.Dataset.from_tensors((1.0, 2.0)).element_spec
-    assert kept.KeptBatches(tmp_path / "batches", other).get(1) is None
+    assert batch_files.KeptBatches(tmp_path / "batches", other).get(1) is None
 
 
 def test_a_run_that_begins_anew_removes_those_of_the_one_before(tmp_path):
@@ -290,15 +290,15 @@ def test_every_kind_of_batch_comes_back_bit_for_bit(tmp_path):
     batch = of_all_kinds()
     dataset = tf.data.Dataset.from_tensors(batch).map(lambda part: (part, None))
     (given,) = dataset
-    assert kept.writable(dataset.element_spec)
+    assert batch_files.writable(dataset.element_spec)
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int64)])
     def write(step):
-        kept.write(tmp_path, given, step, last=3, element_spec=dataset.element_spec)
+        batch_files.write(tmp_path, given, step, last=3, element_spec=dataset.element_spec)
 
     write(5)
     assert [path.name for path in tmp_path.iterdir()] == ["batch-2"]
-    found = kept.KeptBatches(tmp_path, dataset.element_spec).get(5)
+    found = batch_files.KeptBatches(tmp_path, dataset.element_spec).get(5)
     tf.nest.assert_same_structure(found, given, expand_composites=True)
     pairs = zip(*(tf.nest.flatten(one, expand_composites=True) for one in (found, given)), strict=True)
     for one, other in pairs:
@@ -329,7 +329,7 @@ def test_loops_that_it_does_not_fit(tmp_path):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with pytest.raises(loops.LoopError, match="KeepBatches: the loop has 2 replicas"):
         build(tmp_path, dataset=data, strategy=strategy).run(1)
-    with pytest.raises(loops.LoopError, match="hold what is no tensor of values"):
+    with pytest.raises(loops.LoopError, match="a part that is not a tensor of values"):
         build(tmp_path, dataset=tf.data.Dataset.range(9).window(3)).run(1)
     loop = build(tmp_path)
     loop.actions.append(loops.KeepBatches(tmp_path / "more"))

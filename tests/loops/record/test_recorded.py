@@ -64,7 +64,7 @@ def test_torn_and_foreign_lines_are_passed_over_and_the_last_of_a_step_counts(tm
     run = read_run(tmp_path)
     assert run.step.tolist() == [1, 2]
     np.testing.assert_array_equal(run.column("loss"), [np.nan, 5.0])
-    assert any("3 torn or foreign lines" in note for note in run.notes)
+    assert any("3 incomplete or foreign lines" in note for note in run.notes)
 
 
 def test_a_csv_is_a_log(tmp_path):
@@ -80,7 +80,7 @@ def test_a_torn_trace_is_read_up_to_there(folder, tmp_path):
     (tmp_path / "trace.arrow").write_bytes((folder / "trace.arrow").read_bytes()[:-100])
     run = read_run(tmp_path)
     assert 0 < len(run) < 61
-    assert any("torn or damaged" in note for note in run.notes)
+    assert any("incomplete or damaged" in note for note in run.notes)
 
 
 def test_a_damaged_trace_beside_a_log_is_a_note(folder, tmp_path):
@@ -153,11 +153,11 @@ def test_a_digest_counts_and_its_sentence_says_so(folder):
         ({"loss": [np.nan] * 3, "applied": [0] * 3}, "all of them skipped; the loss was never finite"),
         (
             {"loss": [np.nan, np.nan, 2.0], "applied": [0, 1, 1]},
-            "the loss of 1 of 2 applied steps (50%) is not finite, so that it cannot be seen though the run trains",
+            "the loss of 1 of 2 applied steps (50%) is not finite, although the run trains",
         ),
         (
             {"loss": [np.nan] * 2, "applied": [0, 1], "cause": ["LOSS", ""]},
-            "1 skipped (50%), what went wrong last at step 1; the loss was never finite; the loss of 1 of 1",
+            "1 skipped (50%), with the last problem at step 1; the loss was never finite; the loss of 1 of 1",
         ),
         ({"loss": [1.0, np.nan], "applied": [1, 0]}, "began at 1 and was not finite at the end"),
         ({"loss": [1.0], "applied": [0]}, "1 step, the only attempt skipped; the loss"),

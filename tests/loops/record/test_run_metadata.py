@@ -5,7 +5,7 @@ import json
 import pytest
 
 from loops.loop.state import folder
-from loops.record.run_metadata import said_of
+from loops.record.run_metadata import metadata_of
 
 RUN = {"task": "digits", "policy": "float16"}
 SAVED = {"identity": {"run": RUN, "replicas": 2, "workers": 1}, "versions": {"tensorflow": "2.18"}}
@@ -36,26 +36,26 @@ def run(tmp_path, monkeypatch):
 
 
 def test_nothing_is_known_of_an_empty_folder(run):
-    assert said_of(run()) == ({}, {})
+    assert metadata_of(run()) == ({}, {})
 
 
 def test_a_summary_says_it_also_beside_checkpoints_of_another_run(run):
     summary = {"task": "text", "digest_depends_on": {"tensorflow": "2.20"}}
-    assert said_of(run(summary, _3=SAVED)) == (summary, {"tensorflow": "2.20"})
+    assert metadata_of(run(summary, _3=SAVED)) == (summary, {"tensorflow": "2.20"})
 
 
 @pytest.mark.parametrize("step", ["_3", "_2"])
 def test_else_the_newest_checkpoint_that_can_be_read_says_it(run, step):
-    facts, versions = said_of(run(**{step: SAVED}))
+    facts, versions = metadata_of(run(**{step: SAVED}))
     assert facts == {**RUN, "replicas": 2, "workers": 1}
     assert versions == {"tensorflow": "2.18"}
 
 
 def test_what_a_summary_leaves_open_is_of_the_checkpoint(run):
-    facts, versions = said_of(run({"task": "text"}, _3=SAVED))
+    facts, versions = metadata_of(run({"task": "text"}, _3=SAVED))
     assert (facts["task"], facts["policy"], versions) == ("text", "float16", {"tensorflow": "2.18"})
 
 
 def test_a_summary_that_cannot_be_read_says_nothing(run):
     (run() / "summary.json").write_text('{"task": ')
-    assert said_of(run(_2=SAVED)).facts["task"] == "digits"
+    assert metadata_of(run(_2=SAVED)).facts["task"] == "digits"

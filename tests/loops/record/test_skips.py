@@ -129,7 +129,9 @@ def test_skips_of_each_kind_are_told_apart():
     )
     found = health(rows)
     assert (found.healthy, found.at_start, found.of_growth) == (True, 1, 1)
-    assert in_words(found).endswith("level, 1 after it had grown, which took it back, 1 beside, where gradients grew")
+    assert in_words(found).endswith(
+        "level, 1 after it had grown, which took it back, 1 for other reasons, as gradients grew"
+    )
     assert in_words(health(log("...."))) == "none of the 4 steps in the log was skipped"
     assert too_often(found) == ""
 

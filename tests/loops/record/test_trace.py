@@ -205,7 +205,7 @@ def test_rows_without_names_are_said_to_be_left_out(tmp_path):
     trace = loops.Trace(tmp_path / "trace.arrow")
     trace.begin(types.SimpleNamespace(train_step=lambda batch: {}))
     with trace:
-        with pytest.warns(loops.TraceWarning, match="no `probes` that names their rows"):
+        with pytest.warns(loops.TraceWarning, match="no `probes` to name their rows"):
             trace(visit(1, 3))
         trace(visit(4, 5))
     assert loops.observe.read(tmp_path / "trace.arrow").tensors.num_rows == 0
@@ -294,7 +294,7 @@ def numbers():
 
 def test_a_file_that_cannot_be_written_is_said_before_training(tmp_path):
     (tmp_path / "file").write_text("")
-    for path, why in ((tmp_path / "file" / "trace.arrow", "file is a file, and no folder"), (tmp_path, tmp_path.name)):
+    for path, why in ((tmp_path / "file" / "trace.arrow", "file is a file, not a folder"), (tmp_path, tmp_path.name)):
         loop = loops.Loop(lambda number: {"loss": number}, numbers(), actions=[loops.Trace(path)])
         with pytest.raises(loops.NotWritable, match=why):
             loop.run(3)

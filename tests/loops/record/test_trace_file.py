@@ -96,7 +96,7 @@ def test_reading_says_up_to_which_step_it_went(path, parts, kept):
     path.write_bytes(path.read_bytes()[: sum(map(len, parts[: kept + 1])) - 1])
     steps = sum(BATCHES[: kept - 1])
     where = f"up to step {steps}" if steps else "without a single step"
-    with pytest.warns(loops.TraceWarning, match=f"torn or damaged at byte .*: read {where}"):
+    with pytest.warns(loops.TraceWarning, match=f"incomplete or damaged at byte .*: read {where}"):
         found = loops.observe.read(path)
     assert found.steps["step"].to_pylist() == list(range(1, steps + 1))
 

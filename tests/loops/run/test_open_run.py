@@ -45,9 +45,9 @@ def test_a_run_of_train_is_had_again(trained, left):
 @pytest.mark.parametrize(
     ("summary", "says"),
     [
-        (None, "neither a checkpoint that can be read in checkpoints nor a summary.json"),
-        ("[1]", "neither a checkpoint"),
-        ("{", "neither a checkpoint"),
+        (None, "neither a readable checkpoint in checkpoints nor a summary.json"),
+        ("[1]", "neither a readable checkpoint"),
+        ("{", "neither a readable checkpoint"),
         ('{"task": "digits", "seed": 0}', "do not say its batch_size, .*strategy, as those of halfstep train do"),
         ('{"task": "digits", "replicas": 2}', "its 2 replicas cannot be rewound.*--build"),
     ],
@@ -69,7 +69,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 def test_checkpoints_of_another_program_are_told_apart(tmp_path):
     counting(tmp_path, every=2).run(2)
     (tmp_path / "ckpt").rename(tmp_path / "checkpoints")
-    with pytest.raises(loops.LoopError, match=r"its files do not say its .*--build module:function"):
+    with pytest.raises(loops.LoopError, match=r"its files lack its .*--build module:function"):
         open_run(tmp_path)
 
 

@@ -18,7 +18,7 @@ from loops.loop.state import folder
 from loops.loop.state.held import Held
 from loops.run.rewind import batches as kept
 from loops.run.rewind import read_log, rewind
-from loops.run.rewind.moment import Snapshot
+from loops.run.rewind.replay_point import Snapshot
 
 pytestmark = pytest.mark.slow
 
@@ -270,7 +270,9 @@ def test_a_used_loop_cannot_begin_anew_but_goes_back(counted):
     loop = counting(counted)
     assert rewind(loop, 11).reproduced
     assert rewind(loop, 6).reproduced
-    with pytest.raises(loops.LoopError, match="no whole checkpoint before step 2, and this loop has taken 5 steps"):
+    with pytest.raises(
+        loops.LoopError, match="no whole checkpoint before step 2, and this loop has already taken 5 steps"
+    ):
         rewind(loop, 2)
 
 
@@ -309,7 +311,7 @@ def test_the_first_difference_is_told_with_both_values(counted):
     changed(counted, 10, loss=true[10] + 1)
     moment = rewind(counting(counted), 12)
     assert not moment.reproduced
-    said = f"Loss of step 10 was {true[10] + 1} in the run's log, and is {true[10]} here. The same bits need"
+    said = f"Loss of step 10 was {true[10] + 1} in the run's log, but is {true[10]} here. The same bits need"
     assert moment.differs.startswith(said)
     assert float(moment.outputs()["loss"]) == moment.logged["loss"]
 
@@ -365,8 +367,8 @@ def test_a_log_that_lacks_something(counted, lost):
     moment = rewind(counting(counted), 10)
     because = {
         "file": "There is no log of the run to compare with",
-        "of other steps": "The run's log has nothing of the steps 9 to",
-        "of other columns": "The run's log has nothing of the steps 9 to",
+        "of other steps": "The run's log does not have the steps 9 to",
+        "of other columns": "The run's log does not have the steps 9 to",
     }
     assert moment.reproduced == (lost in ("torn", "in the middle"))
     assert moment.reproduced or moment.differs.startswith(because[lost])

@@ -54,8 +54,8 @@ def test_it_trains_as_compile_does(losses, weights, named, outputs):
         (lambda: made(MSE, [1.0]), "loss_weights=.*expected loss_fn to be a dict or list"),
         (lambda: made({}), "expected at least one loss"),
         (lambda: made({"a": MSE, "b": None}), "the loss of 'b' is None"),
-        (lambda: made({"c": MSE})((X, {"a": A, "b": B})), "losses for 'c', and the prediction has 'a', 'b'"),
-        (lambda: made([MSE], named=False)((X, (A, B))), "losses for 0, and the prediction has .*'a', 'b'"),
+        (lambda: made({"c": MSE})((X, {"a": A, "b": B})), "losses for 'c', but the prediction has 'a', 'b'"),
+        (lambda: made([MSE], named=False)((X, (A, B))), "losses for 0, but the prediction has .*'a', 'b'"),
     ],
 )
 def test_mistakes_are_named(call, sentence):

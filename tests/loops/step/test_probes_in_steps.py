@@ -190,9 +190,9 @@ def test_what_is_refused():
             model, squared_error, keras.optimizers.SGD(0.1), layerwise=layerwise, probes=observe.watch(model)
         )
     step(batch())
-    with pytest.raises(scaler.InvalidArgument, match=r"TrainStep\.probes: the step was traced already"):
+    with pytest.raises(scaler.InvalidArgument, match=r"TrainStep\.probes: the step is already traced"):
         step.probes = None
-    with pytest.raises(scaler.InvalidArgument, match=r"TrainStep\.jit_compile: the step was traced already"):
+    with pytest.raises(scaler.InvalidArgument, match=r"TrainStep\.jit_compile: the step is already traced"):
         step.jit_compile = True
     assert not step.jit_compile
 

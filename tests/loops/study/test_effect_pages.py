@@ -12,7 +12,7 @@ from command_cases import strict
 from halfstep import effects as command
 from loops.study.effects import PRESETS, Preset, choose, measure, pages
 from loops.study.effects.effect import Claim, Effect, Line, Panel, curve, spread
-from loops.study.effects.figure import figure_of, png_of
+from loops.study.effects.figure import effect_figure, png_of
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs" / "effects"
 NAMES = [preset.name for preset in PRESETS]
@@ -65,7 +65,7 @@ def test_a_page_says_what_its_numbers_say(name):
     assert effect.seeds >= 3
     assert 0 < effect.seconds < 600
     assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == pages.page(effect)
-    assert len(figure_of(effect).axes) == len(effect.panels)
+    assert len(effect_figure(effect).axes) == len(effect.panels)
     assert (DOCS / f"{name}.png").stat().st_size < LARGEST_PICTURE
 
 

@@ -9,8 +9,8 @@ from test_study_report import BARE, DYNAMIC, FLOAT32, NONE, SMALL_DYNAMIC, figur
 from loops.study.comparison_figure import comparison_figure
 from loops.study.curves import loss_figure, loss_scale_figure
 from loops.study.histograms import gradients_figure
+from loops.study.marks import marks
 from loops.study.setups import SETUPS, Setup
-from loops.support.plot_style import marks
 from loops.support.text import share
 
 STRATEGIES = [

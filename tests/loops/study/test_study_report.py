@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from loops.study import report, summaries
+from loops.study import report, sentences, summaries
 from loops.study.compare import summarise
 from loops.study.setups import SETUPS, SMALL, Setup
 
@@ -127,7 +127,7 @@ def _run(setup, seed, skipped, nulls, counted):
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     folder = write_study(tmp_path_factory.mktemp("study"), [FLOAT32, NONE, SMALL_DYNAMIC], nulls={7, 8, STEPS})
-    return folder, report.write_report(folder), Page(folder / "report.html")
+    return folder, report.report_study(folder), Page(folder / "report.html")
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_losses_have_gaps_and_no_factor(tmp_path):
 def test_any_study_has_a_report(tmp_path, setups, options):
     (tmp_path / "small_loss.png").write_bytes(b"of an earlier study")
     folder = write_study(tmp_path, setups, **options)
-    report.write_report(folder)
+    report.report_study(folder)
     page = Page(folder / "report.html")
     for setup in setups:
         assert setup.title in page.text
@@ -204,7 +204,7 @@ def test_any_study_has_a_report(tmp_path, setups, options):
 @pytest.mark.slow
 def test_explains_float16_without_masters_where_it_fails(tmp_path):
     folder = write_study(tmp_path, [FLOAT32, BARE], seeds=1, steps=3)
-    report.write_report(folder)
+    report.report_study(folder)
     assert "What can happen without masters" in Page(folder / "report.html").text
 
 
@@ -224,12 +224,12 @@ def test_explains_float16_without_masters_where_it_fails(tmp_path):
 )
 def test_result_sentence_comes_from_the_numbers(tmp_path, setups, sentence):
     summary = json.loads((write_study(tmp_path, setups, seeds=1, steps=1) / "summary.json").read_text())
-    assert report.result_sentence(summary).endswith(sentence)
+    assert sentences.result_sentence(summary).endswith(sentence)
 
 
 def test_command_of_a_whole_study_names_no_setup():
     summary = {"task": "mnist", "steps": 5, "seeds": 1, "setups": [{"name": setup.name} for setup in SETUPS]}
-    assert report.command(summary) == "halfstep study mnist --steps 5 --seeds 1"
+    assert sentences.command(summary) == "halfstep study mnist --steps 5 --seeds 1"
 
 
 def figures_of(folder):
@@ -243,7 +243,7 @@ def figures_of(folder):
 def test_a_candidate_that_failed_is_in_the_report_with_the_others(tmp_path, last):
     broken = {(DYNAMIC.name, seed): last for seed in (0, 1)}
     folder = write_study(tmp_path, [FLOAT32, NONE, DYNAMIC], broken=broken)
-    assert len(report.write_report(folder)) == 5
+    assert len(report.report_study(folder)) == 5
     page = Page(folder / "report.html")
     where = f"at step {last}" if last else "before its first step"
     for seed in (0, 1):
@@ -258,7 +258,7 @@ def test_a_candidate_that_failed_is_in_the_report_with_the_others(tmp_path, last
 @pytest.mark.slow
 def test_a_seed_that_failed_is_in_no_mean_and_is_named(tmp_path):
     folder = write_study(tmp_path, [FLOAT32, DYNAMIC], broken={(DYNAMIC.name, 1): 3})
-    report.write_report(folder)
+    report.report_study(folder)
     page = Page(folder / "report.html")
     assert f"{DYNAMIC.title} 98.1% 1 of 2 failed 0.5 0 8.5% 8.5% −0.5" in page.text
     assert "mixed-dynamic seed 1 failed at step 3" in page.text
@@ -270,7 +270,7 @@ def test_a_study_in_which_all_failed_has_a_report(tmp_path):
     setups = [FLOAT32, DYNAMIC, SMALL_DYNAMIC]
     broken = {(setup.name, seed): seed for setup in setups for seed in (0, 1)}
     folder = write_study(tmp_path, setups, broken=broken)
-    report.write_report(folder)
+    report.report_study(folder)
     assert "No run on digits finished." in Page(folder / "report.html").text
 
 

@@ -178,7 +178,7 @@ def test_a_disk_without_locks_says_who_may_be_there(tmp_path, monkeypatch):
     looping(loops.JsonLines(tmp_path / "steps.jsonl")).run(1)
     said = {"host": "orbit", "pid": 12, "since": "2026-01-01 00:00:00 UTC"}
     (tmp_path / ".steps.jsonl.lock").write_text(json.dumps(said))
-    with pytest.warns(UserWarning, match=r"knows no locks \(No locks.*process 12 on orbit, since 2026-01-01"):
+    with pytest.warns(UserWarning, match=r"does not support locks \(No locks.*process 12 on orbit, since 2026-01-01"):
         looping(loops.JsonLines(tmp_path / "steps.jsonl")).run(1)
     assert names(tmp_path) == ["steps.jsonl"]
 
@@ -188,7 +188,7 @@ def test_a_holder_that_cannot_be_read_is_one_without_a_name(tmp_path, said):
     held = Lock(tmp_path / ".lock")
     held.take()
     (tmp_path / ".lock").write_text(said)
-    with pytest.raises(Held, match="that has not said its name"):
+    with pytest.raises(Held, match="an unknown process"):
         Lock(tmp_path / ".lock").take()
     held.release()
 

@@ -258,7 +258,7 @@ def test_what_is_no_replay_is_a_note(tmp_path, text):
     run = write_run(tmp_path / "run", steps=5)
     (run / "replay.json").write_text(text)
     loops.observe.report([run], tmp_path / "report.html")
-    assert "replay.json is not what halfstep replay --json prints" in (tmp_path / "report.html").read_text()
+    assert "replay.json is not the output of halfstep replay --json" in (tmp_path / "report.html").read_text()
 
 
 def test_a_run_with_trouble_names_the_step_to_explain(tmp_path):

@@ -1,4 +1,4 @@
-"""What would have kept the weights from going bad: the steps since the checkpoint once more, with a change."""
+"""Finds what would have kept the weights from diverging: repeats the steps since the checkpoint with a change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import scaler
 from loops.backend.steps import schedule as made_with
-from loops.diagnose.explain.attempts import Attempts, traced_anew
+from loops.diagnose.explain.attempts import Attempts, retraced
 from loops.diagnose.explain.remedies import Kind, Remedy
 from loops.diagnose.graph.changes import scheduled, slower
 from loops.diagnose.graph.models import optimizer_of
@@ -23,13 +23,13 @@ _RISEN = 10.0
 
 
 def risen_rate(moment: Any) -> tuple[float, float] | None:
-    """The learning rate before the steps that were taken again, and that of the step.
+    """The learning rate before the replayed steps, and that of the step, if it rose much.
 
     Args:
-        moment: A `Moment`, at its step.
+        moment: The run just before the step.
 
     Returns:
-        None where both are finite and the second is less than ten times the first, or nothing is known.
+        None if both are finite and the second is less than ten times the first, or if they are unknown.
     """
     optimizer = optimizer_of(moment.train_step)
     schedule = None if optimizer is None else made_with(optimizer)
@@ -49,8 +49,8 @@ _NORM = 1.0
 _EPSILON = 1e-3
 
 
-def tried_from_checkpoint(attempts: Attempts) -> list[Remedy]:
-    """Each remedy with what step N did at the end of the course that it changed; none where no step was replayed."""
+def try_since_checkpoint(attempts: Attempts) -> list[Remedy]:
+    """Replays the steps since the checkpoint with each remedy; empty if there are none."""
     moment = attempts.moment
     back = moment.step - 1 - moment.began_at
     if not back:
@@ -61,32 +61,32 @@ def tried_from_checkpoint(attempts: Attempts) -> list[Remedy]:
     risen = risen_rate(moment)
     if optimizer is not None and risen is not None and math.isfinite(risen[0]):
         name, advice = f"the learning rate kept at {risen[0]:g} {since}", f"Keep the learning rate near {risen[0]:g}."
-        remedies.append(_tried(attempts, Kind.LEARNING_RATE, name, advice, _constant(optimizer, risen[0])))
+        remedies.append(_try(attempts, Kind.LEARNING_RATE, name, advice, _constant(optimizer, risen[0])))
     for part in _SLOWER if optimizer is not None else ():
-        name, advice = f"{part:g} of the learning rate {since}", f"Lower the learning rate, to {part:g} of what it is."
-        remedies.append(_tried(attempts, Kind.LEARNING_RATE, name, advice, _slower(optimizer, part)))
+        name, advice = f"{part:g} of the learning rate {since}", f"Lower the learning rate to {part:g} of its value."
+        remedies.append(_try(attempts, Kind.LEARNING_RATE, name, advice, _slower(optimizer, part)))
         if remedies[-1].finite or not remedies[-1].tried:
             break
     decay = getattr(optimizer, "weight_decay", None)
     if decay:
-        name, advice = f"no weight decay {since}", _of_decay(float(decay))
-        remedies.append(_tried(attempts, Kind.WEIGHT_DECAY, name, advice, _undecayed(optimizer)))
+        name, advice = f"no weight decay {since}", _decay_advice(float(decay))
+        remedies.append(_try(attempts, Kind.WEIGHT_DECAY, name, advice, _undecayed(optimizer)))
     if isinstance(getattr(optimizer, "epsilon", None), float):
         name = f"epsilon={_EPSILON:g} in the optimizer {since}"
-        advice = f"Make the optimizer with epsilon={_EPSILON:g}; in 16 bits a smaller one may be 0. Or use masters."
-        remedies.append(_tried(attempts, Kind.EPSILON, name, advice, _steadier(optimizer)))
+        advice = f"Create the optimizer with epsilon={_EPSILON:g}; in 16 bits a smaller one may be 0. Or use masters."
+        remedies.append(_try(attempts, Kind.EPSILON, name, advice, _steadier(optimizer)))
     if isinstance(moment.train_step, TrainStep) and moment.train_step.clip_norm is None:
-        name, advice = f"clip_norm={_NORM:g} {since}", f"Clip the gradients, as with clip_norm={_NORM:g}."
-        remedies.append(_tried(attempts, Kind.CLIP_NORM, name, advice, _clipped))
+        name, advice = f"clip_norm={_NORM:g} {since}", f"Clip the gradients, for example with clip_norm={_NORM:g}."
+        remedies.append(_try(attempts, Kind.CLIP_NORM, name, advice, _clipped))
     if attempts.own_variables:
-        remedies.append(_cleared(attempts, since))
+        remedies.append(_try_cleared(attempts, since))
     return remedies
 
 
-def _tried(attempts: Attempts, kind: Kind, name: str, advice: str, change: Callable) -> Remedy:
+def _try(attempts: Attempts, kind: Kind, name: str, advice: str, change: Callable) -> Remedy:
     moment = attempts.moment
     try:
-        with traced_anew(moment.train_step):
+        with retraced(moment.train_step):
             last = moment.from_checkpoint(change)[-1]
     except (TypeError, ValueError, tf.errors.OpError, scaler.ScalerError):
         return Remedy(kind, name, False, False, math.nan, advice, since_checkpoint=True)
@@ -106,7 +106,7 @@ def _constant(optimizer: keras.optimizers.Optimizer, rate: float) -> Callable:
 
 
 def _while_in(make: Callable[[], contextlib.AbstractContextManager]) -> Callable:
-    """A change that lasts until the function is called that it returns."""
+    """A change of a loop that enters a context, and returns the function that leaves it."""
 
     def change(loop: Any) -> Callable:
         del loop
@@ -117,10 +117,10 @@ def _while_in(make: Callable[[], contextlib.AbstractContextManager]) -> Callable
     return change
 
 
-def _of_decay(decay: float) -> str:
+def _decay_advice(decay: float) -> str:
     if decay < 0:
         return f"Change the sign of weight_decay={decay:g}: a negative one makes the weights grow."
-    return f"Lower weight_decay={decay:g}: times the learning rate it has to be well below 1."
+    return f"Lower weight_decay={decay:g}: multiplied by the learning rate it must be well below 1."
 
 
 def _undecayed(optimizer: Any) -> Callable:
@@ -151,7 +151,7 @@ def _clipped(loop: Any) -> Callable:
     return undo
 
 
-def _cleared(attempts: Attempts, since: str) -> Remedy:
+def _try_cleared(attempts: Attempts, since: str) -> Remedy:
     moment, take, own = attempts.moment, attempts.moment.take, attempts.own_variables
     names = ", ".join(one.name.split(":")[0] for one in own[:3])
 
@@ -162,11 +162,11 @@ def _cleared(attempts: Attempts, since: str) -> Remedy:
 
     moment.take = cleared
     try:
-        return _tried(
+        return _try(
             attempts,
             Kind.OWN_VARIABLES_CLEARED,
             f"the step's own variables set to zero before each step {since}",
-            f"Look at what the step makes of its own variables: {names}. Clear sums before each update.",
+            f"Check how the step updates its own variables: {names}. Clear sums before each update.",
             lambda loop: None,
         )
     finally:

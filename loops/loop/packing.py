@@ -1,4 +1,4 @@
-"""Tensors of different dtypes as one array of bytes, so that the host reads once what a call returns."""
+"""Tensors of different dtypes as one array of bytes, so that the host copies the results of a call once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Layout = Sequence[tuple[tf.DType, Sequence[int]]]
 """The dtype and the shape of each tensor."""
 
 
-def packed(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The bytes of all tensors, one after the other: uint8 [total].
+def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Concatenates the bytes of all tensors: uint8 [total].
 
     Args:
         tensors: Numbers and bools of any shape.
@@ -20,12 +20,12 @@ def packed(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(_bytes(tensor), [-1]) for tensor in tensors], axis=0)
 
 
-def unpacked(data: np.ndarray, layout: Layout) -> list[np.ndarray]:
-    """The tensors again, as arrays of their own.
+def unpack(data: np.ndarray, layout: Layout) -> list[np.ndarray]:
+    """The inverse of `pack`, on the host. The arrays do not share memory with `data`.
 
     Args:
-        data: What `packed` made, on the host.
-        layout: Of the tensors, in their order.
+        data: What `pack` returned.
+        layout: The dtype and the shape of each tensor, in their order.
     """
     found, start = [], 0
     for dtype, shape in layout:

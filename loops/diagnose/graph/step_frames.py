@@ -1,4 +1,4 @@
-"""The frames of a step: its traced graph, with what its tensors held."""
+"""Makes the frames of a step: each tensor of its traced graph, with its measured values."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from loops.diagnose.graph.carried import carried_to, computed_from, is_measured
+from loops.diagnose.graph.dependencies import computed_from, is_measured, sources_of_other_inputs
 from loops.diagnose.graph.frames import Frame, Part, magnitude
-from loops.diagnose.graph.listening import Heard
+from loops.diagnose.graph.scaler_calls import ScalerCalls
 from loops.diagnose.graph.whereabouts import Whereabouts, backward_layers
 from loops.loop.state.variables import components
 
 Handles = Mapping[str, tuple[str, float, bool]]
-"""Of variables that a graph captured, by the names of their handles there: dtype, magnitude, whether there is a NaN."""
+"""Captured variables by the names of their handles in the graph: dtype, largest magnitude, whether there is a NaN."""
 
 
 def handles_of(concrete: tf.types.experimental.ConcreteFunction) -> Handles:
-    """What the floating-point variables hold that a function captured.
+    """Measures the floating-point variables that a function captured.
 
     Args:
         concrete: The function, before it is called.
@@ -37,29 +37,29 @@ def _held(variable: tf.Variable) -> tuple[float, bool]:
     return magnitude(variable.numpy()) if is_measured(variable.dtype) else (0.0, False)
 
 
-def framed(
+def frames_of_step(
     operations: Sequence[tf.Operation],
     values: Mapping[str, tf.Tensor],
-    heard: Heard,
+    calls: ScalerCalls,
     places: Whereabouts,
     given: set[str],
     handles: Handles,
 ) -> dict[str, Frame]:
-    """A frame for each tensor in which a NaN or an infinity could be, and for the batch's integers.
+    """A frame for each tensor that can hold a NaN or an infinity, and for the integers of the batch.
 
     Args:
-        operations: Of the step.
-        values: By name of tensor.
-        heard: What the step handed to its scalers.
-        places: The layers of operations.
+        operations: The operations of the step's graph.
+        values: The value of each tensor, by its name.
+        calls: What the step passed to its scalers.
+        places: The layers of the operations.
         given: The names of the batch's tensors.
-        handles: What variables held before the step.
+        handles: The variables as they were before the step.
     """
     layers = backward_layers([one.name for one in operations], places.by_number(len(operations)))
     penalties, customs = places.in_regularizers(), places.in_customs()
     variables = _Variables(handles)
     frames: dict[str, Frame] = {}
-    for number, (operation, layer, part) in enumerate(zip(operations, layers, _parts(operations, heard), strict=True)):
+    for number, (operation, layer, part) in enumerate(zip(operations, layers, _parts(operations, calls), strict=True)):
         inputs = tuple(computed_from(operation))
         read = variables.read_by(operation, inputs)
         if operation.type != "ReadVariableOp":
@@ -82,17 +82,17 @@ def framed(
                 custom=customs.get(number),
             )
             if not frame.finite:
-                through, blind = carried_to(operation, given, handles)
+                through, blind = sources_of_other_inputs(operation, given, handles)
                 frame = dataclasses.replace(frame, through=(*read, *through), blind=blind)
             frames[tensor.name] = frame
     return frames
 
 
 class _Variables:
-    """Which operations read what variables held before the step, and which what was assigned in it.
+    """Tells reads of a variable's value before the step from reads of values that the step assigned.
 
     Args:
-        handles: Of the variables.
+        handles: The variables as they were before the step.
     """
 
     def __init__(self, handles: Handles):
@@ -100,11 +100,16 @@ class _Variables:
         self._assigned: dict[str, list[str]] = {}
 
     def read_by(self, operation: tf.Operation, inputs: Sequence[str]) -> list[str]:
-        """Where what an operation reads from variables comes from: handles of those that were not finite, and tensors.
+        """The sources of the values that an operation reads from variables.
+
+        Call it once for each operation, in the order of the graph.
 
         Args:
-            operation: In the order of the graph, each once.
-            inputs: The tensors that it reads.
+            operation: The operation.
+            inputs: The names of the tensors that it reads.
+
+        Returns:
+            The handles of variables that were not finite before the step, and the tensors assigned to the others.
         """
         names = [one.name for one in operation.inputs if one.name in self._handles]
         spoilt = [name for name in names if not self.frame(name, Part.OTHER, None).finite]
@@ -117,7 +122,7 @@ class _Variables:
         return [*spoilt, *([] if _only_assigns(operation) else read)]
 
     def source(self, operation: tf.Operation) -> str | None:
-        """Says "variable" of an operation that reads one to which the step assigned nothing before."""
+        """Returns "variable" for a read of a variable to which the step has not assigned yet, else None."""
         if operation.type != "ReadVariableOp":
             return None
         name = operation.inputs[0].name
@@ -125,7 +130,7 @@ class _Variables:
         return None if was_finite and self._assigned.get(name) else "variable"
 
     def frame(self, name: str, part: Part, layer: str | None) -> Frame:
-        """A variable as it was before the step, where an operation reads it."""
+        """The frame of a variable as it was before the step."""
         dtype, amax, has_nan = self._handles[name]
         return Frame(name, "ReadVariableOp", dtype, part, layer, (), amax, has_nan, "variable")
 
@@ -134,9 +139,9 @@ def _only_assigns(operation: tf.Operation) -> bool:
     return not operation.outputs
 
 
-def _parts(operations: Sequence[tf.Operation], heard: Heard) -> list[Part]:
-    """Forward until a loss is scaled, backward until its gradients are taken, and so on."""
-    parts, now, moments = [], Part.FORWARD, list(heard.moments)
+def _parts(operations: Sequence[tf.Operation], calls: ScalerCalls) -> list[Part]:
+    """The part of each operation: forward until a loss is scaled, then backward until its gradients are passed."""
+    parts, now, moments = [], Part.FORWARD, list(calls.moments)
     for number, operation in enumerate(operations):
         while moments and moments[0][1] <= number:
             now = Part.BACKWARD if moments.pop(0)[0] else Part.OTHER

@@ -1,4 +1,4 @@
-"""Steps of a run taken again, with no action to hear of them."""
+"""Repeats steps of a run without calling any action."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from loops.support.signals import Deferred
 from loops.support.text import amount
 
 Replayed = dict[int, dict[str, np.ndarray]]
-"""What each step returned, as scalars, by its number."""
+"""The scalar outputs of each step, by its number."""
 
 
-def advance(
+def run_to_step(
     loop: Loop,
     batches: Batches,
     until: int,
     signals: Deferred,
     progress: Callable[[int], object] | None = None,
 ) -> Replayed:
-    """Takes steps as the run did, in calls of as many steps.
+    """Takes steps as the run did, in calls of the same length.
 
     Args:
-        loop: Some steps before.
-        batches: Its data.
+        loop: The loop, at an earlier step.
+        batches: The loop's batches.
         until: The step to stop after.
-        signals: May end it after each call.
+        signals: The signals received, which are acted on after each call.
         progress: Called with the number of the last step, after each call.
 
     Raises:
@@ -42,7 +42,7 @@ def advance(
             replayed[done + 1 + place] = {name: values[place] for name, values in outputs.items()}
         if not taken:
             steps = amount(done, "step")
-            raise OutOfData(f"the dataset ended after {steps}, and the run went on to step {until} at least.")
+            raise OutOfData(f"the dataset ended after {steps}, but the run went on at least to step {until}.")
         signals.act()
         if progress:
             progress(done + taken)

@@ -12,7 +12,7 @@ from scaler.backend.graphs import before_each_call, outermost_function
 from scaler.backend.replicas import replica_count
 
 
-class CallsSeen:
+class FunctionsSeen:
     """What the functions traced so far do with a scaler.
 
     Args:
@@ -37,7 +37,7 @@ class CallsSeen:
 
     def _look_at(self, functions: weakref.WeakSet) -> None:
         graph = outermost_function()
-        if replica_count() > 1 or graph is None or not before_each_call(self._look, ("calls seen", id(self))):
+        if replica_count() > 1 or graph is None or not before_each_call(self._look, ("functions seen", id(self))):
             self.some_are_unseen = True
         else:
             functions.add(graph)

@@ -1,4 +1,4 @@
-"""What an operation computes from, also where the values on the way cannot be measured."""
+"""Finds the measurable tensors that an operation depends on, also through values that cannot be measured."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Container, Iterator
 import tensorflow as tf
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While", "StatelessWhile", "Case")
-"""What they capture is often not what they give."""
+"""Calls and loops: they may capture a resource that does not affect their outputs."""
 
 
 def is_measured(dtype: tf.DType) -> bool:
-    """Whether a NaN or an infinity is a value of the type."""
+    """Whether the dtype can hold a NaN or an infinity."""
     return bool(dtype.is_floating or dtype.is_complex)
 
 
 def computed_from(operation: tf.Operation) -> Iterator[str]:
-    """The floating-point and complex tensors that an operation reads; those and the handles behind a loop's lists."""
+    """The names of the floating-point and complex tensors that an operation reads.
+
+    For a tensor list, as a loop uses it, these are the tensors and the resource handles that the list is built from.
+    """
     waiting = list(operation.inputs)
     seen: set[str] = set()
     while waiting:
@@ -28,16 +31,18 @@ def computed_from(operation: tf.Operation) -> Iterator[str]:
             waiting += tensor.op.inputs
 
 
-def carried_to(operation: tf.Operation, given: Container[str], variables: Container[str]) -> tuple[list[str], bool]:
-    """The tensors that an operation's integers, strings and the like were computed from.
+def sources_of_other_inputs(
+    operation: tf.Operation, given: Container[str], variables: Container[str]
+) -> tuple[list[str], bool]:
+    """The measurable tensors from which an operation's other inputs, such as integers, were computed.
 
     Args:
-        operation: Of a graph.
+        operation: An operation of the graph.
         given: The names of the batch's tensors.
         variables: The names of the variables' handles.
 
     Returns:
-        Their names, and whether the operation reads strings, a table, an iterator or the like.
+        The names of these tensors, and whether one of them comes from a string, a table, an iterator or the like.
     """
     waiting = [one for one in operation.inputs if not is_measured(one.dtype)]
     found, seen, blind = [], set(), False
@@ -55,7 +60,7 @@ def carried_to(operation: tf.Operation, given: Container[str], variables: Contai
 
 
 def _opaque(tensor: tf.Tensor) -> bool:
-    """Whether it is a string, a resource or a variant from outside of the graph."""
+    """Whether the tensor is a string, a resource or a variant from outside the graph."""
     kind = tensor.op.type
     outside = kind == "Placeholder" or (kind not in _CALLS and tensor.op.op_def.is_stateful)
     return outside and tensor.dtype in (tf.string, tf.resource, tf.variant)

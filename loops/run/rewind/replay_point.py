@@ -1,4 +1,4 @@
-"""A run just before one of its steps, which can be taken again and again."""
+"""A run just before one of its steps, which can then be repeated any number of times."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import scaler
 from loops.loop.loop import Loop
 from loops.loop.state.held import Held
 from loops.loop.state.randomness import generators, set_generators
-from loops.run.rewind.advance import advance
 from loops.run.rewind.batches import Batches
+from loops.run.rewind.run_to_step import run_to_step
 from loops.support.signals import deferred_signals
 
 
 class Snapshot:
-    """Copies of variables in the host's memory, bit for bit, and the state of the process's random generators.
+    """Copies of variables in the host's memory, bit for bit, and the states of the process's random generators.
 
     Args:
-        variables: Each on one device, as `loops.loop.state.variables.components` gives them.
+        variables: Variables on one device each, from `loops.loop.state.variables.components`.
         held: The step's tables and iterators.
-        kernels: As for `loops.loop.state.randomness.set_generators`: needed if a step has random operations without a
-            generator, to have it draw the same numbers each time.
+        kernels: The argument of `loops.loop.state.randomness.set_generators`: True if the step has random operations
+            without a generator, so that they draw the same numbers each time.
     """
 
     def __init__(self, variables: Iterable[tf.Variable], held: Held, *, kernels: bool = False):
-        # NumPy may be given the memory of the variable itself.
+        # A copy: NumPy may share the memory of the variable.
         self._saved = [(variable, np.array(variable.numpy())) for variable in variables]
         self._restore_held = held.snapshot()
         self._generators, self._kernels = generators(), kernels
 
     def restore(self) -> None:
-        """Puts all of them back."""
+        """Restores all of them."""
         for variable, value in self._saved:
             variable.assign(tf.constant(value, variable.dtype))
         self._restore_held()
@@ -42,42 +42,42 @@ class Snapshot:
 
 
 START = "start"
-"""The mark in the batches of where the replay began."""
+"""The mark in the batches where the replay began."""
 Undo = Callable[[], object]
 
 
-class Moment:
-    """The state before step N, the batch of step N, and what the run wrote of it.
+class ReplayPoint:
+    """The state before step N, the batch of step N, and its row in the log.
 
-    The loop is in this state; a step taken with its variables moves them, and `reset` puts them back. The loop is used
-    up: its dataset has been read to the batch after the step's, and none of its actions has acted.
+    The loop is in this state. A step with its variables changes them, and `reset` restores them. The loop cannot be
+    used for anything else: its dataset has been read up to the batch after step N, and no action has acted.
 
     Args:
-        loop: Just before the step.
-        snapshot: Takes one of all that the step reads or writes.
-        step: Its number.
+        loop: The loop, just before the step.
+        snapshot: Returns a snapshot of everything that the step reads or writes.
+        step: The step's number.
         start: The state at `began_at`.
-        began_at: Where the replay began.
-        batches: With a mark `START` there, read to just before the step's.
-        before: Batches of steps before.
+        began_at: The step after which the replay began.
+        batches: The loop's batches, with a mark `START` at `began_at`, read up to just before the step's.
+        before: The batches of the steps before.
         rows: The log.
 
     Attributes:
-        loop: As given.
-        train_step: As the user gave it to `Loop`.
+        loop: The loop.
+        train_step: The train step that the user gave to `Loop`.
         take: The function of one batch that `Loop` compiles: calls `train_step` with the batch or its parts.
-        jit_compile: Whether `Loop` has XLA compile it.
+        jit_compile: Whether `Loop` lets XLA compile it.
         step: N, counted from 1.
-        batch: Step N's, as the dataset gave it.
-        next_batch: Step N+1's, or None if there is none.
+        batch: The batch of step N, as the dataset gave it.
+        next_batch: The batch of step N+1, or None if there is none.
         before: The batches of up to three steps before N, oldest first; as many as were replayed.
         replicas: How many replicas share a batch.
         began_at: The step of the checkpoint that was restored, 0 for the beginning of the run.
-        reproduced: Whether every step that was taken again, and step N, returned what the run's log says.
-        comparable: Whether the log has anything of these steps.
-        differs: Where they are not `reproduced`, a sentence on why: the first difference, or what nobody can compare.
+        reproduced: Whether every repeated step, and step N, returned what the run's log has.
+        comparable: Whether the log has any of these steps.
+        differs: If not `reproduced`, a sentence: the first difference, or what could not be compared.
         logged: The log's row of step N, or None.
-        rows: The whole log, a dict for each line, by step.
+        rows: The complete log, one dict per line, by step.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Moment:
         self.replicas = int(loop.identity({})["replicas"])
         self.before = before
         self.batch, self.next_batch = batches.next(), None
-        with contextlib.suppress(tf.errors.OpError):  # It is not this step's.
+        with contextlib.suppress(tf.errors.OpError):  # An error of the next batch is not one of this step.
             self.next_batch = batches.next()
         self.rows = rows
         self.logged = next((row for row in rows if row["step"] == step), None)
@@ -108,11 +108,11 @@ class Moment:
         self._here = snapshot()
 
     def reset(self) -> None:
-        """Puts every variable, and the process's random generators, back to just before the step, bit for bit."""
+        """Restores every variable, and the process's random generators, to just before the step, bit for bit."""
         self._here.restore()
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """What the step returns, compiled as the loop does it, as scalars. Everything is put back after it."""
+        """The step's scalar outputs, compiled as the loop compiles it. Everything is restored afterwards."""
         try:
             return self.loop.calls.one(self.batch)
         finally:
@@ -121,24 +121,24 @@ class Moment:
     def from_checkpoint(
         self, change: Callable[[Loop], Undo | None], steps_back: int | None = None
     ) -> list[dict[str, np.ndarray]]:
-        """Takes the replayed steps and step N once more, with something changed, and puts everything back.
+        """Repeats the replayed steps and step N with something changed, then restores everything.
 
             def slower(loop):
                 loop.train_step.optimizer.learning_rate = 1e-4
 
-            [outputs["applied"] for outputs in moment.from_checkpoint(slower)]
+            [outputs["applied"] for outputs in point.from_checkpoint(slower)]
 
         Args:
-            change: Given the loop in the state before the first of these steps. It may assign variables, which are put
-                back, and set attributes of Python, such as `loop.train_step.clip_norm`: the step is traced anew. To
-                put those back it returns a function.
-            steps_back: How many steps before N the change is made; from `began_at` on if not given.
+            change: A function that takes the loop in the state before the first of these steps. It may assign
+                variables, which are restored, and set Python attributes, such as `loop.train_step.clip_norm`: the step
+                is traced again. It may return a function that undoes the latter.
+            steps_back: How many steps before N to make the change; by default at `began_at`.
 
         Returns:
-            What each changed step returned, as scalars, oldest first. The last is step N's.
+            The scalar outputs of each changed step, oldest first. The last are those of step N.
 
         Raises:
-            scaler.InvalidArgument: If so many steps were not replayed.
+            scaler.InvalidArgument: If fewer steps were replayed.
             LoopError: If the dataset cannot go back.
         """
         replayed = self.step - 1 - self.began_at
@@ -153,7 +153,7 @@ class Moment:
             stack.callback(self.reset)
             self._batches.go_back(START)
             self._start.restore()
-            advance(self.loop, self._batches, self.step - 1 - back, signals)
+            run_to_step(self.loop, self._batches, self.step - 1 - back, signals)
             undo = change(self.loop)
             if undo is not None:
                 stack.callback(undo)

@@ -1,4 +1,4 @@
-"""Everything that lint looks at, in the order of its findings."""
+"""Runs all lint rules, in the order of their findings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ import numpy as np
 import scaler
 from loops.diagnose.graph.calls import LayerCall, Traced, trace
 from loops.diagnose.graph.policies import layers_in_float32
-from loops.diagnose.graph.restore import kept
-from loops.diagnose.lint.arguments import batch_of, built, check_parts, fitting, in_one_sentence, whole
+from loops.diagnose.graph.restore import restored
+from loops.diagnose.lint.arguments import (
+    as_tensors,
+    batch_of,
+    build,
+    check_arguments,
+    explaining_misfit,
+    in_one_sentence,
+)
 from loops.diagnose.lint.finding import Finding
 from loops.diagnose.lint.graph_rules import lost_constants, odd_shapes, rounded_indices
-from loops.diagnose.lint.input_range import Seen
-from loops.diagnose.lint.layers import cannot_stress, judge, limit_of, unfit_statistics, unfit_weights
+from loops.diagnose.lint.input_range import InputRanges
+from loops.diagnose.lint.layers import cannot_stress, findings_under_stress, limit_of, unfit_statistics, unfit_weights
 from loops.diagnose.lint.losses import half_loss, half_outputs, lost_share
 from loops.diagnose.lint.sample import sample_findings
 from loops.diagnose.lint.scaling import scaling_findings, scaling_of
@@ -28,40 +35,41 @@ _NOT_STRESSED = (keras.layers.Bidirectional, keras.layers.TimeDistributed, keras
 
 
 def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any) -> list[Finding]:
-    """What is known to hurt training in 16 bits, found by running each layer at rising magnitudes.
+    """Finds what is known to hurt training in 16 bits, by running each layer at rising magnitudes.
 
         for finding in loops.observe.lint(model, optimizer, loss_fn, next(iter(dataset))):
             print(finding.layer, finding.finding, finding.instead)
 
-    Every layer that computes in float16 runs alone, forward and backward, on values of one sign and of both, and beside
-    it in float32 on the same values. The model with its loss is traced, in its own dtypes and in float32, for constants
-    and for the loss. It also runs on the whole sample, and where something is not finite there, in float32 too.
-    Weights, statistics and random generators are afterwards what they were, bit for bit.
+    Every layer that computes in float16 runs alone, forward and backward, on values of one sign and of both signs, and
+    again in float32 on the same values. The model and its loss are traced in their own dtypes and in float32, to check
+    constants and the loss. The model also runs on the whole sample; if something is not finite there, it runs again in
+    float32. Weights, statistics and random generators are restored bit for bit.
 
     Args:
-        model: A Keras model. If it is not built, its first batch builds it.
+        model: A Keras model. If it is not built, the sample builds it.
         optimizer: A Keras optimizer, wrapped or not, or a function of (grads, variables): without a wrapper nothing
             scales the loss. Or the `loops.TrainStep` that holds optimizer and loss scaler.
         loss: A function of (y, prediction), or of (y, prediction, sample_weight), as `TrainStep` takes it.
-        sample: A batch `(x, y)` or `(x, y, sample_weight)` of arrays or tensors, or a dataset, whose first batch it is.
+        sample: A batch `(x, y)` or `(x, y, sample_weight)` of arrays or tensors, or a dataset, whose first batch is
+            used.
 
     Returns:
-        What was found: first what is of the whole set-up, then layer by layer, notes at the end.
+        The findings: those about the whole set-up first, then layer by layer, with notes at the end.
 
     Raises:
         scaler.InvalidArgument: For arguments of the wrong kind.
         BadBatch: For a sample that is empty, or does not fit the model and the loss.
-        OutOfData: For a dataset that is empty.
+        OutOfData: For an empty dataset.
     """
     sample = batch_of(sample)
-    check_parts(model, loss, sample)
+    check_arguments(model, loss, sample)
     scaling = scaling_of(optimizer)
-    sample = whole(sample)
-    built(model, sample)
-    with kept(model):
-        seen = Seen(scaler.observe.layers_of(model))
-        # Measured in this trace, too, since a function of the model's own is traced once.
-        with in_one_sentence(), fitting(model, sample), seen.measuring():
+    sample = as_tensors(sample)
+    build(model, sample)
+    with restored(model):
+        seen = InputRanges(scaler.observe.layers_of(model))
+        # This trace is measured too, since a `tf.function` inside the model is traced only once.
+        with in_one_sentence(), explaining_misfit(model, sample), seen.measuring():
             traced = trace(model, loss, sample)
         called = traced.layers
         with in_one_sentence():
@@ -90,12 +98,12 @@ def _constants(model: keras.Model, loss: Callable, sample: tuple, traced: Traced
         with layers_in_float32(scaler.observe.layers_of(model)):
             twin = trace(model, loss, sample)
     except (ValueError, TypeError):
-        return []  # It casts to float16 by itself; its layers are stressed all the same.
+        return []  # The model casts to float16 by itself; its layers are stressed all the same.
     return lost_constants(traced, twin)
 
 
-def _stressed(traced: Traced, seen: Seen) -> list[Finding]:
-    """Stresses inner layers before those that call them: what fails is said once, where it begins."""
+def _stressed(traced: Traced, seen: InputRanges) -> list[Finding]:
+    """Stresses inner layers before those that call them, and reports a failure once, where it begins."""
     findings: list[Finding] = []
     known: dict[object, list[Failure] | CannotStress] = {}
     faulty: set[int] = set()
@@ -106,14 +114,14 @@ def _stressed(traced: Traced, seen: Seen) -> list[Finding]:
             continue
         inner = {id(one.layer): one.layer for one in traced.calls if any(layer is around for around in one.inside)}
         weighted = sum(bool(one.weights) for one in inner.values())
-        key = _alike(call)
+        key = _shared_key(call)
         if key not in known:
             known[key] = _failures(call, weighted)
         failed = known[key]
         if isinstance(failed, CannotStress):
             findings.append(_at(traced, layer, cannot_stress(layer, failed)))
             continue
-        for found in judge(call, failed, weighted, seen.inputs(layer)):
+        for found in findings_under_stress(call, failed, weighted, seen.inputs(layer)):
             around = {id(one) for one in (layer, *call.inside)}
             if not found.is_note:
                 faulty |= around
@@ -132,14 +140,14 @@ def _failures(call: LayerCall, weighted_inside: int) -> list[Failure] | CannotSt
 
 
 def _is_container(call: LayerCall) -> bool:
-    """Whether it only calls others or looks up, or is called by what runs it step by step and is stressed itself."""
+    """Whether a layer only calls others or looks up rows, or belongs to a recurrent layer that is stressed itself."""
     functional = isinstance(call.layer, keras.Model) and type(call.layer).__module__.startswith("keras.")
     plain = functional or isinstance(call.layer, _NOT_STRESSED)
     return plain or any(isinstance(one, keras.layers.RNN) for one in call.inside)
 
 
-def _alike(call: LayerCall) -> object:
-    """What two calls share that fail alike: class, configuration, shapes, and the size of the weights."""
+def _shared_key(call: LayerCall) -> object:
+    """A key that is equal for calls that fail in the same way: class, configuration, shapes, sizes of the weights."""
     try:
         config = {name: value for name, value in call.layer.get_config().items() if name != "name"}
         text = json.dumps(config, sort_keys=True, default=repr)
@@ -152,5 +160,6 @@ def _alike(call: LayerCall) -> object:
 def _octaves(variable: keras.Variable) -> tuple:
     values = np.abs(np.asarray(variable.numpy(), np.float64))
     sizes = [values.max(initial=0.0), np.sqrt(np.mean(np.square(values))) if values.size else 0.0]
-    # Sizes of powers of two have Glorot's and He's deviations at whole and half octaves: the steps lie between.
+    # For layer widths of powers of two, Glorot's and He's deviations are at whole and half powers of two.
+    # The offset keeps them away from the rounding boundaries.
     return tuple(round(float(np.log2(max(size, 1e-30))) + 0.25) if np.isfinite(size) else size for size in sizes)

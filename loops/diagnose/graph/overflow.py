@@ -1,4 +1,4 @@
-"""By how many octaves a value is too large for its format: its operation, computed in float32 on the same inputs."""
+"""Measures an overflow: runs its operation in float32 on the same inputs, and compares the result with the format."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import scaler
 from loops.diagnose.graph.frames import Frame
 
 _RENAMED = {"reduction_indices": "axis"}
-"""Arguments that `tf.raw_ops` calls otherwise than the operation does."""
+"""Arguments that have another name in `tf.raw_ops` than in the operation's definition."""
 _NARROW = ("float16", "bfloat16")
 
 
 def operation_in_float32(operation: tf.Operation, output: int, values: Mapping[str, tf.Tensor]) -> tf.Tensor | None:
-    """What an operation gives with its 16-bit inputs in float32; None where it cannot be computed so.
+    """The output of an operation with its 16-bit inputs cast to float32; None if it does not run so.
 
     Args:
-        operation: Of a graph.
-        output: The place of the output that is asked for.
-        values: The numbers of the graph, by name of tensor.
+        operation: An operation of a graph.
+        output: The index of the output.
+        values: The values of the graph's tensors, by name.
     """
     try:
         inputs = [values[one.name] for one in operation.inputs]
@@ -56,11 +56,11 @@ def _attributes(operation: tf.Operation) -> dict:
 
 
 def octaves_over(frame: Frame, amax: float) -> float | None:
-    """log2 of the true magnitude over the format's largest value; None where it is unknown, or no overflow.
+    """log2 of the true magnitude over the format's largest value; None if it is unknown, or there is no overflow.
 
     Args:
-        frame: Of the value that is not finite.
-        amax: The largest magnitude of the same operation in float32.
+        frame: The frame of the non-finite value.
+        amax: The largest magnitude of the operation's output in float32.
     """
     try:
         largest = scaler.float_format(frame.dtype).max

@@ -1,4 +1,4 @@
-"""What a scan of a step shows beside where its trouble began."""
+"""Scans a step, and reads magnitudes from the result."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import scaler
 from loops.diagnose.explain.attempts import Attempt, Attempts
 from loops.diagnose.explain.explanation import Magnitude
 from loops.diagnose.graph.frames import Frame, Part, magnitude
+from loops.diagnose.graph.overflow import operation_in_float32
 from loops.diagnose.graph.scan import Scan, scan
-from loops.diagnose.graph.wider import operation_in_float32
 from loops.step.train_step import TrainStep
 
 
-def measured(attempts: Attempts, layers: Mapping) -> Scan:
-    """The scan of the step, without XLA; everything is put back."""
+def scan_step(attempts: Attempts, layers: Mapping) -> Scan:
+    """Scans the step without XLA, and restores the run."""
     step = attempts.moment.train_step
     plain = step.retraced(jit_compile=False) if isinstance(step, TrainStep) else contextlib.nullcontext()
     with attempts.as_it_was(), plain:
@@ -31,8 +31,8 @@ def measured(attempts: Attempts, layers: Mapping) -> Scan:
         )
 
 
-def true_amax(seen: Scan, first: Frame) -> float:
-    """The largest magnitude that a tensor would have in float32, from the same inputs; NaN where it has none."""
+def amax_in_float32(seen: Scan, first: Frame) -> float:
+    """The largest magnitude that a tensor would have in float32, with the same inputs; NaN if unknown."""
     if first.source is not None:
         return math.nan
     operation = seen.operations[first.name]
@@ -41,14 +41,14 @@ def true_amax(seen: Scan, first: Frame) -> float:
 
 
 def magnitudes(seen: Scan, layers: Mapping[str, keras.layers.Layer]) -> tuple[Magnitude, ...]:
-    """How large values were in each layer, in the order of the forward pass."""
+    """The largest magnitudes in each layer, in the order of the forward pass."""
     forward: dict[str, float] = {}
     backward: dict[str, float] = {}
     for frame in seen.frames.values():
         if frame.layer is None or frame.source is not None or frame.kind == "Const" or frame.penalty:
             continue
         if frame.part is Part.FORWARD:
-            # What the layer gave last is its output.
+            # The last tensor of a layer is its output.
             forward[frame.layer] = math.nan if frame.has_nan else frame.amax
         elif frame.part is Part.BACKWARD:
             largest = math.nan if frame.has_nan else max(frame.amax, backward.get(frame.layer, 0.0))
@@ -60,8 +60,8 @@ def magnitudes(seen: Scan, layers: Mapping[str, keras.layers.Layer]) -> tuple[Ma
     )
 
 
-def alike(attempt: Attempt, seen: Scan) -> bool:
-    """Whether the step was as finite under observation as without."""
+def same_as_unobserved(attempt: Attempt, seen: Scan) -> bool:
+    """Whether the scanned step was finite exactly if the unobserved step was."""
     given = [*seen.losses, *(name for names in seen.gradients for name in names if name is not None)]
     observed = all(seen.frames[name].finite for name in given if name in seen.frames)
     loss = all(seen.frames[name].finite for name in seen.losses if name in seen.frames)

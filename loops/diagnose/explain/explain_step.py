@@ -1,4 +1,4 @@
-"""Looks at one step: where its trouble began, what scale fits it, and what helps."""
+"""Explains one step: finds where the failure began, which loss scale fits, and what helps."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import keras
 import scaler
 from loops.diagnose.explain.attempts import Attempt, Attempts
 from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
-from loops.diagnose.explain.course import risen_rate
 from loops.diagnose.explain.examples import example_of, example_to_blame
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.literals import literals_of
 from loops.diagnose.explain.lower_scales import fitting_scale, flushes
-from loops.diagnose.explain.measured import alike, magnitudes, measured, true_amax
-from loops.diagnose.explain.proposals import of_update, proposals
+from loops.diagnose.explain.proposals import proposals, update_proposals
 from loops.diagnose.explain.remedies import Kind
-from loops.diagnose.explain.sentence import sentence
+from loops.diagnose.explain.scan_results import amax_in_float32, magnitudes, same_as_unobserved, scan_step
+from loops.diagnose.explain.sentence import describe
 from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
+from loops.diagnose.explain.since_checkpoint import risen_rate
 from loops.diagnose.graph.frames import Frame
-from loops.diagnose.graph.models import models_of, paths_of
+from loops.diagnose.graph.models import models_in_step, paths_of
 from loops.diagnose.graph.origin import differentiated, nearest_layer, origins, pass_of
+from loops.diagnose.graph.overflow import octaves_over
 from loops.diagnose.graph.scan import Scan
-from loops.diagnose.graph.wider import octaves_over
 
 _VERDICTS = {
     scaler.Cause.NONE: "healthy",
@@ -37,21 +37,21 @@ _VERDICTS = {
 }
 
 
-def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: bool = True) -> Explanation:
-    """Explains the step that a `Moment` stands before.
+def explain_step(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: bool = True) -> Explanation:
+    """Explains the step that follows a `ReplayPoint`.
 
     Args:
-        moment: From `rewind`.
+        moment: The run just before the step, from `rewind`.
         progress: Called before each attempt.
-        remedies: Whether to try more than a lower loss scale where one helps. Where none does, more is tried anyway.
+        remedies: Whether to try other remedies even if a lower loss scale helps. If none helps, they are always tried.
     """
     attempts = Attempts(moment, progress)
-    layers = paths_of(models_of(moment.train_step))
+    layers = paths_of(models_in_step(moment.train_step))
     step, attempt = failing(moment, attempts)
     replicas = None
     if moment.replicas > 1 and not attempt.finite:
         replicas, attempt = at_share_to_blame(moment, attempts, attempt)
-    seen = measured(attempts, layers)
+    seen = scan_step(attempts, layers)
     cause = _cause_of(attempt, seen)
     known = Explanation(
         step=step,
@@ -63,13 +63,13 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         applied=attempt.applied,
         attempted=bool((moment.logged or {}).get("attempted", True)),
         magnitudes=magnitudes(seen, layers),
-        observed_alike=alike(attempt, seen),
+        observed_alike=same_as_unobserved(attempt, seen),
         replicas=replicas,
     )
     if attempt.applied and was_skipped(moment):
-        again = "taken again it is finite" if attempt.finite else "taken again it is applied"
-        said = f"Step {step} was skipped in the run's log, and {again}. {known.differs or ''}"
-        known = dataclasses.replace(known, reproduced=False, differs=said.rstrip(), finite_again=attempt.finite)
+        again = "finite" if attempt.finite else "applied"
+        differs = f"Step {step} was skipped in the run's log, but is {again} in the replay. {known.differs or ''}"
+        known = dataclasses.replace(known, reproduced=False, differs=differs.rstrip(), finite_again=attempt.finite)
     if cause is scaler.Cause.NONE:
         masked = tuple(name for name, frame in seen.frames.items() if not frame.finite and frame.kind != "Const")
         known = dataclasses.replace(known, masked=masked)
@@ -78,16 +78,16 @@ def look(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: 
         attempts.lower_from = attempts.loss_scale if cause is scaler.Cause.LOSS else None
         known = dataclasses.replace(known, learning_rates=risen_rate(moment))
         known = _with_scale(known, attempts, cause, layers)
-        known, seen = _below_overflows(known, attempts, layers, seen)
+        known, seen = _without_overflow(known, attempts, layers, seen)
         known = _with_origin(known, attempts, layers, seen, attempt, remedies or not known.scale_was_too_high)
-    return dataclasses.replace(known, sentence=sentence(known))
+    return dataclasses.replace(known, sentence=describe(known))
 
 
 def failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:
-    """The step as it is; of a window that an earlier micro-batch spoiled, that one, with the weights of the window."""
+    """The failed step and its attempt: this step, or an earlier micro-batch that spoiled the window of this one."""
     attempt = attempts.as_run()
-    if was_skipped(moment) and (attempt.applied or attempts.is_another(attempt)):
-        # Which products TensorFlow regroups depends on the graph around them, and the run's was another one.
+    if was_skipped(moment) and (attempt.applied or attempts.depends_on_graph(attempt)):
+        # TensorFlow regroups products depending on the whole graph, and the graph of the run was another one.
         attempts.literal = True
         attempt = attempts.as_run()
         attempts.literal = not attempt.applied
@@ -109,7 +109,7 @@ def was_skipped(moment: Any) -> bool:
 def _with_scale(
     known: Explanation, attempts: Attempts, cause: scaler.Cause, layers: Mapping[str, keras.layers.Layer]
 ) -> Explanation:
-    """Whether a lower loss scale helps is tried, whatever the step presumed."""
+    """Tries whether a lower loss scale helps, whatever cause the step reported."""
     tried = (scaler.Cause.OVERFLOW, scaler.Cause.BACKWARD, scaler.Cause.LOSS)
     if cause not in tried or known.applied or not known.loss_scale:
         return known
@@ -119,29 +119,31 @@ def _with_scale(
         fits_at, flushed_at = None, fits_at
     if cause is scaler.Cause.LOSS:
         return dataclasses.replace(known, applied_at=fits_at, flushed_at=flushed_at)
-    return dataclasses.replace(known, fits_at=fits_at, flushed_at=flushed_at, verdict=_of_scale(attempts, fits_at))
+    return dataclasses.replace(
+        known, fits_at=fits_at, flushed_at=flushed_at, verdict=_verdict_at_scale(attempts, fits_at)
+    )
 
 
 def _cause_of(attempt: Attempt, seen: Scan) -> scaler.Cause:
-    """As the step says; where it does not, a loss that was given to `scale` may have another name among the outputs."""
+    """The cause that the step reports. If it reports none, the loss passed to `scale` decides, whatever its name."""
     lost = any(not seen.frames[name].finite for name in seen.losses if name in seen.frames)
     guessed = attempt.cause is scaler.Cause.OVERFLOW and "cause" not in attempt.outputs
     return scaler.Cause.LOSS if guessed and lost else attempt.cause
 
 
-def _below_overflows(known: Explanation, attempts: Attempts, layers: Mapping, seen: Scan) -> tuple[Explanation, Scan]:
-    """The step at a scale of 1, if it is finite at none: an overflow of a high scale would hide why."""
+def _without_overflow(known: Explanation, attempts: Attempts, layers: Mapping, seen: Scan) -> tuple[Explanation, Scan]:
+    """Measures the step at a scale of 1 if it is finite at none: an overflow of a high scale would hide the reason."""
     if known.verdict != "backward" or not known.loss_scale or known.loss_scale <= 1.0:
         return known, seen
     attempts.lower_from, attempts.scanned_at = known.loss_scale, 1.0 / known.loss_scale
-    lower = measured(attempts, layers)
+    lower = scan_step(attempts, layers)
     if lower.failed:
         return dataclasses.replace(known, seen_at=1.0, magnitudes=magnitudes(lower, layers)), lower
     attempts.scanned_at = None
     return known, seen
 
 
-def _of_scale(attempts: Attempts, fits_at: float | None) -> str:
+def _verdict_at_scale(attempts: Attempts, fits_at: float | None) -> str:
     if fits_at is None:
         return "backward"
     floors = [getattr(one.strategy, "min_scale", 0.0) for one in attempts.scalers]
@@ -158,17 +160,17 @@ def _with_origin(
 ) -> Explanation:
     first = next(iter(origins(seen.frames, seen.failed)), None)
     if first is None:
-        return _of_variable(known, attempts, layers, attempt)
+        return _with_variable(known, attempts, layers, attempt)
     if first.blind:
-        return _lost(known, attempts, layers, seen, first, more)
-    over = octaves_over(first, true_amax(seen, first))
+        return _with_lost_trail(known, attempts, layers, seen, first, more)
+    over = octaves_over(first, amax_in_float32(seen, first))
     own = first.layer if first.layer in layers else None
     nearest = own or nearest_layer(first, seen.frames)
     nearest = nearest if nearest in layers else None
     where = pass_of(first, seen.frames)
     singular = over is None and where in ("forward", "backward")
     began = differentiated(first, seen.frames)
-    # Where a scale of use fits, gradients overflow that a denominator or an exponent may be far from.
+    # If a useful scale fits, the overflow may be far from this denominator or exponent.
     operation = None if known.fits_at is not None and known.fits_at >= 1.0 else began
     proposed = []
     if more:
@@ -200,7 +202,7 @@ def _with_origin(
     return dataclasses.replace(known, example=_example(known, attempts), literals=literals)
 
 
-def _lost(
+def _with_lost_trail(
     known: Explanation,
     attempts: Attempts,
     layers: Mapping[str, keras.layers.Layer],
@@ -208,7 +210,7 @@ def _lost(
     first: Frame,
     more: bool,
 ) -> Explanation:
-    """Of a step whose trail ends at what cannot be measured: nothing is blamed."""
+    """The explanation if the trail ends at something that cannot be measured: no layer is blamed."""
     proposed = proposals(attempts, layers, None, None, singular=False, order=seen.order) if more else []
     remedies = in_order(known, attempts, proposed)
     known = dataclasses.replace(
@@ -224,23 +226,23 @@ def _lost(
 
 
 def _example(known: Explanation, attempts: Attempts) -> int | None:
-    """The example where it began, if it began in one and not in the weights."""
+    """The position of the example where it began, unless it began in the weights."""
     moment = attempts.moment
     found = example_of(moment.batch) if known.where == "data" else None
     several, remedies = known.fits_at is None, list(known.remedies)
-    # Where other batches fail, too, it is no example's doing that one of them is the worst.
+    # If other batches fail too, the worst example is not the cause.
     sought = helped(remedies, Kind.ANOTHER_BATCH) or (several and known.learning_rates is None)
     if found is None and known.where != "weights" and sought:
         found = example_to_blame(attempts, attempts.scanned_at or 1.0, several=several)
     return in_whole_batch(found, moment.batch, known.replicas, moment.replicas)
 
 
-def _of_variable(
+def _with_variable(
     known: Explanation, attempts: Attempts, layers: Mapping[str, keras.layers.Layer], attempt: Attempt
 ) -> Explanation:
-    """Of a step whose gradients are finite: too large, or an update that is not."""
+    """The explanation if the gradients are finite, but their norm or the update is not."""
     moment = attempts.moment
-    proposed = [*of_update(attempts), *proposals(attempts, layers, None, None, singular=False)]
+    proposed = [*update_proposals(attempts), *proposals(attempts, layers, None, None, singular=False)]
     position = int(attempt.outputs.get("variable", -1))
     variables = getattr(getattr(moment.train_step, "model", None), "trainable_variables", [])
     variable = variables[position] if 0 <= position < len(variables) else None

@@ -1,0 +1,57 @@
+"""The memory of a step as a page: the picture, and the numbers behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from loops.diagnose.memory.footprint import Bytes, Footprint
+from loops.support.pages import Table, render
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PARTS = [field.name for field in dataclasses.fields(Bytes) if field.name != "uncounted"]
+_NOTHING = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+
+def memory_page(found: Sequence[Footprint], figure: Figure) -> str:
+    """A page that needs no other file.
+
+    Args:
+        found: Of each policy, the model's own first.
+        figure: Their picture.
+    """
+    own = found[0]
+    layers = sorted(own.layers.items(), key=lambda item: -item[1].total)
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata=_NOTHING)
+    return render(
+        __package__,
+        "memory.html",
+        title="Memory of a training step",
+        # What matplotlib has drawn holds names as shapes, and escapes them in comments.
+        picture=Markup(drawn.getvalue()[drawn.getvalue().index("<svg") :]),
+        policies=Table(
+            ("MB", *_PARTS, "total", "with checkpointing"),
+            [(one.policy, *_cells(one.all), _cell(one.total_recomputed)) for one in found],
+            "Under each policy",
+        ),
+        layers=Table(
+            ("MB", *_PARTS, "total"),
+            [(name or "(the loss, all else)", *_cells(one)) for name, one in layers],
+            f"By layer, {own.policy}",
+        ),
+    )
+
+
+def _cells(one: Bytes) -> list[str]:
+    return [_cell(getattr(one, part)) for part in (*_PARTS, "total")]
+
+
+def _cell(count: int | None) -> str:
+    return "–" if count is None else f"{count / 1e6:.3g}"

@@ -1,0 +1,62 @@
+"""What a call of many steps returns to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.loop.counters import Counters, CounterVariables
+from loops.loop.outputs import Outputs
+
+_EACH = 5
+"""How many numbers the counters have, and each scaler's `reading`."""
+
+
+class CallResult(NamedTuple):
+    """What a call did.
+
+    Attributes:
+        steps: Number of steps that the call took.
+        outputs: For each output of the step an array [steps, ...].
+        counters: The counts after the call.
+        contradiction: A sentence if what the step returned contradicts its loss scalers, else None.
+        readings: For each loss scaler the argument of its `check`.
+    """
+
+    steps: int
+    outputs: Outputs
+    counters: Counters
+    contradiction: str | None
+    readings: list[tuple[scaler.LossScaler, list[float]]]
+
+
+def status(steps: tf.Tensor | int, counters: CounterVariables, scalers: Iterable[scaler.LossScaler]) -> tf.Tensor:
+    """Everything but the outputs, computed in the graph of the call: float64 [1 + 5 + 5 for each scaler]."""
+    counts = tf.cast(counters.numbers(), tf.float64)
+    return tf.concat([[tf.cast(steps, tf.float64)], counts, *(one.reading() for one in scalers)], axis=0)
+
+
+def status_size(scalers: Sequence[scaler.LossScaler]) -> int:
+    """The length of `status`."""
+    return 1 + _EACH * (1 + len(scalers))
+
+
+def call_result(
+    status: np.ndarray, outputs: Outputs, counters: CounterVariables, scalers: Sequence[scaler.LossScaler]
+) -> CallResult:
+    """Reads `status` on the host.
+
+    Args:
+        status: The value of `status`.
+        outputs: The outputs of the call, arrays [steps, ...].
+        counters: The variables that were read into `status`.
+        scalers: The scalers that were read into `status`, in this order.
+    """
+    rows = status[1:].reshape(-1, _EACH)
+    counts, contradiction = counters.read_from(rows[0])
+    readings = list(zip(scalers, rows[1:].tolist(), strict=False))
+    return CallResult(int(status[0]), outputs, counts, contradiction, readings)

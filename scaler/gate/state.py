@@ -1,0 +1,124 @@
+"""What a decision moves beside the weights: the strategy's state and the counters, in variables."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from scaler.backend import replicas
+from scaler.backend.autograph import as_called
+from scaler.backend.variables import shared_variable
+from scaler.outcome.stuck import Reading
+from scaler.strategies import Event, Strategy
+from scaler.strategies.base import check_state, only_scale, usable_scale, usable_scale_on_host, usable_state
+
+
+class Counters(NamedTuple):
+    """Counts of steps since the scaler was created, as scalar int64 tensors.
+
+    Attributes:
+        attempted: Calls of `apply` or `update`: `applied + skipped`.
+        applied: Steps with finite gradients, which moved the weights.
+        skipped: Steps that changed nothing.
+        consecutive_skips: Skipped steps since the last applied one.
+    """
+
+    attempted: tf.Tensor
+    applied: tf.Tensor
+    skipped: tf.Tensor
+    consecutive_skips: tf.Tensor
+
+
+class StoredState:
+    """The state of a strategy, and how many steps were decided. All replicas share the variables.
+
+    Attributes:
+        fields: The variables of the state, by the names of its fields.
+        counts: Those of the counters, by name.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        state = strategy.init()
+        check_state(strategy, state)
+        self._type = type(state)
+        self.fields = {field: shared_variable(value, field) for field, value in state._asdict().items()}
+        counts = ("attempted", "applied", "consecutive_skips")
+        self.counts = {field: shared_variable(tf.constant(0, tf.int64), field) for field in counts}
+
+    def __getstate__(self) -> dict:
+        # Strategies around others make the class of their state themselves, and pickle does not find it.
+        return {name: value for name, value in vars(self).items() if name != "_type"}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        with tf.init_scope():
+            self._type = type(self._strategy.init())
+
+    def now(self) -> Any:
+        """The state, with a loss scale that a step may use."""
+        fields = {field: tf.identity(variable) for field, variable in self.fields.items()}
+        return usable_state(self._strategy, self._type(**fields))
+
+    def scale_now(self) -> tf.Tensor:
+        """The loss scale that a step may use, scalar float32."""
+        # Read in any case, which costs nothing where nobody uses it: by this a `Loop` finds the scaler in a step.
+        stored, only = tf.identity(self.fields["loss_scale"]), only_scale(self._strategy)
+        # As a constant it takes no operation to multiply by 1, or to divide by it.
+        return usable_scale(self._strategy, stored) if only is None else tf.constant(only)
+
+    def counters(self) -> Counters:
+        """The counters as tensors."""
+        attempted, applied, consecutive = (tf.identity(variable) for variable in self.counts.values())
+        return Counters(attempted, applied, attempted - applied, consecutive)
+
+    def looked_at(self) -> list[tf.Tensor]:
+        """What `reading` takes: three counters, and the loss scale as it is stored."""
+        return [tf.convert_to_tensor(one) for one in (*self.counts.values(), self.fields["loss_scale"])]
+
+    def reading(self, attempted: float, applied: float, consecutive_skips: float, stored: float) -> Reading:
+        """The numbers of `looked_at` on the host, with a loss scale that a step may use."""
+        usable = usable_scale_on_host(self._strategy, stored)
+        return Reading(int(attempted), int(attempted - applied), int(consecutive_skips), usable)
+
+    def read(self) -> Reading:
+        """The counters and the loss scale as they are, on the host."""
+        return self.reading(*map(float, self.looked_at()))
+
+    def move_together(self, event: Event) -> None:
+        """Lets the strategy see a step, and counts it, once for all replicas; each of them calls it."""
+        if tf.distribute.in_cross_replica_context():
+            self.move(event)
+        else:
+            replicas.merge(lambda strategy, event: self.move(_of_first(strategy, event)), event)
+
+    def move(self, event: Event, done: tf.Tensor | None = None, when: tf.Tensor | None = None) -> None:
+        """As `move_together`, to be called once for all replicas.
+
+        Args:
+            event: What it sees.
+            done: A tensor that is there when the step is done.
+            when: Scalar bool, whether there was a step. Default: there was.
+        """
+        before = self.now()
+        state = as_called(self._strategy.update)(before, event)
+        counts, applied = self.counts, tf.cast(event.finite, tf.int64)
+        skips = (counts["consecutive_skips"] + 1) * (1 - applied)
+        always = when is None or tf.get_static_value(when)
+
+        def assign(variable: tf.Variable, value: tf.Tensor) -> None:
+            variable.assign(value if always else tf.where(when, value, variable))
+
+        # Nothing below depends on `done` by itself, and a step that fails must not be counted.
+        with tf.control_dependencies([] if done is None else [done]):
+            for field, variable in self.fields.items():
+                if getattr(state, field) is not getattr(before, field):
+                    assign(variable, getattr(state, field))
+            counts["attempted"].assign_add(1 if always else tf.cast(when, tf.int64))
+            counts["applied"].assign_add(applied)
+            assign(counts["consecutive_skips"], skips)
+
+
+def _of_first(strategy: tf.distribute.Strategy, event: Event) -> Event:
+    return Event(*(replicas.of_each(strategy, value)[0] for value in event))

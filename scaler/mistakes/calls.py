@@ -1,0 +1,245 @@
+"""Follows the calls of one loss scaler: what is wrong in each, and the scale that gradients carry between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from scaler import gradients
+from scaler.mistakes import moving_statistics
+from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, scale_read
+from scaler.mistakes.forgotten import not_scaled
+from scaler.mistakes.half_outputs import float16_loss, float16_probabilities_behind
+from scaler.mistakes.kept_sums import look_at_end
+from scaler.mistakes.marks import LOSS_SCALE, READ, owned
+from scaler.mistakes.mixed_scales import refuse_mixed
+from scaler.mistakes.moving_statistics import Moved
+from scaler.mistakes.open_losses import OpenLosses
+from scaler.mistakes.open_step import OpenStep, unseen_loss
+from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
+from scaler.mistakes.partly_scaled import partly_scaled
+from scaler.mistakes.scaled_twice import refuse_gradients, refuse_scaled
+from scaler.mistakes.still_scaled import still_scaled
+from scaler.mistakes.unconnected import without_gradient
+from scaler.mistakes.upstream import Upstream
+from scaler.strategies import NoScaling, Static, Strategy
+from scaler.strategies.base import only_scale
+
+_UNSEEN = "a loss that nobody sees"
+
+
+class Calls:
+    """The calls of one loss scaler. It owns the scales that it marks: another loss scaler refuses their gradients.
+
+    Args:
+        strategy: The scaler's strategy.
+        stored: The variable that holds the scale of the next loss.
+        scale_now: Returns that scale as a step may use it.
+
+    Attributes:
+        use: In which order the scaler was used so far.
+        step: What each replica remembers between `scale` and `apply`.
+    """
+
+    def __init__(self, strategy: Strategy, stored: tf.Variable, scale_now: Callable[[], tf.Tensor]) -> None:
+        self.use, self.step = Use(), OpenStep()
+        self._stored, self._scale_now = stored, scale_now
+        self._moves = only_scale(strategy) is None
+        self._losses = OpenLosses(scale_now if self._moves else None)
+        self._is_constant = isinstance(strategy, (NoScaling, Static))
+        self._is_one = self._is_constant and bool(tf.get_static_value(tf.equal(strategy.init().loss_scale, 1.0)))
+
+    def check_loss(self, loss: tf.Tensor) -> None:
+        """Checks what `scale` is given, a floating-point scalar.
+
+        Raises:
+            InvalidArgument: If the loss was scaled already.
+        """
+        refuse_scaled(loss)
+        half = float16_loss(loss)
+        self.use.say_once(half and f"scale(loss): {half}")
+        self.use.say_once(float16_probabilities_behind(loss))
+
+    def scales(self, loss: tf.Tensor) -> tf.Tensor:
+        """Records that a loss is scaled, in float32, and returns the scale that multiplies it."""
+        self.use.scales()
+        loss_scale, finite = owned(self._scale_now(), LOSS_SCALE, self), tf.math.is_finite(loss)
+        self.step.begin(finite, knows_its_loss(loss_scale, finite))
+        self._losses.opened(loss_scale, finite)
+        return loss_scale
+
+    def scales_by_hand(self) -> tf.Tensor:
+        """Records that the user reads the scale to multiply a loss by it, and returns it."""
+        self.use.scales_by_hand()
+        now = self._scale_now()
+        opened = self.step.begin_by_hand(now)
+        self._losses.opened(opened, tf.constant(True))
+        # An open step of a foreign checkpoint may have had another scale, which `apply` would not divide by.
+        return owned(opened if self._moves else now, LOSS_SCALE, self)
+
+    def reads(self) -> tf.Tensor:
+        """Records that the user reads the scale outside a tape, and returns it."""
+        self.use.was_read(self.step, self._scale_now)
+        return owned(self._scale_now(), READ, self)
+
+    def asks(self) -> tf.Tensor:
+        """Records that the user asks for the scale that gradients carry, and returns it."""
+        self.use.asked = True
+        return owned(self._last_scale(), LOSS_SCALE, self)
+
+    def unscales(self, grads: Sequence[gradients.Gradient]) -> tf.Tensor:
+        """Checks what `unscale` is given, and returns the scale that it carries.
+
+        Raises:
+            InvalidArgument: If the gradients are unscaled already, or do not carry one scale of this scaler.
+        """
+        upstream = Upstream(grads)
+        self._refuse("unscale", upstream)
+        self.use.begins()
+        self.use.check_one_scale("unscale", self.step, self._scale_now)
+        return self.carried("unscale", upstream).loss_scale
+
+    def unscaled(self, grads: Sequence[gradients.Gradient], result: Sequence[gradients.Gradient]) -> None:
+        """Records what `unscale` made of gradients."""
+        self._losses.ends(grads)
+        self.use.unscales(Unscaled.of(grads, result))
+
+    def applies(
+        self,
+        grads: Sequence[gradients.Gradient],
+        targets: Sequence,
+        model: Sequence,
+        *,
+        unscaled: bool | tf.Tensor,
+        when: bool | tf.Tensor,
+        ends: bool,
+        reaches_all: bool,
+        rolls_back: bool,
+        loss_scale: tf.Tensor | None,
+    ) -> tuple[Carried, list[Moved]]:
+        """Checks what `apply` is given.
+
+        Args:
+            grads: A gradient or None for each variable.
+            targets: The variables that the optimizer updates.
+            model: Those of the model, which are others if the targets are masters.
+            unscaled: Scalar bool, whether the gradients are unscaled already.
+            when: Scalar bool, whether they are applied at all.
+            ends: Whether the call counts the step.
+            reaches_all: Whether the loss is meant to reach all variables.
+            rolls_back: Whether the user rolls back what the forward pass moved.
+            loss_scale: The scale that the gradients carry, if the user names it.
+
+        Returns:
+            What the gradients carry of their losses, and the moved statistics of BatchNorm to roll back.
+
+        Raises:
+            InvalidArgument: If one scale of this scaler cannot unscale the gradients, or it is not known which.
+        """
+        upstream = Upstream(grads)
+        self._check_scales(upstream, model, unscaled, when)
+        self.use.begins()
+        if ends:
+            self.use.ends()
+        if reaches_all and not self.use.unconnected_are_named:
+            self.use.say_once(without_gradient(grads, model))
+        moved = [] if rolls_back else self._moved(upstream, model, when)
+        if loss_scale is None:
+            carried = self.carried(
+                "apply", upstream, targets, may_be_unscaled=unscaled is not False, always=when is True
+            )
+        else:
+            carried = Carried(loss_scale, self._loss_was_finite())
+        self._losses.ends(grads, targets)
+        return carried, moved
+
+    def decided(self, attempted: tf.Tensor) -> None:
+        """Records that `apply` decided about its step where `attempted` is True."""
+        self.step.end(attempted)
+        if not tf.executing_eagerly():
+            moving_statistics.decided()
+
+    def updates(self, finite: tf.Tensor) -> None:
+        """Checks a call of `update`, and records the end of its step."""
+        self.use.check_open(self.step)
+        self.use.ends()
+        self._losses.end_all(finite)
+        self.step.decided.assign(True)
+
+    def warn_of_unseen_loss(self, step: str) -> None:
+        """Warns once that a step was applied though its loss was not finite.
+
+        Args:
+            step: Which one, as the beginning of a sentence.
+        """
+        self.use.say_once(unseen_loss(step), _UNSEEN)
+
+    def carried(
+        self,
+        method: str,
+        upstream: Upstream,
+        variables: Sequence | None = None,
+        *,
+        may_be_unscaled: bool = False,
+        always: bool = True,
+    ) -> Carried:
+        """What gradients carry of their losses: see `LossScaler.carried`.
+
+        Args:
+            method: Who asks, for an error.
+            upstream: What the gradients come from.
+            variables: What they are applied to, if it is known.
+            may_be_unscaled: Whether they may be unscaled already, so that no scale has to be found.
+            always: Whether every call of the step that is traced takes them.
+        """
+        read, in_doubt = scale_read(method, upstream, self, self.use.read, self._stored, self._scale_now)
+        if read is not None:
+            return Carried(read, tf.logical_or(self.step.decided, self.step.loss_finite))
+        known = None
+        if self._moves and not may_be_unscaled and tf.executing_eagerly():
+            known = self._losses.of(method, upstream.grads, variables, self.step.used)
+        elif self._moves and not may_be_unscaled:
+            known = carried_in_graph(method, upstream, self, self._stored, self.step.used)
+            look_at_end(method, upstream, variables or (), self, always, self._stored, self.use.say_once)
+        if known is not None:
+            finite = self._loss_was_finite() if known.loss_finite is None else known.loss_finite
+            return Carried(known.loss_scale, finite)
+        carried = self._last_scale()
+        if in_doubt and not may_be_unscaled:
+            carried = one_scale(self.step.decided, carried, self._scale_now())
+        return Carried(tf.identity(carried), self._loss_was_finite())
+
+    def _last_scale(self) -> tf.Tensor:
+        now = self._scale_now()
+        return self.step.scale_of_gradients(now) if self._moves else now
+
+    def _loss_was_finite(self) -> tf.Tensor:
+        return tf.identity(self.step.loss_finite)
+
+    def _check_scales(self, upstream: Upstream, model: Sequence, unscaled: Any, when: Any) -> None:
+        """Refuses gradients that this scaler's scale does not divide, and warns of those that seem to carry none."""
+        if unscaled is False:
+            self._refuse("apply", upstream, may_leave_out=when is not True)
+            self.use.check_one_scale("apply", self.step, self._scale_now)
+            if not self._is_one:
+                self.use.say_once(not_scaled(upstream, model, self.use.asked), "not scaled")
+                self.use.say_once(partly_scaled(upstream, model))
+                self.use.check_unscaled(upstream.grads)
+        elif unscaled is True and not self._is_constant:
+            self.use.say_once(still_scaled(upstream, model))
+
+    def _refuse(self, method: str, upstream: Upstream, may_leave_out: bool = False) -> None:
+        # A scale of 1 may divide gradients that another scaler scaled and the user unscaled.
+        owner = None if self._is_one else self
+        refuse_gradients(method, upstream, owner)
+        refuse_mixed(method, upstream, owner, may_leave_out)
+
+    def _moved(self, upstream: Upstream, model: Sequence, when: Any) -> list[Moved]:
+        """BatchNorm's statistics that moved in this graph and can be put back. It warns if some cannot be."""
+        known = when if isinstance(when, bool) else None
+        moved, missing = moving_statistics.before_apply(model, upstream, self, known)
+        if missing and not self.use.statistics_are_kept:
+            self.use.say_once(moving_statistics.sentence(missing))
+        return moved

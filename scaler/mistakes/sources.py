@@ -1,0 +1,126 @@
+"""What a tensor of a graph is computed from, also through functions, branches and loops.
+
+Losses and gradients pass through numbers, lists of tensors and bits. Masks, indices and shapes carry neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from scaler.backend.graphs import (
+    BRANCHES,
+    LOOPS,
+    calls_functions,
+    captured_from,
+    first_argument,
+    functions_called,
+    is_eager,
+)
+
+# Neither a value nor its derivative passes through these.
+_STOP = "StopGradient"
+_OPAQUE = ("OnesLike", "ZerosLike", "Fill", _STOP, "Shape", "Sign")
+# Integers and bits of a gradient pass through these. All other integers are indices, counts and shapes.
+_PASS_BITS = (
+    *("Cast", "Bitcast", "Identity", "Placeholder", "SerializeTensor", "ParseTensor", "DecodeRaw"),
+    *("Reshape", "Squeeze", "ExpandDims", "Transpose", "Pack", "Unpack", "ConcatV2", "Split", "SplitV", "Slice"),
+    *("StridedSlice", "AddV2", "AddN", "Sub", "Mul", "Neg", "Sum", "ClipByValue", "Maximum", "Minimum"),
+)
+
+Node = tuple[tf.Tensor, tuple]
+"""A tensor with the functions entered on the way to it, each as an operation and the graph that it calls."""
+Edge = tuple[Node, list[Node]]
+"""A tensor, and what it comes from."""
+
+
+def edges_upstream(nodes: Iterable[Node], ends: Callable[[tf.Tensor], Any]) -> Iterator[Edge]:
+    """Yields the nodes and all that their values come from, each with what it comes from itself.
+
+    Args:
+        nodes: Where to start.
+        ends: Whether the walk ends at a tensor.
+    """
+    waiting = list(nodes)
+    seen: set[tuple] = set()
+    while waiting:
+        node = waiting.pop()
+        key = node_key(node)
+        if key in seen or not carries(node[0]):
+            continue
+        seen.add(key)
+        sources = [] if ends(node[0]) else list(sources_of(*node))
+        yield node, sources
+        waiting += sources
+
+
+def tensors_upstream(tensors: Iterable[tf.Tensor], ends: Callable[[tf.Tensor], Any]) -> Iterator[tf.Tensor]:
+    """As `edges_upstream`, of the tensors alone."""
+    return (tensor for (tensor, _), _ in edges_upstream([(tensor, ()) for tensor in tensors], ends))
+
+
+def node_key(node: Node) -> tuple:
+    """What a node is known by in a set."""
+    return node[0].ref(), node[1]
+
+
+def carries(tensor: tf.Tensor) -> bool:
+    """Whether the value of a gradient may be in a tensor."""
+    dtype = tensor.dtype
+    if dtype.is_floating or dtype.is_complex or dtype == tf.variant:
+        return True
+    if is_eager(tensor) or not (dtype.is_integer or dtype == tf.string):
+        return False
+    return tensor.op.type in _PASS_BITS or calls_functions(tensor.op)
+
+
+def stops(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is the result of a `tf.stop_gradient`."""
+    return not is_eager(tensor) and tensor.op.type == _STOP
+
+
+def sources_of(tensor: tf.Tensor, calls: tuple) -> Iterator[Node]:
+    """The tensors that a tensor is computed from. `calls` are the functions entered on the way to it."""
+    if is_eager(tensor) or tensor.op.type in _OPAQUE:
+        return
+    op = tensor.op
+    if op.type == "Placeholder":
+        yield from _arguments(tensor, calls)
+        return
+    if not calls_functions(op):
+        yield from ((source, calls) for source in op.inputs)
+        return
+    for body in functions_called(op):
+        if tensor.value_index < len(body.outputs):
+            yield body.outputs[tensor.value_index], (*calls, (op, body))
+
+
+def choices_of(tensor: tf.Tensor, calls: tuple) -> list[Node]:
+    """What the branches give of which a tensor is one. Empty if no branch gives it."""
+    return [] if is_eager(tensor) or tensor.op.type not in BRANCHES else list(sources_of(tensor, calls))
+
+
+def parameters(op: Any, index: int) -> Iterator[tuple[Any, tf.Tensor]]:
+    """The functions that an operation calls, each with the parameter that receives the input at `index`."""
+    for body in functions_called(op):
+        if 0 <= index - first_argument(op) < len(body.inputs):
+            yield body, body.inputs[index - first_argument(op)]
+
+
+def _arguments(placeholder: tf.Tensor, calls: tuple) -> Iterator[Node]:
+    """The tensors that a function received for a placeholder."""
+    if not calls:
+        outer = captured_from(placeholder)
+        if outer is not None:
+            yield outer, ()
+        return
+    op, body = calls[-1]
+    index = next((index for index, own in enumerate(body.inputs) if own is placeholder), None)
+    if index is None:
+        return
+    if first_argument(op) + index < len(op.inputs):
+        yield op.inputs[first_argument(op) + index], calls[:-1]
+    if op.type in LOOPS and index < len(body.outputs):
+        yield body.outputs[index], calls
