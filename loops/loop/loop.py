@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pathlib
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -22,12 +23,14 @@ from loops.loop.outputs import Outputs, scalars_and_vectors
 from loops.loop.pace import Pace
 from loops.loop.replicate import check_batches, replicate
 from loops.loop.signature import taking_batches
+from loops.loop.state.actions import ActionStates
 from loops.loop.state.identity import identity
 from loops.loop.state.kernels import caveats as kernels_of
 from loops.loop.state.position import Position
 from loops.loop.state.resources import StepResources, resources_of
 from loops.loop.state.settings import settings
 from loops.loop.state.state import RunState
+from loops.loop.state.trainable import trainable_flags
 from loops.loop.state.variables import variable_groups
 from loops.loop.unseen import UnseenLosses
 from loops.loop.visit import Action, Visit
@@ -185,22 +188,31 @@ class Loop:
             run=run,
         )
 
-    def state(self, identity: Mapping[str, object], *, actions: Iterable[Action] | None = None) -> RunState:
+    def state(
+        self,
+        identity: Mapping[str, object],
+        *,
+        actions: Iterable[Action] | None = None,
+        folder: pathlib.Path = pathlib.Path(),
+    ) -> RunState:
         """Everything a resumed run needs. Traces the train step, which creates all of its variables.
 
         Args:
             identity: From `identity`; saved with the state.
             actions: Those whose state is saved; by default the loop's.
+            folder: Of the checkpoints; the paths of actions are also saved relative to it.
         """
         step = self._call.trace()
+        groups = variable_groups(self.train_step, step)
         return RunState(
-            groups=variable_groups(self.train_step, step),
+            groups=groups,
             held=self._held(step),
             counters=self._counters,
             position=self.position,
-            actions=self.actions if actions is None else actions,
+            actions=ActionStates(self.actions if actions is None else actions, folder),
             identity=identity,
             settings=settings(self.train_step, self.position.dataset),
+            trainable=trainable_flags(self.train_step, groups),
             loss_scaler=self._loss_scaler,
         )
 
