@@ -201,7 +201,8 @@ class LossScaler(tf.Module):
         """
         loss = as_loss(loss)
         self._calls.check_loss(loss)
-        loss = tf.cast(tf.ensure_shape(loss, []), tf.float32)
+        # A `tf.autodiff.ForwardAccumulator` cannot follow `ensure_shape` in a graph.
+        loss = tf.cast(loss if loss.shape.rank == 0 else tf.ensure_shape(loss, []), tf.float32)
         return mark(loss * self._calls.scales(loss), SCALED)
 
     @as_written
@@ -284,8 +285,8 @@ class LossScaler(tf.Module):
                 the gradient of a synchronised BatchNorm does.
             update: False leaves the scale and the counters to one `update` after several `apply`. With several
                 optimizers call `update(Event(a.finite & b.finite))`.
-            when: Scalar bool, the same on all replicas. False does nothing, for accumulation. The outcome is then not
-                applied, with norms of NaN and no cause.
+            when: Scalar bool. False does nothing, for accumulation. The outcome is then not applied, with norms of NaN
+                and no cause. On several replicas it counts as False on all of them if it is False on any.
             unscaled: Scalar bool, the same on all replicas: whether the gradients are unscaled already. A strategy that
                 needs histograms sees them unchanged.
             loss_scale: The scale that the gradients carry, scalar float32, for gradients that you kept together with
@@ -432,6 +433,10 @@ class LossScaler(tf.Module):
     @as_written
     def update(self, event: Event) -> None:
         """Adjusts the scale by the strategy and counts the step. A step written in the long form ends with it.
+
+        On several replicas each calls it with what it saw. The step is finite if it is on all of them, and `amax` is
+        the largest of any. A sum of their gradients may be larger: compute `amax` and `histogram` of all replicas'
+        gradients where the strategy needs them.
 
         Args:
             event: The result of the step, such as `Event(finite=all_finite(unscaled))`.

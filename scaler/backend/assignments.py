@@ -11,12 +11,12 @@ Without one of the first three it is unknown more often which scale a gradient c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from scaler.backend.graphs import captured_from, graphs_around, is_eager
+from scaler.backend.graphs import captured_from, first_argument, functions_called, graphs_around, is_eager
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
@@ -79,6 +79,34 @@ def is_one_of(handle: tf.Tensor, variables: Sequence[Any]) -> bool:
 def assigns(graph: Any, variable: Any) -> bool:
     """Whether an operation of a graph may assign a variable."""
     return any(is_one_of(handle, [variable]) for op in graph.get_operations() for handle in _assigned_by(op))
+
+
+def assigned_apart_from(graph: Any, spans: Mapping[Any, Sequence[tuple[int, int]]]) -> set[int]:
+    """The variables, by the ids of their handles, that a function may assign outside of some spans of operations.
+
+    Args:
+        graph: The graph of the function. What it calls counts as well.
+        spans: By graph, the places of the first operation of a span and of the one behind its last.
+    """
+    places: dict[Any, dict] = {}
+
+    def is_assigned(handle: tf.Tensor) -> bool:
+        found = [op for op in handle.consumers() if any(given is handle for given in _assigned_by(op))]
+        if found and handle.graph in spans:
+            known = places.setdefault(handle.graph, {})
+            if not known:
+                known.update((op, place) for place, op in enumerate(handle.graph.get_operations()))
+            inside = spans[handle.graph]
+            found = [op for op in found if not any(first <= known[op] < end for first, end in inside)]
+        return any(map(is_assigned_by, found, [handle] * len(found)))
+
+    def is_assigned_by(op: Any, handle: tf.Tensor) -> bool:
+        at = [index - first_argument(op) for index, given in enumerate(op.inputs) if given is handle]
+        bodies = functions_called(op)
+        return not bodies or any(is_assigned(body.inputs[place]) for body in bodies for place in at)
+
+    captured = [(outer, inner) for outer, inner in getattr(graph, "captures", ()) if inner.dtype == tf.resource]
+    return set().union(*(_handles(outer) for outer, inner in captured if is_assigned(inner)))
 
 
 def is_function(graph: Any) -> bool:

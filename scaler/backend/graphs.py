@@ -183,6 +183,31 @@ def variables_read(graph: Any) -> dict:
     return {captured[handle].ref(): variable for variable, handle in handles if handle in captured}
 
 
+def counts_alone(tensor: Any) -> bool:
+    """Whether a tensor of a graph is computed from constants and integer variables, such as counts, and from no data.
+
+    Such a number is the same on every replica. For a tensor whose origin is not visible the answer is False.
+    """
+    waiting, seen = [tensor], set()
+    while waiting:
+        here: tf.Tensor | None = waiting.pop()
+        while here is not None and not is_eager(here) and here.op.type == "Placeholder":
+            here = captured_from(here)
+        if here is None or is_eager(here):
+            return False
+        if here.op in seen:
+            continue
+        seen.add(here.op)
+        if here.op.type == "ReadVariableOp":
+            if not here.dtype.is_integer:
+                return False
+        elif here.op.op_def.is_stateful or calls_functions(here.op):
+            return False
+        else:
+            waiting += here.op.inputs
+    return True
+
+
 def opaque(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the same tensor behind an operation that TensorFlow does not look through.
 

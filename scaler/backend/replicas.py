@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend.autograph import as_written
+from scaler.backend.graphs import counts_alone
 from scaler.errors import InvalidArgument
 
 
@@ -70,6 +71,34 @@ def all_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     return tf.logical_not(any_of(strategy, each(strategy, tf.logical_not, flag)))
 
 
+def agreed(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
+    """As `all_of`, without a sum over the replicas where a graph shows that `flag` is the same on all of them."""
+    parts = of_each(strategy, flag)
+    if strategy.num_replicas_in_sync == 1:
+        return parts[0]
+    if tf.executing_eagerly():
+        return all_of(strategy, flag)
+    known = [tf.get_static_value(part) for part in parts]
+    if None not in known:
+        return tf.constant(bool(all(known)))
+    return parts[0] if all(map(counts_alone, parts)) else all_of(strategy, flag)
+
+
+def largest_of(strategy: tf.distribute.Strategy, number: Any) -> tf.Tensor:
+    """The largest `number`, a floating-point scalar, on any replica of all workers. Infinity if one is NaN."""
+    count = strategy.num_replicas_in_sync
+    if count == 1:
+        return of_each(strategy, number)[0]
+
+    def place(value: tf.Tensor) -> tf.Tensor:
+        value = tf.where(tf.math.is_nan(value), tf.constant(float("inf"), value.dtype), value)
+        own = tf.one_hot(tf.distribute.get_replica_context().replica_id_in_sync_group, count, True, False)
+        return tf.where(own, value, tf.zeros_like(value))
+
+    places = each(strategy, place, number)
+    return tf.reduce_max(of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, places, places))[0])
+
+
 def first_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     """The first replica of all workers on which `flag`, scalar bool, is true: scalar int32, -1 if on all or on none."""
     count = strategy.num_replicas_in_sync
@@ -107,6 +136,14 @@ def own_component(variable: Any) -> Any:
     own = native(variable)
     if not isinstance(own, tf.distribute.DistributedValues) or own.aggregation == tf.VariableAggregation.NONE:
         return variable
+    return own_part(own)
+
+
+def own_part(variable: Any) -> Any:
+    """Returns a replica's component of a variable, TensorFlow's own, or the variable itself."""
+    own = native(variable)
+    if not isinstance(own, tf.distribute.DistributedValues):
+        return own
     context = tf.distribute.get_replica_context()
     parts = of_each(context.strategy, own)
     return parts[int(tf.get_static_value(context.replica_id_in_sync_group)) % len(parts)]

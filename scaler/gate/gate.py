@@ -104,7 +104,7 @@ class Gate:
             loss_scale: Scalar float32, what they are scaled by.
             loss_finite: Scalar bool, of this replica.
             rollback: Of this replica, or None.
-            when: Scalar bool, the same on all replicas: whether to decide at all.
+            when: Scalar bool, whether to decide at all: it does where all replicas say so.
             on_skip: Called once for all replicas with why the step is skipped, `Decision.replica`, and whether it is
                 skipped, or None in the branch of a skip. It returns why, which it may know better.
             after: Called once for all replicas with what was seen, a tensor that is there when the weights have moved
@@ -117,7 +117,7 @@ class Gate:
         def decide(strategy: Any, grads: list, before: tuple, loss_finite: tf.Tensor, when: tf.Tensor) -> Decision:
             build_optimizer(self.targets.optimizer, self.targets.known)
 
-            when = replicas.of_each(strategy, when)[0]
+            when = replicas.agreed(strategy, when)
 
             def now(when: tf.Tensor) -> Decision:
                 state = list(zip(variables, before, strict=True))

@@ -5,7 +5,8 @@ them has |g| < 2^64 and g^2 is finite. What is shown for each class is that its 
 moves by less than 2^103 a step. That is less than half the distance between the two largest float32 numbers, so that a
 finite weight stays finite, whatever it is.
 
-Weight decay subtracts `weight * decay * rate`, which makes no weight larger as long as `decay * rate <= 2`.
+Weight decay subtracts `weight * decay * rate`, which makes no weight larger as long as `0 <= decay * rate <= 2`. A step
+with a weight decay and a negative rate is therefore skipped.
 
 Averages of weights (EMA), and clipping by the optimizer to at most 2^63, keep values within those they are given.
 

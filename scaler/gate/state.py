@@ -91,7 +91,7 @@ class StoredState:
         if tf.distribute.in_cross_replica_context():
             self.move(event)
         else:
-            replicas.merge(lambda strategy, event: self.move(_of_first(strategy, event)), event)
+            replicas.merge(lambda strategy, event: self.move(_of_all(strategy, event)), event)
 
     def move(self, event: Event, done: tf.Tensor | None = None, when: tf.Tensor | None = None) -> None:
         """As `move_together`, to be called once for all replicas.
@@ -120,5 +120,8 @@ class StoredState:
             assign(counts["consecutive_skips"], skips)
 
 
-def _of_first(strategy: tf.distribute.Strategy, event: Event) -> Event:
-    return Event(*(replicas.of_each(strategy, value)[0] for value in event))
+def _of_all(strategy: tf.distribute.Strategy, event: Event) -> Event:
+    """What the replicas saw together. The histogram is that of all of them already."""
+    histogram = event.histogram if event.histogram is None else replicas.of_each(strategy, event.histogram)[0]
+    amax = event.amax if event.amax is None else replicas.largest_of(strategy, event.amax)
+    return Event(replicas.agreed(strategy, event.finite), amax, histogram)

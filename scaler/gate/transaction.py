@@ -29,8 +29,11 @@ class Proven:
         """Whether the gradients' squared norm is finite, and the learning rate is one that the proof is about."""
         if self._rate == float("inf"):
             return tf.math.is_finite(squared_norm)
-        # One check for both: this overflows between one and two times the largest rate.
         rate = tf.cast(self._optimizer.learning_rate, tf.float32)
+        if getattr(self._optimizer, "weight_decay", None):
+            # By a negative rate weights would not decay but grow, step by step without end.
+            rate = tf.where(rate >= 0.0, rate, float("nan"))
+        # One check for both: this overflows between one and two times the largest rate.
         return tf.math.is_finite(squared_norm + rate * (2.0**127 / self._rate))
 
     def holds(self, sound: tf.Tensor, update: Callable[[], None]) -> tf.Tensor:

@@ -207,7 +207,11 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         if trainable_variables is None and not self.built:
             raise InvalidArgument("apply(grads): pass the variables, too, or call build(variables) first.")
         variables = self._order.variables if trainable_variables is None else list(trainable_variables)
-        protected_step.applies(self, (v for g, v in zip(grads, variables, strict=False) if g is not None))
+        given = (v for g, v in zip(grads, variables, strict=False) if g is not None)
+        with protected_step.applies(self, given):
+            return self._apply(grads, variables)
+
+    def _apply(self, grads: list, variables: Sequence) -> Outcome:
         if not self.built:
             unique = list({id(replicas.native(variable)): variable for variable in variables}.values())
             if waits_for_values(self, unique):

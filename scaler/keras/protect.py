@@ -37,8 +37,9 @@ def protect(model: keras.Model) -> keras.Model:
     wraps `model.train_step`, Keras's or your own. Before each step it saves the values of `model.variables` and of the
     metrics, except variables that an optimizer updates. A skipped step restores these values bit for bit. This includes
     weights that the step itself assigns, such as those of a teacher that follows the model. An applied step restores
-    the elements of non-trainable state that became non-finite. If the inner optimizer accumulates gradients, each
-    non-finite micro-batch is rolled back by itself. The other micro-batches of its window still count.
+    the elements of non-trainable state that became non-finite. If the step itself assigns weights that an optimizer
+    updates, a skip restores only those of their elements that became non-finite. If the inner optimizer accumulates
+    gradients, each non-finite micro-batch is rolled back by itself. The other micro-batches of its window still count.
 
     The logs show what a step returns, but the model's metrics are computed again after the rollback. If all steps since
     the start of an epoch were skipped, the metrics show what the last step counted, provided that is finite. Otherwise,
@@ -85,8 +86,9 @@ def protect(model: keras.Model) -> keras.Model:
         TrainableSet.of(model.weights).keep(f"fit of model {model.name!r}", "Compile the model again.")
         shown.forget()
         with protected.open(optimizers):
-            step = _with_its_variables(lambda data: shown.look(own_step(data)), data, made)
+            step = _with_its_variables(lambda data: shown.look(own_step(data)), data, made, protected)
         before = [(variable, tf.identity(variable)) for variable in _state(model, protected)]
+        weights = [(one, tf.identity(one)) for one in _updated(model, before) if _may_assign(protected, one)]
         every = [held.optimizer for held in optimizers_of(model)]
         iterations = [tf.identity(optimizer.iterations) for optimizer in every]
         rejected = _rejected(optimizers)
@@ -98,6 +100,10 @@ def protect(model: keras.Model) -> keras.Model:
         _check_nothing_new(model, before, protected)
         state = {id(variable) for variable in _state(model, protected)}
         left = [pair for pair in before if id(pair[0]) in state]
+        if replicas.replica_count() > 1 and not tf.executing_eagerly():
+            protected.traced_as(tf.compat.v1.get_default_graph())
+        weights += [pair for pair in before if id(pair[0]) not in state]
+        assigned = [(one, value) for one, value in weights if value.dtype.is_floating and protected.assigns(one)]
         applied = [tf.identity(one.iterations) > then for one, then in zip(every, iterations, strict=True)]
 
         def put_back() -> dict[str, Any]:
@@ -109,6 +115,11 @@ def protect(model: keras.Model) -> keras.Model:
                     own.assign(tf.where(bad & ~tf.reduce_any([False, *kept]), value, own))
                 else:
                     own.assign(chosen_state(own, value, ~bad))
+            for variable, value in assigned:
+                own = replicas.own_component(variable)
+                # A step that adds a gradient to a weight and takes it off again leaves a NaN where it overflowed.
+                lost = tf.math.is_finite(value) & ~tf.math.is_finite(tf.convert_to_tensor(own))
+                own.assign(tf.where(bad & lost, value, own))
             return shown.after(logs, counted, bad)
 
         if _branches():
@@ -150,20 +161,20 @@ def _optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
     return list(found.values())
 
 
-def _with_its_variables(step: Callable, data: Any, made: list[bool]) -> Callable:
+def _with_its_variables(step: Callable, data: Any, made: list[bool], protected: ProtectedStep) -> Callable:
     """Traces the step, which creates its variables before it runs. Their values can then be read before the step."""
     # Replicas cannot synchronise in a function inside their own. There Keras builds the model earlier.
     if replicas.replica_count() > 1:
         return step
     traced = tf.function(functools.partial(_making_variables_outside, step), autograph=False)
     if not tf.executing_eagerly():
-        traced.get_concrete_function(data)
+        protected.traced_as(traced.get_concrete_function(data).graph)
         return traced
     if not made:
         made.append(True)
         # A step that runs eagerly may be impossible to trace.
         with contextlib.suppress(Exception):
-            traced.get_concrete_function(data)
+            protected.traced_as(traced.get_concrete_function(data).graph)
     return step
 
 
@@ -190,6 +201,17 @@ def _state(model: keras.Model, protected: ProtectedStep) -> list:
         if place in assigned or not (protected.updates(one) or any(_updates(optimizer, one) for optimizer in own))
     }
     return list((others | assigned).values())
+
+
+def _updated(model: keras.Model, state: list[tuple]) -> list:
+    """The variables of a model that are not part of its state, since an optimizer updates them."""
+    known = {id(variable) for variable, _ in state}
+    return [variable for variable in model.variables if id(variable) not in known]
+
+
+def _may_assign(protected: ProtectedStep, variable: Any) -> bool:
+    """Whether a step may assign a variable by itself. Of several replicas each is traced while the step runs."""
+    return replicas.replica_count() > 1 or protected.assigns(variable)
 
 
 def _updates(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:

@@ -129,8 +129,11 @@ class Shown:
         steps since the reset were rolled back, a metric has the worst value. That is not 0.0, which may be the best. It
         is not NaN either: Keras's callbacks take a NaN that comes first for the best.
         """
-        results, nothing = self._used_results(), bool(self._nothing())
-        shown = {name: value for name, value in results.items() if name not in self._own or not bool(self._own[name])}
+        # As a truth of Python's a variable of several replicas is always true.
+        kept, put_back = (map(float, replicas.in_each(one)) for one in (self._kept, self._put_back))
+        nothing = any(put_back) and not any(kept)
+        own = {name for name, flag in self._own.items() if any(map(bool, replicas.in_each(flag)))}
+        shown = {name: value for name, value in self._used_results().items() if name not in own}
         return {name: self._worst(name, value) if nothing else value for name, value in shown.items()}
 
     def _used_results(self) -> dict[str, Any]:

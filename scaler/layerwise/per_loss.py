@@ -15,6 +15,7 @@ from scaler.gate.rollback import Snapshot, snapshot
 from scaler.gate.state import Counters
 from scaler.gradients.pairs import as_list, check_gradients
 from scaler.loss_scaler import LossScaler
+from scaler.mistakes.exchanged import refuse_exchanged
 from scaler.outcome.outcome import Cause, Outcome, Skip
 from scaler.outcome.stuck import StuckPolicy
 from scaler.strategies import NoScaling, Strategy
@@ -137,11 +138,12 @@ class PerLoss(tf.Module):
         self._check_names("apply", grads)
         # Masters must not be rounded into the model once per loss.
         targets = variables.weights if isinstance(variables, MasterWeights) else list(variables)
-        unscaled = {}
+        unscaled, owners = {}, {loss: own._calls for loss, own in self._scalers.items()}
         for loss, own in self._scalers.items():
             with _named("apply", loss):
                 given = as_list("apply", grads[loss])
                 check_gradients(given, targets)
+            refuse_exchanged(loss, given, owners)
             unscaled[loss] = gradients.unscale(given, own.carried("apply", given, targets).loss_scale)
         total = [_sum(parts) for parts in zip(*unscaled.values(), strict=True)]
         step = self._gate.apply(optimizer, total, variables, clip_norm=clip_norm, rollback=rollback)

@@ -10,8 +10,10 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, scale_read
+from scaler.mistakes.clipped_scaled import clipped_while_scaled
 from scaler.mistakes.forgotten import not_scaled
 from scaler.mistakes.half_outputs import float16_loss, float16_probabilities_behind
+from scaler.mistakes.kept_elsewhere import kept_elsewhere
 from scaler.mistakes.kept_sums import look_at_end
 from scaler.mistakes.marks import LOSS_SCALE, READ, owned
 from scaler.mistakes.mixed_scales import refuse_mixed
@@ -201,6 +203,7 @@ class Calls:
         if self._moves and not may_be_unscaled and tf.executing_eagerly():
             known = self._losses.of(method, upstream.grads, variables, self.step.used)
         elif self._moves and not may_be_unscaled:
+            self.use.say_once(kept_elsewhere(method, upstream), "kept elsewhere")
             known = carried_in_graph(method, upstream, self, self._stored, self.step.used)
             look_at_end(method, upstream, variables or (), self, always, self._stored, self.use.say_once)
         if known is not None:
@@ -226,6 +229,8 @@ class Calls:
             if not self._is_one:
                 self.use.say_once(not_scaled(upstream, model, self.use.asked), "not scaled")
                 self.use.say_once(partly_scaled(upstream, model))
+                if self._moves:
+                    self.use.say_once(clipped_while_scaled(upstream), "clipped while scaled")
                 self.use.check_unscaled(upstream.grads)
         elif unscaled is True and not self._is_constant:
             self.use.say_once(still_scaled(upstream, model))

@@ -50,6 +50,15 @@ class OpenStep:
         known = tf.get_static_value(attempted)
         self.decided.assign(True if known else tf.logical_or(self.decided, attempted))
 
+    def is_decided(self) -> bool:
+        """`decided` on the host, of this replica, or of the first one outside of them all."""
+        # As a truth of Python's a variable of several replicas is always true, and as a number it is none.
+        return bool(tf.convert_to_tensor(self.decided))
+
+    def last_scale(self) -> float:
+        """`used` on the host, as `is_decided`."""
+        return float(tf.convert_to_tensor(self.used))
+
     def ended_unseen(self) -> tf.Tensor:
         """Whether a decision followed losses of which one was not finite, on any replica: a scalar bool."""
         seen = tf.reduce_all(replicas.in_each(self.loss_finite))

@@ -82,8 +82,8 @@ class Use:
     def was_read(self, step: OpenStep, scale: Callable) -> None:
         """Records that the scale was read outside a tape. If it is the scale of the open step, nothing is in doubt."""
         self.asked = True
-        known = self._stepped and tf.executing_eagerly() and not bool(step.decided)
-        self.read = self.read or not known or float(step.used) != float(scale())
+        known = self._stepped and tf.executing_eagerly() and not step.is_decided()
+        self.read = self.read or not known or step.last_scale() != float(scale())
 
     def check_unscaled(self, grads: Sequence) -> None:
         """Warns in eager mode about gradients that seem to come from `unscale`. In a graph their marks tell."""
@@ -104,7 +104,7 @@ class Use:
         """
         if not self._stepped or self._ended_in is None or self._ended_in != _here() or replica_count() > 1:
             return
-        if not tf.executing_eagerly() or bool(step.decided):
+        if not tf.executing_eagerly() or step.is_decided():
             self.say_once(
                 "update(event): apply or an update already counted the last step, and nothing was scaled since: one "
                 "step moves the scale twice. Leave this update out, or pass update=False to apply."
@@ -112,9 +112,9 @@ class Use:
 
     def check_one_scale(self, method: str, step: OpenStep, scale: Callable) -> None:
         """Refuses gradients in eager mode if it is unknown which of two scales they carry."""
-        if not self.read or not tf.executing_eagerly() or not bool(step.decided):
+        if not self.read or not tf.executing_eagerly() or not step.is_decided():
             return
-        used, now = float(step.used), float(scale())
+        used, now = step.last_scale(), float(scale())
         if used > 0.0 and used != now:
             raise InvalidArgument(
                 f"{method}(grads): {_READ}: the gradients may carry its scale of {used:g} or the present one of "

@@ -49,7 +49,7 @@ def refuse_gradients(method: str, upstream: Upstream, owner: object) -> None:
         owner: The `Calls` of a loss scaler, or None.
     """
     found = upstream.marks
-    if set(found) == {UNSCALED} or (owner is not None and any(map(_divided_by_a_scale, upstream.values))):
+    if set(found) == {UNSCALED} or (owner is not None and any(map(divided_by_a_scale, upstream.values))):
         raise InvalidArgument(
             f"{method}(grads): these gradients went through unscale already, or were divided by loss_scale, and would "
             "be divided by the loss scale again: expected gradients of the scaled loss. Pass unscaled gradients to "
@@ -63,7 +63,7 @@ def refuse_gradients(method: str, upstream: Upstream, owner: object) -> None:
         )
 
 
-def _divided_by_a_scale(values: Any) -> bool:
+def divided_by_a_scale(values: Any) -> bool:
     """Whether the last operation on the values of a gradient was a division by a scale."""
     while getattr(getattr(values, "op", None), "type", "") in ("Identity", "Cast", "Reshape"):
         values = values.op.inputs[0]

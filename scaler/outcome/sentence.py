@@ -174,8 +174,9 @@ def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
         )
     if int(outcome.index) < 0:
         return (
-            f"The step was skipped because the learning rate of {optimizer} is NaN, infinite or so large that it can "
-            "make weights infinite, although the gradients are finite. Look at the learning rate or its schedule."
+            f"The step was skipped because the learning rate of {optimizer} is NaN, infinite, so large that it can make "
+            "weights infinite, or negative beside a weight decay, although the gradients are finite. Look at the "
+            "learning rate or its schedule."
         )
     value = "a NaN" if bool(outcome.has_nan) else "an infinity"
     unknown = int(outcome.names_from) < 0

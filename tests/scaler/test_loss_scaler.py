@@ -47,6 +47,22 @@ def test_gradients_of_the_scaled_loss_are_scaled(execute):
     np.testing.assert_array_equal(unscaled.numpy(), [6, -2])
 
 
+@pytest.mark.parametrize("execute", [tf.function, lambda step: step], ids=["graph", "eager"])
+def test_a_forward_derivative_passes_through_scale(execute):
+    """As in a Hessian times a vector."""
+    weight, loss_scaler = tf.Variable([1.0, 2.0]), LossScaler(Static(8.0))
+
+    @execute
+    def product():
+        with tf.autodiff.ForwardAccumulator(weight, tf.ones([2])) as accumulator:
+            with tf.GradientTape() as tape:
+                scaled = loss_scaler.scale(tf.reduce_sum(weight**3))
+            grads = tape.gradient(scaled, [weight])
+        return loss_scaler.unscale([accumulator.jvp(grads[0])])[0]
+
+    np.testing.assert_array_equal(product(), [6.0, 12.0])
+
+
 def test_dynamic_is_the_default():
     assert LossScaler().strategy == Dynamic()
     assert LossScaler().loss_scale.numpy() == 2.0**15

@@ -253,6 +253,24 @@ def test_a_stuck_loss_is_named():
         losses.check()
 
 
+@pytest.mark.parametrize("kinds", [(Dynamic(), Dynamic()), (NoScaling(), Dynamic())], ids=["moving", "one fixed"])
+def test_gradients_of_the_other_loss_are_refused_by_its_name(kinds):
+    weights, losses = [tf.Variable([1.0, 2.0], name="kernel")], PerLoss(dict(zip("ab", kinds, strict=True)))
+
+    @tf.function
+    def step(first, second):
+        with tf.GradientTape(persistent=True) as tape:
+            scaled = losses.scale({"a": tf.reduce_sum(weights[0] ** 2), "b": tf.reduce_sum(weights[0])})
+        grads = {"a": tape.gradient(scaled[first], weights), "b": tape.gradient(scaled[second], weights)}
+        return losses.apply(plain_descent, grads, weights).finite
+
+    with pytest.raises(InvalidArgument, match=r"^apply: loss 'a' was given gradients of loss 'b'"):
+        step("b", "a")
+    with pytest.raises(InvalidArgument, match=r"^apply: loss 'b' was given gradients of loss 'a'"):
+        step("a", "a")
+    assert step("a", "b")
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [

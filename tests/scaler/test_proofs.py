@@ -131,6 +131,23 @@ def test_a_learning_rate_that_the_proof_is_not_about_skips_the_step(execute):
         assert bool(step(tf.ones(2)).finite)
 
 
+@pytest.mark.parametrize("select", [False, True])
+@pytest.mark.parametrize("kind", [OPT.SGD, OPT.AdamW], ids=lambda kind: kind.__name__)
+def test_a_negative_rate_lets_no_weight_grow_by_its_decay(kind, select):
+    weight, optimizer = tf.Variable([1.0, 2.0]), kind(0.1, weight_decay=0.5)
+    loss_scaler = scaler.LossScaler(scaler.Static(1.0), select=select)
+    step = tf.function(lambda: loss_scaler.apply(optimizer, [tf.zeros(2)], [weight]))
+    assert bool(step().finite)
+    before = weight.numpy()
+    optimizer.learning_rate = -1.0
+    outcome = step()
+    assert not bool(outcome.finite)
+    assert "negative beside a weight decay" in loss_scaler.explain(outcome)
+    np.testing.assert_array_equal(weight, before)
+    optimizer.learning_rate = 0.1
+    assert bool(step().finite)
+
+
 def test_a_schedule_that_gives_nan_skips_its_steps():
     class Broken(OPT.schedules.LearningRateSchedule):
         def __call__(self, step):

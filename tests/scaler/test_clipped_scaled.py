@@ -1,0 +1,54 @@
+"""A graph warns, once, of scaled gradients that are clipped to a limit which does not move with the scale."""
+
+import warnings
+
+import pytest
+import tensorflow as tf
+from scaler_cases import plain_descent
+
+import scaler
+
+
+def global_norm(grads, limit):
+    return tf.clip_by_global_norm(grads, limit)[0]
+
+
+def each_norm(grads, limit):
+    return [tf.clip_by_norm(grad, limit) for grad in grads]
+
+
+def each_value(grads, limit):
+    return [tf.clip_by_value(grad, -limit, limit) for grad in grads]
+
+
+CLIPS = {"tf.clip_by_global_norm": global_norm, "tf.clip_by_norm": each_norm, "tf.clip_by_value": each_value}
+
+
+def taken(change, strategy=None, **arguments):
+    weights, loss_scaler = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)], scaler.LossScaler(strategy)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.add_n([tf.reduce_sum(weight**2) for weight in weights]))
+        grads = change(loss_scaler, tape.gradient(scaled, weights))
+        return loss_scaler.apply(plain_descent, grads, weights, **arguments).finite
+
+    return step()
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_a_constant_limit_of_scaled_gradients(name):
+    with pytest.warns(scaler.ScaleWarning, match=f"{name} limited these gradients while they carried") as said:
+        assert taken(lambda _, grads: CLIPS[name](grads, 1.0))
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("clip", CLIPS.values())
+def test_what_is_no_mistake(clip):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert taken(lambda own, grads: clip(grads, 1.0 * own.scale_of_gradients))
+        assert taken(lambda own, grads: clip(own.unscale(grads), 1.0), unscaled=True)
+        assert taken(lambda own, grads: clip(grads, 1024.0), scaler.Static(1024.0))
+        assert taken(lambda own, grads: grads, clip_norm=1.0)
