@@ -430,9 +430,9 @@ def test_layers_that_keras_numbers_anew_are_the_same(tmp_path):
     ("other", "named"),
     [
         ({"rate": 0.2}, r"settings: SGD\.learning_rate was 0\.1\d* and is 0\.2\d*\. The learning rate continues"),
-        ({"momentum": 0.5}, r"settings: SGD\.momentum was 0\.9 and is 0\.5\. A"),
-        ({"size": 2}, r"settings: batch\.batch_size was 4 and is 2\. A"),
-        ({"seed": 2}, r"settings: shuffle\.seed2 was 1 and is 2\. A"),
+        ({"momentum": 0.5}, r"settings: SGD\.momentum was 0\.9 and is 0\.5\. T"),
+        ({"size": 2}, r"settings: batch\.batch_size was 4 and is 2\. T"),
+        ({"seed": 2}, r"settings: shuffle\.seed2 was 1 and is 2\. T"),
     ],
     ids=str,
 )
