@@ -43,6 +43,8 @@ class Health:
         of_growth: How many of the skips followed a growth of the scale, and undid it.
         moved: The number of applied steps, including their micro-batches.
         unseen: How many of them have a loss that is not finite.
+        later: The skips after `step` without an applied step between, only those that a high scale does not explain if
+            there are any of these.
         often: If the other skips are too many: their number and that of all steps, in the second half; else None.
     """
 
@@ -54,6 +56,7 @@ class Health:
     of_growth: int = 0
     moved: int = 0
     unseen: int = 0
+    later: tuple[int, ...] = ()
     often: tuple[int, int] | None = None
 
 
@@ -78,11 +81,12 @@ def health(rows: Sequence[Mapping[str, Any]]) -> Health:
     step = None
     if streaks:
         step = (_telling(bad[-1]) if bad else streaks[-1][-1])["step"]
+    later = _later(bad[-1], step) if bad else ()
     if unseen and not bad:
         step = unseen[-1]
     skips = sum(len(streak) for streak in streaks)
     healthy = not bad and not unseen
-    return Health(step, healthy, skips, at_start, len(rows), len(grown), moved, len(unseen), often)
+    return Health(step, healthy, skips, at_start, len(rows), len(grown), moved, len(unseen), later, often)
 
 
 def _of_applied(rows: Sequence[Mapping]) -> tuple[int, list[int]]:
@@ -138,6 +142,12 @@ def _streaks(attempts: Sequence[Mapping]) -> list[list[Mapping]]:
 def _telling(streak: Sequence[Mapping]) -> Mapping:
     """The first skip that a high scale does not explain, or else the first: it is closest to the cause."""
     return next((row for row in streak if cause_name(row.get("cause")) not in _MEANT), streak[0])
+
+
+def _later(streak: Sequence[Mapping], step: int | None) -> tuple[int, ...]:
+    rest = [row for row in streak if step is not None and row["step"] > step]
+    strange = [row for row in rest if cause_name(row.get("cause")) not in _MEANT]
+    return tuple(row["step"] for row in strange or rest)
 
 
 def in_words(found: Health) -> str:

@@ -174,8 +174,8 @@ def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
         )
     if int(outcome.index) < 0:
         return (
-            f"The step was skipped because the learning rate of {optimizer} is NaN, infinite, so large that it can make "
-            "weights infinite, or negative beside a weight decay, although the gradients are finite. Look at the "
+            f"The step was skipped because the learning rate of {optimizer} is NaN, infinite, so large that it can "
+            "make weights infinite, or negative with a weight decay, although the gradients are finite. Look at the "
             "learning rate or its schedule."
         )
     value = "a NaN" if bool(outcome.has_nan) else "an infinity"

@@ -95,6 +95,32 @@ def nan_batch():
 
 
 @program(4)
+def nan_column():
+    """A column that is NaN in every example."""
+    x = inputs(16, 8)
+    x[:, 3] = np.nan
+    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(16, 1)), {}
+
+
+@program(12)
+def nan_batch_then_overflow():
+    """NaN in the third batch, and from the next on inputs whose exponentials float16 does not hold."""
+    x = inputs(64, 8) * 0.1
+    x[9, 3] = np.nan
+    x[12:] *= 400
+    exponential = keras.layers.Lambda(keras.ops.exp, name="exponential", dtype="mixed_float16")
+    return dense(plain(8, "first", activation="relu"), exponential, plain(1, "out")), squares, (x, inputs(64, 1)), {}
+
+
+@program(6)
+def nan_batches_then_fine():
+    """NaN in the third and the fourth batch."""
+    x = inputs(64, 8)
+    x[9, 3] = x[13, 2] = np.nan
+    return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(64, 1)), {}
+
+
+@program(4)
 def high_floor():
     """A scale with too high a floor."""
     strategy = scaler.Dynamic(initial_scale=2.0**24, min_scale=2.0**22, max_scale=2.0**24)

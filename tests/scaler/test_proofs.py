@@ -142,7 +142,7 @@ def test_a_negative_rate_lets_no_weight_grow_by_its_decay(kind, select):
     optimizer.learning_rate = -1.0
     outcome = step()
     assert not bool(outcome.finite)
-    assert "negative beside a weight decay" in loss_scaler.explain(outcome)
+    assert "negative with a weight decay" in loss_scaler.explain(outcome)
     np.testing.assert_array_equal(weight, before)
     optimizer.learning_rate = 0.1
     assert bool(step().finite)

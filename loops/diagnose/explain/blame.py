@@ -1,4 +1,4 @@
-"""Orders the remedies by what helped, and decides whether the batch or the weights are to blame."""
+"""Orders the remedies by what helped, and decides whether the batch, the dataset or the weights are to blame."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 import scaler
 from loops.diagnose.explain.attempts import Attempts
+from loops.diagnose.explain.examples import example_of
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.remedies import IN_PLACE, Kind, Proposal, Remedy, try_proposals
 from loops.diagnose.explain.since_checkpoint import try_since_checkpoint
@@ -101,13 +102,27 @@ def grown_through(remedies: list[Remedy]) -> str | None:
     return "learning rate" if Kind.LEARNING_RATE in helping else None
 
 
-def blame_of(remedies: list[Remedy], where: str | None, fits_at: float | None) -> str | None:
-    """Either "batch" or "weights", or None if neither is known to be at fault."""
+def blame_of(remedies: list[Remedy], where: str | None, fits_at: float | None, moment: Any = None) -> str | None:
+    """Either "batch", "dataset" or "weights", or None if none is known to be at fault.
+
+    Args:
+        remedies: The remedies that were tried.
+        where: Where the failure began.
+        fits_at: The loss scale at which the step is finite, or None.
+        moment: The run just before the step, whose batches are looked at if it began in the data.
+    """
     if where == "data":
-        return "batch"
+        return _of_data(remedies, moment)
     precision = any(one.helps and one.kind in IN_PLACE for one in remedies)
     if helped(remedies, Kind.ANOTHER_BATCH) and fits_at is None and not precision:
         return "batch"
     own = Kind.OWN_VARIABLES_CLEARED
     course = any(remedy.helps for remedy in remedies if remedy.since_checkpoint and remedy.kind is not own)
     return "weights" if where == "weights" or course else None
+
+
+def _of_data(remedies: list[Remedy], moment: Any) -> str | None:
+    if moment is None or example_of(moment.batch) is None:
+        # Finite values that became infinite in 16 bits: other batches may hold such values as well.
+        return "batch" if helped(remedies, Kind.ANOTHER_BATCH) else None
+    return "batch" if moment.next_batch is None or example_of(moment.next_batch) is None else "dataset"

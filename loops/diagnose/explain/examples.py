@@ -21,11 +21,37 @@ def example_of(batch: Any) -> int | None:
         values, examples = _by_example(part)
         if values is None or not is_measured(values.dtype):
             continue
-        wide = values.numpy().astype(np.complex128 if values.dtype.is_complex else np.float64)
-        bad = examples[~np.isfinite(wide.reshape(len(examples), -1)).all(axis=1)]
+        bad = examples[~np.isfinite(_wide(values).reshape(len(examples), -1)).all(axis=1)]
         if len(bad):
             return int(bad.min())
     return None
+
+
+def lost_columns(*batches: Any) -> tuple[tuple[int, int | None], ...]:
+    """The columns that are not finite in any example of these batches.
+
+    Args:
+        *batches: Batches of the same structure.
+
+    Returns:
+        For each the place of its part in the batch, and its position along the part's last axis; None for a part of one
+        value per example. Sparse and ragged parts have none.
+    """
+    found = []
+    for place, parts in enumerate(zip(*map(tf.nest.flatten, batches), strict=True)):
+        dense = all(isinstance(one, tf.Tensor) and one.shape.rank and is_measured(one.dtype) for one in parts)
+        if not dense or 0 in parts[0].shape:
+            continue
+        lost = [~np.isfinite(_wide(one).reshape(-1, one.shape[-1] if one.shape.rank > 1 else 1)) for one in parts]
+        if len({one.shape[1] for one in lost}) == 1 and sum(map(len, lost)):
+            columns = np.flatnonzero(np.concatenate(lost).all(axis=0)).tolist()
+            found += [(place, column if parts[0].shape.rank > 1 else None) for column in columns]
+    return tuple(found)
+
+
+def _wide(values: tf.Tensor) -> np.ndarray:
+    """The values in a dtype that NumPy knows."""
+    return values.numpy().astype(np.complex128 if values.dtype.is_complex else np.float64)
 
 
 def _by_example(part: Any) -> tuple[tf.Tensor | None, np.ndarray]:
@@ -81,6 +107,11 @@ def _alone(examples: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> i
             return None
         examples = failing
     return examples[0] if examples else None
+
+
+def several_examples(batch: Any) -> bool:
+    """Whether a batch of dense parts has more than one example."""
+    return _length(batch) > 1
 
 
 def _length(batch: Any) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.explain_step import explain_step
 from loops.diagnose.explain.explanation import Explanation
+from loops.diagnose.explain.second_fault import second_fault
 from loops.loop.loop import Loop
 from loops.record.log import read_log
 from loops.record.skips import SHARE, Health, health, in_words, what_is_wrong
@@ -50,7 +51,9 @@ def explain(
         loop: A new loop as the program creates it, with the run's `Checkpoint` among its actions. Nothing is written,
             and no action runs. The loop cannot be used afterwards.
         step: The number of the step, counted in batches from 1, as in the log. By default the step in which the last
-            problem in the log began; if the log shows none, the explanation says that the run is healthy.
+            problem in the log began; if the log shows none, the explanation says that the run is healthy. If that step
+            was skipped because of its batch, and steps after it in the same streak for another reason, it is the first
+            of these, and the sentence says both.
         run: The folder with the log `steps.jsonl`, if the loop has no `JsonLines`.
         progress: Called now and then with a text that says what is done.
 
@@ -74,7 +77,10 @@ def explain(
         at_least=_REPLAYED,
         progress=replay_progress(progress),
     )
-    explanation = explain_step(moment, attempt_progress(progress), remedies=found is None or not found.healthy)
+    count = attempt_progress(progress)
+    explanation = explain_step(moment, count, remedies=found is None or not found.healthy)
+    if found and found.later and explanation.where == "data":
+        explanation = second_fault(moment, explanation, found.later, count) or explanation
     return _with_health(explanation, found) if found else explanation
 
 

@@ -11,7 +11,7 @@ import keras
 import scaler
 from loops.diagnose.explain.attempts import Attempt, Attempts
 from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_order
-from loops.diagnose.explain.examples import example_of, example_to_blame
+from loops.diagnose.explain.examples import example_of, example_to_blame, lost_columns, several_examples
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.literals import literals_of
 from loops.diagnose.explain.lower_scales import fitting_scale, flushes
@@ -192,10 +192,10 @@ def _with_origin(
         line=seen.line(first.name),
         kind=first.problem,
         octaves_over=over,
-        blame=blame_of(remedies, where, known.fits_at),
+        blame=blame_of(remedies, where, known.fits_at, attempts.moment),
         grown_through=grown_through(remedies),
     )
-    known = dataclasses.replace(known, remedies=tuple(remedies))
+    known = dataclasses.replace(known, remedies=tuple(remedies), columns=_columns(known, attempts.moment))
     if not more:
         return known
     literals = literals_of(attempts, layers, known.layer) if known.layer and known.fits_at is None else ()
@@ -235,6 +235,14 @@ def _example(known: Explanation, attempts: Attempts) -> int | None:
     if found is None and known.where != "weights" and sought:
         found = example_to_blame(attempts, attempts.scanned_at or 1.0, several=several)
     return in_whole_batch(found, moment.batch, known.replicas, moment.replicas)
+
+
+def _columns(known: Explanation, moment: Any) -> tuple[tuple[int, int | None], ...]:
+    """The columns of the data that no example fills; with a single example they are only those of that example."""
+    if known.where != "data":
+        return ()
+    found = lost_columns(moment.batch, moment.next_batch) if known.blame == "dataset" else lost_columns(moment.batch)
+    return found if known.blame == "dataset" or several_examples(moment.batch) else ()
 
 
 def _with_variable(

@@ -64,7 +64,11 @@ class Explanation:
         literals: The constants of the layer that float16 cannot hold, if no loss scale helps.
         replicas: On several replicas, those whose share of the batch alone makes the step fail, counted from 0. The
             explanation is then about the first share. None on one device, or if nothing failed.
-        blame: "batch", "weights", or None if another batch was not tried or only the scale was to blame.
+        blame: "batch" if the next batch passes, or if this one holds a value that is not finite and the next does not;
+            "dataset" if both do; "weights" if they had diverged before; or None.
+        columns: The columns that are not finite in any example of the batch, nor, if the dataset is to blame, of the
+            next: for each the place of its part in the batch and its position along the part's last axis, which is
+            None for a part of one value per example.
         grown_through: What made the weights diverge: "weight decay" or "learning rate", if the steps since the
             checkpoint pass without it; else None.
         learning_rates: The learning rate before the replayed steps, and that of this step, if the second is not finite
@@ -103,6 +107,7 @@ class Explanation:
     literals: tuple[Literal, ...] = ()
     replicas: tuple[int, ...] | None = None
     blame: str | None = None
+    columns: tuple[tuple[int, int | None], ...] = ()
     grown_through: str | None = None
     learning_rates: tuple[float, float] | None = None
     sentence: str = ""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from loops.diagnose.explain.explanation import Explanation
+from loops.diagnose.explain.remedies import Kind
 
 _KINDS = {"inf": "an infinity", "nan": "a NaN"}
+_SOME = 3
+"""So many columns are named."""
 
 
 def describe(found: Explanation) -> str:
@@ -66,7 +69,7 @@ def _unseen(found: Explanation, at: str) -> str:
 
 def _origin(found: Explanation) -> str:
     line = f", at {found.line}" if found.line else ""
-    return f"{_began(found)} ({found.operation} {found.tensor!r}{line})"
+    return f"{began(found)} ({found.operation} {found.tensor!r}{line})"
 
 
 def _masked(found: Explanation) -> str:
@@ -77,7 +80,8 @@ def _masked(found: Explanation) -> str:
     return f" {count} of its tensors held infinities or NaN that had no effect{which}."
 
 
-def _began(found: Explanation) -> str:
+def began(found: Explanation) -> str:
+    """What became non-finite first, and where, as a clause."""
     kind = _KINDS[found.kind or "inf"]
     place = _place(found)
     if found.where == "data":
@@ -154,12 +158,35 @@ def _loss(found: Explanation) -> str:
 
 
 def _blame(found: Explanation) -> str:
-    blame = {
-        "batch": "The next batch passes with the same weights: check this batch.",
-        "weights": f"The weights had diverged before this step{_through(found)}.",
-        None: "",
-    }[found.blame]
-    return " ".join(part for part in (_shares(found), _alone(found), blame) if part)
+    blame = f"The weights had diverged before this step{_through(found)}." if found.blame == "weights" else ""
+    if found.blame == "batch" or found.where == "data":
+        blame = _batches(found)
+    return " ".join(part for part in (_shares(found), _alone(found), _columns(found), blame) if part)
+
+
+def _batches(found: Explanation) -> str:
+    """What the trial of the next batch says of this one."""
+    if found.blame == "dataset":
+        return "The next batch holds such values too: this is a fault of the dataset, not of one batch."
+    another = next((one for one in found.remedies if one.kind is Kind.ANOTHER_BATCH and one.tried), None)
+    if another is None:
+        return "Check this batch." if found.blame == "batch" else ""
+    if another.finite:
+        return "The next batch passes with the same weights: check this batch."
+    if found.blame == "batch":
+        return "The next batch is finite, but fails too: check this batch, which is not the only fault."
+    return "The next batch fails too."
+
+
+def _columns(found: Explanation) -> str:
+    if not found.columns:
+        return ""
+    named = [f"part {part}" if column is None else f"column {column} of part {part}" for part, column in found.columns]
+    more = f" and {len(named) - _SOME} more" if len(named) > _SOME else ""
+    names = f"{', '.join(named[:_SOME])}{more}"
+    verb = "is" if len(named) == 1 else "are"
+    which = "this batch or the next" if found.blame == "dataset" else "this batch"
+    return f"{names[0].upper()}{names[1:]}, counted from 0, {verb} not finite in any example of {which}."
 
 
 def _through(found: Explanation) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +14,7 @@ import scaler
 from loops.loop.loop import Loop
 from loops.loop.state.randomness import generators, set_generators
 from loops.loop.state.resources import StepResources
+from loops.record.log import difference
 from loops.run.rewind.batches import Batches
 from loops.run.rewind.run_to_step import run_to_step
 from loops.support.signals import deferred_signals
@@ -41,6 +44,8 @@ class Snapshot:
         set_generators(self._generators, kernels=self._kernels)
 
 
+_BEFORE = 3
+"""The number of batches before the step's that are also provided."""
 START = "start"
 """The mark in the batches where the replay began."""
 Undo = Callable[[], object]
@@ -104,7 +109,7 @@ class ReplayPoint:
         self.logged = next((row for row in rows if row["step"] == step), None)
         self.reproduced, self.comparable = True, True
         self.differs: str | None = None
-        self._start, self._batches = start, batches
+        self._start, self._batches, self._snapshot = start, batches, snapshot
         self._here = snapshot()
 
     def reset(self) -> None:
@@ -164,3 +169,64 @@ class ReplayPoint:
                 found.append({name: np.asarray(value) for name, value in outputs.items()})
                 signals.act()
             return found
+
+    def later_batches(self, last: int) -> Iterator[Any]:
+        """The batches of the steps from N+1 to `last`; fewer at the end of the data.
+
+        Raises:
+            LoopError: If the dataset cannot go back.
+        """
+        for step, batch in self._batches_to(last):
+            if step > self.step:
+                yield batch
+
+    def ahead(self, step: int) -> ReplayPoint:
+        """The run just before a later step, with the steps before it as the run took them.
+
+        This point cannot be used afterwards.
+
+        Args:
+            step: The number of the step, counted from 1.
+
+        Raises:
+            LoopError: If the dataset cannot go back.
+            OutOfData: If it ends before the step.
+        """
+        held = (batch for _, batch in self._batches_to(step - 1))
+        before = list(collections.deque(held, maxlen=batches_before(self.loop)))
+        with deferred_signals() as signals:
+            self._batches.go_back(START)
+            self._start.restore()
+            replayed = run_to_step(self.loop, self._batches, step - 1, signals)
+            point = ReplayPoint(
+                self.loop,
+                self._snapshot,
+                step=step,
+                start=self._start,
+                began_at=self.began_at,
+                batches=self._batches,
+                before=before,
+                rows=self.rows,
+            )
+            if point.logged is not None:
+                replayed[step] = point.outputs()
+            signals.act()
+        differs = difference(self.rows, replayed)
+        if differs is not None:
+            point.reproduced, point.comparable = False, differs.known
+            point.differs = self.differs or f"{differs.sentence[0].upper()}{differs.sentence[1:]}."
+        return point
+
+    def _batches_to(self, last: int) -> Iterator[tuple[int, Any]]:
+        """The numbers and the batches of the steps from where the replay began."""
+        self._batches.go_back(START)
+        for step in range(self.began_at + 1, last + 1):
+            batch = self._batches.next()
+            if batch is None:
+                return
+            yield step, batch
+
+
+def batches_before(loop: Loop) -> int:
+    """How many batches before the step's a `ReplayPoint` has: at least all of its window."""
+    return max(_BEFORE, getattr(loop.train_step, "accumulate", 1) - 1)

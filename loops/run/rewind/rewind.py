@@ -23,7 +23,7 @@ from loops.loop.state.state import RunState
 from loops.record.jsonl import JsonLines
 from loops.record.log import difference, read_log
 from loops.run.rewind.batches import Batches, writing_positions
-from loops.run.rewind.replay_point import START, ReplayPoint, Snapshot
+from loops.run.rewind.replay_point import START, ReplayPoint, Snapshot, batches_before
 from loops.run.rewind.run_to_step import run_to_step
 from loops.run.rewind.stored_batches import caveats_of_data, stored_by
 from loops.support.checks import check_count
@@ -33,8 +33,6 @@ from loops.support.text import amount
 
 _FEW = 100
 """So many steps are quickly repeated from the beginning."""
-_BEFORE = 3
-"""The number of batches before the step's that are also provided."""
 _MIDDLE = "before"
 """The mark ahead of these batches."""
 
@@ -95,7 +93,7 @@ def rewind(
             if progress:
                 progress(done - began_at, step - 1 - began_at)
 
-        middle = max(began_at, step - 1 - max(_BEFORE, _window(loop) - 1))
+        middle = max(began_at, step - 1 - batches_before(loop))
         replayed = run_to_step(loop, batches, middle, signals, report)
         if middle > began_at:
             batches.mark(_MIDDLE)

@@ -167,3 +167,13 @@ def test_how_many_losses_cannot_be_seen_is_said():
     assert what_is_wrong(health(unseen(".x..", [1]))) == (
         "1 of the 3 applied steps in the log has a loss that is not finite."
     )
+
+
+def test_the_later_skips_of_a_streak():
+    """Those that a high scale does not explain, if there are any."""
+    rows = log("x....xxxx..x.")
+    rows[5]["cause"] = "LOSS"
+    assert (health(rows).step, health(rows).later) == (6, (7, 8, 9))
+    rows[7]["cause"] = "LOSS"
+    assert (health(rows).step, health(rows).later) == (6, (8,))
+    assert health(log("..xx....")).later == ()

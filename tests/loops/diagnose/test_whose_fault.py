@@ -1,0 +1,141 @@
+"""Whose fault a bad batch is: of itself, of the dataset, or not of it alone. Nothing is said of what was not tried."""
+
+import math
+import types
+
+import numpy as np
+import planted
+import pytest
+import tensorflow as tf
+
+from loops.diagnose.explain.blame import blame_of
+from loops.diagnose.explain.examples import lost_columns
+from loops.diagnose.explain.explanation import Explanation
+from loops.diagnose.explain.remedies import Kind, Remedy
+from loops.diagnose.explain.second_fault import step_with_finite_batches
+from loops.diagnose.explain.sentence import describe
+from loops.observe import explain
+
+GOOD = (tf.ones([3, 2]), tf.ones([3]))
+BAD = (tf.constant([[1.0, 1.0], [1.0, math.nan], [1.0, 1.0]]), tf.ones([3]))
+PASSES = "The next batch passes with the same weights"
+
+
+def another(finite, tried=True):
+    return Remedy(Kind.ANOTHER_BATCH, "another batch", tried, finite, 1.0, "", helps=finite)
+
+
+def of_data(remedies, blame, **fields):
+    return describe(
+        Explanation(1, True, None, "loss", where="data", kind="nan", remedies=tuple(remedies), blame=blame, **fields)
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "following", "remedies", "blame", "said"),
+    [
+        (BAD, GOOD, [another(True)], "batch", f"{PASSES}: check this batch."),
+        (BAD, GOOD, [another(False)], "batch", "fails too: check this batch, which is not the only fault."),
+        (BAD, GOOD, [another(False, tried=False)], "batch", "Check this batch."),
+        (BAD, None, [], "batch", "Check this batch."),
+        (BAD, BAD, [another(False)], "dataset", "this is a fault of the dataset, not of one batch."),
+        # Finite values that 16 bits make infinite.
+        (GOOD, GOOD, [another(True)], "batch", f"{PASSES}: check this batch."),
+        (GOOD, GOOD, [another(False)], None, "The next batch fails too."),
+        (GOOD, None, [], None, ""),
+    ],
+)
+def test_what_is_said_of_the_next_batch_is_what_its_trial_showed(batch, following, remedies, blame, said):
+    moment = types.SimpleNamespace(batch=batch, next_batch=following)
+    assert blame_of(remedies, "data", None, moment) == blame
+    sentence = of_data(remedies, blame)
+    assert said in sentence
+    assert (PASSES in sentence) == any(one.finite for one in remedies)
+
+
+def test_columns_that_no_example_fills():
+    x = np.ones([4, 3], np.float32)
+    x[:, 1] = np.nan
+    images = np.ones([4, 2, 2, 3], np.float32)
+    images[..., 2] = np.inf
+    whole = np.full([4], np.nan, np.float32)
+    batch = tuple(map(tf.constant, (x, images, whole, np.arange(4))))
+    assert lost_columns(batch) == ((0, 1), (1, 2), (2, None))
+    assert lost_columns(batch, (tf.ones([2, 3]), *batch[1:])) == ((1, 2), (2, None))
+    assert lost_columns((tf.zeros([0, 3]), tf.zeros([4, 0]), tf.constant(1.0), tf.sparse.eye(3))) == ()
+
+
+def test_columns_in_a_sentence():
+    assert "Column 3 of part 0, counted from 0, is not finite in any example of this batch or the next." in of_data(
+        [another(False)], "dataset", columns=((0, 3),)
+    )
+    several = of_data([another(True)], "batch", columns=((0, 3), (0, 4), (1, None), (2, 0), (2, 1)))
+    assert "Column 3 of part 0, column 4 of part 0, part 1 and 2 more, counted from 0, are not" in several
+    assert "in any example of this batch." in several
+
+
+@pytest.mark.parametrize(
+    ("batches", "later", "step"),
+    [
+        ({4: GOOD, 5: GOOD}, (4, 5), 4),
+        ({4: BAD, 5: BAD, 6: GOOD}, (4, 5, 6), 6),
+        ({4: BAD, 5: BAD}, (4, 5), None),
+        # The only skips that a high scale does not explain.
+        ({4: GOOD, 5: GOOD, 6: GOOD}, (6,), 6),
+        # Windows of two: all batches of one have to be finite.
+        ({4: BAD, 5: GOOD, 6: GOOD, 7: GOOD}, (5, 7), 7),
+    ],
+)
+def test_the_first_later_step_whose_batches_are_finite(batches, later, step):
+    attempts = [3, *(later if 7 in batches else batches)]
+    moment = types.SimpleNamespace(
+        step=3,
+        rows=[{"step": number, "attempted": number in attempts} for number in (3, *batches)],
+        later_batches=lambda last: (batches[number] for number in range(4, last + 1)),
+    )
+    assert step_with_finite_batches(moment, later) == step
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory):
+    """The explanation of a planted run."""
+
+    def of(name, **options):
+        run = tmp_path_factory.mktemp(name)
+        build = getattr(planted, name)
+        build(run).run(planted.STEPS[name])
+        return explain(build(run), **options)
+
+    return of
+
+
+@pytest.mark.slow
+def test_a_column_that_is_nan_in_every_example_is_a_fault_of_the_dataset(explained):
+    found = explained("nan_column")
+    assert (found.step, found.blame, found.columns) == (1, "dataset", ((0, 3),))
+    assert PASSES not in found.sentence
+    assert "a fault of the dataset" in found.sentence
+
+
+@pytest.mark.slow
+def test_a_second_fault_in_the_same_streak_is_explained(explained):
+    """The bad batch cost one step, what follows the run."""
+    found = explained("nan_batch_then_overflow")
+    assert (found.step, found.layer, found.where, found.reproduced) == (4, "exponential", "forward", True)
+    assert (
+        "Step 3, where the streak of these 9 further skips began, was skipped for another reason: the batch held a"
+        in (found.sentence)
+    )
+
+
+@pytest.mark.exhaustive
+def test_a_bad_batch_that_was_asked_for_is_not_the_only_fault(explained):
+    found = explained("nan_batch_then_overflow", step=3)
+    assert (found.step, found.where, found.blame) == (3, "data", "batch")
+    assert "which is not the only fault" in found.sentence
+
+
+@pytest.mark.exhaustive
+def test_two_bad_batches_in_a_row_have_no_second_fault(explained):
+    found = explained("nan_batches_then_fine")
+    assert (found.step, found.where, found.blame, found.columns) == (3, "data", "dataset", ())
