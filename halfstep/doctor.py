@@ -42,11 +42,11 @@ def run(options: argparse.Namespace) -> None:
 
 def _examine_machine(options: argparse.Namespace) -> None:
     from loops.diagnose.doctor.gpu import about_gpus
-    from loops.diagnose.doctor.machine import examine
+    from loops.diagnose.doctor.machine import measure_machine
     from loops.diagnose.doctor.namesakes import namesakes
     from loops.diagnose.doctor.surroundings import surroundings
 
-    found = {**examine(), "gpus": about_gpus(surroundings()), "namesakes": namesakes()}
+    found = {**measure_machine(), "gpus": about_gpus(surroundings()), "namesakes": namesakes()}
     if options.json:
         print(json.dumps(found, indent=2))
         return
@@ -76,7 +76,9 @@ def _examine_model(options: argparse.Namespace) -> None:
         check_picture(options.out)
     with tempfile.TemporaryDirectory(prefix="halfstep-doctor-") as folder, working("doctor", moving=False) as progress:
         built = called(options.model, pathlib.Path(folder), option="--model")
-        found = diagnosis.examine(built, f"--model {options.model}", seconds=diagnosis.SECONDS, progress=progress)
+        found = diagnosis.diagnose_built(
+            built, f"--model {options.model}", seconds=diagnosis.SECONDS, progress=progress
+        )
     print(to_json(found.as_dict()) if options.json else text(found, width()))
     if options.out is not None:
         write_picture(found.footprints, options.out)

@@ -94,8 +94,7 @@ class LossScaler(tf.Module):
     ):
         super().__init__(name=name)
         check_flag("sum_duplicates", sum_duplicates)
-        if select is not None:
-            check_flag("select", select)
+        choose.check_select(select)
         self.sum_duplicates, self.select = sum_duplicates, select
         self.strategy: Strategy = Dynamic() if strategy is None else strategy
         require_strategy(self.strategy)
@@ -368,7 +367,7 @@ class LossScaler(tf.Module):
 
         decision = gate.decide(
             gradients.matching([grads[i] for i in positions], target.updated),
-            _carried_by(unscaled, loss_scale),
+            carried.divisor(unscaled),
             carried.loss_finite,
             rollback,
             tf.convert_to_tensor(when),
@@ -379,15 +378,7 @@ class LossScaler(tf.Module):
         skip = decision.skip
         if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
-        return Outcome(
-            finite=decision.finite,
-            loss_scale=loss_scale,
-            grad_norm=decision.norm,
-            clipped_norm=decision.clipped_norm,
-            **skip._asdict(),
-            replica=tf.constant(-1) if decision.replica is None else decision.replica,
-            names_from=tf.constant(names_from()),
-        )
+        return decision.outcome(skip, loss_scale, names_from())
 
     def may_diagnose(self) -> bool:
         """Whether `apply(diagnose=...)` is worth its price in the function that is traced now.
@@ -566,9 +557,3 @@ class LossScaler(tf.Module):
 
 
 _MAKE_ANEW = "Create the optimizer, the step and any MasterWeights again, or compile the model again."
-
-
-def _carried_by(unscaled: bool | tf.Tensor, loss_scale: tf.Tensor) -> tf.Tensor:
-    if isinstance(unscaled, bool):
-        return tf.constant(1.0) if unscaled else loss_scale
-    return tf.where(unscaled, 1.0, loss_scale)

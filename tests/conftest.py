@@ -3,13 +3,18 @@
 import contextlib
 import gc
 import os
+import pathlib
 import signal
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Consoles of tests are terminals that can move a cursor, also where the tests run without one.
 os.environ["TERM"] = "xterm"
 # pytest-xdist tells its processes how wide the terminal is, and nobody asked them to write for one.
 os.environ.pop("COLUMNS", None)
+
+# What tests of one folder share, those of others may import.
+sys.path += [str(pathlib.Path(__file__).parent / folder) for folder in ("distributed", "scaler")]
 
 import hypothesis
 import keras
@@ -64,12 +69,17 @@ def pytest_report_header():
 def pytest_collection_modifyitems(config, items):
     """Marks the parameters that `slow_with` and `exhaustive_with` name, before `-m` chooses."""
     if config.getoption("--select"):
-        items[:] = [item for item in items if not item.get_closest_marker("second_look")]
+        items[:] = [item for item in items if not item.get_closest_marker("second_look") and not _is_eager(item)]
     for item in items:
         for tier in TIERS:
             named = [name for mark in item.iter_markers(f"{tier}_with") for name in mark.args]
             if named and item.nodeid.partition("[")[2][:-1] in named:
                 item.add_marker(tier)
+
+
+def _is_eager(item):
+    """Whether a parameter says that the test runs without a graph, where nothing selects."""
+    return "eager" in item.nodeid.partition("[")[2].rstrip("]").split("-")
 
 
 def pytest_collection_finish(session):

@@ -1,4 +1,4 @@
-"""Strategies on logical CPUs: one for each number of replicas, and as many more as a process makes."""
+"""Strategies on logical CPUs, one for each number of replicas and as many more as a process makes, and their values."""
 
 import functools
 import itertools
@@ -29,3 +29,10 @@ def let_strategies_follow_each_other():
 def mirrored(replicas):
     """One strategy for each number of replicas, made once."""
     return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+
+
+def one_for_each(strategy, values):
+    """A value of which each replica has its own: that of its number."""
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: values[context.replica_id_in_sync_group]
+    )

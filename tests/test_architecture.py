@@ -37,6 +37,7 @@ def imported(path, package):
             yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith(f"{package}."))
 
 
+@functools.cache
 def arrows(package):
     return {(room, other) for room, path in files(package) for other in imported(path, package) if other != room}
 

@@ -60,7 +60,7 @@ def test_a_benchmark_prints_figures_and_what_they_come_from(name):
             assert case["state"] >= 4 + 8  # A float32 weight and Adam's two slots.
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_was_found_is_kept_in_a_file(tmp_path):
     run("all.py", "--only", "gate", "--quick", "--out", str(tmp_path))
     (path,) = tmp_path.glob("*.json")

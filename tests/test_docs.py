@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from markdown_blocks import python_blocks, run_blocks
+from worker_cases import configuration, free_ports
 
 import halfstep as cli
 import loops
@@ -106,9 +107,6 @@ def test_every_action_is_in_the_table():
 @pytest.mark.slow
 def test_replicas_and_workers_are_as_shown(tmp_path):
     """Two programs: one on two devices, one as two workers."""
-    sys.path.insert(0, str(pathlib.Path(__file__).parent / "distributed"))
-    from worker_cases import configuration, free_ports
-
     blocks = python_blocks((DOCS / "distribution.md").read_text(encoding="utf-8"))
     path = os.pathsep.join([str(pathlib.Path(scaler.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     ports = free_ports(2)
@@ -206,7 +204,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_doctor_prints_what_its_page_shows(tmp_path):
     """But for times and what follows from them, which no two runs share.
 

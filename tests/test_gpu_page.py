@@ -63,6 +63,12 @@ def test_all_passed_is_status_0(main):
     status, page = main("""-c 'print("{\\"figures\\": [], \\"cases\\": {}}")'""")
     assert status == 0
     assert "FAILED" not in page
+    assert "stood in" not in page
+
+
+def test_a_page_of_cpus_says_that_its_figures_are_no_gpus(modules):
+    found = Surroundings(build={}, version="2.21.0", card=False, driver=None, gpus=[])
+    assert "CPUs stood in for GPUs" in modules[0].page("CPUs", found, [], True)
 
 
 @pytest.mark.parametrize(

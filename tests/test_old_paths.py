@@ -1,11 +1,11 @@
 """Guards that modules are still found where they were: the same modules, with one warning that names the new path."""
 
 import importlib
-import subprocess
 import sys
 import warnings
 
 import pytest
+from processes import start
 
 import halfstep
 import loops
@@ -31,13 +31,23 @@ def test_an_old_path_is_the_new_module_and_warns_once(old, monkeypatch):
     assert new.__name__ == new.__spec__.name == MOVED[old]
 
 
-def test_the_warning_is_of_the_line_that_imports():
-    code = "import loops; loops.views.plots.loss\nfrom loops.plots import loss\n"
-    code += "from loops.workers.join import join_workers\n"
-    code += "assert join_workers is loops.join_workers and loss is loops.plots.loss"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    said = [line for line in done.stderr.splitlines() if "DeprecationWarning" in line]
+USES_OLD_NAMES = """import loops; loops.views.plots.loss
+from loops.plots import loss
+from loops.workers.join import join_workers
+assert join_workers is loops.join_workers and loss is loops.plots.loss"""
+
+
+def use_old_names(place):
+    with place.open("w") as sys.stderr:
+        exec(compile(USES_OLD_NAMES, "<string>", "exec"), {"__name__": "__main__"})
+
+
+def test_the_warning_is_of_the_line_that_imports(tmp_path):
+    place = tmp_path / "errors.txt"
+    process = start(use_old_names, place)
+    process.join(300)
+    assert process.exitcode == 0, place.read_text()[-2000:]
+    said = [line for line in place.read_text().splitlines() if "DeprecationWarning" in line]
     assert said == [
         "<string>:2: DeprecationWarning: loops.plots has moved: import loops.views.plots.",
         "<string>:3: DeprecationWarning: loops.workers has moved: import loops.loop.workers.",

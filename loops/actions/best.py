@@ -46,6 +46,9 @@ class Best:
         self._evaluate, self._metric, self._mode, self._min_delta = evaluate, metric, mode, float(min_delta)
         self.value: float | None = None
         self.step = self.since = self._seen = 0
+        # Another min_delta goes on with the best result: it was one.
+        known = f"{mode} {metric} of {evaluate.name}"
+        self.state_keys = [f"{known}, by {self._min_delta!r}", known]
 
     def check(self, loop: Loop, user: str) -> None:
         """Makes sure that the evaluation belongs to the loop.
@@ -60,7 +63,7 @@ class Best:
 
     def look(self) -> None:
         """Reads a new result, if there is one."""
-        if self._evaluate.step == self._seen:
+        if self._evaluate.step == self._seen or self._metric not in self._evaluate.results:
             return
         self._seen = self._evaluate.step
         result, sign = self._evaluate.results[self._metric], 1 if self._mode == "min" else -1

@@ -14,9 +14,9 @@ from loops.actions.best import Best
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.state import folder
 from loops.loop.state.common import Found, newest_common, place
-from loops.loop.state.identity import check_identity, check_layout
+from loops.loop.state.identity import check_identity
 from loops.loop.state.settings import differences
-from loops.loop.state.variables import layout
+from loops.loop.state.values import NoText, exact
 from loops.loop.workers.workers import Workers
 from loops.support.checks import check_count
 from loops.support.errors import CheckpointError, ResumeWarning
@@ -66,10 +66,11 @@ class Checkpoint:
         best: A metric whose best step is also kept. At each improvement the step is saved, then copied into the folder
             `best` in the directory. The previous copy is removed only once the new one is complete, so there is always
             a best one. A run can resume from `best` like from any folder of checkpoints.
-        run: Names and JSON values by which this run differs from others, such as its seed. The optimizer, the scaling
-            strategy, the shapes of variables and of batches of a fixed size (`drop_remainder=True`) and the number of
-            replicas are compared anyway. If your own step resumes with other settings of its optimizer, or any run with
-            another batch size or seed of its dataset, a `ResumeWarning` says so.
+        run: Names and values by which this run differs from others, such as its seed: numbers, text, paths, dates,
+            enums, arrays, dataclasses, and lists, sets and dicts of them. The optimizer, the scaling strategy, the
+            shapes of variables and of batches of a fixed size (`drop_remainder=True`) and the number of replicas are
+            compared anyway. If your own step resumes with other settings of its optimizer, or any run with another
+            batch size or seed of its dataset, a `ResumeWarning` says so.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -99,9 +100,11 @@ class Checkpoint:
             raise scaler.InvalidArgument(
                 f"Checkpoint(run={run!r}): expected a dict of names and values, such as {{'seed': 0}}."
             )
-        self._keep, self._resume, self._run, self._best = int(keep), bool(resume), dict(run or {}), best
+        self._keep, self._resume, self._best = int(keep), bool(resume), best
+        self._run = _said(run or {})
         if best:  # Its state is saved with that of the actions.
             self.save_state, self.load_state = best.save_state, best.load_state
+            self.state_keys, self.state_of = best.state_keys, best
         self._loop: Loop | None = None
         self._manager: tf.train.CheckpointManager | None = None
         self._saved_at: int | None = None
@@ -132,10 +135,10 @@ class Checkpoint:
             # A position that cannot be saved is restored by skipping, in the first iterator: a probe would make it.
             loop.position.problem = facts["data"]["problem"] if facts else None
             self._make_folder(loop)
-        state = loop.state(identity)
+        state = loop.state(identity, folder=self.directory)
         checkpoint = tf.train.Checkpoint(**state.trackables())
         if number is not None:
-            check_layout(path, facts["variables"], layout(state.groups))
+            state.check(path, facts)
             different = differences(facts.get("settings", {}), state.settings)
             if different:
                 warnings.warn(
@@ -254,3 +257,15 @@ class Checkpoint:
                 "as they were: make room, then run again with resume=True (on the command line --resume)."
             ) from error
         self._saved_at = number
+
+
+def _said(run: Mapping[str, object]) -> dict:
+    """What `run=` says, as JSON."""
+    try:
+        return exact(run)
+    except NoText as error:
+        raise scaler.InvalidArgument(
+            f"Checkpoint(run=...): it holds {str(error.args[0])[:100]!r}, which another process cannot tell from "
+            "others. Expected numbers, text, paths, dates, enums, arrays, dataclasses, and lists, sets and dicts of "
+            "them. Give its name or its version as text."
+        ) from None

@@ -33,6 +33,7 @@ class EarlyStop:
             )
         check_count(f"EarlyStop(patience={patience!r})", patience)
         self._best, self._patience = best, patience
+        self.state_keys, self.state_of = best.state_keys, best
 
     @property
     def stopped(self) -> str | None:

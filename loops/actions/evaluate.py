@@ -67,6 +67,11 @@ class Evaluate:
         """The keys of `results`."""
         return [metric.name for metric in self._metrics]
 
+    @property
+    def state_keys(self) -> list[str]:
+        """What its results are known by in a checkpoint."""
+        return [f"{self.name}: {', '.join(self.metric_names)}", self.name]
+
     def next_visit(self, done: int) -> int | None:
         """The next step after `done` at which the action is due; None for a cadence in seconds."""
         return self._cadence.next_visit(done)
@@ -115,7 +120,9 @@ class Evaluate:
     def load_state(self, value: dict) -> None:
         """Restores what `save_state` returned."""
         self.step = value["step"]
-        self.results = {name: float(result) for name, result in value["results"].items()}
+        # A metric that it no longer has is not measured again.
+        saved = value["results"]
+        self.results = {name: float(saved[name]) for name in self.metric_names if name in saved}
 
     def _update_metrics(self, batch: Any) -> None:
         x, y, sample_weight = parts(batch, "Evaluate")

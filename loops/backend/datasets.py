@@ -6,6 +6,9 @@
     _count                     of Repeat, ShuffleAndRepeat                  absent: the same
     _filename                  of Cache                                     absent: the same
     _deterministic             of ParallelMap, ParallelBatch, ParseExample  absent: the same; no order is assumed
+    _batch_size, _buffer_size  of Batch, Shuffle and others                 absent: a change of it is not noticed
+    _num_shards, _index        of Shard                                     absent: the same
+    _count                     of Skip, Take                                absent: the same
 
 A dataset's inputs and functions are found among its attributes by their type, whatever their names.
 """

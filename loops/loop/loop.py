@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pathlib
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -22,12 +23,14 @@ from loops.loop.outputs import Outputs, scalars_and_vectors
 from loops.loop.pace import Pace
 from loops.loop.replicate import check_batches, replicate
 from loops.loop.signature import taking_batches
-from loops.loop.state.held import Held, held_by
+from loops.loop.state.actions import ActionStates
 from loops.loop.state.identity import identity
 from loops.loop.state.kernels import caveats as kernels_of
 from loops.loop.state.position import Position
+from loops.loop.state.resources import StepResources, resources_of
 from loops.loop.state.settings import settings
 from loops.loop.state.state import RunState
+from loops.loop.state.trainable import trainable_flags
 from loops.loop.state.variables import variable_groups
 from loops.loop.unseen import UnseenLosses
 from loops.loop.visit import Action, Visit
@@ -38,7 +41,7 @@ from loops.support.checks import check_count
 from loops.support.errors import OutOfData
 from loops.support.signals import Deferred, deferred_signals
 from loops.support.written.acting import enter, named, place_of
-from loops.support.written.held import HeldPlaces
+from loops.support.written.run_locks import RunLocks
 
 
 class Loop:
@@ -115,7 +118,7 @@ class Loop:
         check_jit_compile(jit_compile)
         self._stopped_elsewhere: str | None = None
         self._contradicted = False
-        self._looked_at: tuple[tf.types.experimental.ConcreteFunction, Held] | None = None
+        self._looked_at: tuple[tf.types.experimental.ConcreteFunction, StepResources] | None = None
         self._unseen = UnseenLosses()
         loss_scaler = getattr(train_step, "loss_scaler", None)
         self.train_step = train_step
@@ -185,22 +188,31 @@ class Loop:
             run=run,
         )
 
-    def state(self, identity: Mapping[str, object], *, actions: Iterable[Action] | None = None) -> RunState:
+    def state(
+        self,
+        identity: Mapping[str, object],
+        *,
+        actions: Iterable[Action] | None = None,
+        folder: pathlib.Path = pathlib.Path(),
+    ) -> RunState:
         """Everything a resumed run needs. Traces the train step, which creates all of its variables.
 
         Args:
             identity: From `identity`; saved with the state.
             actions: Those whose state is saved; by default the loop's.
+            folder: Of the checkpoints; the paths of actions are also saved relative to it.
         """
         step = self._call.trace()
+        groups = variable_groups(self.train_step, step)
         return RunState(
-            groups=variable_groups(self.train_step, step),
+            groups=groups,
             held=self._held(step),
             counters=self._counters,
             position=self.position,
-            actions=self.actions if actions is None else actions,
+            actions=ActionStates(self.actions if actions is None else actions, folder),
             identity=identity,
             settings=settings(self.train_step, self.position.dataset),
+            trainable=trainable_flags(self.train_step, groups),
             loss_scaler=self._loss_scaler,
         )
 
@@ -210,17 +222,17 @@ class Loop:
         held = self._held(step)
         return [*self.position.caveats, *hidden_generators(), *kernels_of(step, held.called), *held.caveats]
 
-    def _held(self, step: tf.types.experimental.ConcreteFunction) -> Held:
+    def _held(self, step: tf.types.experimental.ConcreteFunction) -> StepResources:
         """What a trace of the step holds in tables and iterators; cached, since their buffers may be large."""
         if self._looked_at is None or self._looked_at[0] is not step:
-            self._looked_at = step, held_by(step)
+            self._looked_at = step, resources_of(step)
         return self._looked_at[1]
 
-    def _hold(self, stack: contextlib.ExitStack) -> HeldPlaces:
+    def _hold(self, stack: contextlib.ExitStack) -> RunLocks:
         """Locks what this run writes until the stack ends. Worker 0 holds the locks for all workers."""
         writers = [(type(action).__name__, place) for action in self.actions if (place := place_of(action))]
         with self.workers.all_or_none("write what it is to write"):
-            return stack.enter_context(HeldPlaces(writers if self.workers.index == 0 else []))
+            return stack.enter_context(RunLocks(writers if self.workers.index == 0 else []))
 
     def run(self, steps: int) -> Counters:
         """Runs until `steps` batches have been taken since the loop was made; a second call goes on from the first.
@@ -349,7 +361,7 @@ class Loop:
         if stopped_by is not None and not self.stopped:
             self._stopped_elsewhere = f"an action on worker {stopped_by} ended the run"
 
-    def _act(self, visit: Visit, held: HeldPlaces) -> Exception | None:
+    def _act(self, visit: Visit, held: RunLocks) -> Exception | None:
         """Calls every action, those with `last` after the others, and returns the first error."""
         first = None
         for action in sorted(self.actions, key=lambda action: bool(getattr(action, "last", False))):

@@ -64,5 +64,6 @@ class Pace:
         last = min(goal, done + self.steps)
         if self.chooses:
             asked = (action.next_visit(done) for action in actions if hasattr(action, "next_visit"))
-            last = min([last, *(step for step in asked if step is not None)])
+            # A call of no steps would never end the run.
+            last = min([last, *(step for step in asked if step is not None and step > done)])
         return last - done

@@ -16,8 +16,8 @@ import numpy as np
 
 import scaler
 from loops.loop.visit import Visit
-from loops.record.trace.measured import columns_of
 from loops.record.trace.tensors import Tensor, tensors_of
+from loops.record.trace.visit_columns import columns_of
 from loops.support.errors import DivergenceWarning, ResumeWarning
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from loops.loop.visit import Visit
-from loops.record.columns import cause_name
+from loops.record.columns import cause_names
 from loops.record.lines import StepLines
 from loops.step.train_step import TrainStep
 from loops.support.json_values import row_of, without_nan
@@ -45,7 +45,7 @@ class JsonLines(StepLines):
         columns = {name: values.tolist() for name, values in visit.outputs.items()}
         if isinstance(self._train_step, TrainStep):
             paths = [variable.path for variable in self._train_step.model.trainable_variables]
-            columns["cause"] = [cause_name(value) or None for value in columns["cause"]]
+            columns["cause"] = cause_names(visit.outputs["cause"])
             columns["variable"] = [paths[value] if value >= 0 else None for value in columns["variable"]]
         lines = []
         for row in self._cadence.rows(visit):

@@ -9,7 +9,7 @@ from typing import IO
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
 from loops.support.errors import BadOutputs, ResumeWarning
-from loops.support.written.appended import Appended
+from loops.support.written.append_file import AppendFile
 from loops.support.written.place import Place, as_path, writing
 
 
@@ -36,7 +36,7 @@ class StepLines:
         self._cadence = Cadence(type(self).__name__, every)
         self._step = self._line = 0
         self._goes_on = False
-        self._file: Appended | None = None
+        self._file: AppendFile | None = None
 
     def save_state(self) -> dict[str, int]:
         """The last step of the run and the step of the last line, for a `Checkpoint`."""
@@ -49,12 +49,8 @@ class StepLines:
             value: From `save_state`; in an older checkpoint only the last step.
         """
         saved = {"step": value, "line": 0} if isinstance(value, int) else value
-        self._step, self._line, self._goes_on = saved["step"], saved["line"], True
-        found = 0
-        if self.path.exists():
-            with self.path.open("rb+") as file:
-                end, found = self._whole(file)
-                file.truncate(end)
+        self._step, self._line = saved["step"], saved["line"]
+        found = self._cut()
         if found < self._line:
             warnings.warn(
                 f"{self.path}: its lines end at step {found}, but the run had written them up to step {self._line}: "
@@ -63,9 +59,34 @@ class StepLines:
                 stacklevel=2,
             )
 
+    def load_no_state(self, step: int) -> None:
+        """Has the next run go on after a step whose checkpoint knows nothing of the file, and warns of that.
+
+        The run was saved without this action, or with another path.
+        """
+        self._step = step
+        self._line = found = self._cut()
+        lines = f"the lines up to step {found} are kept" if found else "it has no line of a step before"
+        warnings.warn(
+            f"{self.path}: the checkpoint of step {step} was saved without it: {lines}, and the file goes on with "
+            f"step {step + 1}.",
+            ResumeWarning,
+            stacklevel=2,
+        )
+
+    def _cut(self) -> int:
+        """Keeps the file's lines up to the last step of the run, and returns the step of the last of them."""
+        self._goes_on = True
+        if not self.path.exists():
+            return 0
+        with self.path.open("rb+") as file:
+            end, found = self._whole(file)
+            file.truncate(end)
+        return found
+
     def __enter__(self) -> StepLines:
         with writing(type(self).__name__, self.path):
-            self._file = Appended(self.path, None if self._goes_on else 0)
+            self._file = AppendFile(self.path, None if self._goes_on else 0)
         self._goes_on = True
         return self
 

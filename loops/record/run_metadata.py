@@ -30,8 +30,9 @@ def metadata_of(folder: pathlib.Path) -> RunMetadata:
     """
     summary = read_summary(folder) or {}
     versions = summary.get("digest_depends_on")
-    saved = _newest_facts(folder)
-    if saved is None:
+    place = folder if checkpoints.numbers(folder) else folder / CHECKPOINTS
+    number, saved = checkpoints.newest_facts(place)
+    if number is None:
         return RunMetadata(summary, versions if isinstance(versions, dict) else {})
     identity = saved["identity"]
     run = identity["run"] if isinstance(identity.get("run"), dict) else {}
@@ -46,17 +47,6 @@ def metadata_of(folder: pathlib.Path) -> RunMetadata:
 
 _SETTINGS = ("optimizer", "batches")
 """What a checkpoint's identity adds to the options of its run."""
-
-
-def _newest_facts(folder: pathlib.Path) -> dict[str, Any] | None:
-    """The JSON of the newest readable checkpoint. The variables' values are not read, since that takes long."""
-    place = folder if checkpoints.numbers(folder) else folder / CHECKPOINTS
-    for number in checkpoints.numbers(place):
-        try:
-            return checkpoints.read_facts(checkpoints.prefix(place, number), whole=False)
-        except checkpoints.Damaged:
-            continue
-    return None
 
 
 def replayed_in(folder: pathlib.Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:

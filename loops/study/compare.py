@@ -20,8 +20,8 @@ from loops.study.energy.meter import EnergyMeter
 from loops.study.gradients import GradientAction, GradientProbe
 from loops.study.setups import Setup
 from loops.study.summaries import failed
-from loops.support.written.held import HeldPlaces
 from loops.support.written.place import Place
+from loops.support.written.run_locks import RunLocks
 from loops.tasks import ImageTask, Task
 
 
@@ -67,7 +67,7 @@ def run_study(
     out.mkdir(parents=True, exist_ok=True)
     probe, known = GradientProbe(task), dict[tuple, dict | None]()
     runs = []
-    with HeldPlaces([("study", Place(out, "folder"))]), EnergyMeter() as meter:
+    with RunLocks([("study", Place(out, "folder"))]), EnergyMeter() as meter:
         (out / SUMMARY).unlink(missing_ok=True)
         for setup in setups:
             for seed in range(seeds):

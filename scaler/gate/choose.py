@@ -54,6 +54,15 @@ def choose_attempt(strategy: Any, targets: Targets, sum_duplicates: bool) -> Att
     return Transaction(strategy, targets.optimizer, kept, looked_at, indices)
 
 
+def check_select(select: object) -> None:
+    """Refuses what is not a Python bool, and not None."""
+    if select is not None and not isinstance(select, bool):
+        raise InvalidArgument(
+            f"LossScaler(select={select!r} ({type(select).__name__})): expected True or False, or None, which selects "
+            "on a GPU and branches on a CPU."
+        )
+
+
 def selects(asked: bool | None, targets: Targets, sum_duplicates: bool) -> bool:
     """Whether the step chooses every new value by its decision, and takes no branch.
 
@@ -73,9 +82,10 @@ def selects(asked: bool | None, targets: Targets, sum_duplicates: bool) -> bool:
     if asked and not fits:
         raise InvalidArgument(
             f"apply: LossScaler(select=True) with {name_of(optimizer)}: its update has to be looked at before it "
-            "counts, which takes a branch. Expected SGD, Adam, AdamW, Adamax, Nadam, Lion or RMSprop of Keras, without "
-            "gradient_accumulation_steps and constraints, for variables of float32 or with masters; or select=None, "
-            "which branches where it has to."
+            "counts, which takes a branch. Expected SGD, Adam, AdamW, Adamax, Nadam, Lion or plain RMSprop of Keras, "
+            "with a learning rate that is a number or a schedule, an epsilon of its default's size, and without "
+            "gradient_accumulation_steps and constraints, for variables of float32 or with masters, and "
+            "sum_duplicates=True; or select=None, which branches where it has to."
         )
     return fits and (bool(asked) or selects_by_default())
 

@@ -21,7 +21,7 @@ from scaler.gate.skip_reasons import reason_of
 from scaler.gate.targets import Targets
 from scaler.gate.unscale_and_clip import finish_all
 from scaler.gradients.clipping import Clipping, Limiter
-from scaler.outcome.outcome import Skip, not_skipped, unless_limited
+from scaler.outcome.outcome import Outcome, Skip, not_skipped, unless_limited
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
 
@@ -44,6 +44,24 @@ class Decision(NamedTuple):
     clipped_norm: tf.Tensor
     skip: Skip
     replica: tf.Tensor | None
+
+    def outcome(self, skip: Skip, loss_scale: tf.Tensor, names_from: int) -> Outcome:
+        """The outcome of the step.
+
+        Args:
+            skip: Why it was skipped, which a diagnosis may know better than the gate.
+            loss_scale: What its gradients were scaled by.
+            names_from: Where the names of its variables begin.
+        """
+        return Outcome(
+            finite=self.finite,
+            loss_scale=loss_scale,
+            grad_norm=self.norm,
+            clipped_norm=self.clipped_norm,
+            **skip._asdict(),
+            replica=tf.constant(-1) if self.replica is None else self.replica,
+            names_from=tf.constant(names_from),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
+from scaler.backend import replicas
 from scaler.backend.keras_two import KerasTwo, is_of_keras_two
 from scaler.backend.optimizers import built_for, key_of, knowing_masters
 from scaler.backend.variables import made_outside, without_values
@@ -29,6 +30,13 @@ def check_optimizer(optimizer: Optimizer) -> None:
         raise InvalidArgument(
             f"apply: the optimizer divides gradients by loss_scale_factor={optimizer.loss_scale_factor!r}, after they "
             "were unscaled already. Leave loss_scale_factor unset."
+        )
+    every = getattr(optimizer, "ema_overwrite_frequency", None)
+    if every and replicas.replica_count() > 1 and not tf.executing_eagerly():
+        raise InvalidArgument(
+            f"apply: ema_overwrite_frequency={every!r} on several replicas: Keras cannot overwrite variables there "
+            "inside a tf.function. Leave it out. fit assigns the averages at its end, and "
+            "optimizer.finalize_variable_values(model.trainable_variables) whenever you call it."
         )
     if hasattr(optimizer, "get_scaled_loss"):
         raise InvalidArgument(

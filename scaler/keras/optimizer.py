@@ -15,7 +15,7 @@ from scaler.backend.checkpoints import AskedForParts, say_if_never_asked
 from scaler.backend.graphs import in_steps_of_fit, in_xla
 from scaler.backend.variables import made_outside
 from scaler.errors import InvalidArgument
-from scaler.gate.optimizers import build_optimizer, move_nothing, waits_for_values
+from scaler.gate.optimizers import build_optimizer, check_optimizer, move_nothing, waits_for_values
 from scaler.gradients.lists import Gradient
 from scaler.gradients.pairs import as_list
 from scaler.keras import accumulation, arguments, configs, following_masters, protected_step
@@ -376,13 +376,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
                 "steps_per_execution > 1 on several replicas: Keras's loop over steps fails there with any optimizer. "
                 "Pass steps_per_execution=1 to compile()."
             )
-        inner: Any = self.inner_optimizer
-        if getattr(inner, "ema_overwrite_frequency", None) and not tf.executing_eagerly():
-            raise InvalidArgument(
-                f"ema_overwrite_frequency={inner.ema_overwrite_frequency!r} on several replicas: Keras cannot "
-                "overwrite variables there inside a tf.function. Leave it out. fit assigns the averages at its end, "
-                "and optimizer.finalize_variable_values(model.trainable_variables) whenever you call it."
-            )
+        check_optimizer(self.inner_optimizer)
         if in_xla(if_unknown=False):
             raise InvalidArgument(
                 "jit_compile=True on several replicas: XLA cannot compile a step with an all-reduce over replicas. "

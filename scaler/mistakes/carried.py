@@ -28,6 +28,12 @@ class Carried(NamedTuple):
     loss_scale: tf.Tensor
     loss_finite: tf.Tensor | None
 
+    def divisor(self, unscaled: bool | tf.Tensor) -> tf.Tensor:
+        """What unscales the gradients, if `unscaled`, scalar bool, says whether they are unscaled already."""
+        if isinstance(unscaled, bool):
+            return tf.constant(1.0) if unscaled else self.loss_scale
+        return tf.where(unscaled, 1.0, self.loss_scale)
+
 
 def knows_its_loss(loss_scale: tf.Tensor, loss_finite: tf.Tensor) -> tf.Tensor:
     """Lets a marked scale remember whether the loss that it multiplies is finite, and returns the scale."""

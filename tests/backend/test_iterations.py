@@ -49,6 +49,7 @@ def trained(make_optimizer, update, steps=5):
     return counts, [np.asarray(variable) for variable in [*variables, *optimizer.variables]]
 
 
+@pytest.mark.exhaustive_with("AMSGrad", "AdamW", "Adamax", "Lamb", "Nadam", "scheduled")
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_an_optimizer_moves_as_by_itself(name):
     counts, found = trained(ADAPTIVE[name], gated)

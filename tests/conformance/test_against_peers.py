@@ -135,6 +135,7 @@ def test_the_policy_raises_where_optax_gives_up():
         np.testing.assert_array_equal(raised, np.array(let_through, bool), err_msg=str(arguments))
 
 
+@pytest.mark.exhaustive_with("8.0-4-2.0", "8.0-4-4.0")
 @pytest.mark.parametrize(
     ("initial_scale", "growth_interval", "multiplier"), [(8.0, 4, 2.0), (8.0, 4, 4.0), (3.3, 3, 1.7)]
 )

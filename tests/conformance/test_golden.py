@@ -4,22 +4,25 @@ import golden
 import numpy as np
 import originals
 import pytest
+import tensorflow as tf
+from rigs import scales_of
 
 from scaler import Event, LossScaler, StuckError, presets
 
 
 def run(case, stuck=None):
     """Our scales after each step, and the steps at which the policy raised."""
-    loss_scaler = LossScaler(getattr(presets, case.preset)(**case.arguments), stuck=stuck)
-    scales, raised = [], []
-    for step, letter in enumerate(case.word):
-        loss_scaler.update(Event(np.bool_(letter == "1")))
+    strategy, word = getattr(presets, case.preset)(**case.arguments), [letter == "1" for letter in case.word]
+    if stuck is None:
+        return scales_of(strategy, tf.constant(word)).numpy(), []
+    loss_scaler, scales, raised = LossScaler(strategy, stuck=stuck), [], []
+    for step, finite in enumerate(word):
+        loss_scaler.update(Event(np.bool_(finite)))
         scales.append(loss_scaler.loss_scale.numpy())
-        if stuck is not None:
-            try:
-                loss_scaler.check()
-            except StuckError:
-                raised.append(step)
+        try:
+            loss_scaler.check()
+        except StuckError:
+            raised.append(step)
     return np.array(scales), raised
 
 

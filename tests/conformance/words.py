@@ -4,8 +4,9 @@ import functools
 
 import numpy as np
 import tensorflow as tf
+from rigs import scales_of
 
-from scaler import Event, presets
+from scaler import presets
 
 STEPS, WORDS = 80, 24
 COUNTS = {"growth_interval", "hysteresis"}
@@ -66,18 +67,6 @@ def arguments(rng, names, ordered, words=WORDS):
 def tensors(columns):
     """Arguments as tensors of the shape [words], in double precision so that nothing is rounded on the way."""
     return {name: tf.constant(column, tf.int32 if name in COUNTS else tf.float64) for name, column in columns.items()}
-
-
-def scales_of(strategy, finite):
-    """The scales after each step, for words of the shape [steps] or [steps, words]."""
-    shape = tf.shape(finite)[1:]
-    state = strategy.init()
-    state = type(state)(*(tf.broadcast_to(value, shape) for value in state))
-    scales = tf.TensorArray(tf.float32, tf.shape(finite)[0])
-    for step in tf.range(tf.shape(finite)[0]):
-        state = strategy.update(state, Event(finite[step]))
-        scales = scales.write(step, state.loss_scale)
-    return scales.stack()
 
 
 @functools.cache

@@ -4,15 +4,17 @@ TensorFlow keeps int32 arithmetic in the host's memory on GPUs, and a branch out
 tensor that such an operation takes or gives is copied at every step.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from scaler.backend import kernels
 from scaler.backend.graphs import LOOPS, functions_called
-from scaler.backend.kernels import gpu_kernels
 
+_kernels = functools.cache(kernels.gpu_kernels)
 LARGEST = 1024
 """Elements of a tensor in the host's memory. What is larger is data, not a shape or a count."""
 _NO_KERNEL_NEEDED = frozenset({"Placeholder", "PlaceholderWithDefault", "NoOp", "_Arg", "_Retval"})
@@ -98,7 +100,7 @@ def _why(op) -> str | None:
         return None
     if op.type in _ON_THE_HOST:
         return "runs on the host"
-    kernel = next((one for one in gpu_kernels(op.type) if _fits(op, one)), None)
+    kernel = next((one for one in _kernels(op.type) if _fits(op, one)), None)
     if kernel is None:
         large = [tensor for tensor in (*op.inputs, *op.outputs) if _is_large(tensor)]
         return f"no GPU kernel{_shapes(large)}" if not _of_the_host(op) or large else None

@@ -37,6 +37,24 @@ def test_the_usual_steps(kind):
     check(kind)
 
 
+@pytest.mark.exhaustive_with(
+    "accumulate",
+    "clip by norm",
+    "loop of 1",
+    "preset apex",
+    "preset dalle",
+    "preset fairseq",
+    "preset guided_diffusion",
+    "preset metaseq",
+    "preset pytorch",
+    "probes",
+    "strategy bounded",
+    "strategy none",
+    "strategy static",
+    "strategy warmup",
+    "weights kahan",
+    "weights masters",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in steps.TRACED if kind not in USUAL])
 def test_steps_of_every_kind(kind):

@@ -55,7 +55,7 @@ def traced(name, on_gpu):
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_both_devices_measure_the_same(name, data):
     values = tf.bitcast(tf.constant(data.draw(words(name)), PATTERNS[name]), name)

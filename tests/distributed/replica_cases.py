@@ -13,47 +13,16 @@ import tensorflow as tf
 
 # Scripts that tests start import this, too.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+import rigs
 from mirrored import mirrored as mirrored
+from models import batch, squared_error
+from models import plain_model as plain_model
 
 import loops
 import scaler
 
 LOSS_SCALE = {"float32": 2.0**100, "float16": 2.0**10}
 """Scales at which ordinary gradients are finite and those of `spoil("gradients")` overflow."""
-
-
-def dense_model(kind="float32"):
-    keras.utils.set_random_seed(7)
-    return keras.Sequential(
-        [
-            keras.Input([4], dtype=kind),
-            keras.layers.Dense(6, activation="tanh", dtype=kind),
-            keras.layers.Dense(1, dtype=kind),
-        ]
-    )
-
-
-def stateful_model(kind="float16"):
-    """With BatchNorm and dropout: statistics that differ between replicas, and a seed generator."""
-    keras.utils.set_random_seed(7)
-    return keras.Sequential(
-        [
-            keras.Input([4], dtype=kind),
-            keras.layers.Dense(6, activation="relu", dtype=kind),
-            keras.layers.BatchNormalization(momentum=0.5, dtype=kind),
-            keras.layers.Dropout(0.25, seed=3, dtype=kind),
-            keras.layers.Dense(1, dtype=kind),
-        ]
-    )
-
-
-def squared_error(y, prediction):
-    return tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
-
-
-def batch(seed=0, size=8):
-    random = np.random.default_rng(seed)
-    return random.normal(size=(size, 4)).astype(np.float32), random.normal(size=(size, 1)).astype(np.float32)
 
 
 def spoil(one, where, replica, replicas):
@@ -104,7 +73,7 @@ def assign(variables, values):
             part.assign(value)
 
 
-class Rig:
+class Rig(rigs.Rig):
     """A `TrainStep` in a `Loop` on replicas, fed by hand, whose variables can be listed and set back."""
 
     def __init__(self, strategy, make_model, make_optimizer, *, steps_per_call=1, size=8, kind="float32", **arguments):
@@ -147,16 +116,3 @@ class Rig:
 
     def reset(self):
         assign(self.variables(), self._start)
-
-    def weights(self):
-        """What must be the same on every replica: weights, masters, slots."""
-        masters = self.step.masters.weights if self.step.masters else []
-        return [*self.model.trainable_variables, *masters, *getattr(self.optimizer, "variables", [])]
-
-    def moved(self):
-        """What a skipped step must not move."""
-        return [*self.weights(), *self.model.non_trainable_variables]
-
-    def variables(self):
-        window = self.step.window.variables if self.step.window else ()
-        return [*self.moved(), *self.loss_scaler.variables, *window]

@@ -4,10 +4,12 @@ Guards against causes, names and counters that depend on the replica asked.
 """
 
 import keras
+import models
 import numpy as np
 import pytest
 import replica_cases as cases
 import tensorflow as tf
+from mirrored import one_for_each
 from ways import second_look
 
 import scaler
@@ -35,10 +37,7 @@ def root():
 
     @tf.function
     def call(xs):
-        return strategy.run(
-            step,
-            args=(strategy.experimental_distribute_values_from_function(lambda c: xs[c.replica_id_in_sync_group]),),
-        )
+        return strategy.run(step, args=(one_for_each(strategy, xs),))
 
     def outcomes(*xs):
         returned = call(tf.constant(xs, tf.float32))
@@ -90,7 +89,7 @@ def test_no_replica_is_to_blame_where_all_are_alike(root):
 
 @pytest.fixture(scope="module")
 def rig():
-    return cases.Rig(cases.mirrored(2), cases.dense_model, lambda: keras.optimizers.SGD(0.1))
+    return cases.Rig(cases.mirrored(2), models.plain_model, lambda: keras.optimizers.SGD(0.1))
 
 
 @pytest.mark.slow

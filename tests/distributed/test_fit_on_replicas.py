@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from replica_cases import agree, batch, finite, mirrored, raw, spoil
+from models import batch, stateful_model
+from replica_cases import agree, finite, mirrored, raw, spoil
 
 import scaler
 
@@ -17,16 +18,7 @@ INNER = {
 
 
 def make_model(policy):
-    keras.utils.set_random_seed(7)
-    return keras.Sequential(
-        [
-            keras.Input([4]),
-            keras.layers.Dense(6, activation="tanh", dtype=policy),
-            keras.layers.BatchNormalization(momentum=0.5, dtype=policy),
-            keras.layers.Dropout(0.25, seed=3, dtype=policy),
-            keras.layers.Dense(1, dtype="float32"),
-        ]
-    )
+    return stateful_model(policy, ends=[keras.layers.Activation("linear", dtype="float32")])
 
 
 def compiled(strategy, policy, arguments, model=make_model, optimizer=keras.optimizers.Adam, **options):

@@ -7,7 +7,8 @@ import threading
 import time
 
 import pytest
-from worker_cases import as_worker, configuration, free_ports, joins_nobody, server
+from processes import start
+from worker_cases import as_worker, configuration, free_ports, joins_nobody
 
 import loops
 import scaler
@@ -115,8 +116,7 @@ def test_a_peer_that_never_answers_does_not_hang_it_for_ever(tmp_path, index):
     ports = free_ports(2)
     with socket.create_server(("127.0.0.1", ports[1 - index])):
         arguments = (configuration(ports, index), joins_nobody, index, tmp_path, 4.0)
-        process = server().Process(target=as_worker, args=arguments)
-        process.start()
+        process = start(as_worker, *arguments)
         process.join(60)
         code = process.exitcode
         process.kill()

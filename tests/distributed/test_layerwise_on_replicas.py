@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import replica_cases as cases
 import tensorflow as tf
+from mirrored import one_for_each
 
 import scaler
 
@@ -52,12 +53,7 @@ def written(strategy, rule):
 
     @tf.function
     def run(x, c):
-        def of(values):
-            return strategy.experimental_distribute_values_from_function(
-                lambda context: tf.gather(values, context.replica_id_in_sync_group)
-            )
-
-        found = strategy.run(on_replica, args=(of(x), of(c)))
+        found = strategy.run(on_replica, args=(one_for_each(strategy, x), one_for_each(strategy, c)))
         return [tf.stack(strategy.experimental_local_results(value)) for value in found]
 
     return lambda x, c: run(tf.constant(x), tf.constant(c)), layerwise

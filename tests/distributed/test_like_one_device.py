@@ -7,6 +7,7 @@ as with none.
 import functools
 
 import keras
+import models
 import numpy as np
 import pytest
 import replica_cases as cases
@@ -42,27 +43,27 @@ class Regularised(keras.losses.Loss):
         return tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y), -1)
 
 
-HALF = functools.partial(cases.dense_model, "float16")
+HALF = functools.partial(models.plain_model, "float16")
 SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
 SETUPS = {
     "Adam with EMA and decay, Keras loss": (
-        cases.dense_model,
+        models.plain_model,
         lambda: ADAM(0.01, use_ema=True, ema_momentum=0.5, weight_decay=0.01),
         {"loss_fn": keras.losses.MeanSquaredError()},
     ),
     "masters, momentum, clip_norm": (HALF, lambda: SGD(0.1, momentum=0.9), {"kind": "float16", "clip_norm": 0.5}),
     "global_clipnorm, own loss": (
-        cases.dense_model,
+        models.plain_model,
         lambda: ADAM(0.01, global_clipnorm=0.3),
         {"loss_fn": Regularised()},
     ),
-    "plain function, clip_norm": (cases.dense_model, lambda: descent, {"clip_norm": 0.5}),
+    "plain function, clip_norm": (models.plain_model, lambda: descent, {"clip_norm": 0.5}),
     "plain function, masters, ClipByNorm": (
         HALF,
         lambda: descent,
         {"kind": "float16", "clip": scaler.ClipByNorm(0.2)},
     ),
-    "ClipByValue": (cases.dense_model, lambda: SGD(0.1), {"clip": scaler.ClipByValue(0.05)}),
+    "ClipByValue": (models.plain_model, lambda: SGD(0.1), {"clip": scaler.ClipByValue(0.05)}),
     "embedding": (embedding_model, lambda: ADAM(0.01), {"loss_fn": first_squared_error, "clip_norm": 0.5}),
 }
 
@@ -103,7 +104,7 @@ def test_a_power_of_two_scale_changes_no_bit():
     bits = []
     for scaling in (scaler.NoScaling(), scaler.Dynamic(2.0**40, growth_interval=2)):
         rig = cases.Rig(
-            cases.mirrored(2), cases.dense_model, lambda: ADAM(0.01), scaling=scaling, steps_per_call=3, clip_norm=0.5
+            cases.mirrored(2), models.plain_model, lambda: ADAM(0.01), scaling=scaling, steps_per_call=3, clip_norm=0.5
         )
         rig.run([cases.batch(seed) for seed in range(6)])
         bits.append(cases.raw(rig.weights()))

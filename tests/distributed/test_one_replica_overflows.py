@@ -6,12 +6,13 @@ Guards against a decision by one replica (Keras looks at replica 0), and against
 import functools
 
 import keras
+import models
 import numpy as np
 import pytest
 import replica_cases as cases
 
-HALF = functools.partial(cases.stateful_model, "float16")
-SINGLE = functools.partial(cases.stateful_model, "float32")
+HALF = functools.partial(models.stateful_model, "float16")
+SINGLE = functools.partial(models.stateful_model, "float32")
 
 
 def adam():
@@ -36,6 +37,7 @@ def rig(request):
     return cases.Rig(cases.mirrored(replicas), model, optimizer, **arguments)
 
 
+@pytest.mark.slow_with("python loop, float32-data")
 @pytest.mark.exhaustive_with(
     "in-graph loop-gradients",
     "jit-data",
@@ -71,8 +73,7 @@ def test_no_bit_moves_on_any_replica_and_the_next_step_trains(rig, where):
         assert cases.raw(rig.model.trainable_variables) != before[: len(rig.model.trainable_variables)]
 
 
-@pytest.mark.slow_with("jit")
-@pytest.mark.exhaustive_with("python loop, four replicas")
+@pytest.mark.exhaustive_with("jit", "python loop, four replicas")
 def test_the_statistics_put_back_differ_between_replicas(rig):
     """Else the test above would not see replica 0's written over the others'."""
     rig.reset()

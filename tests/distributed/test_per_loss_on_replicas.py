@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import replica_cases as cases
 import tensorflow as tf
+from mirrored import one_for_each
 
 from scaler import Cause, Dynamic, Headroom, PerLoss
 from scaler.weights import StochasticRounding
@@ -27,10 +28,7 @@ def written(strategy, make_weights=lambda: tf.Variable([1.0, 2.0]), wrap=lambda 
 
     @tf.function
     def run(factors):
-        def of(context):
-            return tf.gather(factors, context.replica_id_in_sync_group)
-
-        outcome = strategy.run(on_replica, args=(strategy.experimental_distribute_values_from_function(of),))
+        outcome = strategy.run(on_replica, args=(one_for_each(strategy, factors),))
         return tf.nest.map_structure(lambda value: tf.stack(strategy.experimental_local_results(value)), outcome)
 
     return run, losses, weights, optimizer, targets
@@ -67,6 +65,7 @@ def test_one_replicas_overflow_in_one_loss():
         assert cases.finite([weights, *losses.variables])
 
 
+@pytest.mark.slow
 def test_sixteen_bit_weights_round_alike_on_every_replica():
     run, losses, weights, _, rounding = written(
         cases.mirrored(2),

@@ -4,6 +4,7 @@ Guards against hangs and errors from inside TensorFlow in place of a word on wha
 """
 
 import keras
+import models
 import pytest
 import replica_cases as cases
 import tensorflow as tf
@@ -41,7 +42,7 @@ def test_a_last_batch_that_cannot_be_split():
     x, y = cases.batch(size=7)
     strategy = cases.mirrored(2)
     with strategy.scope():
-        model, optimizer = cases.dense_model(), keras.optimizers.SGD(0.1)
+        model, optimizer = models.plain_model(), keras.optimizers.SGD(0.1)
         step = loops.TrainStep(model, cases.squared_error, optimizer)
     loop = loops.Loop(step, tf.data.Dataset.from_tensor_slices((x, y)).batch(4), strategy=strategy)
     loop.run(1)
@@ -58,7 +59,7 @@ def test_a_last_batch_that_cannot_be_split():
 def test_a_strategy_of_one_device(name):
     strategy = tf.distribute.OneDeviceStrategy("CPU:1") if name == "OneDeviceStrategy" else cases.mirrored(1)
     adam = lambda: keras.optimizers.Adam(0.01)  # noqa: E731
-    rig = cases.Rig(strategy, lambda: cases.stateful_model("float16"), adam, kind="float16", steps_per_call=3)
+    rig = cases.Rig(strategy, lambda: models.stateful_model("float16"), adam, kind="float16", steps_per_call=3)
     before = cases.raw(rig.moved())
     spoiled = [cases.spoil(cases.batch(1), where, 0, 1) for where in ("gradients", "forward")]
     assert not rig.run(spoiled)["applied"].any()

@@ -2,6 +2,7 @@
 ragged batches, and a dataset that ends inside a call."""
 
 import keras
+import models
 import numpy as np
 import pytest
 import replica_cases as cases
@@ -30,7 +31,7 @@ def run(replicas, steps_per_call, kind="float16"):
     strategy = cases.mirrored(replicas)
     with strategy.scope():
         loss_scaler = scaler.LossScaler(scaler.Static(8.0))
-        model = cases.dense_model(kind)
+        model = models.plain_model(kind)
         optimizer = keras.optimizers.Adam(loops.ByAttempts(HALVING, loss_scaler), use_ema=True, ema_momentum=0.5)
         step = loops.TrainStep(model, two_terms, optimizer, loss_scaler=loss_scaler, clip=scaler.ClipByNorm(0.5))
     averaged, seen = loops.Averaged(model, optimizer), []
@@ -89,7 +90,7 @@ def test_a_step_that_makes_its_variables_is_traced_once_on_each_replica():
         return cases.squared_error(y, prediction)
 
     with strategy.scope():
-        step = loops.TrainStep(cases.dense_model("float16"), counting, keras.optimizers.Adam(0.01))
+        step = loops.TrainStep(models.plain_model("float16"), counting, keras.optimizers.Adam(0.01))
     loop = loops.Loop(step, batches(4), strategy=strategy)
     loop.run(4)
     assert loop.counters.applied == 4

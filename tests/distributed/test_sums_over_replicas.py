@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import replica_cases as cases
 import tensorflow as tf
+from mirrored import one_for_each
 from ways import second_look
 
 import scaler
@@ -32,9 +33,7 @@ class Given:
     def __call__(self, *values):
         """The outcome on replica 0 and the variable after it, for one gradient a replica."""
         self.variable.assign([1.0, 1.0])
-        shares = self.strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant(values[context.replica_id_in_sync_group], tf.float32)
-        )
+        shares = one_for_each(self.strategy, [tf.constant(value, tf.float32) for value in values])
         outcome = tf.nest.map_structure(lambda x: self.strategy.experimental_local_results(x)[0], self.call(shares))
         assert cases.agree([self.variable])
         return outcome, self.variable.numpy()

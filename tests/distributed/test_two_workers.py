@@ -9,6 +9,7 @@ import json
 import traceback
 
 import keras
+import models
 import numpy as np
 import pytest
 import replica_cases as cases
@@ -83,7 +84,7 @@ def test_a_window_is_skipped_on_both(reports):
 
 def test_as_one_process_on_the_concatenated_batch(reports):
     adam = functools.partial(keras.optimizers.Adam, 0.01)
-    one = cases.Rig(tf.distribute.get_strategy(), cases.dense_model, adam, clip_norm=0.5)
+    one = cases.Rig(tf.distribute.get_strategy(), models.plain_model, adam, clip_norm=0.5)
     one.run([cases.batch(99)] * 6)  # As many as an in-graph loop of 7 steps is traced with.
     one.run([cases.batch(number) for number in (0, 2, 4)])
     expected = [part for parts in cases.components(one.weights()) for part in parts]

@@ -6,6 +6,7 @@ Guards against windows that stretch, and against replicas that no longer agree o
 import functools
 
 import keras
+import models
 import numpy as np
 import pytest
 import replica_cases as cases
@@ -14,7 +15,7 @@ import scaler
 
 
 def rig_of(kind, **arguments):
-    model = functools.partial(cases.stateful_model if kind == "float16" else cases.dense_model, kind)
+    model = functools.partial(models.stateful_model if kind == "float16" else models.plain_model, kind)
     return cases.Rig(
         cases.mirrored(2), model, lambda: keras.optimizers.Adam(0.01), kind=kind, steps_per_call=4, **arguments
     )
@@ -70,7 +71,7 @@ def test_a_window_on_two_replicas_is_the_large_batch_on_one_device():
     split = rig_of("float32", accumulate=2, clip_norm=0.5)
     whole = cases.Rig(
         cases.mirrored(1),
-        cases.dense_model,
+        models.plain_model,
         lambda: keras.optimizers.Adam(0.01),
         size=16,
         clip_norm=0.5,

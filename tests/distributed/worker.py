@@ -54,7 +54,7 @@ def written(in_graph):
 def looped(**arguments):
     """A `TrainStep` in an in-graph `Loop`."""
     adam = functools.partial(keras.optimizers.Adam, 0.01)
-    rig = cases.Rig(strategy, cases.dense_model, adam, steps_per_call=7, clip_norm=0.5, **arguments)
+    rig = cases.Rig(strategy, cases.plain_model, adam, steps_per_call=7, clip_norm=0.5, **arguments)
     outputs = rig.run(list(batches("gradients")))
     return {
         "applied": outputs["applied"].tolist(),

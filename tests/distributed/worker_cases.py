@@ -1,37 +1,25 @@
-"""Runs on two workers that a test starts, kills and starts again, on the loopback interface.
+"""Runs on two workers that a test starts, kills and starts again, on the loopback interface."""
 
-Processes are forked from a server that has imported TensorFlow but not used it: a start costs its trace alone.
-"""
-
-import functools
 import hashlib
 import json
-import multiprocessing
 import os
 import pathlib
 import random
 import signal
 import socket
-import time
 import traceback
 
 import keras
+import models
 import numpy as np
 import replica_cases as cases
 import tensorflow as tf
+from processes import start, wait_for
 
 import loops
 import scaler
 
 END, EVERY = 10, 3
-
-
-@functools.cache
-def server():
-    """Where processes come from."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "keras", "loops", "halfstep.train"])
-    return context
 
 
 def free_ports(count):
@@ -50,13 +38,7 @@ def configuration(ports, index):
 def start_workers(target, *arguments, count=2):
     """Starts `target(index, *arguments)` as each worker."""
     ports = free_ports(count)
-    processes = [
-        server().Process(target=as_worker, args=(configuration(ports, index), target, index, *arguments))
-        for index in range(count)
-    ]
-    for process in processes:
-        process.start()
-    return processes
+    return [start(as_worker, configuration(ports, index), target, index, *arguments) for index in range(count)]
 
 
 def as_worker(config, target, index, *arguments):
@@ -84,7 +66,7 @@ class Worker:
         strategy = loops.join_workers(120)
         keras.utils.set_random_seed(1 + index)
         with strategy.scope():
-            self.model = cases.stateful_model()
+            self.model = models.stateful_model("float16")
             self.optimizer = keras.optimizers.Adam(1e-2)
             self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**4, growth_interval=2))
             self.step = loops.TrainStep(
@@ -194,12 +176,6 @@ def told(index, folder):
         else:
             report.append(["", worker.loop.stopped, worker.loop.counters.data, saved(folder, index)])
     (pathlib.Path(folder) / f"report-{index}.json").write_text(json.dumps(report))
-
-
-def wait_for(happened, seconds=60):
-    limit = time.monotonic() + seconds
-    while not happened() and time.monotonic() < limit:
-        time.sleep(0.01)
 
 
 def saved(folder, index):

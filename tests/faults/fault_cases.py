@@ -7,8 +7,10 @@ leaves the loss alone, so that infinities, NaN, 1e20 and zeros can be put into a
 import functools
 
 import keras
+import models
 import numpy as np
 import tensorflow as tf
+from rigs import assert_finite, raw
 
 import loops
 import scaler
@@ -20,8 +22,7 @@ RIGS = (("by hand", "eager"), ("by hand", "graph"), ("by hand", "xla"), ("compos
 
 def batch(seed=0, *, x=None, y=None, factor=1.0):
     """Inputs [8, 4], targets [8, 1] and the factor; `x` and `y` replace one number in the data."""
-    random = np.random.default_rng(seed)
-    inputs, targets = random.normal(size=(8, 4)).astype(np.float32), random.normal(size=(8, 1)).astype(np.float32)
+    inputs, targets = models.batch(seed)
     if x is not None:
         inputs[3, 1] = x
     if y is not None:
@@ -42,23 +43,7 @@ def spoil_gradient(value, factor):
 
 def loss_fn(y, prediction, factor):
     """Mean squared error in float32."""
-    prediction = spoil_gradient(tf.cast(prediction, tf.float32), factor)
-    return tf.reduce_mean(tf.square(prediction - y))
-
-
-def build_model(kind="float16"):
-    """Dense, BatchNorm and dropout: weights, moving statistics and a seed generator."""
-    keras.utils.clear_session()  # The same names each time, by which a skip is kept.
-    keras.utils.set_random_seed(7)
-    return keras.Sequential(
-        [
-            keras.Input([4], dtype=kind),
-            keras.layers.Dense(6, activation="relu", dtype=kind),
-            keras.layers.BatchNormalization(momentum=0.5, dtype=kind),
-            keras.layers.Dropout(0.25, seed=3, dtype=kind),
-            keras.layers.Dense(1, dtype=kind),
-        ]
-    )
+    return models.squared_error(y, spoil_gradient(tf.cast(prediction, tf.float32), factor))
 
 
 def run_in(mode, step):
@@ -108,7 +93,7 @@ class Rig:
     def __init__(self, style, mode, *, kind="float16", optimizer=None):
         self.low, self.high, self.initial = (tf.Variable(value) for value in (2.0**-14, 2.0**40, 2.0**10))
         self.interval = tf.Variable(2000)
-        self.mode, self.model = mode, build_model(kind)
+        self.mode, self.model = mode, models.stateful_model(kind)
         self.optimizer = optimizer or keras.optimizers.Adam(0.01)
         self.metric = keras.metrics.Mean()
         self.loss_scaler = scaler.LossScaler(
@@ -177,16 +162,3 @@ class Rig:
 def rig(style, mode):
     """One compiled rig for each style and mode, shared by all files."""
     return Rig(style, mode)
-
-
-def raw(variables):
-    """The bytes of variables: equal only if every bit is, also of NaN and -0."""
-    return [np.asarray(variable.numpy()).tobytes() for variable in variables]
-
-
-def assert_finite(variables):
-    """Fails with the name of a variable that holds NaN or an infinity."""
-    for variable in variables:
-        value = np.asarray(variable.numpy())
-        if value.dtype.kind not in "iub":
-            assert np.isfinite(value.astype(np.float64)).all(), (variable.name, value)

@@ -61,8 +61,17 @@ CASES = {
 }
 
 
-@pytest.mark.slow_with("xla-loss infinite, gradients sound")
-@pytest.mark.exhaustive_with("graph-applied", "loop-applied", "xla-applied", "xla-loss NaN")
+@pytest.mark.exhaustive_with(
+    "graph-applied",
+    "loop-applied",
+    "loop-loss infinite, gradients sound",
+    "loop-only the last",
+    "loop-square root at 0",
+    "loop-two overflow",
+    "xla-applied",
+    "xla-loss NaN",
+    "xla-loss infinite, gradients sound",
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_says_why_it_was_skipped(mode, case):
@@ -100,7 +109,14 @@ def float32_step(mode):
 
 @pytest.mark.slow_with("x1-y1-4-1-False-xla")
 @pytest.mark.exhaustive_with(
-    "x0-y0-4-2-False-graph", "x0-y0-4-2-False-loop", "x0-y0-4-2-False-xla", "x2-y2-4-1-False-xla"
+    "x0-y0-4-2-False-graph",
+    "x0-y0-4-2-False-loop",
+    "x0-y0-4-2-False-xla",
+    "x1-y1-4-1-False-loop",
+    "x2-y2-4-1-False-loop",
+    "x2-y2-4-1-False-xla",
+    "x4-y4-3-1-False-loop",
+    "x5-y5-3-1-True-loop",
 )
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(

@@ -13,12 +13,14 @@ import scaler
 
 
 @pytest.mark.exhaustive_with(
+    "by hand-eager-2^-40",
     "by hand-graph-2^-126",
     "by hand-graph-2^-40",
     "by hand-graph-default",
     "by hand-xla-2^-126",
     "by hand-xla-2^-40",
     "by hand-xla-default",
+    "composed-eager-2^-40",
     "composed-loop-2^-126",
     "composed-loop-2^-40",
     "composed-loop-default",

@@ -43,8 +43,7 @@ def test_a_run_that_saw_the_batch_equals_one_that_did_not(rig):
     rig.assert_finite()
 
 
-@pytest.mark.slow_with("composed-loop")
-@pytest.mark.exhaustive_with("by hand-xla")
+@pytest.mark.exhaustive_with("by hand-xla", "composed-loop")
 def test_the_very_first_batch_may_be_the_one(rig):
     fixed(rig).run(batches(1, 2))
     never = rig.bits()

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fault_cases import assert_finite, batch, batches, raw, run_in, spoil_gradient
+from fault_cases import batch, batches, run_in, spoil_gradient
+from rigs import assert_finite, raw
 from ways import selects
 
 import scaler
@@ -37,6 +38,7 @@ def test_a_loss_that_is_not_finite_is_skipped(rig):
     rig.assert_finite()
 
 
+@pytest.mark.exhaustive_with("loop")
 @pytest.mark.slow_with("xla")
 def test_a_loss_that_is_not_finite_by_a_constant_alone_harms_nothing(mode):
     # Its gradients are sound, and gradients decide.

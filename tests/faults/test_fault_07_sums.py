@@ -10,7 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fault_cases import MODES, assert_finite, batch, batches, raw, run_in, spoil_gradient
+from fault_cases import MODES, batch, batches, run_in, spoil_gradient
+from rigs import assert_finite, raw
 from ways import selects
 
 import loops
@@ -39,6 +40,7 @@ def embedding(mode, kind):
     return run_in(mode, step), [table, *masters.weights, *optimizer.variables]
 
 
+@pytest.mark.exhaustive_with("loop")
 @pytest.mark.slow_with("xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_float32_rows_that_overflow_in_their_sum_are_skipped(mode):
@@ -99,8 +101,7 @@ def test_a_window_whose_sum_overflows_is_one_skipped_step(mode, huge):
     assert_finite(every)
 
 
-@pytest.mark.slow_with("xla")
-@pytest.mark.exhaustive_with("loop")
+@pytest.mark.exhaustive_with("loop", "xla")
 @pytest.mark.parametrize("mode", ["eager", "loop", "xla"])
 def test_a_window_of_finite_micro_batches_with_an_infinite_sum_stores_no_infinity(mode):
     run, moved, every = accumulated(mode)
@@ -131,6 +132,7 @@ def clipped(mode):
     return run_in(mode, step), [*weights, *optimizer.variables]
 
 
+@pytest.mark.exhaustive_with("loop")
 @pytest.mark.slow_with("xla")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_norm_that_overflows_does_not_clip_to_zero(mode):

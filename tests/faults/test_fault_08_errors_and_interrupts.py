@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from rigs import assert_finite, raw
 
 import loops
 import scaler
@@ -56,8 +57,8 @@ class Run:
     def bits(self):
         weights = self.step.masters.weights
         variables = [*self.model.variables, *weights, *self.optimizer.variables, *self.loss_scaler.variables]
-        fault_cases.assert_finite(variables)
-        return fault_cases.raw(variables)
+        assert_finite(variables)
+        return raw(variables)
 
     def assert_consistent(self, reported=True):
         counters, scaled = self.loop.counters, self.loss_scaler.counters
@@ -189,12 +190,12 @@ def test_an_assertion_at_run_time_breaks_off_before_anything_moved(tmp_path):
 
     run = Run(tmp_path, loss_fn=checked, steps_per_call=4)
     run.loop.run(4)
-    before = fault_cases.raw(run.step.masters.weights + run.optimizer.variables)
+    before = raw(run.step.masters.weights + run.optimizer.variables)
     limit.assign(-1e9)
     with pytest.raises(tf.errors.InvalidArgumentError, match="target too large"):
         run.loop.run(8)
     assert run.loop.counters.data == 4
-    assert fault_cases.raw(run.step.masters.weights + run.optimizer.variables) == before
+    assert raw(run.step.masters.weights + run.optimizer.variables) == before
     run.assert_consistent()
     limit.assign(1e9)
     run.loop.run(11)
@@ -214,12 +215,12 @@ def test_an_assertion_at_run_time_holds_a_window_back():
         return loss_scaler.apply(optimizer, [tf.reshape(scaled, [1])], [weight], when=last).finite
 
     assert step(tf.constant(1.0), tf.constant(True))
-    before = fault_cases.raw([weight, *optimizer.variables])
+    before = raw([weight, *optimizer.variables])
     limit.assign(-1e9)
     for _ in range(5):
         with pytest.raises(tf.errors.InvalidArgumentError):
             step(tf.constant(1.0), tf.constant(True))
-    assert fault_cases.raw([weight, *optimizer.variables]) == before
+    assert raw([weight, *optimizer.variables]) == before
     assert [int(count) for count in loss_scaler.counters] == [1, 1, 0, 0]
     assert float(loss_scaler.loss_scale) == 16.0
 
@@ -234,10 +235,10 @@ def test_an_error_while_tracing_leaves_everything_usable(tmp_path):
         return fault_cases.loss_fn(y, prediction, factor)
 
     run = Run(tmp_path, loss_fn=sometimes)
-    weights = fault_cases.raw(run.model.variables)
+    weights = raw(run.model.variables)
     with pytest.raises(RuntimeError, match="not yet"):
         run.loop.run(2)
-    assert fault_cases.raw(run.model.variables) == weights
+    assert raw(run.model.variables) == weights
     assert run.loop.counters == loops.Counters()
     broken.clear()
     run.loop.run(11)  # The batch that the first call took is gone.
@@ -262,10 +263,10 @@ def test_an_optimizer_that_raises_before_assigning(mode):
         return {"applied": loss_scaler.apply(optimizer, tape.gradient(scaled, [weight]), masters).finite}
 
     run = fault_cases.run_in(mode, step)
-    before = fault_cases.raw([weight, *masters.weights])
+    before = raw([weight, *masters.weights])
     with pytest.raises(RuntimeError, match="no update today"):
         run([(np.float32(0.5),)])
-    assert fault_cases.raw([weight, *masters.weights]) == before
+    assert raw([weight, *masters.weights]) == before
     assert [int(count) for count in loss_scaler.counters] == [0, 0, 0, 0]
     broken.clear()
     assert run([(np.float32(0.5),)])[0]["applied"]

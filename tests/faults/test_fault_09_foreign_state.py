@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from fault_cases import assert_finite, run_in
+from fault_cases import run_in
+from rigs import assert_finite
 
 import scaler
 from scaler.checks import LARGEST_SCALE, SMALLEST_SCALE
@@ -133,7 +134,7 @@ def corrupt(tmp_path, loss_scaler, **fields):
 
 
 @pytest.mark.slow_with("xla-static")
-@pytest.mark.exhaustive_with("xla-dynamic", "xla-none")
+@pytest.mark.exhaustive_with("graph-none", "graph-static", "loop-none", "loop-static", "xla-dynamic", "xla-none")
 @pytest.mark.parametrize("strategy", BOUNDED)
 def test_a_bad_scale_is_never_used_and_heals(tmp_path, mode, strategy):
     make, bounds = BOUNDED[strategy]

@@ -10,7 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fault_cases import assert_finite, raw, run_in
+from fault_cases import run_in
+from rigs import assert_finite, raw
 
 import scaler
 

@@ -10,7 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fault_cases import assert_finite, batch, batches, raw, run_in, spoil_gradient
+from fault_cases import batch, batches, run_in, spoil_gradient
+from rigs import assert_finite, raw
 from versions import needs_keras, parameters
 
 import scaler
@@ -84,8 +85,7 @@ def test_every_bit_is_that_of_an_unscaled_run(name):
 
 
 # As a graph all of them are below, but for EMA.
-@pytest.mark.slow_with("loop-accumulation")
-@pytest.mark.exhaustive_with("graph-EMA", "xla-accumulation")
+@pytest.mark.exhaustive_with("graph-EMA", "loop-accumulation", "xla-accumulation")
 @pytest.mark.parametrize(
     ("mode", "name"),
     [("graph", "EMA"), ("graph", "AdamW"), ("loop", "accumulation"), ("xla", "accumulation")],
@@ -95,7 +95,7 @@ def test_skips_leave_every_bit_and_the_rest_equals_that_run_in_graphs(name, mode
 
 
 @pytest.mark.slow_with("AdamW")
-@pytest.mark.exhaustive_with("Muon", "accumulation")
+@pytest.mark.exhaustive_with("Muon", "accumulation", "clipnorm", "clipvalue")
 @pytest.mark.parametrize("name", parameters(name for name in OPTIMIZERS if name != "EMA"))
 def test_masters_under_the_same_optimizers(name):
     trained = Trained(name, "graph", 2.0**8, kind="float16")

@@ -94,7 +94,21 @@ CALIBRATING = {
 
 
 @pytest.mark.slow_with("presets.fairseq")
-@pytest.mark.exhaustive_with("Headroom", "LogNormal")
+@pytest.mark.exhaustive_with(
+    "Headroom",
+    "LogNormal",
+    "presets.apex",
+    "presets.colossalai",
+    "presets.fairscale",
+    "presets.flax",
+    "presets.keras",
+    "presets.megatron",
+    "presets.mindspore",
+    "presets.nemo",
+    "presets.openseq2seq_backoff",
+    "presets.tf_contrib",
+    "presets.tf_keras",
+)
 @pytest.mark.parametrize(("strategy", "levels"), CALIBRATING.values(), ids=CALIBRATING)
 def test_no_strategy_is_stuck_while_it_looks_for_its_level(strategy, levels):
     run = calibrating(strategy)

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from models import squared_error
 from ways import second_look
 
 import loops
@@ -24,11 +25,7 @@ def model_of(policy, outputs=2):
     )
 
 
-def mse(y, prediction):
-    return tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
-
-
-def stepped(model, loss_fn=mse, strategy=None, **options):
+def stepped(model, loss_fn=squared_error, strategy=None, **options):
     loss_scaler = scaler.LossScaler(strategy or scaler.Dynamic())
     step = loops.TrainStep(model, loss_fn, keras.optimizers.SGD(0.01), loss_scaler=loss_scaler, **options)
     return step, tf.function(step)
@@ -123,6 +120,21 @@ def singular(policy):
     return step, tf.function(step, input_signature=[rows]), scale
 
 
+@pytest.mark.exhaustive_with(
+    "float16-32768.0-2048",
+    "float16-32768.0-8",
+    "float32-32768.0-2048",
+    "float32-32768.0-8",
+    "mixed_bfloat16-32768.0-16384",
+    "mixed_bfloat16-32768.0-2048",
+    "mixed_bfloat16-32768.0-8",
+    "mixed_float16-1.2676506002282294e+30-2048",
+    "mixed_float16-1.2676506002282294e+30-8",
+    "mixed_float16-4.0-2048",
+    "mixed_float16-4.0-8",
+    "mixed_float16-8.507059173023462e+37-2048",
+    "mixed_float16-8.507059173023462e+37-8",
+)
 @pytest.mark.parametrize("rows", [8, 2048, 16384])
 @pytest.mark.parametrize(
     ("policy", "scale"),

@@ -1,7 +1,9 @@
 """What the tests of the Keras drop-in share: a model with all kinds of state, data, batches that overflow, bytes."""
 
 import keras
+import models
 import numpy as np
+from rigs import raw
 
 import scaler
 
@@ -23,13 +25,8 @@ def overflowing(size=8):
 
 
 def make_model(policy="mixed_float16", stateful=True, dropout=0.25):
-    keras.utils.set_random_seed(7)
-    layers = [keras.Input([4]), keras.layers.Dense(6, activation="relu", dtype=policy)]
-    if stateful:
-        layers += [keras.layers.BatchNormalization(momentum=0.5, dtype=policy)]
-        layers += [keras.layers.Dropout(dropout, seed=3, dtype=policy)]
-    layers += [keras.layers.Dense(1, dtype=policy), keras.layers.Activation("linear", dtype="float32")]
-    return keras.Sequential(layers)
+    ends = [keras.layers.Activation("linear", dtype="float32")]
+    return models.stateful_model(policy, dropout, ends=ends) if stateful else models.plain_model(policy, ends=ends)
 
 
 def compiled(
@@ -47,11 +44,6 @@ def compiled(
 def fit(model, epochs=1, **arguments):
     x, y = data()
     return model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, **arguments).history
-
-
-def raw(variables):
-    """The bytes of each variable."""
-    return [np.asarray(variable).tobytes() for variable in variables]
 
 
 def everything(model):

@@ -39,8 +39,7 @@ def fitted(optimizer, *, built, protect=False, policy="float32", batch=X, **comp
     return [variable.numpy().tolist() for variable in model.weights], optimizer
 
 
-@pytest.mark.slow_with("protected-float16")
-@pytest.mark.exhaustive_with("alone-float32", "protected-float32")
+@pytest.mark.exhaustive_with("alone-float32", "protected-float16", "protected-float32")
 @pytest.mark.parametrize("policy", ["float32", "float16"])
 @pytest.mark.parametrize("protect", [False, True], ids=["alone", "protected"])
 def test_a_model_that_fit_builds_trains_as_one_that_was_built(policy, protect):

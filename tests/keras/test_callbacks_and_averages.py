@@ -45,8 +45,7 @@ def assert_all_close(ones, others, tolerance):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.slow_with("mixed_float16")
-@pytest.mark.exhaustive_with("bfloat16", "float32")
+@pytest.mark.exhaustive_with("bfloat16", "float32", "mixed_float16")
 @SWAPS_MASTERS
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16", "bfloat16"])
 def test_averages_are_swapped_in_for_evaluation_and_out_again(policy):

@@ -62,6 +62,7 @@ def test_one_of_keras_is_taken_over(kind, built, tmp_path):
         np.testing.assert_array_equal(np.asarray(own), np.asarray(other))
 
 
+@pytest.mark.exhaustive_with("2-None-float32", "None-2-float32", "None-None-float32")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("saved", "now"), [(None, None), (2, None), (None, 2)])
 def test_one_of_ours_with_or_without_a_window_is_no_foreign_one(saved, now, dtype, tmp_path):

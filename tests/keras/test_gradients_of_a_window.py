@@ -33,6 +33,9 @@ def values(variables):
 @pytest.mark.slow_with("xla-names0-variable 'a' has no gradient in this micro-batch, and had one in an earlier one")
 @pytest.mark.exhaustive_with(
     "graph-names0-variable 'a' has no gradient in this micro-batch, and had one in an earlier one",
+    "graph-names2-variable 'b' has no gradient in this micro-batch, and had one in an earlier one",
+    "loop-names0-variable 'a' has no gradient in this micro-batch, and had one in an earlier one",
+    "loop-names2-variable 'b' has no gradient in this micro-batch, and had one in an earlier one",
     "xla-names1-variable 'b' has a gradient in this micro-batch, and had none in an earlier one",
     "xla-names2-variable 'b' has no gradient in this micro-batch, and had one in an earlier one",
 )

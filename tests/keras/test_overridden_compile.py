@@ -5,7 +5,8 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from keras_cases import data, raw
+from keras_cases import data
+from rigs import raw
 
 import scaler
 
@@ -44,12 +45,20 @@ def trained():
     return task
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A task that was trained, its file and its weights."""
+    task, folder = trained(), tmp_path_factory.mktemp("task")
+    task.save(folder / "task.keras")
+    task.save_weights(folder / "task.weights.h5")
+    return task, folder, raw([*task.weights, *task.optimizer.variables]), float(task.optimizer.loss_scale)
+
+
 @pytest.fixture
-def loaded(tmp_path):
-    trained().save(tmp_path / "task.keras")
+def loaded(saved):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras says that `compile` is custom.
-        return keras.saving.load_model(tmp_path / "task.keras")
+        return keras.saving.load_model(saved[1] / "task.keras")
 
 
 def test_protect_says_so_at_once_and_the_first_step_refuses(loaded):
@@ -64,19 +73,18 @@ def test_the_logger_says_so_too(loaded):
         loaded.fit(*data(8), verbose=0, callbacks=[scaler.LossScaleLogger()])
 
 
-@pytest.mark.parametrize("file", ["task.weights.h5", "task.keras"])
-def test_the_way_out_brings_everything_back(file, tmp_path):
-    task, path = trained(), tmp_path / file
-    (task.save if file.endswith(".keras") else task.save_weights)(path)
-    again = compiled(Task())
-    again.build((None, 4))
-    again.optimizer.build(again.trainable_variables)
-    again.load_weights(path)
-    assert raw([*again.weights, *again.optimizer.variables]) == raw([*task.weights, *task.optimizer.variables])
-    assert float(again.optimizer.loss_scale) == float(task.optimizer.loss_scale) > 2.0**9
-    for one in (task, again):
+def test_the_way_out_brings_everything_back(saved):
+    task, folder, values, loss_scale = saved
+    both = [compiled(Task()) for _ in range(2)]
+    for again, file in zip(both, ("task.weights.h5", "task.keras"), strict=True):
+        again.build((None, 4))
+        again.optimizer.build(again.trainable_variables)
+        again.load_weights(folder / file)
+        assert raw([*again.weights, *again.optimizer.variables]) == values
+        assert float(again.optimizer.loss_scale) == loss_scale > 2.0**9
+    for one in (task, *both):
         one.fit(*data(16, seed=1), batch_size=8, shuffle=False, verbose=0)
-    assert raw([*again.weights, *again.optimizer.variables]) == raw([*task.weights, *task.optimizer.variables])
+        assert raw([*one.weights, *one.optimizer.variables]) == raw([*task.weights, *task.optimizer.variables])
 
 
 class TellsKeras(Task):

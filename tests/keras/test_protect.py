@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_cases import compiled, data, finite, fit, make_model, overflowing, raw
+from keras_cases import compiled, data, finite, fit, make_model, overflowing
+from rigs import raw
 
 import scaler
 

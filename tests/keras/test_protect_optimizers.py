@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_cases import raw
+from rigs import raw
 
 import scaler
 
@@ -67,6 +67,7 @@ def factors(first, second):
     return np.concatenate([ONES * first, ONES * second], 1)
 
 
+@pytest.mark.exhaustive_with("compiled-{'run_eagerly': True}", "list-{'jit_compile': False}")
 @pytest.mark.slow_with("dict-{'jit_compile': False}", "layer-{'jit_compile': False}", "list-{'jit_compile': True}")
 @pytest.mark.parametrize(
     ("where", "mode"),
@@ -88,6 +89,7 @@ def test_what_one_has_applied_stays_where_the_other_skips(where, mode):
     assert learnt(model) == learnt(alone)
 
 
+@pytest.mark.exhaustive_with("list")
 @pytest.mark.parametrize("where", ["compiled", "list"])
 def test_an_optimizer_of_keras_beside_it_keeps_what_it_applied_too(where):
     model, alone = two(where, wrapped=False), two(where, protect=False, wrapped=False)

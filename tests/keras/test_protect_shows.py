@@ -60,8 +60,8 @@ def test_a_loss_that_no_tracker_saw_is_what_is_shown(mode):
     np.testing.assert_allclose(logs["loss"], losses[0], rtol=2e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive_with("{'jit_compile': True}", "{}")
+@pytest.mark.slow_with("{'run_eagerly': True}")
+@pytest.mark.exhaustive_with("{'jit_compile': True}")
 @pytest.mark.parametrize("mode", MODES[:3], ids=str)
 def test_a_skipped_step_shows_its_own_number_as_it_was(mode):
     model = own_model(**mode)

@@ -24,7 +24,7 @@ def made(strategy=None):
 
 
 @pytest.mark.slow_with("xla-False")
-@pytest.mark.exhaustive_with("xla-True")
+@pytest.mark.exhaustive_with("graph-False", "loop-False", "loop-True", "xla-True")
 @pytest.mark.parametrize("finite", [True, False])
 def test_an_update_in_the_middle(execute, finite):
     weight, optimizer, micro_batch = made()

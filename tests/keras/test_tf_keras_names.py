@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_cases import SCALE, compiled, data, fit, make_model, raw
+from keras_cases import SCALE, compiled, data, fit, make_model
+from rigs import raw
 
 import scaler
 

@@ -2,7 +2,8 @@
 
 import keras
 import pytest
-from crash_cases import end, run_to_end, start
+from crash_cases import end, run_to_end
+from processes import start
 
 from loops import tasks
 from loops.run.train import RunOptions, train

@@ -1,13 +1,8 @@
-"""A run that other processes start, kill and start again.
-
-Processes are forked from a server that has imported TensorFlow but not used it: a start costs its trace alone.
-"""
+"""A run that other processes start, kill and start again."""
 
 import ctypes
-import functools
 import hashlib
 import json
-import multiprocessing
 import os
 import pathlib
 import resource
@@ -19,6 +14,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
+from models import squared_error
 
 import loops
 import scaler
@@ -26,21 +22,6 @@ import scaler
 STEPS = 30
 NO_DISK = 77
 """Status of a process that may not have a disk of its own."""
-
-
-@functools.cache
-def server():
-    """Where processes come from."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", "keras", "loops", "halfstep.train"])
-    return context
-
-
-def start(target, *arguments):
-    """Starts `target(*arguments)` in a process of its own."""
-    process = server().Process(target=target, args=arguments)
-    process.start()
-    return process
 
 
 def run_to_end(folder, steps=STEPS, slow=None, actions=()):
@@ -165,10 +146,6 @@ def linger(here, slow, folder):
     if here == slow:
         (folder / here).touch()
         time.sleep(1.0)
-
-
-def squared_error(y, prediction):
-    return tf.reduce_mean(tf.square(prediction - y))
 
 
 def batches():

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from mirrored import mirrored
+from models import squared_error as squares
 
 import loops
 import scaler
@@ -52,10 +53,6 @@ def loop_of(step, x, y, run):
 
 def inputs(*shape):
     return np.random.RandomState(0).normal(size=shape).astype(np.float32)
-
-
-def squares(y, prediction):
-    return tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
 
 
 def dense(*layers, width=8):

@@ -67,3 +67,10 @@ def resumed(make, place, cuts=CUTS, end=END):
         found[cut] = take(second.iterator, end - cut) == whole[cut:]
         assert second.caveats == caveats
     return found, caveats
+
+
+def with_options(dataset, **values):
+    options = tf.data.Options()
+    for name, value in values.items():
+        setattr(options, name, value)
+    return dataset.with_options(options)

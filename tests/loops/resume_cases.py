@@ -5,17 +5,14 @@ Each has dropout, BatchNorm, shuffling beyond an epoch, float16 with masters, an
 
 import hashlib
 import json
-import pathlib
 import shutil
-import sys
 import typing
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "distributed"))
 
 import keras
 import numpy as np
 import tensorflow as tf
-from replica_cases import components, mirrored, squared_error, stateful_model
+from models import squared_error, stateful_model
+from replica_cases import components, mirrored
 
 import loops
 import scaler
@@ -50,7 +47,7 @@ class Run:
         keras.utils.clear_session()  # The same names each time, by which a skip is kept.
         strategy = mirrored(case.replicas) if case.replicas > 1 else None
         with strategy.scope() if strategy else tf.init_scope():
-            self.model = stateful_model()
+            self.model = stateful_model("float16")
             self.optimizer = keras.optimizers.Adam(1e-2)
             self.loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**4, growth_interval=3))
             self.step = loops.TrainStep(

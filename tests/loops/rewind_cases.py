@@ -5,7 +5,7 @@ import hashlib
 import keras
 import numpy as np
 import tensorflow as tf
-from loop_cases import squared_error, stateful_model
+from models import squared_error, stateful_model
 from resume_cases import batches
 
 import loops

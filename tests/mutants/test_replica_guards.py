@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from mirrored import mirrored
+from mirrored import mirrored, one_for_each
 
 import scaler
 
@@ -33,12 +33,7 @@ class Pair:
         return self.loss_scaler.apply(self.optimizer, grads, [self.weight], clip_norm=self.clip_norm)
 
     def _run(self, slopes, losses):
-        def of_mine(values):
-            return self.strategy.experimental_distribute_values_from_function(
-                lambda context: values[context.replica_id_in_sync_group]
-            )
-
-        return self.strategy.run(self._step, args=(of_mine(slopes), of_mine(losses)))
+        return self.strategy.run(self._step, args=[one_for_each(self.strategy, each) for each in (slopes, losses)])
 
     def __call__(self, slopes, losses=(1.0, 1.0)):
         """The outcome, each field of which has to be the same on both replicas."""

@@ -19,6 +19,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from rigs import raw
 
 import loops
 import scaler
@@ -125,10 +126,6 @@ def batch(seed, fault, kind):
     elif fault != "none":
         importance[place] = {"overflow": 2.0**20, "nan loss": np.nan, "1e20": 1e20, "underflow": 2.0**-40}[fault]
     return tf.cast(x, kind), tf.constant(y), tf.constant(importance)
-
-
-def raw(values):
-    return [np.asarray(value).tobytes() for value in values]
 
 
 SETUPS = {

@@ -18,14 +18,14 @@ class Steep(keras.layers.Layer):
         return tf.stop_gradient(x) + self.gain * (x - tf.stop_gradient(x))
 
 
-def chain(gains, dtype="float16", width=8):
+def chain(gains, dtype="float16", width=8, head=None):
     """Dense tanh layers, each followed by a `Steep`: steep_0 is nearest to the input, the head has no gain."""
     keras.utils.set_random_seed(1)
     x = inputs = keras.Input([width], dtype=dtype)
     for number, gain in enumerate(gains):
         x = keras.layers.Dense(width, activation="tanh", name=f"dense_{number}", dtype=dtype)(x)
         x = Steep(gain, name=f"steep_{number}", dtype=dtype)(x)
-    return keras.Model(inputs, keras.layers.Dense(1, name="head", dtype=dtype)(x))
+    return keras.Model(inputs, keras.layers.Dense(1, name="head", dtype=head or dtype)(x))
 
 
 def cuts(gains):

@@ -1,4 +1,4 @@
-"""What the tests of applied and skipped steps share: optimizers, a small model, and comparison by bytes."""
+"""What the tests of applied and skipped steps share: modes, optimizers and their slots."""
 
 import keras
 import numpy as np
@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import scaler
+from scaler.gate import compiled, grouped
 
 
 def modes(*names):
@@ -41,30 +42,27 @@ OPTIMIZERS = {
 }
 
 
-def raw(*groups):
-    """The bytes of all variables in lists of variables: equal only if every bit is, also of NaN and -0."""
-    return [np.asarray(variable.numpy()).tobytes() for group in groups for variable in group]
-
-
 def slots(optimizer):
     """Everything an optimizer keeps: iterations, learning rate, momenta, averages."""
     return getattr(optimizer, "variables", [])
 
 
-def small_model(kind="float16"):
-    """BatchNorm, dropout and two dense layers, with non-trainable statistics and a seed generator."""
-    return keras.Sequential(
-        [
-            keras.Input([4], dtype=kind),
-            keras.layers.Dense(6, activation="relu", dtype=kind),
-            keras.layers.BatchNormalization(momentum=0.5, dtype=kind),
-            keras.layers.Dropout(0.25, seed=3, dtype=kind),
-            keras.layers.Dense(1, dtype=kind),
-        ]
-    )
+def compile_updates(monkeypatch, handles):
+    """Has updates compiled from so many handles on, though the variables of a test are small; what counts them."""
+    made, move = [], grouped.Grouped.move
+    monkeypatch.setattr(compiled, "_WORTH_COMPILING", max(int(handles * compiled._HANDLE), 1))
+    monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: made.append(1) or move(*arguments))
+    return made
 
 
-def batch(seed=0, count=8):
-    """Inputs of shape [count, 4] and targets of shape [count, 1], float32."""
-    random = np.random.default_rng(seed)
-    return random.normal(size=(count, 4)).astype(np.float32), random.normal(size=(count, 1)).astype(np.float32)
+BAD = 2
+"""The step whose `random_gradients` have an infinity."""
+
+
+def random_gradients(step, dtype, variables, scale=8.0):
+    """Gradients of a step, the same each time."""
+    rng = np.random.default_rng(step + 1)
+    values = [rng.normal(size=variable.shape).astype(np.float32) * scale for variable in variables]
+    if step == BAD:
+        values[1].flat[0] = np.inf
+    return [tf.constant(value, dtype) for value in values]

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import OPTIMIZERS, by_hand, modes, modes_with, plain_descent, raw, slots
+from rigs import raw
+from scaler_cases import OPTIMIZERS, by_hand, modes, modes_with, plain_descent, slots
 
 import scaler
 

@@ -45,6 +45,7 @@ class Two:
         return [float(weight[0]) for weight in self.weights]
 
 
+@pytest.mark.exhaustive_with("loop-update", "xla-update")
 @pytest.mark.parametrize("between", ["update", "apply"])
 @modes("eager", "graph", "loop", "xla")
 def test_a_gradient_waits_while_the_scale_moves_and_another_loss_is_scaled(execute, between):
@@ -338,6 +339,7 @@ def test_steps_in_eager_mode_after_steps_in_a_graph():
     assert two.moved()[0] == 4.0
 
 
+@pytest.mark.exhaustive_with("graph-strategy1", "loop-strategy0", "loop-strategy1", "xla-strategy1")
 @pytest.mark.parametrize("strategy", [scaler.Static(2.0**7), scaler.NoScaling()])
 def test_a_scale_that_cannot_move_is_never_refused(execute, strategy):
     two, kept = Two(strategy), tf.Variable([0.0])
@@ -392,6 +394,7 @@ def test_on_two_replicas():
     assert two.moved() == [2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_a_window_of_the_keras_optimizer():
     weights = [keras.Variable([0.0]), keras.Variable([0.0])]
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0, gradient_accumulation_steps=2), GROWS)

@@ -10,11 +10,10 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from scaler_cases import by_hand, modes_with
+from scaler_cases import by_hand, compile_updates, modes_with
 
 import scaler
 from scaler import gradients
-from scaler.gate import compiled, grouped
 from scaler.gradients.clipping import ClipByGlobalNorm
 
 SHAPES = ((3,), (2, 2), (5,))
@@ -190,9 +189,7 @@ def trained(kind, dtype="float32", scale=8.0, count=3, steps=3, wrap=tf.function
 )
 def test_clusters_clip_as_the_graph_does(kind, dtype, monkeypatch):
     plain = trained(kind, dtype, wrap=lambda step: step)  # In eager mode, where the graph's rules hold at no trace.
-    made, move = [], grouped.Grouped.move
-    monkeypatch.setattr(compiled, "_WORTH_COMPILING", 2 * compiled._HANDLE)
-    monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: made.append(1) or move(*arguments))
+    made = compile_updates(monkeypatch, 2)
     for one, other in zip(trained(kind, dtype), plain, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
     assert made
@@ -203,6 +200,6 @@ def test_clusters_clip_as_the_graph_does(kind, dtype, monkeypatch):
 @pytest.mark.parametrize(("in_clusters", "kind"), [(False, "ClipByValue"), (True, "clip_norm"), (True, "ClipByNorm")])
 def test_a_power_of_two_scale_changes_no_bit(kind, in_clusters, monkeypatch):
     if in_clusters:
-        monkeypatch.setattr(compiled, "_WORTH_COMPILING", 2 * compiled._HANDLE)
+        compile_updates(monkeypatch, 2)
     for one, other in zip(trained(kind, scale=2.0**30), trained(kind, scale=1.0), strict=True):
         np.testing.assert_array_equal(one, other)

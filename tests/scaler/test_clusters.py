@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import by_hand
+from scaler_cases import BAD, by_hand, compile_updates, random_gradients
 from versions import needs_keras, parameters
 
 import scaler
@@ -30,18 +30,11 @@ OPTIMIZERS = {
     "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
 }
 STEPS = 4
-BAD = 2
-"""The step whose gradients have an infinity."""
 
 
 @pytest.fixture
 def updates_made(monkeypatch):
-    """Updates are compiled although the variables of a test are small; counts them."""
-    made = []
-    move = grouped.Grouped.move
-    monkeypatch.setattr(compiled, "_WORTH_COMPILING", 3 * compiled._HANDLE // 2)
-    monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: made.append(1) or move(*arguments))
-    return made
+    return compile_updates(monkeypatch, 1.5)
 
 
 def weights(dtype):
@@ -50,14 +43,6 @@ def weights(dtype):
         keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"weight_{len(shape)}_{shape[0]}")
         for shape in ((3, 4), (6,), (2, 3, 2))
     ]
-
-
-def gradients(step, loss_scale, dtype, variables):
-    rng = np.random.default_rng(step + 1)
-    values = [rng.normal(size=variable.shape).astype(np.float32) * loss_scale for variable in variables]
-    if step == BAD:
-        values[1][0] = np.inf
-    return [tf.constant(value, dtype) for value in values]
 
 
 def train(optimizer, dtype="float32", clip_norm=None, loss_scale=8.0, constraint=None, wrap=tf.function):
@@ -72,7 +57,7 @@ def train(optimizer, dtype="float32", clip_norm=None, loss_scale=8.0, constraint
     step = wrap(lambda grads: loss_scaler.apply(optimizer, grads, masters, clip_norm=clip_norm))
     seen = []
     for number in range(STEPS):
-        outcome = step(gradients(number, loss_scale, dtype, model))
+        outcome = step(random_gradients(number, dtype, model, loss_scale))
         assert bool(outcome.finite) == (number != BAD)
         everything = [*model, *masters.weights, *optimizer.variables]
         seen.append([tf.convert_to_tensor(variable).numpy().astype(np.float64) for variable in everything])
@@ -91,7 +76,18 @@ def same_bits(before, after):
 
 @pytest.mark.slow_with("accumulation")
 @pytest.mark.exhaustive_with(
-    "Adadelta", "Adafactor", "Adagrad", "Adamax", "Ftrl", "Lamb", "Muon", "Nadam", "RMSprop", "amsgrad"
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adamax",
+    "Ftrl",
+    "Lamb",
+    "Lion",
+    "Muon",
+    "Nadam",
+    "RMSprop",
+    "amsgrad",
+    "schedule",
 )
 @pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 def test_every_optimizer_moves_as_it_does_by_itself(name, updates_made):
@@ -109,11 +105,11 @@ def test_a_keras_without_multi_optimizers_compiles_too(updates_made, monkeypatch
     (*_, last) = train(keras.optimizers.SGD(0.1))
     assert updates_made
     steps = [step for step in range(STEPS) if step != BAD]
-    moved = sum(np.asarray(gradients(step, 1.0, "float32", weights("float32"))[0]) for step in steps)
+    moved = sum(np.asarray(random_gradients(step, "float32", weights("float32"), 1.0)[0]) for step in steps)
     np.testing.assert_allclose(last[0], weights("float32")[0].numpy() - 0.1 * moved, rtol=1e-5)
 
 
-@pytest.mark.slow_with("0.5-bfloat16")
+@pytest.mark.exhaustive_with("0.5-bfloat16")
 @pytest.mark.parametrize(("clip_norm", "dtype"), [(None, "float16"), (0.5, "float16"), (0.5, "bfloat16")])
 def test_masters_are_updated_and_rounded(dtype, clip_norm, updates_made):
     ours = train(keras.optimizers.Adam(0.01), dtype, clip_norm)
@@ -161,7 +157,7 @@ def test_weights_that_were_assigned_are_taken_over(updates_made):
         np.testing.assert_array_equal(master, np.full(variable.shape, 99.5))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_power_of_two_changes_no_bit(updates_made):
     tiny, plain, huge = (train(keras.optimizers.Adam(0.01), loss_scale=scale) for scale in (2.0**-20, 1.0, 2.0**60))
     assert updates_made
@@ -191,7 +187,7 @@ def test_embedding_gradients_go_beside_the_clusters(updates_made):
 
 @pytest.mark.slow
 def test_a_loop_in_the_graph_gives_the_bits_of_single_steps(updates_made):
-    grads = [gradients(0, 8.0, "float32", weights("float32"))] * 5
+    grads = [random_gradients(0, "float32", weights("float32"))] * 5
 
     def run(in_graph):
         model, optimizer = weights("float32"), keras.optimizers.Adam(0.01)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
-from scaler_cases import raw
+from rigs import raw
 
 import scaler
 

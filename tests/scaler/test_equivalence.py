@@ -6,7 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import OPTIMIZERS, batch, raw, slots, small_model
+from models import batch, stateful_model
+from rigs import raw
+from scaler_cases import OPTIMIZERS, slots
 
 import scaler
 
@@ -21,7 +23,7 @@ def unscaled(optimizer):
 def train(optimizer, strategy, jit=False):
     """The bits of everything after some steps, with one compiled step for all of them; no strategy means no scaler."""
     keras.utils.set_random_seed(4)
-    model, optimizer = small_model("float32"), OPTIMIZERS[optimizer]()
+    model, optimizer = stateful_model("float32"), OPTIMIZERS[optimizer]()
     optimizer.build(model.trainable_variables)
     loss_scaler = None if strategy is None else scaler.LossScaler(strategy)
 

@@ -43,6 +43,7 @@ def words(name):
     return st.one_of(*row).map(lambda patterns: values_of(patterns, name))
 
 
+@pytest.mark.exhaustive_with("graph-gpu", "loop-cpu", "loop-gpu")
 @settings(max_examples=40)
 @given(words("float16"), words("bfloat16"), words("float32"))
 def test_as_frexp_says(count, half, brain, single):
@@ -52,6 +53,7 @@ def test_as_frexp_says(count, half, brain, single):
         np.testing.assert_array_equal(found, reference(value))
 
 
+@pytest.mark.exhaustive_with("loop-cpu", "loop-gpu")
 def test_every_16_bit_pattern_and_both_sides_of_every_power_of_two(count):
     short = [values_of(np.arange(2**16), name) for name in ("float16", "bfloat16")]
     powers = np.concatenate([1 << np.arange(23), np.arange(1, 256) << 23])

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes_with, raw, slots
+from rigs import raw
+from scaler_cases import modes_with, slots
 
 import scaler
 

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import by_hand, modes, modes_with, raw
+from rigs import raw
+from scaler_cases import by_hand, modes, modes_with
 
 import loops
 import scaler
@@ -53,6 +54,7 @@ def plain_steps(execute, own, optimizer):
         step()
 
 
+@pytest.mark.slow_with("xla-inner4")
 @modes_with(("inner",), eager=[(None,), (tf.float64,)], graph=[(tf.float64,), (tf.float32,)], xla=[(tf.float64,)])
 def test_training_is_that_without_scaling_bit_for_bit(execute, inner):
     found = []
@@ -173,6 +175,7 @@ def model(dtype="float64"):
     return keras.Sequential([keras.Input([3], dtype=dtype), keras.layers.Dense(2, dtype=dtype), keras.layers.Dense(1)])
 
 
+@pytest.mark.exhaustive_with("2")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_train_step_and_fit_take_them(accumulate):
     """A float64 layer before a float32 one; steps and fit give what Keras gives."""

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
-from scaler_cases import batch, raw
+from models import batch
+from rigs import raw
 
 import loops
 import scaler

@@ -364,6 +364,7 @@ def test_read_outside_of_the_tape_after_the_scale_moved(method):
     assert constant.weight.numpy()[0] == -2.0
 
 
+@pytest.mark.exhaustive_with("False-False-xla")
 @modes("graph", "xla")
 @pytest.mark.parametrize("in_a_loop", [False, True])
 @pytest.mark.parametrize("moves", [False, True])

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import by_hand
+from scaler_cases import BAD, by_hand, random_gradients
 from versions import parameters
 
 import scaler
@@ -23,8 +23,6 @@ OPTIMIZERS = {
 }
 SHAPES = [(2, 3)] * 3 + [(4,)] * 2 + [(3, 3)] * 2 + [()] + [(5,)] * 3 + [(1, 3)]
 STEPS = 4
-BAD = 2
-"""The step whose gradients have an infinity."""
 
 
 @pytest.fixture
@@ -43,14 +41,6 @@ def weights(dtype, shapes=SHAPES):
     return [keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"w{i}") for i, shape in enumerate(shapes)]
 
 
-def gradients(step, dtype, variables, scale=8.0):
-    rng = np.random.default_rng(step + 1)
-    values = [rng.normal(size=variable.shape).astype(np.float32) * scale for variable in variables]
-    if step == BAD:
-        values[1].flat[0] = np.inf
-    return [tf.constant(value, dtype) for value in values]
-
-
 def train(optimizer, dtype="float32", **clipping):
     """The bits of every variable at the end of each step: model, masters, slots."""
     model = weights(dtype)
@@ -62,12 +52,13 @@ def train(optimizer, dtype="float32", **clipping):
     step = tf.function(lambda grads: loss_scaler.apply(optimizer, grads, masters, **clipping).finite)
     seen = []
     for number in range(STEPS):
-        assert bool(step(gradients(number, dtype, model))) == (number != BAD)
+        assert bool(step(random_gradients(number, dtype, model))) == (number != BAD)
         seen.append([tf.convert_to_tensor(each).numpy().tobytes() for each in (*model, *own, *optimizer.variables)])
     assert step.experimental_get_tracing_count() == 1
     return seen
 
 
+@pytest.mark.exhaustive_with("Adam", "Adamax", "Nadam", "SGD")
 @pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, chunks, monkeypatch):
     ours = train(OPTIMIZERS[name](), "float16", clip_norm=0.5)
@@ -92,6 +83,7 @@ class MyAdam(keras.optimizers.Adam):
     """A user's own class may look at a variable as a whole."""
 
 
+@pytest.mark.exhaustive_with("rm_sprop")
 @pytest.mark.parametrize(
     "optimizer", [MyAdam(0.01), keras.optimizers.RMSprop(0.01), keras.optimizers.Lamb(0.01)], ids=lambda each: each.name
 )
@@ -112,7 +104,7 @@ def test_only_what_is_alike_is_joined(chunks):
     model = weights("float32")
     model[2].overwrite_with_gradient = True
     rows = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([0]), tf.constant([3, 3]))
-    grads = [*gradients(0, "float32", model)[:-1], tf.zeros([1, 3], "float16")]
+    grads = [*random_gradients(0, "float32", model)[:-1], tf.zeros([1, 3], "float16")]
     grads[5] = rows
     optimizer = keras.optimizers.AdamW(0.1)
     optimizer.exclude_from_weight_decay(var_names=["w4"])

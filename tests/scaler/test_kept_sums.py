@@ -104,6 +104,15 @@ REFUSED = {
 }
 
 
+@pytest.mark.exhaustive_with(
+    "xla-average",
+    "xla-average_for_unscale",
+    "xla-average_that_a_branch_applies",
+    "xla-last_gradient_in_a_function",
+    "xla-last_gradient_kept_after_apply",
+    "xla-momentum_in_two_assignments",
+    "xla-nesterov_that_is_stored_after_it_was_applied",
+)
 @pytest.mark.parametrize("step", REFUSED)
 @pytest.mark.parametrize("compiles", [False, True], ids=["graph", "xla"])
 def test_what_no_window_begins_anew_is_refused(step, compiles):

@@ -4,7 +4,8 @@ import layerwise_cases as cases
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes, raw, slots
+from rigs import raw
+from scaler_cases import modes, slots
 
 import scaler
 from scaler.layerwise import AdaptiveScale, Layerwise, rescale

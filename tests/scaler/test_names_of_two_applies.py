@@ -34,6 +34,7 @@ class Parts:
         return first, second
 
 
+@pytest.mark.slow_with("xla")
 @modes("eager", "graph", "xla")
 def test_the_variable_of_the_skip_is_named(execute):
     parts = Parts()
@@ -135,6 +136,7 @@ def test_a_saved_skip_is_named_only_by_a_process_that_knows_its_step(tmp_path):
             assert after.loss_scaler.explain() == said if known else UNKNOWN in after.loss_scaler.explain()
 
 
+@pytest.mark.slow
 def test_a_saved_skip_of_other_variables_is_not_named(tmp_path):
     path, _ = saved_skip(tmp_path)
     after = Apart(["gamma", "delta", "epsilon", "zeta"]).restored(path)

@@ -52,6 +52,20 @@ def test_nothing_is_divided_by_1(strategy, unscaled, divides):
     assert ("RealDiv" in types(norm, tf.TensorSpec([1]))) == divides
 
 
+@pytest.mark.exhaustive_with(
+    "-1.0-0.25",
+    "-1.0-1.0",
+    "-inf-0.25",
+    "-inf-1.0",
+    "1.401298464324817e-45-0.25",
+    "1.401298464324817e-45-1.0",
+    "1e+30-0.25",
+    "1e+30-1.0",
+    "3.0-0.25",
+    "3.0-1.0",
+    "nan-0.25",
+    "nan-1.0",
+)
 @pytest.mark.parametrize("scale", FIXED)
 @pytest.mark.parametrize("damaged", DAMAGED)
 def test_a_damaged_checkpoint_brings_no_other_scale(scale, damaged):

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes, plain_descent, raw
+from rigs import raw
+from scaler_cases import modes, plain_descent
 
 import scaler
 from scaler import Cause, Dynamic, InvalidArgument, NoScaling, PerLoss

@@ -4,36 +4,24 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import OPTIMIZERS, batch, by_hand, modes, raw, slots, small_model
+from models import batch, stateful_model
+from rigs import Written, raw
+from scaler_cases import OPTIMIZERS, by_hand, modes
 
 import scaler
 
 
-class Run:
+class Run(Written):
     """A small float16 model with BatchNorm and dropout, its masters, its optimizer and its step."""
 
     def __init__(self, execute, optimizer="Adam"):
-        self.model = small_model()
-        self.masters = scaler.MasterWeights(self.model.trainable_variables)
-        self.optimizer = OPTIMIZERS[optimizer]()
-        self.loss_scaler = scaler.LossScaler(scaler.Dynamic(256.0))
+        super().__init__(stateful_model("float16"), OPTIMIZERS[optimizer](), scaler.LossScaler(scaler.Dynamic(256.0)))
         if isinstance(self.optimizer, keras.optimizers.Optimizer):
             self.optimizer.build(self.masters.weights)
-        self.step = execute(self._step)
-
-    def _step(self, x, y):
-        before = scaler.snapshot(self.model.non_trainable_variables)
-        with tf.GradientTape() as tape:
-            prediction = tf.cast(self.model(x, training=True), tf.float32)
-            scaled = self.loss_scaler.scale(tf.reduce_mean(tf.square(prediction - y)))
-        grads = tape.gradient(scaled, self.model.trainable_variables)
-        return self.loss_scaler.apply(self.optimizer, grads, self.masters, rollback=before).finite
-
-    def variables(self):
-        return [*self.model.variables, *self.masters.weights, *slots(self.optimizer)]
+        self.step = execute(lambda x, y: self.take(x, y)[1].finite)
 
     def bits(self):
-        return raw(self.variables())
+        return raw(self.moved())
 
 
 def spoiled(x, kind):
@@ -46,12 +34,12 @@ def spoiled(x, kind):
 @modes("graph", "xla")
 def test_skipped_batches_leave_no_bit_changed_and_the_run_goes_on_as_without_them(execute):
     run = Run(execute)
-    start = [variable.numpy() for variable in run.variables()]
+    start = [variable.numpy() for variable in run.moved()]
     without = []
     for number in range(3):
         assert run.step(*batch(number))
         without.append(run.bits())
-    for variable, value in zip(run.variables(), start, strict=True):
+    for variable, value in zip(run.moved(), start, strict=True):
         variable.assign(value)
     for number in range(3):
         x, y = batch(number)

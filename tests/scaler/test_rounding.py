@@ -114,6 +114,7 @@ def test_a_compensated_sum_equals_numpys(name, jit, seed):
         np.testing.assert_array_equal(got[1].numpy(), compensation)
 
 
+@pytest.mark.exhaustive_with("xla-bfloat16")
 @pytest.mark.slow_with("eager-bfloat16")
 @pytest.mark.parametrize("name", DTYPES)
 def test_hundreds_of_updates_that_rounding_to_nearest_swallows(execute, name):

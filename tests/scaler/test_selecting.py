@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from mirrored import mirrored
+from mirrored import mirrored, one_for_each
+from rigs import raw
 
 import loops
 import scaler
@@ -30,10 +31,6 @@ MASTERS = {
     "stochastic": scaler.weights.StochasticRounding,
     "kahan": scaler.weights.KahanWeights,
 }
-
-
-def raw(variables):
-    return [np.asarray(variable).tobytes() for variable in variables]
 
 
 def batches(count=12):
@@ -70,6 +67,15 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_with("adam-float16-{'masters': 'stochastic', 'clip_norm': 1.0}")
+@pytest.mark.exhaustive_with(
+    "adam-float16-{'masters': 'masters', 'clip_norm': 1.0}",
+    "adamax-mixed_float16-{}",
+    "lion-mixed_float16-{}",
+    "momentum-mixed_float16-{}",
+    "rmsprop-mixed_float16-{}",
+    "schedule-mixed_float16-{}",
+)
 @pytest.mark.parametrize(("optimizer", "policy", "options"), CASES, ids=str)
 def test_a_run_is_the_same_bit_for_bit(optimizer, policy, options):
     options = {**options, **({"masters": MASTERS[options["masters"]]} if "masters" in options else {})}
@@ -81,6 +87,7 @@ def test_a_run_is_the_same_bit_for_bit(optimizer, policy, options):
     assert 0 < sum(output["applied"] for output in outputs) < len(outputs)
 
 
+@pytest.mark.exhaustive_with("adam-graph", "decay and averages-xla")
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("optimizer", ["adam", "decay and averages"])
 def test_updates_that_are_compiled_in_groups_are_selected_too(optimizer, jit_compile, monkeypatch):
@@ -158,6 +165,7 @@ def test_a_skip_keeps_every_bit_also_of_rows_that_occur_twice(given, patterns, v
         assert selected[1] == raw(weights)
 
 
+@pytest.mark.exhaustive_with("False-True")
 @pytest.mark.parametrize(("select", "branches"), [(None, True), (True, False), (False, True)])
 def test_xla_is_given_no_branch(select, branches):
     variable, optimizer = tf.Variable([1.0, 2.0]), keras.optimizers.Adam()
@@ -190,11 +198,30 @@ def test_an_optimizer_that_does_not_fit_is_refused(optimizer):
     np.testing.assert_array_equal(variable, [1.0, 2.0])
 
 
-def test_no_other_value_is_taken():
-    with pytest.raises(InvalidArgument, match=r"select.*'gpu'"):
-        scaler.LossScaler(select="gpu")
+@pytest.mark.parametrize("value", ["gpu", 1, 0, np.True_, tf.constant(False), []], ids=str)
+def test_no_other_value_is_taken(value):
+    with pytest.raises(InvalidArgument, match=r"LossScaler\(select=.*expected True or False, or None"):
+        scaler.LossScaler(select=value)
+    with pytest.raises(InvalidArgument, match="expected True or False, or None"):
+        scaler.LossScaleOptimizer(keras.optimizers.Adam(), select=value)
 
 
+def test_averages_that_overwrite_weights_are_refused_on_replicas():
+    strategy = mirrored(2)
+    with strategy.scope():
+        variable, loss_scaler = tf.Variable([1.0, 2.0]), scaler.LossScaler()
+        optimizer = keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=2)
+
+    def step():
+        with tf.GradientTape() as tape:
+            scaled = loss_scaler.scale(tf.reduce_sum(variable))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable]).finite
+
+    with pytest.raises(InvalidArgument, match="ema_overwrite_frequency=2 on several replicas"):
+        tf.function(lambda: strategy.run(step))()
+
+
+@pytest.mark.exhaustive_with("4-3")
 @pytest.mark.parametrize(("count", "bad"), [(2, 0), (2, 1), (4, 3)])
 def test_all_replicas_skip_where_one_overflows(count, bad):
     strategy = mirrored(count)
@@ -215,10 +242,7 @@ def test_all_replicas_skip_where_one_overflows(count, bad):
     run = tf.function(lambda xs: strategy.run(step, [xs]))
 
     def given(values):
-        xs = strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant(values[context.replica_id_in_sync_group])
-        )
-        finite, replica = run(xs)
+        finite, replica = run(one_for_each(strategy, tf.constant(values)))
         return bool(strategy.experimental_local_results(finite)[0]), int(
             strategy.experimental_local_results(replica)[0]
         )

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scaler_cases import compile_updates
 
 import scaler
-from scaler.gate import compiled, grouped
 
 COUNT, SHAPE = 6, (8, 8)
 GRADS = [np.full(SHAPE, (i + 1) / COUNT, np.float32) for i in range(COUNT)]
@@ -21,9 +21,7 @@ GRADS = [np.full(SHAPE, (i + 1) / COUNT, np.float32) for i in range(COUNT)]
 @pytest.fixture(autouse=True)
 def updates_made(monkeypatch):
     """Compiles the updates of six small variables, as by default those of a hundred; counts them."""
-    made, move = [], grouped.Grouped.move
-    monkeypatch.setattr(compiled, "_WORTH_COMPILING", 4 * compiled._HANDLE)
-    monkeypatch.setattr(grouped.Grouped, "move", lambda *arguments: made.append(1) or move(*arguments))
+    made = compile_updates(monkeypatch, 4)
     yield
     assert made
 

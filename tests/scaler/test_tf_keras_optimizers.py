@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras_two import MAKERS, Momentum
-from scaler_cases import by_hand, modes_with, raw
+from rigs import raw
+from scaler_cases import by_hand, modes_with
 
 import scaler
 

@@ -4,23 +4,11 @@ import keras
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
+from models import kernels, two_layers
 
 import scaler
 
 SGD = keras.optimizers.SGD
-
-
-def model(kind="float32", frozen=()):
-    keras.utils.set_random_seed(3)
-    dense = [keras.layers.Dense(4, dtype=kind, name=f"dense_{place}") for place in range(2)]
-    made = keras.Sequential([keras.Input([4]), *dense])
-    for place in frozen:
-        made.layers[place].trainable = False
-    return made
-
-
-def kernels(made):
-    return [layer.kernel.numpy().tobytes() for layer in made.layers]
 
 
 def written(made, optimizer, masters=None, given=None, loss_scaler=None):
@@ -60,7 +48,7 @@ WAYS = {
     ],
 )
 def test_a_traced_function_does_not_train_a_layer_that_was_frozen(kind, way):
-    made = model(kind)
+    made = two_layers(kind)
     masters = scaler.MasterWeights(made.trainable_variables) if kind == "float16" else None
     run = WAYS[way](written(made, SGD(0.1), masters))
     assert run(X)
@@ -80,7 +68,7 @@ def test_a_traced_function_does_not_train_a_layer_that_was_frozen(kind, way):
 
 def test_masters_of_a_layer_do_not_take_the_gradients_of_another():
     """The two lists have the same lengths and shapes."""
-    made = model("float16", frozen=[1])
+    made = two_layers("float16", frozen=[1])
     masters = scaler.MasterWeights(made.trainable_variables)
     made.layers[0].trainable, made.layers[1].trainable = False, True
     before = kernels(made)
@@ -91,7 +79,7 @@ def test_masters_of_a_layer_do_not_take_the_gradients_of_another():
 
 
 def test_what_has_no_gradient_may_be_frozen():
-    made = model("float16")
+    made = two_layers("float16")
     masters = scaler.MasterWeights(made.trainable_variables)
     made.layers[0].trainable = False
     loss_scaler = scaler.LossScaler(scaler.Static(1.0))
@@ -103,14 +91,14 @@ def test_what_has_no_gradient_may_be_frozen():
 
 
 def test_variables_that_were_never_trainable_may_be_trained_by_name():
-    made = model(frozen=[0, 1])
+    made = two_layers(frozen=[0, 1])
     run = tf.function(written(made, SGD(0.1), given=made.layers[1].weights))
     for _ in range(3):
         assert run(X)
 
 
 def test_a_new_trace_follows():
-    made = model()
+    made = two_layers()
     optimizer = SGD(0.1)
     optimizer.build(made.trainable_variables)
     assert tf.function(written(made, optimizer))(X)
@@ -129,7 +117,7 @@ def test_a_new_trace_follows():
     ids=str,
 )
 def test_compiled_fit_does_not_train_a_layer_that_was_frozen(kind, arguments):
-    made = model(kind)
+    made = two_layers(kind)
     made.compile(scaler.LossScaleOptimizer(SGD(0.1)), loss="mse", **arguments)
     x, y = tf.ones([8, 4]), tf.ones([8, 4])
     made.fit(x, y, batch_size=2, verbose=0)
@@ -148,7 +136,7 @@ def test_compiled_fit_does_not_train_a_layer_that_was_frozen(kind, arguments):
 
 @pytest.mark.slow
 def test_protected_fit_does_not_leave_a_layer_untrained():
-    made = scaler.protect(model(frozen=[0]))
+    made = scaler.protect(two_layers(frozen=[0]))
     made.compile(scaler.LossScaleOptimizer(SGD(0.1)), loss="mse")
     x, y = tf.ones([8, 4]), tf.ones([8, 4])
     made.fit(x, y, batch_size=2, verbose=0)
@@ -164,7 +152,7 @@ def test_protected_fit_does_not_leave_a_layer_untrained():
 def test_on_replicas():
     strategy = mirrored(2)
     with strategy.scope():
-        made, optimizer = model("float16"), SGD(0.1)
+        made, optimizer = two_layers("float16"), SGD(0.1)
         masters = scaler.MasterWeights(made.trainable_variables)
         step = written(made, optimizer, masters)
     run = tf.function(lambda x: strategy.run(step, args=(x,)))
@@ -176,7 +164,7 @@ def test_on_replicas():
 
 
 def test_a_step_can_still_be_exported(tmp_path):
-    made, module = model(), tf.Module()
+    made, module = two_layers(), tf.Module()
     module.model, optimizer = made, SGD(0.1)
     optimizer.build(made.trainable_variables)
     module.optimizer, module.loss_scaler = optimizer, scaler.LossScaler()
@@ -203,7 +191,7 @@ def test_the_names_of_many_are_not_all_listed():
 
 def adversary(kind="float32"):
     """A step that makes a model trainable for its update, as a GAN's does, and freezes it again."""
-    made = model(kind)
+    made = two_layers(kind)
     masters = scaler.MasterWeights(made.trainable_variables) if kind == "float16" else None
     inner = written(made, SGD(0.1), masters)
 
@@ -240,7 +228,7 @@ def test_a_step_may_make_trainable_what_it_freezes_again(kind, way):
 def test_a_step_on_replicas_may_make_trainable_what_it_freezes_again(place):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
-        made, optimizer = model(), SGD(0.1)
+        made, optimizer = two_layers(), SGD(0.1)
         optimizer.build(made.trainable_variables)
         inner = written(made, optimizer, given=made.trainable_variables)
 
@@ -275,7 +263,7 @@ def test_a_change_beside_those_of_the_step_itself_is_noticed():
 
 
 def test_a_layer_frozen_between_a_trace_and_its_first_call_is_noticed():
-    made = model()
+    made = two_layers()
     optimizer = SGD(0.1)
     optimizer.build(made.trainable_variables)
     run = tf.function(written(made, optimizer)).get_concrete_function(X)
@@ -301,7 +289,7 @@ def with_a_snapshot(made):
 @pytest.mark.exhaustive_with("nested")
 @pytest.mark.parametrize("way", ["graph", "nested"])
 def test_a_layer_that_was_unfrozen_is_noticed_by_the_snapshot(way):
-    made = model(frozen=[0])
+    made = two_layers(frozen=[0])
     run = WAYS[way](with_a_snapshot(made))
     for _ in range(2):
         assert run(X)
@@ -318,7 +306,7 @@ def test_a_layer_that_was_unfrozen_is_noticed_by_the_snapshot(way):
 
 
 def test_a_layer_that_was_unfrozen_before_the_first_step_is_trained_in_silence():
-    made = model(frozen=[0])
+    made = two_layers(frozen=[0])
     run = tf.function(with_a_snapshot(made))
     made.layers[0].trainable = True
     before = kernels(made)
@@ -328,7 +316,7 @@ def test_a_layer_that_was_unfrozen_before_the_first_step_is_trained_in_silence()
 
 
 def test_in_an_eager_step_the_optimizer_says_so():
-    made = model(frozen=[0])
+    made = two_layers(frozen=[0])
     step = with_a_snapshot(made)
     assert step(X)
     made.layers[0].trainable = True

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mirrored import one_for_each
 
 import scaler
 
@@ -83,9 +84,7 @@ def test_the_loss_of_any_replica():
         return strategy.run(lambda constant: made.take(constant[0]), [constants])
 
     def constants(of_second):
-        return strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant([of_second if context.replica_id_in_sync_group else 1.0])
-        )
+        return one_for_each(strategy, tf.constant([[1.0], [of_second]]))
 
     take(constants(1.0))
     assert unseen(made.loss_scaler.check) == []

@@ -5,6 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from rigs import raw
 from scaler_cases import by_hand
 
 import scaler
@@ -30,10 +31,6 @@ def make_step(weights, optimizer, loss_scaler):
         loss_scaler.apply(optimizer, [grad * loss_scaler.loss_scale], weights)
 
     return step
-
-
-def everything(*objects):
-    return [np.asarray(variable).tobytes() for thing in objects for variable in thing]
 
 
 def kahan(weight, steps):
@@ -114,7 +111,7 @@ def test_two_variables_and_two_steps_draw_different_numbers():
         first.assign(tf.ones_like(first))
         second.assign(tf.ones_like(second))
         loss_scaler.apply(optimizer, [tf.fill([1000], -(2.0**-8))] * 2, weights)
-        seen += everything([first, second])
+        seen += raw([first, second])
     assert len(set(seen)) == 4
 
 
@@ -124,12 +121,12 @@ def test_a_skipped_step_leaves_every_bit(mode):
     weights, optimizer = MODES[mode]([weight, kept]), keras.optimizers.Adam(RATE)
     loss_scaler = by_hand(scaler.Static(8.0))
     loss_scaler.apply(optimizer, [gradient(0), tf.ones([2])], weights)
-    before = everything(weights.variables, optimizer.variables, [weight])
+    before = raw(weights.variables, optimizer.variables, [weight])
     outcome = loss_scaler.apply(optimizer, [gradient(1) * np.inf, tf.ones([2])], weights)
     assert not bool(outcome.finite)
-    assert everything(weights.variables, optimizer.variables, [weight]) == before
+    assert raw(weights.variables, optimizer.variables, [weight]) == before
     loss_scaler.apply(optimizer, [gradient(1), tf.ones([2])], weights)
-    assert everything(weights.variables, optimizer.variables, [weight]) != before
+    assert raw(weights.variables, optimizer.variables, [weight]) != before
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -151,9 +148,7 @@ def test_a_restored_run_goes_on_bit_for_bit(mode, tmp_path):
     tf.train.Checkpoint(weight=other, weights=others, optimizer=another).restore(saved).assert_consumed()
     for number in range(3, 6):
         go_on(gradient(number))
-    assert everything(others.variables, another.variables, [other]) == everything(
-        weights.variables, optimizer.variables, [weight]
-    )
+    assert raw(others.variables, another.variables, [other]) == raw(weights.variables, optimizer.variables, [weight])
 
 
 @pytest.mark.parametrize("mode", MODES)

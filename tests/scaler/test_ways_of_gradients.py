@@ -60,6 +60,7 @@ IN_LOOPS = {
 WAYS = KNOWN | IN_LOOPS
 
 
+@pytest.mark.exhaustive_with("TensorArray", "integers", "map_fn", "stop_gradient", "string")
 @pytest.mark.parametrize("way", WAYS)
 def test_two_steps_of_another_model_come_between(way):
     loss_scaler, weight, other = scaler.LossScaler(GROWS), tf.Variable(tf.zeros(4)), tf.Variable([0.0])
@@ -106,6 +107,7 @@ def test_steps_of_their_own_are_right(way):
     assert weight.numpy().tolist() == [2.0] * 4
 
 
+@pytest.mark.exhaustive_with("True-graph", "True-xla")
 @pytest.mark.slow_with("False-xla")
 @modes("graph", "xla")
 @pytest.mark.parametrize("other_scaler", [False, True])

@@ -1,76 +1,76 @@
-"""What a diagnosis comes to: what to change, the measured gain with each sentence."""
+"""Advice from a diagnosis: what to change, with the measured gain of each change."""
 
 from __future__ import annotations
 
 from loops.diagnose.doctor.diagnosis import Diagnosis
 from loops.diagnose.doctor.pipeline import Pipeline
-from loops.diagnose.doctor.timing import Turns
+from loops.diagnose.doctor.timing import PairedTiming
 from loops.diagnose.doctor.trials import Kind, Trial
 
 _SHARE = 0.05
-"""Of a step's time or number, what is worth a sentence."""
+"""The smallest share of a step's time, or of the steps, that is worth a sentence."""
 
 
 def advice(found: Diagnosis) -> list[str]:
-    """Sentences, what gains most first; the last ones are on memory. Empty where nothing stood out."""
+    """The advice as sentences: the largest gain first, memory last. Empty if nothing is worth changing."""
     faster = sorted((one for one in found.trials if _worth_it(one.turns)), key=_ratio)
-    said = [f"{one.name}: {_gain(one)}. To have it: {one.advice}." for one in faster]
+    lines = [f"{one.name}: {_gain(one)}. To use it: {one.advice}." for one in faster]
     if found.pipeline:
-        said += _of_pipeline(found.pipeline, prefetched=any(one.kind is Kind.PREFETCH for one in faster))
+        lines += _of_pipeline(found.pipeline, prefetched=any(one.kind is Kind.PREFETCH for one in faster))
     if (
         found.casts
         and found.policy.startswith("mixed_")
         and found.casts.milliseconds.median > _SHARE * found.step.median
     ):
         share = found.casts.milliseconds.median / found.step.median
-        said.append(
-            f"casts: {found.casts.count} a step write {found.casts.bytes / 1e6:.3g} MB, which alone takes "
-            f"{share:.0%} of the step's time. Weights in 16 bits with float32 masters need fewer: the policy "
+        lines.append(
+            f"casts: {found.casts.count} per step write {found.casts.bytes / 1e6:.3g} MB, which alone takes "
+            f"{share:.0%} of the step's time. 16-bit weights with float32 masters need fewer: use the policy "
             f"{found.policy.removeprefix('mixed_')!r}."
         )
     odd = found.padded
     if odd and _worth_it(odd.turns):
-        said.append(
+        lines.append(
             f"shapes: layer {odd.layer!r} multiplies {_sides(odd.sides)} in {odd.dtype}; {_sides(odd.rounded)} takes "
-            f"{odd.turns.ratio.median:.2f} times the time. Choose sizes that are multiples of 8, where they are yours."
+            f"{odd.turns.ratio.median:.2f} times the time. Choose multiples of 8, if you can choose the sizes."
         )
-    return said + _of_memory(found)
+    return lines + _of_memory(found)
 
 
 def _of_pipeline(pipeline: Pipeline, *, prefetched: bool) -> list[str]:
-    said = []
+    lines = []
     if pipeline.turns.verdict == "slower" and pipeline.share > _SHARE and not prefetched:
-        said.append(
-            f"the input pipeline: {pipeline.share:.0%} of a step with it, and prefetch alone does not hide it. Cache "
-            "what does not change with .cache(), map with num_parallel_calls=tf.data.AUTOTUNE, after .batch() where "
-            "the function can take batches."
+        lines.append(
+            f"the input pipeline: it takes {pipeline.share:.0%} of a step, and prefetch alone does not hide it. Cache "
+            "constant parts with .cache(), and map with num_parallel_calls=tf.data.AUTOTUNE, after .batch() if the "
+            "function can take batches."
         )
     if pipeline.attempted and pipeline.skipped > _SHARE * pipeline.attempted:
-        said.append(
-            f"skips: {pipeline.skipped} of {pipeline.attempted} steps moved no weight, at the full price. `halfstep "
-            "explain` says why; loops.observe.find_scale, where to begin the loss scale."
+        lines.append(
+            f"skips: {pipeline.skipped} of {pipeline.attempted} steps moved no weight, and took their full time. "
+            "`halfstep explain` says why; loops.observe.find_scale finds a first loss scale."
         )
-    return said
+    return lines
 
 
 def _of_memory(found: Diagnosis) -> list[str]:
     own = found.footprints[0]
-    said = []
+    lines = []
     least = min(found.footprints[1:], key=lambda one: one.all.total, default=own)
     if least.all.total < (1 - _SHARE) * own.all.total:
         what = " with masters" if least.policy in ("float16", "bfloat16") else ""
-        said.append(
-            f"memory: {least.policy}{what} would hold {least.all.total / own.all.total:.0%} of what {own.policy} holds."
+        lines.append(
+            f"memory: {least.policy}{what} would need {least.all.total / own.all.total:.0%} of what {own.policy} needs."
         )
     with_it = own.total_recomputed
     if with_it is not None and with_it < (1 - _SHARE) * own.all.total:
         price = next((one for one in found.trials if one.kind is Kind.RECOMPUTE and one.turns), None)
         time = f", at {price.turns.ratio.median:.2f} times the time" if price and price.turns else ""
-        said.append(f"memory: gradient checkpointing would hold {with_it / own.all.total:.0%} of it{time}.")
-    return said
+        lines.append(f"memory: gradient checkpointing would need {with_it / own.all.total:.0%} of it{time}.")
+    return lines
 
 
-def _worth_it(turns: Turns | None) -> bool:
+def _worth_it(turns: PairedTiming | None) -> bool:
     return turns is not None and turns.verdict == "faster" and turns.ratio.median < 1 - _SHARE
 
 

@@ -1,4 +1,4 @@
-"""Everything that is found out about a program's step."""
+"""Diagnoses a program's step: its time, its dtypes, its memory, and what makes it faster."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import scaler
 from loops.diagnose.doctor.pipeline import Pipeline, pipeline_of
 from loops.diagnose.doctor.products import Casts, Padded, casts_of, padded, products_of, shares
 from loops.diagnose.doctor.program import Program, program_of
-from loops.diagnose.doctor.timing import Running, Spread, take_turns
-from loops.diagnose.doctor.trials import Trial, sentence, try_all
+from loops.diagnose.doctor.timing import Running, Spread, time_interleaved
+from loops.diagnose.doctor.trials import Trial, error_line, try_all
 from loops.diagnose.graph.census import Row, census
 from loops.diagnose.graph.policies import loss_in_float32, own_policy
 from loops.diagnose.graph.restore import restored
@@ -23,7 +23,7 @@ from loops.diagnose.memory.footprint import Footprint
 from loops.support.errors import LoopError
 
 SECONDS = 2.0
-"""For which each comparison is measured."""
+"""The seconds for which each comparison is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,17 +31,17 @@ class Diagnosis:
     """Where a step's time and memory go.
 
     Attributes:
-        model: Its name.
-        policy: Its dtype policy.
-        device: What it ran on: "GPU" or "CPU".
-        step: Milliseconds of the step on a batch in memory.
-        pipeline: The step with its input pipeline; None where a batch was given.
-        products: By dtype, the share of the multiplications of products and convolutions.
-        different: Operations that compute in another dtype than their layer's policy promises.
-        casts: None for a step without any.
-        padded: The largest product with a side that is no multiple of 8; None where there is none.
-        trials: What was tried.
-        footprints: The memory, first under the model's own policy.
+        model: The name of the model.
+        policy: The dtype policy of the model.
+        device: The device on which it ran, "GPU" or "CPU".
+        step: The milliseconds of the step on a batch in memory.
+        pipeline: The times of the step with its input pipeline; None if the program gives a single batch.
+        products: The share of the multiplications in matrix products and convolutions, by dtype.
+        different: The operations whose dtype is not the one that their layer's policy promises.
+        casts: The casts of the step; None without any.
+        padded: The largest product with a side that is not a multiple of 8; None without any.
+        trials: The changes that were tried.
+        footprints: The memory under each policy, the model's own first.
     """
 
     model: str
@@ -57,7 +57,7 @@ class Diagnosis:
     footprints: list[Footprint]
 
     def as_dict(self) -> dict:
-        """For JSON."""
+        """The diagnosis as values for JSON."""
         plain = dataclasses.asdict(dataclasses.replace(self, trials=[], footprints=[]))
         if self.pipeline:
             plain["pipeline"]["share"] = self.pipeline.share
@@ -65,41 +65,41 @@ class Diagnosis:
         return {**plain, "trials": trials, "footprints": memory}
 
 
-def examine(
+def diagnose_built(
     built: Any, name: str, *, seconds: float = SECONDS, progress: Callable[[str], object] = lambda text: None
 ) -> Diagnosis:
-    """Diagnoses what a function of the user's returned.
+    """Diagnoses the program that a user's function returned.
 
     Args:
-        built: As `program_of` takes it.
-        name: The function's, for errors.
-        seconds: As for `diagnose`.
-        progress: As for `diagnose`.
+        built: A `loops.Loop` of a `loops.TrainStep`; or a tuple or dict of model, optimizer, loss and sample.
+        name: The name of the function, for errors.
+        seconds: The seconds for which each comparison is measured, without tracing.
+        progress: Called now and then with a text that says what is done.
 
     Raises:
-        scaler.InvalidArgument: If it is nothing that can be trained.
-        LoopError: If its data or its step fails.
+        scaler.InvalidArgument: If the return value cannot be trained.
+        LoopError: If the data or the step fails.
     """
     try:
         return diagnose(program_of(built, name), seconds=seconds, progress=progress)
     except scaler.ScalerError:
         raise
     except Exception as error:
-        raise LoopError(f"{name}: its training step fails: {sentence(error)}") from error
+        raise LoopError(f"{name}: its training step fails: {error_line(error)}") from error
 
 
 def diagnose(
     program: Program, *, seconds: float = SECONDS, progress: Callable[[str], object] = lambda text: None
 ) -> Diagnosis:
-    """Times a program's step and what may make it faster, and counts its bytes under each policy.
+    """Times a program's step and changes that may make it faster, and counts its bytes under each policy.
 
-    Weights and random generators are afterwards what they were. The steps that are timed are the program's own, with
-    new optimizers and loss scalers.
+    Weights and random generators are restored. The timed steps are the program's own, with new optimizers and loss
+    scalers.
 
     Args:
-        program: From `program_of`.
-        seconds: For how long to measure each comparison, without tracing.
-        progress: Told what is being done.
+        program: The program, from `program_of`.
+        seconds: The seconds for which each comparison is measured, without tracing.
+        progress: Called now and then with a text that says what is done.
     """
     model = program.model
     with restored(model):
@@ -110,7 +110,7 @@ def diagnose(
         products = products_of(traced)
         counted = census(program.step(), program.batch)
         progress("timing the step")
-        alone = take_turns(step, step, seconds / 2).before
+        alone = time_interleaved(step, step, seconds / 2).before
         pipeline = pipeline_of(program, step, seconds)
         casts, odd = casts_of(counted, seconds / 4), padded(products, seconds / 4)
         trials = []

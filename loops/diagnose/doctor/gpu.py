@@ -1,9 +1,9 @@
-"""What a GPU and TensorFlow's build are to each other, as sentences. Pure.
+"""Says in sentences whether a GPU, its driver and TensorFlow's build fit together. Pure.
 
 A build holds machine code for some compute capabilities ("sm_80") and PTX for others ("compute_90"). Machine code runs
-on cards of the same major number and at least this minor one; PTX on every newer card, after the driver compiled it
-(NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility"). To compile PTX the driver has to
-be as new as the CUDA that made it (CUDA Compatibility, "Minor Version Compatibility").
+on cards with the same major number and at least this minor one; PTX runs on every newer card, after the driver has
+compiled it (NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility"). To compile PTX, the
+driver must be as new as the CUDA that generated it (CUDA Compatibility, "Minor Version Compatibility").
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 _TENSOR_CORES, _BFLOAT16, _FLOAT8 = (7, 0), (8, 0), (8, 9)
 _FAST_WITHOUT_TENSOR_CORES = (6, 0)
 _DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
-"""By CUDA's major version the oldest driver for Linux that runs it (NVIDIA, CUDA Compatibility, table 2)."""
+"""The oldest Linux driver that runs each major version of CUDA (NVIDIA, CUDA Compatibility, table 2)."""
 _WITH_CUDA = {
     **{(12, minor): driver for minor, driver in enumerate((525, 530, 535, 545, 550, 555, 560))},
     **{(12, 8): 570, (12, 9): 575, (13, 0): 580},
 }
-"""The branch of drivers that each version of CUDA came with (CUDA Toolkit release notes, table 3)."""
+"""The driver branch with which each version of CUDA was released (CUDA Toolkit release notes, table 3)."""
 _BLACKWELL = (10, 0)
 _DRIVER_OF_BLACKWELL = (570, 0)
-"""The first branch that knows these cards."""
+"""The first driver branch that supports these cards."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Gpu:
     """A card that TensorFlow sees.
 
     Attributes:
-        name: As the driver has it.
-        capability: Its compute capability, major and minor; None where TensorFlow does not say.
-        grows: Whether TensorFlow takes its memory as it needs it.
+        name: The card's name in the driver.
+        capability: Its compute capability, major and minor; None if TensorFlow does not report it.
+        grows: Whether TensorFlow allocates its memory only as needed.
     """
 
     name: str
@@ -43,15 +43,15 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """What there is on a machine for GPUs.
+    """The GPUs of a machine and the software for them.
 
     Attributes:
-        build: `tf.sysconfig.get_build_info()`.
-        version: TensorFlow's.
-        gpus: Those that TensorFlow sees.
-        card: Whether the system shows an NVIDIA card.
+        build: The result of `tf.sysconfig.get_build_info()`.
+        version: The version of TensorFlow.
+        gpus: The GPUs that TensorFlow sees.
+        card: Whether the system has an NVIDIA card.
         driver: The driver's version, such as "550.54.15", or None.
-        cudnn: The version of the installed package of cuDNN, or None.
+        cudnn: The version of the installed cuDNN package, or None.
         clusters: Whether TensorFlow compiles parts of any graph by XLA (`tf.config.optimizer.set_jit`).
     """
 
@@ -65,31 +65,31 @@ class Surroundings:
 
 
 def about_gpus(found: Surroundings) -> list[str]:
-    """What to know and to change, a sentence or two each; nothing on a machine without a card."""
+    """Facts and advice, one or two sentences each; nothing on a machine without a card."""
     if not found.gpus:
         return _unseen(found) if found.card else []
-    said = [line for gpu in dict.fromkeys(found.gpus) for line in _about(gpu, found)]
-    said += _driver(found)
+    lines = [line for gpu in dict.fromkeys(found.gpus) for line in _about(gpu, found)]
+    lines += _driver(found)
     if found.build.get("cudnn_version") and found.cudnn is None:
-        said.append(
-            f"cuDNN: no package of it is installed here; this build needs version {found.build['cudnn_version']}, of "
+        lines.append(
+            f"cuDNN: no cuDNN package is installed here; this build needs version {found.build['cudnn_version']}, from "
             f"the system or by {_install(found)}."
         )
     if not all(gpu.grows for gpu in found.gpus):
-        said.append(
+        lines.append(
             "memory: TensorFlow takes all memory of a GPU when it starts. To share it, set "
             "TF_FORCE_GPU_ALLOW_GROWTH=true or call tf.config.experimental.set_memory_growth."
         )
     clusters = "on" if found.clusters else "off"
-    said.append(
+    lines.append(
         f'XLA: Loop(jit_compile="auto") and fit compile a step on one GPU; automatic clusters are {clusters} '
         "(tf.config.optimizer.set_jit)."
     )
-    return said
+    return lines
 
 
 def unusable(found: Surroundings) -> str | None:
-    """Why TensorFlow can use no GPU here, a sentence; None where it can."""
+    """A sentence on why TensorFlow cannot use a GPU here, or None if it can."""
     if found.gpus:
         return _too_old(found)
     return next(iter(about_gpus(found)), "There is no GPU here.")
@@ -97,7 +97,7 @@ def unusable(found: Surroundings) -> str | None:
 
 def _about(gpu: Gpu, found: Surroundings) -> list[str]:
     if gpu.capability is None:
-        return [f"{gpu.name}: TensorFlow does not say its compute capability."]
+        return [f"{gpu.name}: TensorFlow does not report its compute capability."]
     return [f"{gpu.name}: {_runs(gpu.capability, found)}", f"{gpu.name}: {_formats(gpu.capability)}"]
 
 
@@ -114,15 +114,17 @@ def _runs(capability: tuple[int, int], found: Surroundings) -> str:
     if not any(_capability(name) <= capability for name in listed if name.startswith("compute_")):
         return (
             f"compute capability {number}, and this build is for {', '.join(listed) or 'none'}: it does not run there. "
-            "Take another version of TensorFlow, or build it for this card."
+            "Use another version of TensorFlow, or build it for this card."
         )
-    said = (
+    line = (
         f"compute capability {number}, for which this build has PTX alone: the driver compiles it, for minutes at the "
         "first start."
     )
     if capability >= _BLACKWELL:
-        said += " Where it fails with CUDA_ERROR_INVALID_PTX, use NVIDIA's container of TensorFlow or a build for it."
-    return said
+        line += (
+            " If that fails with CUDA_ERROR_INVALID_PTX, use NVIDIA's TensorFlow container or a build for this card."
+        )
+    return line
 
 
 def _formats(capability: tuple[int, int]) -> str:
@@ -134,7 +136,7 @@ def _formats(capability: tuple[int, int]) -> str:
         return "tensor cores for float16; none for bfloat16, which is slow there."
     if capability == _FAST_WITHOUT_TENSOR_CORES:
         return "no tensor cores; float16 has twice the rate of float32. bfloat16 is slow there."
-    return "no tensor cores: float16 saves memory, and is no faster than float32."
+    return "no tensor cores: float16 saves memory, but is not faster than float32."
 
 
 def _driver(found: Surroundings) -> list[str]:
@@ -153,7 +155,7 @@ def _too_old(found: Surroundings) -> str | None:
 
 
 def _oldest_driver(found: Surroundings) -> tuple[int, int] | None:
-    """The oldest that runs this build on these cards; None for a CUDA that is not known."""
+    """The oldest driver that runs this build on these cards; None for an unknown CUDA version."""
     cuda = _numbers(str(found.build.get("cuda_version", "")))
     if cuda is None or len(cuda) < 2 or cuda[0] not in _DRIVERS:
         return None
@@ -165,15 +167,15 @@ def _oldest_driver(found: Surroundings) -> tuple[int, int] | None:
 
 
 def _unseen(found: Surroundings) -> list[str]:
-    """Of a card that TensorFlow does not see."""
+    """Advice for a card that TensorFlow does not see."""
     if not found.build.get("is_cuda_build"):
-        return [f"There is an NVIDIA GPU, and this TensorFlow is built without CUDA: {_install(found)}, on Linux."]
+        return [f"There is an NVIDIA GPU, but this TensorFlow is built without CUDA: {_install(found)}, on Linux."]
     if found.driver is None:
-        return ["There is an NVIDIA GPU, and no driver: install NVIDIA's driver for it, then start again."]
+        return ["There is an NVIDIA GPU, but no driver: install NVIDIA's driver for it, then start again."]
     return [
         _too_old(found)
-        or f"There is an NVIDIA GPU with driver {found.driver}, and TensorFlow does not see it. Its libraries of CUDA "
-        f"are usually missing: {_install(found)}. CUDA_VISIBLE_DEVICES may hide the card, too."
+        or f"There is an NVIDIA GPU with driver {found.driver}, but TensorFlow does not see it. Usually the CUDA "
+        f"libraries are missing: {_install(found)}. CUDA_VISIBLE_DEVICES may also hide the card."
     ]
 
 
@@ -182,7 +184,7 @@ def _install(found: Surroundings) -> str:
 
 
 def _capability(name: str) -> tuple[int, int]:
-    """Of "sm_89" (8, 9), of "compute_120" (12, 0)."""
+    """The capability in a name: (8, 9) for "sm_89", (12, 0) for "compute_120"."""
     digits = "".join(letter for letter in name.partition("_")[2] if letter.isdigit())
     return int(digits[:-1]), int(digits[-1])
 

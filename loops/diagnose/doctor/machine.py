@@ -1,4 +1,4 @@
-"""What this machine does with float16, measured."""
+"""Measures how fast this machine computes in float16."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FORMATS = ("float32", "float16", "bfloat16")
 _SECONDS_EACH = 0.5
 
 
-def examine() -> dict:
-    """Versions, devices and matmul rates.
+def measure_machine() -> dict:
+    """Measures matmul rates, and lists versions and devices.
 
     Returns:
         `versions`, `devices` (each with `name`, `kind`, `compute_capability` or None), `matmul_size`,
-        `matmul_gflops` (for float32, float16 and bfloat16; median) and `verdict`, one sentence.
+        `matmul_gflops` (the median for float32, float16 and bfloat16) and `verdict`, a sentence.
     """
     gpus = tf.config.list_physical_devices("GPU")
     size = 4096 if gpus else 512
@@ -43,11 +43,11 @@ def examine() -> dict:
 
 
 def verdict(rates: dict[str, float], *, has_gpu: bool, compute_capability: str | None) -> str:
-    """Whether float16 pays here, in one sentence with the reason."""
+    """One sentence on whether float16 pays here, with the reason."""
     ratio = rates["float16"] / rates["float32"]
     measured = f"its matmul runs at {ratio:.2g} times float32's rate"
     if not has_gpu:
-        where = "without a GPU it saves memory and serves to study or test"
+        where = "TensorFlow sees no GPU here, and without one it saves memory, and is useful for study and tests"
         return f"float16 {'pays' if ratio > 1.2 else 'will not pay'} here: {measured}; {where}."
     chip = f" (compute capability {compute_capability})" if compute_capability else ""
     if ratio > 1.2:
@@ -61,7 +61,7 @@ def _capability(device: tf.config.PhysicalDevice) -> str | None:
 
 
 def _matmul_rate(name: str, size: int) -> float:
-    """Billions of floating-point operations a second, the median over repetitions."""
+    """Billions of floating-point operations per second, the median over repetitions."""
     matrix = tf.cast(tf.random.stateless_normal((size, size), seed=(0, 1)), name)
     multiply = tf.function(lambda a: tf.matmul(a, a))
     multiply(matrix).numpy()

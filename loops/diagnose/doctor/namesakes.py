@@ -1,4 +1,4 @@
-"""Other installed distributions that have a package of one of our names, which Python can import only once."""
+"""Finds other installed distributions with a package of the same name as ours, of which Python imports only one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ OURS = ("scaler", "loops", "halfstep")
 
 
 def namesakes() -> list[dict[str, str]]:
-    """Each with `package`, `distribution`, `version` and `advice`, a sentence."""
+    """The conflicting packages, each with `package`, `distribution`, `version` and `advice`, a sentence."""
     found = []
     for distribution in metadata.distributions():
         name, version = distribution.metadata["Name"], distribution.version
@@ -20,14 +20,14 @@ def namesakes() -> list[dict[str, str]]:
 
 
 def _packages(distribution: metadata.Distribution) -> set[str]:
-    """Its top-level packages: as it says itself, else by its files."""
-    said = (distribution.read_text("top_level.txt") or "").split()
-    return set(said or (file.parts[0] for file in distribution.files or () if len(file.parts) > 1))
+    """The top-level packages of a distribution: from its metadata, or else from its files."""
+    listed = (distribution.read_text("top_level.txt") or "").split()
+    return set(listed or (file.parts[0] for file in distribution.files or () if len(file.parts) > 1))
 
 
 def _advice(package: str, distribution: str, version: str) -> str:
     return (
         f"The distribution {distribution} {version} also installs a top-level package {package!r}. Both write into one "
-        f"folder, so that halfstep or {distribution} is damaged: use an environment for each, or uninstall both and "
-        "install halfstep again."
+        f"folder, so halfstep or {distribution} is damaged: use separate environments, or uninstall both and install "
+        "halfstep again."
     )

@@ -1,4 +1,4 @@
-"""The memory of a step as a page: the picture, and the numbers behind it."""
+"""Writes the memory of a step as an HTML page: the picture and its numbers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def memory_page(found: Sequence[Footprint], figure: Figure) -> str:
     """A page that needs no other file.
 
     Args:
-        found: Of each policy, the model's own first.
-        figure: Their picture.
+        found: The footprint under each policy, the model's own first.
+        figure: The picture of these footprints.
     """
     own = found[0]
     layers = sorted(own.layers.items(), key=lambda item: -item[1].total)
@@ -34,7 +34,7 @@ def memory_page(found: Sequence[Footprint], figure: Figure) -> str:
         __package__,
         "memory.html",
         title="Memory of a training step",
-        # What matplotlib has drawn holds names as shapes, and escapes them in comments.
+        # matplotlib's SVG draws names as shapes, and escapes them in comments.
         picture=Markup(drawn.getvalue()[drawn.getvalue().index("<svg") :]),
         policies=Table(
             ("MB", *_PARTS, "total", "with checkpointing"),

@@ -1,4 +1,4 @@
-"""The memory of a step as a picture: under each policy, and layer by layer."""
+"""Draws the memory of a step: under each policy, and layer by layer."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def write_picture(found: Sequence[Footprint], path: str | os.PathLike) -> None:
 
 
 def check_picture(path: str | os.PathLike) -> None:
-    """Refuses a file that could not be written, before any time is spent on what it is to show.
+    """Checks that a picture can be written, before the diagnosis takes its time.
 
     Raises:
         LoopError: If matplotlib is not installed.
-        NotWritable: If the folder is not there, or the name is that of no picture.
+        NotWritable: If the folder does not exist, or the name does not end like a picture's.
     """
     require_matplotlib()
     path = pathlib.Path(path)
     if path.suffix.lower() not in _KINDS or not path.parent.is_dir():
         raise NotWritable(
-            f"{path}: no picture can be written there. Name one of {', '.join(_KINDS)}, in a folder that is there."
+            f"{path}: no picture can be written there. Name one of {', '.join(_KINDS)}, in an existing folder."
         )
 
 

@@ -1,4 +1,4 @@
-"""The products and casts of a step: in which dtype it multiplies, sides that are no multiples of 8, what casts cost."""
+"""Finds the matrix products and casts of a step: their dtypes, sides that are not multiples of 8, the cost of casts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from loops.diagnose.doctor.timing import Spread, Turns, take_turns
+from loops.diagnose.doctor.timing import PairedTiming, Spread, time_interleaved
 from loops.diagnose.graph.calls import Traced
 from loops.diagnose.graph.census import Census
 from loops.diagnose.memory.buffers import needed
@@ -20,10 +20,10 @@ class Casts:
     """The casts of a step.
 
     Attributes:
-        count: How many there are.
-        bytes: What they write.
-        milliseconds: How long casts of so many bytes take on this machine, alone, one after the other; less what as
-            many calls take that cast a single value.
+        count: The number of casts.
+        bytes: The bytes that they write.
+        milliseconds: The time for casts of as many bytes on this machine, one after the other with nothing else
+            running, without the time of as many calls that cast a single value.
     """
 
     count: int
@@ -32,9 +32,9 @@ class Casts:
 
 
 def casts_of(census: Census, seconds: float) -> Casts | None:
-    """The casts between formats; None for a step without any.
+    """Times the casts between float formats; None for a step without any.
 
-    In the step they may take less: the graph optimizer joins some, and others run beside something else.
+    In the step they may take less time: the graph optimizer fuses some, and others run in parallel.
     """
     rows = [row for row in census.rows if row.cast_bytes]
     if not rows:
@@ -42,14 +42,14 @@ def casts_of(census: Census, seconds: float) -> Casts | None:
     sizes: dict[str, int] = {}
     for row in rows:
         sizes[row.dtype] = sizes.get(row.dtype, 0) + (row.cast_bytes or 0)
-    turns = take_turns(_casting(dict.fromkeys(sizes, 1)), _casting(sizes), seconds)
+    turns = time_interleaved(_casting(dict.fromkeys(sizes, 1)), _casting(sizes), seconds)
     calls, whole = turns.before.median, turns.after
     spread = Spread(*(max(0.0, value - calls) for value in (whole.median, whole.low, whole.high)))
     return Casts(sum(row.count for row in rows), sum(sizes.values()), spread)
 
 
 def _casting(sizes: dict[str, int]) -> Callable[[], None]:
-    """Casts of so many bytes of output for each pair of dtypes, such as "float32 to float16"."""
+    """A function that casts, with so many bytes of output for each pair of dtypes, such as "float32 to float16"."""
     given = []
     for pair, size in sizes.items():
         source, target = (tf.as_dtype(name) for name in pair.split(" to "))
@@ -74,11 +74,11 @@ class Product:
     """One operation that multiplies.
 
     Attributes:
-        layer: The layer whose it is.
-        op: Such as "MatMul".
-        dtype: In which it multiplies.
-        multiplications: How many.
-        sides: Of a `MatMul`, the rows of the left, what is summed over, and the columns of the right; else ().
+        layer: The name of its layer, or None.
+        op: The type, such as "MatMul".
+        dtype: The dtype in which it multiplies.
+        multiplications: The number of multiplications.
+        sides: For a `MatMul` the rows of the left matrix, the inner side, and the columns of the right; else ().
     """
 
     layer: str | None
@@ -89,31 +89,31 @@ class Product:
 
     @property
     def odd(self) -> list[int]:
-        """The sides of the matrix that are no multiples of 8."""
+        """The sides of the right matrix that are not multiples of 8."""
         return [side for side in self.sides[1:] if side % _MULTIPLE]
 
 
 @dataclasses.dataclass(frozen=True)
 class Padded:
-    """The largest product with an odd side, alone, and with its sides rounded up.
+    """The largest product with a side that is not a multiple of 8, timed as it is and with its sides rounded up.
 
     Attributes:
-        layer: Whose it is.
-        dtype: In which it multiplies.
-        sides: As they are.
-        rounded: As they would be.
-        turns: Times of both.
+        layer: The name of its layer, or None.
+        dtype: The dtype in which it multiplies.
+        sides: The sides as they are.
+        rounded: The sides rounded up.
+        turns: The times of both.
     """
 
     layer: str | None
     dtype: str
     sides: tuple[int, ...]
     rounded: tuple[int, ...]
-    turns: Turns
+    turns: PairedTiming
 
 
 def products_of(traced: Traced) -> list[Product]:
-    """The products of a step, of its backward pass too. Those inside of loops and called functions are not seen."""
+    """The products of a step, also of its backward pass, but not those inside loops and called functions."""
     found = []
     used = needed({one.op for one in traced.graph.outputs})
     for operation in (one for one in traced.graph.get_operations() if one in used):
@@ -126,7 +126,7 @@ def products_of(traced: Traced) -> list[Product]:
 
 
 def shares(products: list[Product]) -> Mapping[str, float]:
-    """By dtype, the share of the multiplications."""
+    """The share of the multiplications, by dtype."""
     counted: collections.Counter[str] = collections.Counter()
     for product in products:
         counted[product.dtype] += product.multiplications
@@ -134,14 +134,14 @@ def shares(products: list[Product]) -> Mapping[str, float]:
 
 
 def padded(products: list[Product], seconds: float) -> Padded | None:
-    """Times the largest product with a side that is no multiple of 8; None where there is none."""
+    """Times the largest product with a side that is not a multiple of 8; None if there is none."""
     odd = [product for product in products if product.odd]
     if not odd:
         return None
     largest = max(odd, key=lambda product: product.multiplications)
     rows, *sides = largest.sides
     rounded = (rows, *(-(-side // _MULTIPLE) * _MULTIPLE for side in sides))
-    turns = take_turns(_product(largest.sides, largest.dtype), _product(rounded, largest.dtype), seconds)
+    turns = time_interleaved(_product(largest.sides, largest.dtype), _product(rounded, largest.dtype), seconds)
     return Padded(largest.layer, largest.dtype, largest.sides, rounded, turns)
 
 
@@ -163,7 +163,7 @@ def _multiplications(operation: tf.Operation) -> int:
         turned = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
         return _size(out) * ((left[-2] if turned else left[-1]) or 0) if left.rank else 0
     if operation.type in _CONVOLUTIONS:
-        # Each value of the convolution's output is a sum over the filter, but for its last side.
+        # Each value of the convolution's output is a sum over all sides of the filter but the last.
         result = operation.outputs[0] if "Backprop" not in operation.type else operation.inputs[2]
         filters = operation.inputs[1].shape
         return _size(result.shape) * _size(filters[:-1])

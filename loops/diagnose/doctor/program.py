@@ -1,4 +1,4 @@
-"""The user's model with what it is trained by, taken apart from what a function returns, and steps made of it."""
+"""Takes the return value of a user's function apart into model, optimizer, loss and data, and creates steps of them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from loops.support.errors import LoopError, OutOfData
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What is examined.
+    """A program to diagnose.
 
     Attributes:
-        name: As it was named, for errors.
-        model: Built.
-        loss: As `TrainStep` takes it.
-        optimizer: A Keras optimizer without a loss scaler around it, or a function.
-        strategy: The loss scaler's, or None where none was chosen.
+        name: The name of the function that returned it, for errors.
+        model: The model, which is built.
+        loss: A function of (y, prediction), or of (y, prediction, sample_weight).
+        optimizer: A Keras optimizer without a loss scaler around it, or a function of (grads, variables).
+        strategy: The strategy of the loss scaler, or None if the program has none.
         settings: Further arguments of its `TrainStep`.
-        batch: The first one, of tensors.
-        dataset: Where batches come from; None where a batch was given.
-        compiled: Whether XLA compiles the whole step, as `Loop(jit_compile=True)` has it.
-        steps_per_call: As its `Loop` has it, None where that chooses.
+        batch: The first batch, as tensors.
+        dataset: The dataset of the batches; None if the program gives a single batch.
+        compiled: Whether XLA compiles the whole step, as with `Loop(jit_compile=True)`.
+        steps_per_call: The `steps_per_call` of its `Loop`; None if the loop chooses it.
     """
 
     name: str
@@ -48,15 +48,16 @@ class Program:
 
     @property
     def has_masters(self) -> bool:
-        """Whether 16-bit weights are trained through masters."""
+        """Whether 16-bit weights have float32 masters."""
         return not self.settings.get("allow_16bit_updates", False)
 
     def step(self, *, as_it_is: bool = True, jit_compile: bool | None = None) -> TrainStep:
-        """A step of its own, with a new optimizer and loss scaler.
+        """A new step of the program, with a new optimizer and loss scaler.
 
         Args:
-            as_it_is: False where the dtype policy is another one: the loss scaler is then the usual one for it.
-            jit_compile: As for `TrainStep`; the program's own if None.
+            as_it_is: Whether to use the program's own strategy. If False, as under another dtype policy, the loss
+                scaler is the default one for the policy.
+            jit_compile: Whether XLA compiles the forward and backward pass; the program's own setting if None.
         """
         settings = {**self.settings, **({} if jit_compile is None else {"jit_compile": jit_compile})}
         keras_one = isinstance(self.optimizer, keras.optimizers.Optimizer)
@@ -75,15 +76,15 @@ _SETTINGS = ("accumulate", "clip_norm", "clip", "jit_compile", "allow_16bit_upda
 
 
 def program_of(built: Any, name: str) -> Program:
-    """Takes apart what a function returned.
+    """Takes the return value of a user's function apart.
 
     Args:
-        built: A `loops.Loop` of a `loops.TrainStep`; or a tuple, or a dict by these names, of model, optimizer, loss
+        built: A `loops.Loop` of a `loops.TrainStep`; or a tuple, or a dict with these keys, of model, optimizer, loss
             and sample, which is a batch or a dataset.
-        name: The function's, for errors.
+        name: The name of the function, for errors.
 
     Raises:
-        scaler.InvalidArgument: For anything else, and for a model that has nothing to train.
+        scaler.InvalidArgument: For anything else, and for a model without trainable variables.
         OutOfData: If the dataset is empty.
         BadBatch: If a batch does not fit the model.
     """
@@ -97,7 +98,7 @@ def program_of(built: Any, name: str) -> Program:
     _build(model, batch, name)
     if not model.trainable_variables:
         raise scaler.InvalidArgument(
-            f"{name}: model {model.name!r} has no trainable variables: there is no training step to look at."
+            f"{name}: model {model.name!r} has no trainable variables, so there is no training step to diagnose."
         )
     optimizer, strategy = (optimizer, step.loss_scaler.strategy) if step else _unwrapped(optimizer, name)
     called = (built.calls.jit_compile, built.steps_per_call) if isinstance(built, Loop) else ()
@@ -112,13 +113,13 @@ def _taken_apart(built: Any, name: str) -> tuple:
         step = built.train_step
         if not isinstance(step, TrainStep):
             raise scaler.InvalidArgument(
-                f"{name}: it returned a Loop whose train step is {step!r}, in which model and loss cannot be told "
-                "apart: expected a loops.TrainStep, or return (model, optimizer, loss, sample)."
+                f"{name}: it returned a Loop whose train step is {step!r}, so its model and loss are unknown: expected "
+                "a loops.TrainStep, or return (model, optimizer, loss, sample)."
             )
         if step.layerwise is not None or built.replicas > 1:
             raise scaler.InvalidArgument(
                 f"{name}: it returned a Loop on {built.replicas} replicas, or with layerwise=, whose step cannot be "
-                "made anew under another policy: return one for a single device, without layerwise=."
+                "created again under another policy: return one for a single device, without layerwise=."
             )
         return step.model, step.optimizer, step.loss_fn, built.position.dataset, step
     if isinstance(built, Mapping) and set(built) == set(_PARTS):
@@ -134,7 +135,7 @@ def _first(sample: Any, name: str) -> Any:
     if isinstance(sample, tf.data.Dataset):
         batch = next(iter(sample), None)
         if batch is None:
-            raise OutOfData(f"{name}: the dataset is empty: it gave no batch to look at.")
+            raise OutOfData(f"{name}: the dataset is empty.")
     else:
         batch = sample
     _, y, _ = parts(batch, name)
@@ -160,7 +161,7 @@ def _build(model: keras.Model, batch: Any, name: str) -> None:
 
 
 def _unwrapped(optimizer: Any, name: str) -> tuple[Any, Any]:
-    """An optimizer without the loss scaler around it, and that scaler's strategy."""
+    """The optimizer without its loss scaler, and the strategy of that scaler."""
     if isinstance(optimizer, scaler.LossScaleOptimizer):
         return optimizer.inner_optimizer, optimizer.loss_scaler.strategy
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

@@ -1,4 +1,4 @@
-"""What this machine has for GPUs: cards, driver, libraries."""
+"""Finds this machine's GPUs, their driver and libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CUDNN = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu11")
 
 
 def surroundings() -> Surroundings:
-    """Looks at this machine, and starts no GPU that was not started."""
+    """Reads the GPUs and the software of this machine, without initializing a GPU."""
     return Surroundings(
         build=dict(tf.sysconfig.get_build_info()),
         version=tf.__version__,

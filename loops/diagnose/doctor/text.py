@@ -1,4 +1,4 @@
-"""A diagnosis as lines for a terminal of 80 columns."""
+"""Writes a diagnosis as lines for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loops.support.text import columns
 
 _WIDTH = 80
 _LAYERS = 12
-"""The most that are shown one by one."""
+"""The largest number of layers that are listed."""
 
 
 class _Table(NamedTuple):
@@ -26,14 +26,14 @@ class _Table(NamedTuple):
 
 
 def text(found: Diagnosis, width: int | None = None) -> str:
-    """All of it: times, what was tried, memory, and what to change.
+    """The whole diagnosis: times, what was tried, memory, and what to change.
 
     Args:
         found: The diagnosis.
-        width: The characters that a line may have; None for 80.
+        width: The largest number of characters in a line; None for 80.
     """
-    said = advice(found)
-    last = "what to change" if said else "Nothing that was tried makes it faster or smaller by more than the noise."
+    advised = advice(found)
+    last = "what to change" if advised else "Nothing that was tried makes it faster or smaller by more than the noise."
     parts = [
         f"model {found.model!r}, {found.policy}, on {found.device}",
         "",
@@ -44,13 +44,13 @@ def text(found: Diagnosis, width: int | None = None) -> str:
         *_memory(found),
         "",
         last,
-        *(f"- {line}" for line in said),
+        *(f"- {line}" for line in advised),
     ]
     return "\n".join(_drawn(part, width or _WIDTH) for part in parts)
 
 
 def sized(count: int) -> str:
-    """Bytes with three digits: "1.23 MB"."""
+    """Bytes with three digits, such as "1.23 MB"."""
     factor, unit = _unit(count)
     return f"{_digits(count / factor)} {unit}"
 
@@ -72,7 +72,7 @@ def _times(found: Diagnosis) -> list[str | _Table]:
     if found.padded:
         odd, ratio = found.padded, found.padded.turns.ratio
         lines.append(
-            f"sides that are no multiples of 8: {odd.sides} in {odd.layer or 'no layer'}; {odd.rounded} takes "
+            f"sides that are not multiples of 8: {odd.sides} in {odd.layer or 'no layer'}; {odd.rounded} takes "
             f"{ratio.median:.2f} times the time ({ratio.low:.2f} to {ratio.high:.2f})"
         )
     if found.pipeline:
@@ -104,7 +104,7 @@ def _memory(found: Diagnosis) -> list[str | _Table]:
     ]
     lines: list[str | _Table] = [_Table((f"memory, {unit}", *heads, "recomputed"), rows, gap=1)]
     if own.all.uncounted:
-        lines.append(f"{own.all.uncounted} tensors are kept whose size the graph does not say: not in here")
+        lines.append(f"not counted: {own.all.uncounted} saved tensors of unknown size")
     layers = sorted(own.layers.items(), key=lambda item: -item[1].total)
     factor, unit = _unit(layers[0][1].total)
     shown = [(f"  {_name(name)}", *_cells(one, factor)) for name, one in layers[:_LAYERS]]
@@ -145,7 +145,7 @@ def _some(names: Sequence[str], most: int = 4) -> str:
 
 
 def _drawn(part: str | _Table, room: int) -> str:
-    """A line folded to the room, or a table."""
+    """A line that is folded to the room, or a table."""
     if isinstance(part, str):
         return textwrap.fill(part, room, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return columns([part.heads, *part.rows], room, gap=part.gap)

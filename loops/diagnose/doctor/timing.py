@@ -1,4 +1,4 @@
-"""Times of steps and of pairs, measured by turns: a machine is slower in one minute than in the next."""
+"""Times two functions interleaved, since a machine is slower in one minute than in the next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loops.support.errors import OutOfData
 _WARM_UP = 2
 _FEWEST, _MOST = 9, 400
 _LONGEST, _FEWEST_OF_LONG = 60.0, 3
-"""Seconds after which so many rounds are enough."""
+"""The seconds after which fewer rounds are enough, and how many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,47 +30,48 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> Spread:
-        """Of two values or more."""
+        """The spread of two or more values."""
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median, low, high)
 
 
 @dataclasses.dataclass(frozen=True)
-class Turns:
-    """Two ways that took turns.
+class PairedTiming:
+    """The times of two functions that were called alternately.
 
     Attributes:
-        before: Milliseconds of the first.
-        after: Milliseconds of the second.
-        ratio: Of the second by the first, within each round.
+        before: The milliseconds of the first.
+        after: The milliseconds of the second.
+        ratio: The time of the second over the first, within each round.
     """
 
     before: Spread
     after: Spread
     ratio: Spread
 
-    def of_one(self, count: int) -> Turns:
-        """The same for one of the `count` steps that each call took."""
+    def of_one(self, count: int) -> PairedTiming:
+        """The times per step, if each call took `count` steps."""
         before, after = (
             Spread(one.median / count, one.low / count, one.high / count) for one in (self.before, self.after)
         )
-        return Turns(before, after, self.ratio)
+        return PairedTiming(before, after, self.ratio)
 
     @property
     def verdict(self) -> str:
-        """Where three quarters of the rounds say so "faster" or "slower", else "the same": it is within the noise."""
+        """Either "faster" or "slower", if three quarters of the rounds agree, or "the same": within the noise."""
         if self.ratio.high < 1:
             return "faster"
         return "slower" if self.ratio.low > 1 else "the same"
 
 
-def take_turns(before: Callable[[], object], after: Callable[[], object], seconds: float) -> Turns:
-    """Calls two functions by turns, the one first in even rounds and the other in odd ones.
+def time_interleaved(before: Callable[[], object], after: Callable[[], object], seconds: float) -> PairedTiming:
+    """Times two functions alternately; the first one leads in even rounds, the second one in odd rounds.
 
     Args:
-        before: Returns when its work is done: what it computed was read.
-        after: Likewise.
-        seconds: For how long, warm-up aside; there are nine rounds at least, and three if nine take over a minute.
+        before: A function that returns when its work is finished.
+        after: The second such function.
+        seconds: The seconds to measure, after a warm-up. There are at least nine rounds, or three if nine take more
+            than a minute.
     """
     for _ in range(_WARM_UP):
         before()
@@ -81,7 +82,7 @@ def take_turns(before: Callable[[], object], after: Callable[[], object], second
         for place in (0, 1) if len(taken[0]) % 2 == 0 else (1, 0):
             taken[place].append(milliseconds((before, after)[place]))
     ratios = [second / first for first, second in zip(*taken, strict=True)]
-    return Turns(Spread.of(taken[0]), Spread.of(taken[1]), Spread.of(ratios))
+    return PairedTiming(Spread.of(taken[0]), Spread.of(taken[1]), Spread.of(ratios))
 
 
 def _wants_more(rounds: int, passed: float, seconds: float) -> bool:
@@ -91,23 +92,23 @@ def _wants_more(rounds: int, passed: float, seconds: float) -> bool:
 
 
 def milliseconds(function: Callable[[], object]) -> float:
-    """How long a function takes, in milliseconds."""
+    """The time that a function takes, in milliseconds."""
     start = time.perf_counter()
     function()
     return 1000 * (time.perf_counter() - start)
 
 
 STEPS_A_CALL = 20
-"""Of a call that takes several."""
+"""The number of steps in a call that takes several."""
 
 
 class Running:
-    """A traced step. It holds what it was traced with, such as a dtype policy that is another one by now.
+    """A traced step. It keeps the dtype policy and other settings with which it was traced.
 
     Args:
-        program: Whose batches it takes.
-        step: A step of its model.
-        many: Whether a call takes the batch `STEPS_A_CALL` times in the graph.
+        program: The program whose batches it takes.
+        step: A step of the program.
+        many: Whether a call takes `STEPS_A_CALL` steps in the graph.
     """
 
     def __init__(self, program: Program, step: TrainStep, *, many: bool = False):
@@ -120,7 +121,7 @@ class Running:
         self._call = function.get_concrete_function(tf.nest.map_structure(tf.type_spec_from_value, program.batch))
 
     def __call__(self, batch: Any = None) -> None:
-        """Takes a step, of as many micro-batches as it has."""
+        """Takes a step, with all of its micro-batches."""
         for _ in range(self._times):
             outputs = self._call(self._batch if batch is None else batch)
         attempted, applied = bool(outputs["attempted"]), bool(outputs["applied"])
@@ -145,10 +146,10 @@ def _many(step: Callable) -> Callable:
 
 @dataclasses.dataclass
 class Batches:
-    """Batches of a dataset, again from its beginning where it ends; those of another shape than the first are left out.
+    """Repeats the batches of a dataset, and leaves out those of another shape than the first.
 
     Attributes:
-        dataset: Where they come from.
+        dataset: The dataset of the batches.
         like: A batch of the wanted shape.
     """
 
@@ -160,10 +161,10 @@ class Batches:
         self._shapes = _shapes(self.like)
 
     def next(self) -> Any:
-        """One batch, with the parts of the wanted one.
+        """The next batch of the wanted shape.
 
         Raises:
-            OutOfData: If the whole dataset has none, as one has that cannot be read twice.
+            OutOfData: If there is none in the whole dataset, as in a dataset that cannot be read twice.
         """
         for _ in range(2):
             for found in self._iterator:
@@ -173,7 +174,7 @@ class Batches:
             self._iterator = iter(self.dataset)
         raise OutOfData(
             "the dataset gave no further batch of the shape of its first one: expected one that can be read again from "
-            "its beginning, such as of tensors or files."
+            "its beginning, such as a dataset of tensors or files."
         )
 
 

@@ -1,4 +1,4 @@
-"""A step as a picture: how large values were along the model, forward and backward, within the format's range."""
+"""Draws the largest magnitudes along the model, forward and backward, within the format's range."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def picture(found: Explanation, path: str | os.PathLike) -> None:
 def magnitudes_figure(found: Explanation) -> Figure:
     """The picture as a matplotlib Figure."""
     if not found.magnitudes:
-        raise LoopError("nothing is known of the model's layers, so that there is nothing to draw.")
+        raise LoopError("no magnitudes of the model's layers are known, so there is nothing to draw.")
     rows = found.magnitudes
     with drawing(1.6 + 0.32 * len(rows)) as figure:
         axes = figure.subplots()

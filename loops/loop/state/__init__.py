@@ -1,1 +1,1 @@
-"""What it takes to go on with a run as if it had never stopped, one part a file."""
+"""The state of a run that a checkpoint saves, one part per file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import re
@@ -72,6 +73,17 @@ def newest_whole(folder: pathlib.Path, limit: int | None = None) -> tuple[int | 
         except Damaged as error:
             damaged[number] = str(error)
     return None, {}, damaged
+
+
+def newest_facts(folder: pathlib.Path) -> tuple[int | None, dict[str, Any]]:
+    """The step and the facts of the newest checkpoint whose facts can be read; None if there is none.
+
+    Unlike `newest_whole` it does not read the values, which takes long.
+    """
+    for number in numbers(folder):
+        with contextlib.suppress(Damaged):
+            return number, read_facts(prefix(folder, number), whole=False)
+    return None, {}
 
 
 def sweep(folder: pathlib.Path, keep: int, newest: int) -> None:

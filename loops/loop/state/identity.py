@@ -12,6 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from loops.backend.steps import schedule
+from loops.loop.state.trainable import slots_of_others
+from loops.loop.state.values import described, text_of
 from loops.support.errors import CheckpointError, ResumeWarning
 
 _NUMBER = re.compile(r"^([^/]*?)_\d+/")
@@ -27,7 +30,7 @@ def identity(
         strategy: The loop's.
         workers: The number of processes.
         element_spec: The dataset's.
-        run: Names and values by which the user distinguishes runs.
+        run: Names and values by which the user distinguishes runs, from `values.exact`.
     """
     facts: dict[str, Any] = {"replicas": strategy.num_replicas_in_sync if strategy else 1}
     if workers > 1:
@@ -35,7 +38,7 @@ def identity(
     facts["batches"] = str(element_spec)
     loss_scaler = getattr(train_step, "loss_scaler", None)
     if loss_scaler is not None:
-        facts["strategy"] = repr(loss_scaler.strategy)
+        facts["strategy"] = text_of(loss_scaler.strategy)
     optimizer = getattr(train_step, "optimizer", None)
     if optimizer is not None:
         facts["optimizer"] = describe_optimizer(optimizer)
@@ -44,7 +47,7 @@ def identity(
             facts[name] = getattr(train_step, name)
     clip = getattr(train_step, "clip", None)
     if clip is not None:
-        facts["clip"] = repr(clip)
+        facts["clip"] = text_of(clip)
     facts["run"] = dict(run)
     return as_json(facts)
 
@@ -68,8 +71,6 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
 def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
     """Compares what `variables.layout` returned then and now. Names may differ: Keras numbers layers per process.
 
-    Warns if the names show that variables have swapped places.
-
     Raises:
         CheckpointError: If a variable is missing, added, or has another shape or dtype.
     """
@@ -88,6 +89,16 @@ def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
             f"{path} was saved with another model, optimizer or train step: {what}. Build what that run built, or "
             "choose another folder."
         )
+
+
+def warn_of_places(path: str, saved: Mapping, here: Mapping) -> None:
+    """Warns where variables changed places, or slots are those of other weights, as far as names tell.
+
+    Args:
+        path: Of the checkpoint.
+        saved: What `variables.layout` returned then, which `check_layout` has passed.
+        here: What it returns now.
+    """
     for group, now in here.items():
         names = [[entry[0] for entry in entries] for entries in (saved[group], now)]
         # Keras also numbers a Sequential, whose name is a prefix of its variables' names.
@@ -101,9 +112,18 @@ def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
                 f"gets that of another one: {pairs}{', ...' if moved[3:] else ''}. Build the layers in the order of "
                 "that run.",
                 ResumeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
             return
+    others = slots_of_others(saved, here)
+    if others:
+        pairs = ", ".join(f"{now!r} that of {then!r}" for then, now in others[:3])
+        warnings.warn(
+            f"{path} holds slots of other weights. By its place each gets the value of another one: {pairs}"
+            f"{', ...' if others[3:] else ''}. Train the weights of that run, in its order, or choose another folder.",
+            ResumeWarning,
+            stacklevel=5,
+        )
 
 
 def _changed_places(then: list[str], now: list[str]) -> list[int]:
@@ -132,21 +152,23 @@ def same(then: object, now: object) -> bool:
 def describe_optimizer(optimizer: object) -> Any:
     """The class of a Keras optimizer with its configuration; the name of anything else."""
     if isinstance(optimizer, keras.optimizers.Optimizer):
-        config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
-        return {"class": type(optimizer).__name__, **config}
+        try:
+            config = optimizer.get_config()
+        except NotImplementedError:  # By a schedule of one's own, which Keras's `fit` takes.
+            config = {name: value for name, value in vars(optimizer).items() if _is_setting(name, value)}
+            config["learning_rate"] = schedule(optimizer)
+        return {"class": type(optimizer).__name__, **{k: value for k, value in config.items() if k != "name"}}
     return getattr(optimizer, "__qualname__", type(optimizer).__qualname__)
+
+
+def _is_setting(name: str, value: object) -> bool:
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return plain and not name.startswith("_") and name != "built"
 
 
 def as_json(facts: Mapping) -> dict:
     """The facts written as JSON and read back, as another process sees them."""
-    return json.loads(json.dumps(facts, default=_json_value))
-
-
-def _json_value(value: object) -> Any:
-    """A substitute for a value that JSON cannot hold."""
-    if hasattr(value, "item"):
-        return value.item()
-    return type(value).__qualname__  # A repr may hold an address, which differs between processes.
+    return json.loads(json.dumps(described(facts)))
 
 
 def flat(facts: Mapping, prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Settings of a run that a checkpoint does not restore: those of its optimizers and of its dataset."""
+"""Settings that a checkpoint does not restore: of a run's optimizers and loss scalers, and of its dataset."""
 
 from __future__ import annotations
 
@@ -8,29 +8,38 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+import scaler
 from loops.backend.datasets import argument
 from loops.loop.state.identity import as_json, describe_optimizer, flat, same
 from loops.loop.state.operations import kind, spelled
 from loops.loop.state.pipeline import bottom_up
+from loops.loop.state.values import text_of
 from loops.step.frozen_weights import named_by
 
-_ARGUMENTS = ("batch_size", "buffer_size", "seed", "seed2")
+_ARGUMENTS = ("batch_size", "buffer_size", "seed", "seed2", "reshuffle_each_iteration", "num_shards", "index")
+_COUNTED = ("Skip", "Take")
+"""Operations whose count decides which examples there are; that of a repeat is only how long a run may be."""
 
 
 def settings(train_step: object, dataset: tf.data.Dataset) -> dict:
-    """The arguments of a program's optimizers and dataset before the first step, as JSON.
+    """The arguments of a program's optimizers, loss scalers and dataset before the first step, as JSON.
 
     Args:
-        train_step: Any callable. In a user's own step, the optimizers that it names are found.
+        train_step: Any callable. In a user's own step, the optimizers and loss scalers that it names are found.
         dataset: The loop's.
     """
     facts: dict[str, Any] = {}
     for optimizer in reversed(named_by(train_step, keras.optimizers.Optimizer)):
         _add(facts, type(optimizer).__name__, describe_optimizer(optimizer))
+    for one in reversed(named_by(train_step, scaler.LossScaler)):
+        said = {"strategy": text_of(one.strategy), "sum_duplicates": one.sum_duplicates, "select": one.select}
+        _add(facts, type(one).__name__, said)
     for part in bottom_up(dataset):
-        made_with = {name: value for name in _ARGUMENTS if (value := argument(part, name)) is not None}
+        what = kind(type(part).__name__) or type(part).__name__
+        names = (*_ARGUMENTS, "count") if what in _COUNTED else _ARGUMENTS
+        made_with = {name: value for name in names if (value := argument(part, name)) is not None}
         if made_with:
-            _add(facts, spelled(kind(type(part).__name__) or type(part).__name__), made_with)
+            _add(facts, spelled(what), made_with)
     return as_json(facts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -12,12 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from loops.loop.counters import CounterVariables
-from loops.loop.state.held import Held
+from loops.loop.state.actions import ActionStates
+from loops.loop.state.identity import check_layout, warn_of_places
 from loops.loop.state.position import Position
 from loops.loop.state.randomness import generators, set_generators
+from loops.loop.state.resources import StepResources
+from loops.loop.state.trainable import check_trainable
 from loops.loop.state.variables import Groups, layout
 from loops.support.errors import CheckpointError, ResumeWarning
-from loops.support.written.acting import named
 
 _FORMAT = 1
 
@@ -26,17 +28,17 @@ class RunState:
     """Variables on every replica, tables, iterators, counters, the position, random generators and the actions' state.
 
     An action's state is saved if it has two methods: `save_state()` returns a value that JSON can hold, and
-    `load_state(value)` takes it before the first step of a resumed run. Actions are identified by their class and their
-    order within it.
+    `load_state(value)` takes it before the first step of a resumed run.
 
     Args:
         groups: From `variable_groups`.
         held: The step's tables and iterators.
         counters: The loop's.
         position: The loop's position in its dataset.
-        actions: The loop's.
+        actions: The states of the loop's.
         identity: From `identity.identity`: must be the same in a run that resumes.
         settings: From `settings.settings`: may differ in a run that resumes, with a warning.
+        trainable: From `trainable_flags`: must be the same in a run that resumes.
         loss_scaler: The train step's, or None; its state is described in the checkpoint.
     """
 
@@ -44,18 +46,20 @@ class RunState:
         self,
         *,
         groups: Groups,
-        held: Held,
+        held: StepResources,
         counters: CounterVariables,
         position: Position,
-        actions: Iterable,
+        actions: ActionStates,
         identity: Mapping,
         settings: Mapping,
+        trainable: Mapping[str, str],
         loss_scaler: Any = None,
     ):
         self.groups, self.held = groups, held
         self.identity, self.settings = dict(identity), dict(settings)
+        self._trainable = dict(trainable)
         self._counters, self._position, self._loss_scaler = counters, position, loss_scaler
-        self._actions = _named(actions)
+        self._actions = actions
         self._facts = _Facts(self._describe)
 
     def trackables(self) -> dict:
@@ -69,12 +73,27 @@ class RunState:
             saved["held"] = self.held.saved
         return saved
 
+    def check(self, path: str, facts: Mapping) -> None:
+        """Makes sure that a checkpoint holds the variables of this run, and warns where it does not seem so.
+
+        Args:
+            path: Of a checkpoint of this run.
+            facts: Those saved in it.
+
+        Raises:
+            CheckpointError: If other variables were saved, or other weights were trained.
+        """
+        saved, here = facts["variables"], layout(self.groups)
+        check_layout(path, saved, here)
+        check_trainable(path, facts.get("trainable", {}), self._trainable, here)
+        warn_of_places(path, saved, here)
+
     def restore(self, checkpoint: tf.train.Checkpoint, path: str, facts: Mapping) -> None:
         """Restores everything.
 
         Args:
             checkpoint: Made of `trackables`.
-            path: The path of a complete checkpoint of this run.
+            path: The path of a complete checkpoint that `check` has passed.
             facts: Its JSON.
 
         Raises:
@@ -107,10 +126,7 @@ class RunState:
             ) from error
         if self._position.problem:
             self._position.skip_to(facts["data"]["batches"])
-        for name, action in self._actions.items():
-            if name in facts["actions"]:
-                with named(action):
-                    action.load_state(facts["actions"][name])
+        self._actions.restore(path, facts, facts["counters"]["data"])
         set_generators(facts["random"])
 
     def _describe(self) -> dict:
@@ -128,8 +144,9 @@ class RunState:
             },
             "data": {"batches": counters.data, "problem": self._position.problem, "caveats": self._position.caveats},
             "variables": layout(self.groups),
+            "trainable": self._trainable,
             "held": self.held.described,
-            "actions": {name: action.save_state() for name, action in self._actions.items()},
+            **self._actions.save(),
             "random": generators(),
         }
         if self._loss_scaler is not None:
@@ -149,14 +166,3 @@ class _Facts(tf.train.experimental.PythonState):
 
     def deserialize(self, string_value: str) -> None:
         """Does nothing: `restore` gets the facts, which were read before anything was assigned."""
-
-
-def _named(actions: Iterable) -> dict[str, Any]:
-    named: dict[str, Any] = {}
-    counts: dict[str, int] = {}
-    for action in actions:
-        if hasattr(action, "save_state") and hasattr(action, "load_state"):
-            kind = type(action).__qualname__
-            counts[kind] = counts.get(kind, 0) + 1
-            named[kind if counts[kind] == 1 else f"{kind} {counts[kind]}"] = action
-    return named

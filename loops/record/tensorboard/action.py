@@ -99,6 +99,10 @@ class TensorBoard:
         for path in self._directory.glob("events.out.tfevents.*"):
             _keep_to(path, value)
 
+    def load_no_state(self, step: int) -> None:
+        """Has the next run go on after a step whose checkpoint knows nothing of this folder."""
+        self.load_state(step)
+
     def __enter__(self) -> TensorBoard:
         self._writer = tf.summary.create_file_writer(str(self._directory))
         self._before = None

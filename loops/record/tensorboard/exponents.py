@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from loops.loop.visit import Visit
 from loops.record.columns import octaves_to_critical
-from loops.record.trace.measured import margins
 from loops.record.trace.tensors import Tensor
+from loops.record.trace.visit_columns import margins
 from scaler import observe
 
 METADATA = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms"))

@@ -15,12 +15,12 @@ from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
 from loops.record.trace.file import TraceFile
 from loops.record.trace.frames import Frame, choose, frame_of, pack, unpack
-from loops.record.trace.measured import causes_of, columns_of, skipped
 from loops.record.trace.messages import arrow
 from loops.record.trace.stream import batch_of, opening, read_tensors, schema_of
 from loops.record.trace.tensors import Tensor, lacks_of, tensors_of
+from loops.record.trace.visit_columns import causes_of, columns_of, skipped
 from loops.support.checks import check_count
-from loops.support.errors import LoopError, TraceWarning
+from loops.support.errors import LoopError, ResumeWarning, TraceWarning
 from loops.support.written.place import Place, as_path, writing
 
 if TYPE_CHECKING:
@@ -88,6 +88,21 @@ class Trace:
         self._held, self._last_skip = unpack(value["held"]), value["last_skip"]
         self._schema = None
         self._file.keep(value["end"])
+
+    def load_no_state(self, step: int) -> None:
+        """Has the next run go on after a step whose checkpoint knows nothing of the file, and warns of that.
+
+        The run was saved without this action, or with another path.
+        """
+        self._schema = None
+        found = self._file.keep_steps(step)
+        steps = f"the steps up to {found} are kept" if found else "it has no step before"
+        warnings.warn(
+            f"{self._file.path}: the checkpoint of step {step} was saved without it: {steps}, and the trace goes on "
+            f"with step {step + 1}.",
+            ResumeWarning,
+            stacklevel=2,
+        )
 
     def __enter__(self) -> Trace:
         with writing("Trace", self._file.path):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from loops.record.trace.messages import arrow, whole_messages
 from loops.support.errors import ResumeWarning
-from loops.support.written.appended import Appended
+from loops.support.written.append_file import AppendFile
 
 
 class Contents(NamedTuple):
@@ -20,12 +20,14 @@ class Contents(NamedTuple):
     Attributes:
         schema: A `pyarrow.Schema`, or None if it is damaged.
         batches: A `pyarrow.RecordBatch` for each visit.
+        starts: The start of each of them, in bytes.
         end: The end of the last intact message, in bytes.
         size: The size of the file, in bytes.
     """
 
     schema: Any
     batches: list
+    starts: list[int]
     end: int
     size: int
 
@@ -38,7 +40,7 @@ class Contents(NamedTuple):
 def contents(data: bytes) -> Contents:
     """Parses the bytes of a file."""
     ipc = arrow().ipc
-    schema, batches, end = None, [], 0
+    schema, batches, starts, end = None, [], [], 0
     for message, after in whole_messages(data):
         if message.type != ("schema" if schema is None else "record batch"):
             break
@@ -46,8 +48,9 @@ def contents(data: bytes) -> Contents:
             schema = ipc.read_schema(message)
         else:
             batches.append(ipc.read_record_batch(message, schema))
+            starts.append(end)
         end = after
-    return Contents(schema, batches, end, len(data))
+    return Contents(schema, batches, starts, end, len(data))
 
 
 class TraceFile:
@@ -60,7 +63,7 @@ class TraceFile:
     def __init__(self, path: pathlib.Path):
         self.path = path
         self.end = 0
-        self._file: Appended | None = None
+        self._file: AppendFile | None = None
         self._goes_on = False
 
     def keep(self, end: int) -> None:
@@ -76,13 +79,33 @@ class TraceFile:
         if self.path.exists():
             os.truncate(self.path, self.end)
 
+    def keep_steps(self, step: int) -> int:
+        """Has the next run go on after the pieces of steps up to one; a file that is damaged is copied before.
+
+        Returns:
+            The last step that is kept, 0 for none.
+        """
+        self._goes_on = True
+        if not self.path.exists():
+            return 0
+        found = self.read()
+        self.end = found.end
+        if not found.whole:
+            self._set_aside(found.size)
+        lasts = [max(batch.column("step").to_pylist(), default=0) for batch in found.batches]
+        later = next((place for place, last in enumerate(lasts) if last > step), None)
+        if later is not None:
+            self.end = found.starts[later]
+        os.truncate(self.path, self.end)
+        return max(lasts[:later], default=0)
+
     def open(self) -> None:
         """Opens the file, and empties it unless the run continues it."""
         for folder in self.path.parents:
             if folder.exists() and not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a file, not a folder")
         self.end, self._goes_on = self.end if self._goes_on and self.path.exists() else 0, True
-        self._file = Appended(self.path, self.end)
+        self._file = AppendFile(self.path, self.end)
 
     def close(self) -> None:
         """Closes the file."""

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import scaler
 from loops.loop.loop import Loop
-from loops.loop.state.held import Held
 from loops.loop.state.randomness import generators, set_generators
+from loops.loop.state.resources import StepResources
 from loops.run.rewind.batches import Batches
 from loops.run.rewind.run_to_step import run_to_step
 from loops.support.signals import deferred_signals
@@ -27,7 +27,7 @@ class Snapshot:
             without a generator, so that they draw the same numbers each time.
     """
 
-    def __init__(self, variables: Iterable[tf.Variable], held: Held, *, kernels: bool = False):
+    def __init__(self, variables: Iterable[tf.Variable], held: StepResources, *, kernels: bool = False):
         # A copy: NumPy may share the memory of the variable.
         self._saved = [(variable, np.array(variable.numpy())) for variable in variables]
         self._restore_held = held.snapshot()

@@ -17,10 +17,9 @@ from loops.actions.checkpoint import Checkpoint
 from loops.loop.batch_files import KeptBatches
 from loops.loop.loop import Loop
 from loops.loop.state import folder
-from loops.loop.state.identity import check_identity, check_layout
+from loops.loop.state.identity import check_identity
 from loops.loop.state.kernels import unsaved_random_operations
 from loops.loop.state.state import RunState
-from loops.loop.state.variables import layout
 from loops.record.jsonl import JsonLines
 from loops.record.log import difference, read_log
 from loops.run.rewind.batches import Batches, writing_positions
@@ -205,7 +204,7 @@ def _begin(
     state = loop.state(identity, actions=())
     if number is None:
         return 0, state, _but_of_data(loop), [*loop.position.caveats, *loop.position.caveats_of_a_new_start]
-    check_layout(path, facts["variables"], layout(state.groups))
+    state.check(path, facts)
     state.restore(tf.train.Checkpoint(**state.trackables()), path, facts)
     caveats = [*_but_of_data(loop), *_other_versions(facts["versions"])]
     return number, state, caveats, loop.position.caveats
@@ -237,13 +236,9 @@ def _check_new(loop: Loop, saves: Checkpoint, step: int, identity: Mapping) -> N
             f"{saves.place} has no whole checkpoint before step {step}, and this loop has already taken "
             f"{loop.counters.data} steps, so it cannot start from the beginning. Pass a new loop."
         )
-    for later in folder.numbers(saves.place):
-        try:
-            facts = folder.read_facts(folder.prefix(saves.place, later), whole=False)
-        except folder.Damaged:
-            continue
+    later, facts = folder.newest_facts(saves.place)
+    if later is not None:
         check_identity(folder.prefix(saves.place, later), facts["identity"], identity)
-        return
 
 
 def _other_versions(saved: Mapping[str, str]) -> list[str]:

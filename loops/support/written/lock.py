@@ -28,7 +28,7 @@ else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-class Held(Exception):
+class LockHeld(Exception):
     """Another process holds the lock; the message names it."""
 
 
@@ -50,7 +50,7 @@ class Lock:
         """Takes the lock.
 
         Raises:
-            Held: If another run holds it.
+            LockHeld: If another run holds it.
             OSError: If the file cannot be created.
         """
         while self._file is None:
@@ -73,7 +73,7 @@ class Lock:
         """Takes the lock again if its file was removed, since others could not see it.
 
         Raises:
-            Held: If another run holds it now.
+            LockHeld: If another run holds it now.
             OSError: If the file cannot be created, for example because its folder was removed.
         """
         if self._file is not None and not self._is(self._file):
@@ -98,7 +98,7 @@ class Lock:
         try:
             _lock(file)
         except (BlockingIOError, PermissionError):
-            raise Held(_holder(file)) from None
+            raise LockHeld(_holder(file)) from None
         except OSError as error:
             if os.fstat(file).st_size:
                 warnings.warn(

@@ -42,8 +42,8 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         scaler.InvalidArgument: If `reference` is not of float32.
         LoopError: If a run has nothing that can be read.
     """
-    runs = _named(as_recorded(run), as_recorded(other))
     third = as_recorded(reference) if reference is not None else None
+    runs, third = _named((as_recorded(run), as_recorded(other)), third)
     if third is not None and not is_float32(third):
         raise scaler.InvalidArgument(
             f"{third.name}: nothing says that it computed in float32 throughout, as a reference must: give a run of "
@@ -85,11 +85,22 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
     return dataclasses.replace(found, sentence=f"{sentence_of(found)} {how.why if rows else ''}".rstrip())
 
 
-def _named(run: Recorded, other: Recorded) -> tuple[Recorded, Recorded]:
-    if run.name != other.name:
-        return run, other
-    names = (run.place, other.place) if run.place != other.place else (f"{run.name} 1", f"{other.name} 2")
-    return dataclasses.replace(run, name=names[0]), dataclasses.replace(other, name=names[1])
+def _named(
+    runs: tuple[Recorded, Recorded], third: Recorded | None
+) -> tuple[tuple[Recorded, Recorded], Recorded | None]:
+    """The runs and the float32 run with names that tell them apart: their places, or numbers if those are no help."""
+    # A reference that is one of the two runs keeps the name of that run.
+    twin = next((at for at, run in enumerate(runs) if third is not None and run.place and run.place == third.place), 2)
+    given = [*runs, third] if third is not None and twin == 2 else [*runs]
+    names, places = [run.name for run in given], [run.place for run in given]
+
+    def name(run: Recorded, number: int) -> str:
+        if names.count(run.name) == 1:
+            return run.name
+        return run.place if run.place and places.count(run.place) == 1 else f"{run.name} {number}"
+
+    named = [dataclasses.replace(run, name=name(run, number)) for number, run in enumerate(given, 1)]
+    return (named[0], named[1]), named[twin] if third is not None else None
 
 
 def _row(name: str, one: Series, other: Series, truth: Truth | None, within: float) -> Row:

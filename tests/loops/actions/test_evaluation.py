@@ -146,8 +146,8 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.slow_with("5")
-@pytest.mark.exhaustive_with("0", "1", "2", "3")
+@pytest.mark.slow_with("4")
+@pytest.mark.exhaustive_with("0", "1", "2", "3", "5")
 @pytest.mark.parametrize("moment", range(6))
 def test_a_kill_in_the_copy_leaves_a_best_step(tmp_path, monkeypatch, moment):
     """The copy is broken off before each thing it does to the folder, with the one before still there or it itself."""

@@ -10,7 +10,8 @@ import types
 import keras
 import pytest
 import tensorflow as tf
-from loop_cases import batch, plain_model, squared_error, static
+from loop_cases import batch, static
+from models import plain_model, squared_error
 from private_names import attributes, modules, sources, texts
 
 import loops

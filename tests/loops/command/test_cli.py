@@ -45,7 +45,7 @@ def test_train_prints_json_that_others_can_read_when_the_loss_is_nan(capsys, tmp
     assert strict(printed) == {"final_loss": None, "accuracy": 0.1}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("small_digits")
 def test_study_writes_a_report(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
@@ -222,6 +222,7 @@ def test_an_interrupt_is_one_line_and_status_130(capsys, tmp_path, monkeypatch, 
     assert errors == "halfstep: interrupted; what was written until here is kept.\n"
 
 
+@pytest.mark.slow_with("loops")
 @pytest.mark.parametrize("module", ["halfstep", "loops"])
 def test_python_m_is_the_same_command(module):
     result = subprocess.run(

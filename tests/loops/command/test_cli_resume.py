@@ -4,10 +4,11 @@ import json
 import os
 import shutil
 import signal
-import time
 
 import pytest
-from crash_cases import command, start
+from command_cases import run
+from crash_cases import command
+from processes import start, wait_for
 
 import halfstep as cli
 from loops.loop.state import folder
@@ -15,12 +16,6 @@ from loops.loop.state import folder
 pytestmark = pytest.mark.slow
 
 RUN = ("train", "digits", "--policy", "float16", "--steps", 30, "--checkpoint-every", 5, "--json")
-
-
-def main(capsys, *arguments):
-    status = cli.main([str(argument) for argument in arguments])
-    output = capsys.readouterr()
-    return status, output.out, output.err
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +29,7 @@ def uninterrupted(tmp_path_factory):
 def stopped(out, number, *arguments):
     """The exit status of a run that is sent a signal after its first checkpoint."""
     process = start(command, out, *arguments, "--out", out / "run")
-    limit = time.monotonic() + 120
-    while not folder.numbers(out / "run" / "checkpoints") and process.is_alive() and time.monotonic() < limit:
-        time.sleep(0.001)
+    wait_for(lambda: folder.numbers(out / "run" / "checkpoints"), process=process)
     os.kill(process.pid, number)
     process.join(120)
     return process.exitcode
@@ -61,7 +54,7 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(capsys, tmp_path, un
         assert errors.endswith("ed; what was written until here is kept.")
     if at > 30:
         pytest.skip("the machine was too slow to stop it within its first 30 steps")
-    found, printed, _ = main(capsys, *RUN, "--resume", "--out", out)
+    found, printed, _ = run(capsys, *RUN, "--resume", "--out", out)
     assert found == 0
     assert json.loads(printed) == json.loads((uninterrupted / "summary.json").read_text())
     assert (out / "steps.jsonl").read_text() == (uninterrupted / "steps.jsonl").read_text()
@@ -96,7 +89,7 @@ def saved(tmp_path_factory):
 )
 def test_what_cannot_be_resumed_is_one_line_and_harms_nothing(capsys, saved, arguments, status, named):
     before = contents(saved)
-    found, printed, errors = main(capsys, "train", "digits", "--steps", 6, *arguments, "--out", saved)
+    found, printed, errors = run(capsys, "train", "digits", "--steps", 6, *arguments, "--out", saved)
     assert (found, printed) == (status, "")
     last = errors.strip().splitlines()[-1]
     assert last.startswith("halfstep: ")
@@ -117,7 +110,7 @@ def test_checkpoints_every_0_steps_is_status_2(capsys):
 
 
 def test_inspect_shows_what_a_checkpoint_holds(capsys, saved):
-    status, printed, _ = main(capsys, "inspect", saved)
+    status, printed, _ = run(capsys, "inspect", saved)
     assert status == 0
     for text in (
         f"checkpoint   {saved}/checkpoints/ckpt-6  ",
@@ -137,7 +130,7 @@ def test_inspect_shows_what_a_checkpoint_holds(capsys, saved):
 
 
 def test_inspect_prints_json_alone_also_of_the_folder_itself(capsys, saved):
-    found = [json.loads(main(capsys, "inspect", place, "--json")[1]) for place in (saved, saved / "checkpoints")]
+    found = [json.loads(run(capsys, "inspect", place, "--json")[1]) for place in (saved, saved / "checkpoints")]
     assert found[0] == found[1]
     assert found[0]["step"] == 6
     assert found[0]["counters"] == {"data": 6, "attempted": 6, "applied": 6, "skipped": 0}
@@ -151,13 +144,13 @@ def test_inspect_prints_json_alone_also_of_the_folder_itself(capsys, saved):
 
 
 def test_inspect_names_what_it_cannot_read(capsys, tmp_path, saved):
-    status, printed, errors = main(capsys, "inspect", tmp_path / "none")
+    status, printed, errors = run(capsys, "inspect", tmp_path / "none")
     assert (status, printed) == (1, "")
     assert errors.startswith(f"halfstep: {tmp_path}/none: no checkpoint. Name the folder that was given to loops.Ch")
     assert errors.count("\n") == 1
     path = tmp_path / "ckpt-4.index"
     path.write_bytes(b"torn")
-    status, printed, errors = main(capsys, "inspect", tmp_path)
+    status, printed, errors = run(capsys, "inspect", tmp_path)
     assert (status, printed) == (1, "")
     assert "none of its checkpoints can be read (step 4: " in errors
 
@@ -165,7 +158,7 @@ def test_inspect_names_what_it_cannot_read(capsys, tmp_path, saved):
 def test_inspect_shows_a_damaged_newest_one(capsys, tmp_path, saved):
     shutil.copytree(saved / "checkpoints", tmp_path / "copy")
     (tmp_path / "copy" / "ckpt-6.index").write_bytes(b"torn")
-    status, printed, _ = main(capsys, "inspect", tmp_path / "copy")
+    status, printed, _ = run(capsys, "inspect", tmp_path / "copy")
     assert status == 0
     assert "ckpt-4  " in printed
     assert "damaged      step 6: " in printed

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 
+import command_cases
 import numpy as np
 import pytest
 from replay_cases import tables
@@ -41,8 +42,7 @@ def run(once, small_digits):
 
 def called(capsys, *arguments):
     """The status, standard output and standard error of `halfstep replay`."""
-    status = cli.main(["replay", *map(str, arguments)])
-    return status, *capsys.readouterr()
+    return command_cases.run(capsys, "replay", *arguments)
 
 
 def test_it_prints_and_writes_what_it_says(run, capsys, tmp_path):

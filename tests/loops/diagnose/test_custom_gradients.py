@@ -18,6 +18,7 @@ def run(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_function_the_layer_and_the_line_are_named(run):
     found = explain(planted.custom_gradient(run), 1)
     assert (found.layer, found.inside, found.custom_gradient, found.operation) == (

@@ -22,7 +22,7 @@ from loops.diagnose.doctor.pipeline import Pipeline, pipeline_of
 from loops.diagnose.doctor.products import Casts, Padded, casts_of, padded, products_of, shares
 from loops.diagnose.doctor.program import program_of
 from loops.diagnose.doctor.text import sized, text
-from loops.diagnose.doctor.timing import STEPS_A_CALL, Batches, Running, Spread, Turns, take_turns
+from loops.diagnose.doctor.timing import STEPS_A_CALL, Batches, PairedTiming, Running, Spread, time_interleaved
 from loops.diagnose.doctor.trials import Kind, Trial, try_all
 from loops.diagnose.graph.census import Census, Row
 from loops.diagnose.memory.activations import saved_tensors
@@ -118,7 +118,7 @@ def test_a_dict_a_dataset_and_a_model_that_is_not_built_are_taken():
         (lambda: as_tuple(sample=arrays()[0]), scaler.InvalidArgument, "its sample is ndarray"),
         (lambda: as_tuple(sample=([1.0], [2.0])), scaler.InvalidArgument, "its sample is tuple"),
         (lambda: as_tuple(sample=data().take(0)), loops.OutOfData, "the dataset is empty"),
-        (lambda: loops.Loop(lambda batch: {"loss": 0.0}, data()), scaler.InvalidArgument, "cannot be told apart"),
+        (lambda: loops.Loop(lambda batch: {"loss": 0.0}, data()), scaler.InvalidArgument, "model and loss are unknown"),
     ],
 )
 def test_what_cannot_be_examined_is_refused_in_one_sentence(built, error, said):
@@ -133,7 +133,7 @@ def test_a_step_that_fails_is_told_in_one_line():
         raise RuntimeError("no such thing\nas this")
 
     with pytest.raises(loops.LoopError, match=r"^--model x: its training step fails: .*no such thing") as raised:
-        diagnosis.examine(as_tuple(loss=fails), "--model x")
+        diagnosis.diagnose_built(as_tuple(loss=fails), "--model x")
     assert "\n" not in str(raised.value)
 
 
@@ -144,7 +144,7 @@ def test_turns_change_who_is_first_and_ratios_are_within_a_round(monkeypatch):
     called = []
     clock = itertools.count()
     monkeypatch.setattr(turns.time, "perf_counter", lambda: next(clock))
-    found = take_turns(lambda: called.append("a"), lambda: called.append("b"), 0.0)
+    found = time_interleaved(lambda: called.append("a"), lambda: called.append("b"), 0.0)
     assert "".join(called) == "abab" + "abba" * 4 + "ab"
     assert found.ratio == Spread(1.0, 1.0, 1.0)
     assert found.verdict == "the same"
@@ -156,7 +156,7 @@ def test_turns_change_who_is_first_and_ratios_are_within_a_round(monkeypatch):
 )
 def test_a_difference_counts_where_the_quartiles_say_so(low, high, verdict):
     spread = Spread(1.0, 1.0, 1.0)
-    assert Turns(spread, spread, Spread((low + high) / 2, low, high)).verdict == verdict
+    assert PairedTiming(spread, spread, Spread((low + high) / 2, low, high)).verdict == verdict
 
 
 def test_batches_begin_again_and_leave_out_others():
@@ -218,7 +218,7 @@ def test_a_long_step_is_not_taken_hundreds_of_times(monkeypatch):
 def test_rounds_are_nine_and_of_what_takes_long_three(monkeypatch, longest, rounds):
     monkeypatch.setattr(turns, "_LONGEST", longest)
     calls = []
-    take_turns(lambda: calls.append("before"), lambda: calls.append("after"), 0.0)
+    time_interleaved(lambda: calls.append("before"), lambda: calls.append("after"), 0.0)
     assert calls.count("before") == calls.count("after") == 2 + rounds
 
 
@@ -278,7 +278,7 @@ def spread(value, part=0.05):
 
 
 def turned(before, after):
-    return Turns(spread(before), spread(after), spread(after / before))
+    return PairedTiming(spread(before), spread(after), spread(after / before))
 
 
 def made(**changes):
@@ -312,11 +312,11 @@ def test_advice_names_each_gain_the_largest_first():
     begins = [line.partition(":")[0] for line in found]
     assert begins == ["jit_compile=True", "float32", "the input pipeline", "casts", "shapes", "memory", "memory"]
     said = "loops.TrainStep(..., jit_compile=True); in fit compile(jit_compile=True)"
-    assert found[0] == f"jit_compile=True: 0.40 times the time (0.38 to 0.42). To have it: {said}."
+    assert found[0] == f"jit_compile=True: 0.40 times the time (0.38 to 0.42). To use it: {said}."
     assert "33% of a step" in found[2]
     assert "10% of the step" in found[3]
     assert "(64, 32) by (32, 16) takes 0.50 times" in found[4]
-    assert "gradient checkpointing would hold" in found[6]
+    assert "gradient checkpointing would need" in found[6]
     assert found[6].endswith("at 1.30 times the time.")
 
 

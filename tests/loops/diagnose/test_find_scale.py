@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from models import squared_error
 
 import loops
 import scaler
@@ -23,10 +24,6 @@ def model_of(kind, factor=1.0):
             keras.layers.Dense(1, name="last", dtype=kind),
         ]
     )
-
-
-def squared_error(y, prediction):
-    return tf.reduce_mean(tf.square(y - tf.cast(prediction, tf.float32)))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
-from loop_cases import stateful_model
+from models import stateful_model
 
 from scaler.backend.layers import layers_of
 

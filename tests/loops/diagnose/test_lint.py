@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import raw
+from rigs import raw
 
 import loops
 import scaler
@@ -575,7 +575,7 @@ def test_what_breaks_a_layer_under_stress_is_put_back_and_said():
     once.left = 3  # The two traces of the model, and its run on the sample.
     (found,) = [one for one in lint(outer, scaled(), MSE, batch()) if one.layer == "once"]
     assert found.is_note
-    assert "Run alone it raised ValueError" in found.measured
+    assert "Run alone, it raised ValueError" in found.measured
     assert "call" not in vars(once)
     assert once.compute_dtype == "float16"
 

@@ -121,7 +121,7 @@ def u_net():
     return keras.Model(x, out), keras.losses.BinaryCrossentropy(from_logits=True), IMAGES, mask
 
 
-@pytest.mark.slow_with("mixer")
+@pytest.mark.slow_with("mixer", "vit")
 @pytest.mark.exhaustive_with("autoencoder", "lstm", "post_norm_transformer", "pre_norm_transformer", "resnet", "u_net")
 @pytest.mark.parametrize(
     "make", [pre_norm_transformer, post_norm_transformer, vit, mixer, resnet, lstm, autoencoder, u_net]

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -66,6 +67,12 @@ def runs(tmp_path_factory):
     return of
 
 
+@pytest.fixture(scope="module")
+def explained(runs):
+    """What is said of a step of each program's run, asked once: by default of the last that was skipped."""
+    return functools.cache(lambda name, *step: explain(getattr(planted, name)(runs(name)), *step))
+
+
 def rows(run):
     return [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
 
@@ -100,10 +107,9 @@ def rows(run):
 )
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning", "ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_cause_is_found_and_the_remedy_works(runs, name):
+def test_the_cause_is_found_and_the_remedy_works(runs, explained, name):
     """One call, without a step, finds both."""
-    run = runs(name)
-    found = explain(getattr(planted, name)(run))
+    found = explained(name)
     verdict, where, layer, kind, remedy = EXPECTED[name]
     assert (found.verdict, found.where, found.layer, found.kind) == (verdict, where, layer, kind)
     assert [one.name for one in found.remedies if one.name == remedy and one.helps] == [remedy]
@@ -112,7 +118,7 @@ def test_the_cause_is_found_and_the_remedy_works(runs, name):
     assert all(one.tried for one in found.remedies if one.finite)
     finite = [one.finite for one in found.remedies]
     assert finite == sorted(finite, reverse=True)
-    logged = next(row for row in rows(run) if row["step"] == found.step)
+    logged = next(row for row in rows(runs(name)) if row["step"] == found.step)
     assert not logged["applied"]
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["pass"] == where
 
@@ -122,8 +128,8 @@ def remedy_of(found, name):
 
 
 @pytest.mark.slow
-def test_what_the_step_keeps_itself_is_not_the_weights(runs):
-    found = explain(planted.annealed(runs("annealed")))
+def test_what_the_step_keeps_itself_is_not_the_weights(explained):
+    found = explained("annealed")
     assert (found.step, found.fits_at, found.blame) == (3, None, None)
     assert "no loss scale helps" in found.sentence
     assert "Check how the step updates its own variables: temperature." in found.sentence
@@ -181,9 +187,9 @@ def test_a_literal_of_a_call_is_named_as_lint_names_it(runs, name, layer, value,
         ("learning_rate", "learning rate", "because of large updates: at a lower learning rate they do not diverge."),
     ],
 )
-def test_what_made_the_weights_grow_is_said(runs, name, through, said):
+def test_what_made_the_weights_grow_is_said(explained, name, through, said):
     """A lower rate lowers the decay, too, so that it alone would not tell."""
-    found = explain(getattr(planted, name)(runs(name)))
+    found = explained(name)
     assert (found.blame, found.grown_through) == ("weights", through)
     assert said in found.sentence
     if name == "weight_decay":
@@ -191,15 +197,15 @@ def test_what_made_the_weights_grow_is_said(runs, name, through, said):
 
 
 @pytest.mark.slow
-def test_a_rate_that_a_schedule_raised_is_told_and_kept_low_in_a_trial(runs):
-    found = explain(planted.schedule(runs("schedule")))
+def test_a_rate_that_a_schedule_raised_is_told_and_kept_low_in_a_trial(explained):
+    found = explained("schedule")
     assert found.learning_rates == (pytest.approx(0.01), 1e4)
     assert "The learning rate of this step is 10000, and was 0.01 before the replayed steps" in found.sentence
     assert remedy_of(found, "the learning rate kept at 0.01 for the last 4 steps").helps
     assert (found.blame, found.grown_through, found.example) == ("weights", "learning rate", None)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_rate_that_is_not_a_number_is_told(runs):
     found = explain(planted.nan_rate(runs("nan_rate")))
     assert (found.verdict, found.step) == ("update", 5)
@@ -249,9 +255,9 @@ def test_a_remedy_that_leaves_no_gradient_is_none(runs):
 
 
 @pytest.mark.slow
-def test_a_remedy_whose_loss_is_far_from_the_usual_is_none(runs):
+def test_a_remedy_whose_loss_is_far_from_the_usual_is_none(explained):
     """Float32 holds a variance of 1e6 and trains nothing with it; the usual loss is that of another remedy."""
-    found = explain(planted.unbounded_variance(runs("unbounded_variance")))
+    found = explained("unbounded_variance")
     wide, clipped = (
         remedy_of(found, name) for name in ("every layer in float32", "inputs of 'sampling' clipped to [-5, 5]")
     )
@@ -284,9 +290,9 @@ def test_a_remedy_whose_loss_is_far_from_the_usual_is_none(runs):
         ("large_weights", None, "times the format's largest. The loss itself is not finite"),
     ],
 )
-def test_the_example_that_does_it_is_named(runs, name, example, said):
+def test_the_example_that_does_it_is_named(explained, name, example, said):
     """Of a layer and of a micro-batch, too; none where every example does."""
-    found = explain(getattr(planted, name)(runs(name)))
+    found = explained(name)
     assert found.example == example
     assert said in found.sentence
 
@@ -323,8 +329,8 @@ def test_a_step_whose_products_are_regrouped_is_taken_as_it_is_written(tmp_path,
 
 
 @pytest.mark.exhaustive
-def test_a_scale_that_hides_the_cause_is_lowered_to_see_it(runs):
-    found = explain(planted.root_under_an_overflow(runs("root_under_an_overflow")))
+def test_a_scale_that_hides_the_cause_is_lowered_to_see_it(explained):
+    found = explained("root_under_an_overflow")
     assert (found.loss_scale, found.seen_at, found.operation) == (2.0**10, 1.0, "SqrtGrad")
     assert found.sentence.startswith(
         "Step 1 was skipped at loss scale 1024, and would be at 1: the backward pass produced"
@@ -340,9 +346,9 @@ def test_a_loss_is_a_loss_by_any_name(runs):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
-def test_octaves_and_the_scale_that_fits_are_measured(runs):
+def test_octaves_and_the_scale_that_fits_are_measured(explained):
     """The true value is computed in float32, and the scale is the largest at which the step passes."""
-    found = explain(planted.high_floor(runs("high_floor")), 2)
+    found = explained("high_floor", 2)
     assert (found.loss_scale, found.fits_at) == (2.0**23, 8192.0)
     # The first value that is too large asks for no lower scale than all of them do.
     assert 2.0**23 / 2 ** math.ceil(found.octaves_over) >= 8192.0
@@ -446,9 +452,9 @@ def test_everything_is_put_back(runs):
 
 
 @pytest.mark.slow
-def test_magnitudes_follow_the_model(runs):
+def test_magnitudes_follow_the_model(explained):
     """One row a layer, in the order of the forward pass."""
-    found = explain(planted.high_floor(runs("high_floor")), 2)
+    found = explained("high_floor", 2)
     assert [one.layer for one in found.magnitudes] == ["first", "out"]
     first, out = found.magnitudes
     assert first.dtype == out.dtype == "float16"

@@ -332,7 +332,7 @@ def shown_by_scripts(tmp_path_factory):
     return dict(zip(RUNS, done.stderr.split("SCRIPT ")[1:], strict=True))
 
 
-@pytest.mark.slow_with("ours in a step", "ours in a tf.function")
+@pytest.mark.slow
 @pytest.mark.exhaustive_with("labels", "labels, many steps")
 @pytest.mark.parametrize("case", RUNS)
 def test_a_script_shows_the_sentence_once_and_little_else(case, shown_by_scripts):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
+from models import squared_error
 
 import loops
 import scaler
@@ -21,11 +22,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(compiled, "has_gpu", lambda: True)
 
 
-def square(y, prediction):
-    return tf.reduce_mean(tf.square(tf.cast(prediction, tf.float32) - y))
-
-
-def step(loss=square, layer=None, **options):
+def step(loss=squared_error, layer=None, **options):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [keras.Input([4]), layer or keras.layers.Dense(3, dtype="mixed_float16"), keras.layers.Dense(1)]
@@ -38,6 +35,7 @@ def compiles(loop):
     return loop.calls.jit_compile
 
 
+@pytest.mark.exhaustive_with("2")
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_a_step_is_compiled_on_a_gpu(gpu, steps_per_call):
     loop = loops.Loop(step(), DATA, steps_per_call=steps_per_call)
@@ -71,7 +69,7 @@ def test_replicas_and_determinism_are_as_in_fit(gpu, monkeypatch):
 
 def test_an_operation_without_a_kernel_is_named(gpu):
     def loss(y, prediction):
-        return square(y, tf.py_function(lambda value: value, [prediction], tf.float32))
+        return squared_error(y, tf.py_function(lambda value: value, [prediction], tf.float32))
 
     loop = loops.Loop(step(loss), DATA, steps_per_call=2)
     with pytest.warns(UserWarning, match="no kernel for EagerPyFunc.*It runs without XLA"):

@@ -8,15 +8,10 @@ import signal
 import time
 
 import pytest
-from crash_cases import NO_DISK, STEPS, end, run_on_a_full_disk, run_short_of_space, run_to_end, start
+from crash_cases import NO_DISK, STEPS, end, run_on_a_full_disk, run_short_of_space, run_to_end
+from processes import start, wait_for
 
 from loops.loop.state import folder
-
-
-def wait_for(condition, process, seconds=120, pause=0.0005):
-    limit = time.monotonic() + seconds
-    while not condition() and process.is_alive() and time.monotonic() < limit:
-        time.sleep(pause)
 
 
 def finish(place):
@@ -38,7 +33,7 @@ def kill_at_random(place, seed, kills):
     while len(reached) < kills and end(place) is None:
         goal = moments.randrange(STEPS)
         process = start(run_to_end, place)
-        wait_for(lambda goal=goal: max(folder.numbers(place / "ckpt"), default=0) >= goal, process, pause=0.01)
+        wait_for(lambda goal=goal: max(folder.numbers(place / "ckpt"), default=0) >= goal, process=process, pause=0.01)
         time.sleep(moments.random() * 0.05)
         process.kill()
         process.join()
@@ -66,7 +61,7 @@ def test_many_kills_at_random_moments(whole, tmp_path, seed):
 def kill_in_save(place):
     """Kills the run when a checkpoint's temporary files are there; whether they stayed."""
     process = start(run_to_end, place)
-    wait_for(lambda: any((place / "ckpt").glob("ckpt-*_temp*")), process)
+    wait_for(lambda: any((place / "ckpt").glob("ckpt-*_temp*")), process=process, pause=0.0005)
     process.kill()
     process.join()
     return any((place / "ckpt").glob("ckpt-*_temp*"))

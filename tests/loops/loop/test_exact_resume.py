@@ -10,7 +10,7 @@ import json
 import pytest
 import resume_cases
 import tensorflow as tf
-from crash_cases import start
+from processes import start
 from replica_cases import components
 from resume_cases import CASES, END, STOP, Case, Run, prepare
 

@@ -4,7 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import Rig, batch, dataset, plain_model, raw, squared_error, stateful_model
+from loop_cases import batch, dataset
+from models import plain_model, squared_error, stateful_model
+from rigs import Rig, raw
 
 import loops
 import scaler

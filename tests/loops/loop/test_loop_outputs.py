@@ -49,6 +49,16 @@ def test_any_callable_is_a_train_step(steps_per_call, step):
     np.testing.assert_array_equal(run(step, steps_per_call)[1]["loss"], np.arange(5))
 
 
+@pytest.mark.exhaustive_with(
+    "<lambda>-bfloat16-1",
+    "<lambda>-bool-1",
+    "<lambda>-float16-1",
+    "<lambda>-float32_0-1",
+    "<lambda>-float32_1-1",
+    "<lambda>-float64-1",
+    "<lambda>-int32-1",
+    "<lambda>-int64-1",
+)
 @both_loops
 @pytest.mark.parametrize(
     ("value", "dtype"),

@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 import tensorflow as tf
-from position_cases import forgotten, numbers, resumed, shuffled, take
+from position_cases import forgotten, numbers, resumed, shuffled, take, with_options
 
 from loops.backend.datasets import functions
 from loops.loop.state.operations import OPERATIONS, Memory, kind, nodes, spelled
@@ -22,13 +22,6 @@ def twins(n):
 
 def pairs(dataset):
     return dataset.map(lambda n: tf.stack([n, -n]))
-
-
-def with_options(dataset, **values):
-    options = tf.data.Options()
-    for name, value in values.items():
-        setattr(options, name, value)
-    return dataset.with_options(options)
 
 
 def counted():

@@ -1,6 +1,7 @@
 """Guards that a loop that chooses the steps of its calls is quick, and does at each step what every other one does."""
 
 import json
+import types
 
 import keras
 import numpy as np
@@ -87,6 +88,12 @@ def test_no_call_passes_a_step_at_which_an_action_acts(every, goal, lengths):
     assert visited[-1] == goal
     for one in every:
         assert set(range(one, goal + 1, one)) <= set(visited)
+
+
+@pytest.mark.parametrize("names", [0, 9, 10])
+def test_an_action_that_names_a_step_of_the_past_does_not_stop_the_loop(names):
+    action = types.SimpleNamespace(next_visit=lambda done: names)
+    assert Pace(None).limit(10, 100, [action]) == 1
 
 
 @pytest.mark.parametrize("shortest", [[1] * 99, [1, 4, 16, 64, 250], [3, 1, 50, 2] * 30])

@@ -3,7 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
-from position_cases import numbers, resumed, shuffled
+from position_cases import numbers, resumed, shuffled, with_options
 
 import loops
 from loops.loop.state.position import Position
@@ -13,13 +13,6 @@ UNSEEDED = "shuffled without a seed"
 DRAWN = "random numbers without a seed"
 UNORDERED = "in the order in which they are ready"
 INSIDE = "DummySeedGenerator (a shuffle inside of a function"
-
-
-def with_options(dataset, **values):
-    options = tf.data.Options()
-    for name, value in values.items():
-        setattr(options, name, value)
-    return dataset.with_options(options)
 
 
 def ignoring(dataset):

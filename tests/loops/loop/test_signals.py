@@ -2,11 +2,11 @@
 
 import os
 import signal
-import time
 
 import pytest
 import tensorflow as tf
-from crash_cases import end, exit_as_a_script, run_to_end, start
+from crash_cases import end, exit_as_a_script, run_to_end
+from processes import start, wait_for
 
 import loops
 from loops.loop.state import folder
@@ -17,9 +17,7 @@ MOMENTS = ["trace", "evaluation", "save"]
 def stop(place, moment, number):
     """Starts a run that lingers at a moment, sends it a signal there, and waits for its end."""
     process = start(exit_as_a_script, place, moment)
-    limit = time.monotonic() + 120
-    while not (place / moment).exists() and process.is_alive() and time.monotonic() < limit:
-        time.sleep(0.01)
+    wait_for((place / moment).exists, process=process, pause=0.01)
     os.kill(process.pid, number)
     process.join(120)
     return process.exitcode

@@ -30,6 +30,7 @@ def visits_of(data, steps_per_call, steps=7):
     return visits
 
 
+@pytest.mark.exhaustive_with("3-True", "7-False", "7-True")
 @pytest.mark.parametrize("endless", [False, True])
 @pytest.mark.parametrize("steps_per_call", [1, 3, 7, 100])
 def test_each_output_is_what_its_step_returned(endless, steps_per_call):

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import batch, plain_model
+from loop_cases import batch
+from models import plain_model
 
 import loops
 import scaler
@@ -50,6 +51,7 @@ def said(step, far, steps_per_call=4, steps=12):
 EVERY = range(1, 13)
 
 
+@pytest.mark.exhaustive_with("strategy0-1-4", "strategy1-4-1")
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 @pytest.mark.parametrize(("strategy", "first"), [(scaler.Static(64.0), 1), (scaler.Dynamic(2.0**12), 4)])
 def test_the_first_applied_step_is_named_once(strategy, first, steps_per_call):
@@ -67,6 +69,8 @@ def test_a_skipped_step_may_have_an_infinite_loss():
     assert said(train_step(scaler.Static(2.0**12)), [3, 6]) == []
 
 
+@pytest.mark.slow_with("1")
+@pytest.mark.exhaustive_with("4")
 @pytest.mark.parametrize("steps_per_call", [1, 3, 4])
 def test_the_losses_of_a_window_that_is_applied(steps_per_call):
     (message,) = said(train_step(scaler.Static(64.0), accumulate=3), [5], steps_per_call)
@@ -94,6 +98,7 @@ class ByHand:
         return {name: outputs[name] for name in self.returns}
 
 
+@pytest.mark.exhaustive_with("returns0")
 @pytest.mark.parametrize("returns", [("loss",), ("loss", "applied")])
 def test_a_step_by_hand_that_returns_its_loss(returns):
     (message,) = said(ByHand(returns), [6])

@@ -2,20 +2,19 @@
 
 import ast
 import pathlib
-import signal
 import sys
 import tempfile
-import time
 import types
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from crash_cases import start
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loop_cases import batch, squared_error
+from loop_cases import batch
+from models import squared_error
+from processes import kill_when
 
 import loops
 import scaler
@@ -374,15 +373,8 @@ def write_for_ever(folder):
 
 
 def test_a_kill_loses_no_visit_that_was_written(tmp_path):
-    process, path = start(write_for_ever, tmp_path), tmp_path / "trace.arrow"
-    limit = time.monotonic() + 120
-    while not path.exists() or path.stat().st_size < 300_000:
-        assert process.is_alive()
-        assert time.monotonic() < limit
-        time.sleep(0.001)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    path = tmp_path / "trace.arrow"
+    kill_when(lambda: path.exists() and path.stat().st_size >= 300_000, write_for_ever, tmp_path)
     steps = loops.observe.read(path).steps["step"].to_pylist()
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) % 50 == 0

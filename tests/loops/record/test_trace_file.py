@@ -102,7 +102,7 @@ def test_reading_says_up_to_which_step_it_went(path, parts, kept):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"), [(b"", "it is empty"), (b"step,loss\n1,2\n", "whole Arrow schema"), (None, "No such file")]
+    ("data", "said"), [(b"", "it is empty"), (b"step,loss\n1,2\n", "complete Arrow schema"), (None, "No such file")]
 )
 def test_what_is_no_trace_is_one_sentence(tmp_path, data, said):
     if data is not None:

@@ -3,14 +3,12 @@
 import csv
 import json
 import math
-import signal
-import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from crash_cases import start
+from processes import kill_when
 from tensorboard_cases import events
 
 import loops
@@ -209,15 +207,8 @@ def write_for_ever(folder):
 
 @pytest.mark.slow
 def test_a_kill_loses_no_line_that_a_visit_had_written(tmp_path):
-    process = start(write_for_ever, tmp_path)
-    limit = time.monotonic() + 120
-    while not (tmp_path / "steps.jsonl").exists() or (tmp_path / "steps.jsonl").stat().st_size < 300_000:
-        assert process.is_alive()
-        assert time.monotonic() < limit
-        time.sleep(0.001)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    path = tmp_path / "steps.jsonl"
+    kill_when(lambda: path.exists() and path.stat().st_size >= 300_000, write_for_ever, tmp_path)
     counts = []
     for name, number in (("steps.csv", lambda line: int(line.split(",")[0])), ("steps.jsonl", _json_step)):
         lines = (tmp_path / name).read_text().split("\n")[:-1]

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import rewind_cases
 import tensorflow as tf
-from loop_cases import raw
 from resume_cases import batches
 from rewind_cases import BAD, counting, listing, plain, stateful, taken
+from rigs import raw
 
 import loops
 import scaler
 from loops.loop.state import folder
-from loops.loop.state.held import Held
+from loops.loop.state.resources import StepResources
 from loops.run.rewind import batches as kept
 from loops.run.rewind import read_log, rewind
 from loops.run.rewind.replay_point import Snapshot
@@ -154,7 +154,7 @@ def test_a_snapshot_keeps_every_bit(dtype):
     size = np.dtype(dtype).itemsize
     every = np.arange(2**16, dtype=np.uint16) if size == 2 else np.arange(0, 2**32, 65_521, dtype=np.uint32)
     variable = tf.Variable(every.view(dtype))
-    saved = Snapshot([variable], Held([], [], []))
+    saved = Snapshot([variable], StepResources([], [], []))
     variable.assign(tf.zeros_like(variable))
     saved.restore()
     assert variable.numpy().tobytes() == every.tobytes()

@@ -98,7 +98,7 @@ def test_a_run_of_one_step_has_a_final_loss(digits, tmp_path):
     assert summary["final_loss"] == losses[0].outputs["loss"][0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pure_float16_without_masters_is_trained_as_asked(run):
     summary = run(policy="float16", strategy="none", masters=False)[0]
     assert summary["masters"] is False

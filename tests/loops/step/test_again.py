@@ -43,6 +43,7 @@ def state(model):
     return [variable.numpy().tobytes() for variable in model.variables]
 
 
+@pytest.mark.exhaustive_with("slope1-2")
 @pytest.mark.parametrize(("slope", "cause"), [(OVERFLOWS, Cause.OVERFLOW), (BACKWARD, Cause.BACKWARD)])
 def test_the_cause_is_found_and_nothing_has_moved(slope, cause):
     made, step = step_of(loss)
@@ -132,6 +133,7 @@ def from_python():
     return lambda: tf.numpy_function(lambda: np.int64(next(numbers)), [], tf.int64)
 
 
+@pytest.mark.exhaustive_with("python")
 @pytest.mark.parametrize("source", [from_iterator, from_table, from_python], ids=["iterator", "table", "python"])
 def test_what_nobody_can_put_back_is_done_once(source):
     draw = source()

@@ -4,15 +4,12 @@ Each trains in float16 without a value that is not finite, and an overflow skips
 """
 
 import pathlib
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
-from loop_cases import raw
 from markdown_blocks import run_blocks
+from rigs import raw
 
 TEXT = (pathlib.Path(__file__).parents[3] / "docs" / "gan.md").read_text(encoding="utf-8")
 """The blocks up to the WGAN, and all of them: names are used again there."""

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import batch, dataset, plain_model, squared_error, static
+from loop_cases import batch, dataset, static
+from models import plain_model, squared_error
 
 import loops
 import scaler

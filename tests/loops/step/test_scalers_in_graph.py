@@ -142,7 +142,14 @@ KINDS = {
 
 # The Python loop asks the scalers as the loop in the graph does, whatever they are: two kinds will do.
 @pytest.mark.slow_with("in a branch-4")
-@pytest.mark.exhaustive_with("LossScaleOptimizer-4", "a scale for each loss-4", "two scalers-1", "two scalers-4")
+@pytest.mark.exhaustive_with(
+    "LossScaleOptimizer-4",
+    "a scale for each loss-4",
+    "in another function-4",
+    "static-4",
+    "two scalers-1",
+    "two scalers-4",
+)
 @pytest.mark.parametrize(
     ("kind", "steps_per_call"), [*((kind, 4) for kind in KINDS), ("in a branch", 1), ("two scalers", 1)]
 )

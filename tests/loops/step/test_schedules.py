@@ -4,7 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import dataset, plain_model, raw, squared_error, static
+from loop_cases import dataset, static
+from models import plain_model, squared_error
+from rigs import raw
 
 import loops
 import scaler

@@ -32,9 +32,19 @@ def everything(model):
     return [variable.numpy().tobytes() for variable in (*model.variables, *states)]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.RMSprop])
+SGD, RMSprop = keras.optimizers.SGD, keras.optimizers.RMSprop
+
+
+# Each model in each mode, with an optimizer whose update branches and with one whose does not.
+@pytest.mark.exhaustive_with("GRU-graph-SGD", "GRU-xla-RMSprop", "LSTM-xla-SGD")
+@pytest.mark.parametrize(
+    ("name", "mode", "optimizer"),
+    [
+        *(("LSTM", "eager", SGD), ("GRU", "eager", RMSprop), ("SpectralNormalization", "eager", SGD)),
+        *(("LSTM", "graph", RMSprop), ("GRU", "graph", SGD), ("SpectralNormalization", "graph", RMSprop)),
+        *(("LSTM", "xla", SGD), ("GRU", "xla", RMSprop), ("SpectralNormalization", "xla", RMSprop)),
+    ],
+)
 def test_a_skip_puts_back_what_the_forward_pass_moved(name, mode, optimizer):
     model, shape = MODELS[name]()
     step = loops.TrainStep(
@@ -101,6 +111,7 @@ def test_a_step_by_hand_puts_it_back(name):
     assert everything(model) == before
 
 
+@pytest.mark.exhaustive_with("GRU-False", "LSTM-True", "SpectralNormalization-True")
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_protect_puts_it_back(name, eagerly):

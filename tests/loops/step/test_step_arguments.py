@@ -2,7 +2,7 @@
 
 import keras
 import pytest
-import tensorflow as tf
+from models import squared_error
 
 import loops
 import scaler
@@ -10,10 +10,6 @@ import scaler
 
 def model():
     return keras.Sequential([keras.Input([3]), keras.layers.Dense(4, name="near"), keras.layers.Dense(1, name="far")])
-
-
-def squared(y, prediction):
-    return tf.reduce_mean(tf.square(prediction - y))
 
 
 def rescaled():
@@ -39,7 +35,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_when_it_is_made(case):
     changes, named = REFUSED[case]
-    arguments = {"model": model(), "loss_fn": squared, "optimizer": SGD(), **changes}
+    arguments = {"model": model(), "loss_fn": squared_error, "optimizer": SGD(), **changes}
     with pytest.raises(scaler.InvalidArgument, match=named) as caught:
         loops.TrainStep(arguments.pop("model"), arguments.pop("loss_fn"), arguments.pop("optimizer"), **arguments)
     assert "in user code" not in str(caught.value)
@@ -48,4 +44,4 @@ def test_refused_when_it_is_made(case):
 def test_attempts_of_its_own_scaler_are_taken():
     loss_scaler = scaler.LossScaler(scaler.Static(2.0))
     optimizer = SGD(loops.ByAttempts(lambda step: 0.1, loss_scaler))
-    assert loops.TrainStep(model(), squared, optimizer, loss_scaler=loss_scaler).loss_scaler is loss_scaler
+    assert loops.TrainStep(model(), squared_error, optimizer, loss_scaler=loss_scaler).loss_scaler is loss_scaler

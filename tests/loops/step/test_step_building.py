@@ -4,7 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import Rig, batch, dataset, plain_model, raw, squared_error, static
+from loop_cases import batch, dataset, static
+from models import plain_model, squared_error
+from rigs import Rig, raw
 
 import loops
 import scaler
@@ -76,6 +78,7 @@ def test_a_step_is_traced_once_for_each_signature(kind):
     assert traced == [(3, 1), (3, 1), (8, 1), (8, 1)]
 
 
+@pytest.mark.exhaustive_with("True")
 @pytest.mark.parametrize("built", [False, True])
 def test_what_the_first_call_makes_has_nothing_traced_twice(built):
     """TensorFlow traces a function again that made a variable: the model's, its masters and slots are made outside."""

@@ -5,6 +5,7 @@ import warnings
 import keras
 import pytest
 import tensorflow as tf
+from models import squared_error
 
 import loops
 import scaler
@@ -47,14 +48,10 @@ def nested():
     return keras.Sequential([keras.Input([4]), sequential("float32", "mixed_float16"), keras.layers.Dense(4)])
 
 
-def squared(y, prediction):
-    return tf.reduce_mean(tf.square(y - tf.cast(prediction, tf.float32)))
-
-
 def of(model, **arguments):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return loops.TrainStep(model, squared, SGD(0.1), **arguments).loss_scaler.strategy
+        return loops.TrainStep(model, squared_error, SGD(0.1), **arguments).loss_scaler.strategy
 
 
 @pytest.mark.parametrize(
@@ -99,7 +96,7 @@ def test_a_layerwise_scales_by_itself():
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 def test_small_losses_train(policy):
     model = sequential(policy)
-    step = loops.TrainStep(model, lambda y, prediction: 1e-8 * squared(y, prediction), SGD(1e6))
+    step = loops.TrainStep(model, lambda y, prediction: 1e-8 * squared_error(y, prediction), SGD(1e6))
     before = model.trainable_variables[0].numpy().copy()
     pair = tf.eye(4), tf.zeros([4, 4])
     data = tf.data.Dataset.from_tensors(pair).repeat()
@@ -110,11 +107,11 @@ def test_small_losses_train(policy):
 
 def test_layers_made_late_are_not_overlooked():
     pair = tf.ones([2, 4]), tf.ones([2, 1])
-    assert "loss" in loops.TrainStep(Late("float32"), squared, SGD())(pair)
-    step = loops.TrainStep(Late("mixed_float16"), squared, SGD())
+    assert "loss" in loops.TrainStep(Late("float32"), squared_error, SGD())(pair)
+    step = loops.TrainStep(Late("mixed_float16"), squared_error, SGD())
     with pytest.raises(scaler.InvalidArgument, match=r"computes in float16.*pass loss_scaler="):
         step(pair)
     built = Late("mixed_float16")
     built(pair[0])
     assert of(built) == scaler.Dynamic()
-    assert "loss" in loops.TrainStep(Late("mixed_float16"), squared, SGD(), loss_scaler=scaler.LossScaler())(pair)
+    assert "loss" in loops.TrainStep(Late("mixed_float16"), squared_error, SGD(), loss_scaler=scaler.LossScaler())(pair)

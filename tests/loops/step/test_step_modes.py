@@ -1,35 +1,21 @@
 """Guards a `TrainStep` with layer-wise scales, and one whose 16-bit weights have no masters; both on replicas, too."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "distributed"))
-
 import keras
+import layerwise_cases
 import numpy as np
 import pytest
 import replica_cases as cases
 import tensorflow as tf
+from models import squared_error
+from rigs import raw
 
 import loops
 import scaler
 
 
-class Steep(keras.layers.Layer):
-    """The identity, with a gradient 2^-13 times as large."""
-
-    def call(self, x):
-        return tf.stop_gradient(x) + 2.0**-13 * (x - tf.stop_gradient(x))
-
-
 def deep():
-    """Two tanh layers, each followed by a Steep: in float16 no gradient reaches the first by itself."""
-    keras.utils.set_random_seed(1)
-    x = inputs = keras.Input([4], dtype="float16")
-    for number in range(2):
-        x = keras.layers.Dense(4, activation="tanh", name=f"dense_{number}", dtype="float16")(x)
-        x = Steep(name=f"steep_{number}", dtype="float16")(x)
-    return keras.Model(inputs, keras.layers.Dense(1, name="head", dtype="float32")(x))
+    """In float16 no gradient reaches the first of its two tanh layers by itself."""
+    return layerwise_cases.chain([2.0**-13] * 2, width=4, head="float32")
 
 
 def batch(seed=0, size=8):
@@ -37,15 +23,11 @@ def batch(seed=0, size=8):
     return tf.constant(x), tf.constant(y)
 
 
-def squared(y, prediction):
-    return tf.reduce_mean(tf.square(y - tf.cast(prediction, tf.float32)))
-
-
 def layered(**arguments):
     model, layerwise = scaler.layerwise.insert_rescales(deep(), ["steep_0", "steep_1"])
     # The momentum is the sum of all gradients, whose smallest move no float32 weight.
     optimizer = keras.optimizers.SGD(2.0**-10, momentum=0.5)
-    return loops.TrainStep(model, squared, optimizer, layerwise=layerwise, **arguments)
+    return loops.TrainStep(model, squared_error, optimizer, layerwise=layerwise, **arguments)
 
 
 def exponents(step):
@@ -76,13 +58,13 @@ def test_a_micro_batch_that_overflows_moves_scales_and_no_weights():
     run = tf.function(step)
     for seed in range(12):
         run(batch(seed))
-    before = [value.numpy().tobytes() for value in step.masters.weights]
+    before = raw(step.masters.weights)
     first = exponents(step)
     x, y = batch()
     run((x, y * 1e10))
     assert exponents(step) < first
     assert not run((x, y))["applied"]
-    assert [value.numpy().tobytes() for value in step.masters.weights] == before
+    assert raw(step.masters.weights) == before
 
 
 @pytest.mark.exhaustive
@@ -113,7 +95,7 @@ MODES = {
 
 def rounding(make, **arguments):
     optimizer = keras.optimizers.SGD(2.0**-9)
-    return loops.TrainStep(narrow(), squared, optimizer, masters=make, **arguments)
+    return loops.TrainStep(narrow(), squared_error, optimizer, masters=make, **arguments)
 
 
 @pytest.mark.slow_with("Kahan")
@@ -127,7 +109,7 @@ def test_a_mode_is_used_and_tells_what_it_swallowed(mode):
     @tf.function
     def by_hand(x, y):
         with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(squared(y, model(x, training=True)))
+            scaled = loss_scaler.scale(squared_error(y, model(x, training=True)))
         loss_scaler.apply(optimizer, tape.gradient(scaled, model.trainable_variables), weights)
         return weights.swallowed
 
@@ -143,7 +125,7 @@ def test_a_mode_is_used_and_tells_what_it_swallowed(mode):
 
 
 def test_masters_swallow_nothing_to_tell():
-    step = loops.TrainStep(narrow(), squared, keras.optimizers.SGD(2.0**-9))
+    step = loops.TrainStep(narrow(), squared_error, keras.optimizers.SGD(2.0**-9))
     assert "swallowed" not in step(batch())
     assert type(step.masters) is scaler.MasterWeights
 
@@ -164,7 +146,7 @@ def test_a_mode_in_a_loop_on_two_replicas_and_resumed(tmp_path, mode):
         loops.Loop(step, dataset, strategy=strategy, steps_per_call=4, actions=actions).run(steps)
         assert cases.agree(step.model.trainable_variables)
         assert 0.0 < np.mean(seen) < 1.0
-        return [weight.numpy().tobytes() for weight in step.model.trainable_variables]
+        return raw(step.model.trainable_variables)
 
     whole = run(8)
     assert run(4, tmp_path / "run") != whole
@@ -181,4 +163,4 @@ def test_a_mode_in_a_loop_on_two_replicas_and_resumed(tmp_path, mode):
 )
 def test_what_cannot_work_is_refused(arguments, says):
     with pytest.raises(scaler.InvalidArgument, match=says):
-        loops.TrainStep(narrow(), squared, keras.optimizers.SGD(), **arguments)
+        loops.TrainStep(narrow(), squared_error, keras.optimizers.SGD(), **arguments)

@@ -4,29 +4,13 @@ import keras
 import pytest
 import tensorflow as tf
 from mirrored import mirrored
+from models import kernels, squared_error, two_layers
 
 import loops
 import scaler
 
 X = tf.ones([2, 4])
 PAIR = X, tf.ones([2, 4])
-
-
-def model(kind, frozen=()):
-    keras.utils.set_random_seed(3)
-    dense = [keras.layers.Dense(4, dtype=kind, name=f"dense_{place}") for place in range(2)]
-    made = keras.Sequential([keras.Input([4]), *dense])
-    for place in frozen:
-        made.layers[place].trainable = False
-    return made
-
-
-def squared(y, prediction):
-    return tf.reduce_mean(tf.square(y - tf.cast(prediction, tf.float32)))
-
-
-def kernels(made):
-    return [layer.kernel.numpy().tobytes() for layer in made.layers]
 
 
 CHANGES = {
@@ -62,8 +46,8 @@ RUNS = {
 )
 def test_a_change_is_refused_in_one_sentence(kind, change, run, accumulate):
     frozen, after, says = CHANGES[change]
-    made = model(kind, frozen)
-    step = loops.TrainStep(made, squared, keras.optimizers.SGD(0.1), accumulate=accumulate)
+    made = two_layers(kind, frozen)
+    step = loops.TrainStep(made, squared_error, keras.optimizers.SGD(0.1), accumulate=accumulate)
     call = RUNS[run](step)
     call(PAIR)
     call(PAIR)
@@ -77,13 +61,13 @@ def test_a_change_is_refused_in_one_sentence(kind, change, run, accumulate):
     assert kernels(made) == before
 
 
-@pytest.mark.exhaustive_with("frozen-1")
+@pytest.mark.exhaustive_with("another-1", "frozen-1", "unfrozen-1", "unfrozen-3")
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_loop_that_goes_on_notices(change, steps_per_call):
     frozen, after, says = CHANGES[change]
-    made = model("float32", frozen)
-    step = loops.TrainStep(made, squared, keras.optimizers.SGD(0.1))
+    made = two_layers("float32", frozen)
+    step = loops.TrainStep(made, squared_error, keras.optimizers.SGD(0.1))
     loop = loops.Loop(step, tf.data.Dataset.from_tensors(PAIR).repeat(), steps_per_call=steps_per_call)
     loop.run(6)
     loop.run(9)
@@ -100,11 +84,11 @@ def test_a_loop_that_goes_on_notices(change, steps_per_call):
 
 
 def test_made_anew_it_trains_what_is_trainable():
-    made = model("float16", [1])
-    loops.TrainStep(made, squared, keras.optimizers.SGD(0.1))(PAIR)
+    made = two_layers("float16", [1])
+    loops.TrainStep(made, squared_error, keras.optimizers.SGD(0.1))(PAIR)
     made.layers[0].trainable, made.layers[1].trainable = False, True
     before = kernels(made)
-    assert loops.TrainStep(made, squared, keras.optimizers.SGD(0.1))(PAIR)["applied"]
+    assert loops.TrainStep(made, squared_error, keras.optimizers.SGD(0.1))(PAIR)["applied"]
     assert kernels(made)[0] == before[0]
     assert kernels(made)[1] != before[1]
 
@@ -113,13 +97,13 @@ def test_made_anew_it_trains_what_is_trainable():
 @pytest.mark.parametrize(("steps_per_call", "takes_snapshot"), [(1, True), (3, True), (1, False), (3, False)])
 def test_a_loop_with_a_step_of_ones_own_warns(steps_per_call, takes_snapshot):
     """By the snapshot, or else by the model that the step names; never by both."""
-    made = model("float32", [1])
+    made = two_layers("float32", [1])
     optimizer, loss_scaler = keras.optimizers.SGD(0.1), scaler.LossScaler(scaler.Static(16.0))
 
     def step(x, y):
         before = scaler.snapshot(made.non_trainable_variables) if takes_snapshot else None
         with tf.GradientTape() as tape:
-            loss = squared(y, made(x, training=True))
+            loss = squared_error(y, made(x, training=True))
             scaled = loss_scaler.scale(loss)
         grads = tape.gradient(scaled, made.trainable_variables)
         return {
@@ -144,12 +128,12 @@ def test_a_loop_with_a_step_of_ones_own_warns(steps_per_call, takes_snapshot):
 def test_on_replicas_a_step_without_a_snapshot_is_watched_too():
     strategy = mirrored(2)
     with strategy.scope():
-        made = model("float32", [1])
+        made = two_layers("float32", [1])
         optimizer, loss_scaler = keras.optimizers.SGD(0.1), scaler.LossScaler(scaler.Static(16.0))
 
     def step(x, y):
         with tf.GradientTape() as tape:
-            scaled = loss_scaler.scale(squared(y, made(x, training=True)))
+            scaled = loss_scaler.scale(squared_error(y, made(x, training=True)))
         grads = tape.gradient(scaled, made.trainable_variables)
         return {"applied": loss_scaler.apply(optimizer, grads, made.trainable_variables).finite}
 

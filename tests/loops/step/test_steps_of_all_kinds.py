@@ -5,7 +5,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from loop_cases import Rig, batch, dataset, plain_model, raw, squared_error, static
+from loop_cases import batch, dataset, static
+from models import plain_model, squared_error
+from rigs import Rig, raw
 
 import loops
 import scaler

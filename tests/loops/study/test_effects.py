@@ -24,8 +24,17 @@ SMALL = {
 }
 
 
-@pytest.mark.slow_with("flushed-part")
-@pytest.mark.exhaustive_with("layerwise", "look-ahead", "sixteen-bit-weights", "skip-rate", "static-scale", "underflow")
+@pytest.mark.slow_with("float8")
+@pytest.mark.exhaustive_with(
+    "flushed-part",
+    "layerwise",
+    "look-ahead",
+    "sixteen-bit-weights",
+    "skip-rate",
+    "static-scale",
+    "underflow",
+    "updated-scale",
+)
 @pytest.mark.parametrize("name", SMALL)
 def test_an_effect_shows_its_direction(name):
     steps, held = SMALL[name]
@@ -38,6 +47,7 @@ def test_an_effect_shows_its_direction(name):
     assert pages.from_values(pages.to_values(effect)) == effect
 
 
+@pytest.mark.slow
 def test_the_flushed_part_is_what_float16_misses():
     """By far more than two networks differ by chance. A claim about one point of accuracy needs more of them."""
     accuracy = {

@@ -17,7 +17,7 @@ import loops
 import loops.record.tensorboard.action
 from loops.loop.state import folder
 from loops.record.files import write_json
-from loops.support.written.appended import Appended
+from loops.support.written.append_file import AppendFile
 
 ACTIONS = {
     "JsonLines": lambda place: loops.JsonLines(place / "steps.jsonl"),
@@ -178,7 +178,7 @@ def test_what_cannot_be_cut_off_when_a_run_resumes_is_that_of_its_own_action(tmp
 
 def test_a_piece_that_does_not_fit_is_not_there_and_the_next_one_is_whole(tmp_path):
     for end in (0, None):
-        file = Appended(tmp_path / "file", end)
+        file = AppendFile(tmp_path / "file", end)
         file.add(b"whole\n")
         with full_from(0, (tmp_path / "file").stat().st_size + 3) as fill:
             fill(loops.Visit(loops.Counters(), {}, 0.0, 0))

@@ -2,13 +2,14 @@
 
 import json
 
+import command_cases
 import keras
 import numpy as np
 import pytest
-from loop_cases import dataset, plain_model, squared_error
+from loop_cases import dataset
+from models import plain_model, squared_error
 from recorded_cases import write_run
 
-import halfstep as cli
 import loops
 import scaler
 
@@ -186,6 +187,20 @@ def test_one_of_the_two_may_be_the_float32_run(three):
     assert "true is float32; near is farthest from it in activations/dense, by 0.014 octaves" in found.sentence
 
 
+def test_runs_of_one_name_are_told_apart_by_their_places(tmp_path):
+    """The float32 run too: a sentence that only says `run` may mean any of the three."""
+    one = write_run(tmp_path / "one" / "run", skips=(), amax=growing(0.01))
+    other = write_run(tmp_path / "other" / "run", skips=(), amax=growing(0.1))
+    true = write_run(tmp_path / "true" / "run", skips=(), dtype="float32")
+    found = loops.observe.compare(one, other, true)
+    assert (found.runs, found.reference, found.closer) == ((str(one), str(other)), str(true), str(one))
+    assert f"{one} is closer to float32 ({true})" in found.sentence
+    found = loops.observe.compare(one, true, true)
+    assert (found.runs, found.reference) == ((str(one), str(true)), str(true))
+    assert loops.observe.compare(one, one, true).runs == ("run 1", "run 2")
+    assert loops.observe.compare(one, one, true).reference == str(true)
+
+
 def test_a_reference_that_is_not_float32_is_refused(three):
     with pytest.raises(scaler.InvalidArgument, match="nothing says that it computed in float32"):
         loops.observe.compare(three[1], three[2], three[0])
@@ -223,12 +238,7 @@ def test_one_step_is_a_step_and_one_octave_an_octave():
 
 
 def command(capsys, *arguments):
-    try:
-        status = cli.main(["compare", *map(str, arguments)])
-    except SystemExit as exit:
-        status = exit.code
-    output = capsys.readouterr()
-    return status, output.out, output.err
+    return command_cases.run(capsys, "compare", *arguments)
 
 
 def test_the_command_prints_a_table_or_json(three, capsys):

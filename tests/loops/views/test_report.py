@@ -5,11 +5,11 @@ import html.parser
 import json
 import re
 
+import command_cases
 import numpy as np
 import pytest
 from recorded_cases import NAMES, write_run
 
-import halfstep as cli
 import loops
 import scaler
 from loops.views.report.cells import ALL_ZERO, INFINITE, NOT_A_NUMBER
@@ -49,12 +49,7 @@ class Page(html.parser.HTMLParser):
 
 
 def report(capsys, *arguments):
-    try:
-        status = cli.main(["report", *map(str, arguments)])
-    except SystemExit as exit:
-        status = exit.code
-    output = capsys.readouterr()
-    return status, output.out, output.err
+    return command_cases.run(capsys, "report", *arguments)
 
 
 @pytest.fixture(scope="module")

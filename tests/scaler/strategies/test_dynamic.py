@@ -12,6 +12,7 @@ import reference
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rigs import scales_of
 
 from scaler import Dynamic, Event
 from scaler.strategies import DynamicState
@@ -139,14 +140,7 @@ def test_numbers_given_as_python_values_act_as_tensors_do(how):
     strategy = Dynamic(8.0, growth_factor=3.0, backoff_factor=0.3, growth_interval=3, hysteresis=2, max_scale=1e3)
     word = reference.word("11101001110111111000001111")
 
-    def run(finite):
-        state = strategy.init()
-        scales = tf.TensorArray(tf.float32, len(word))
-        for i in tf.range(len(word)):
-            state = strategy.update(state, Event(finite[i]))
-            scales = scales.write(i, state.loss_scale)
-        return scales.stack()
-
+    run = functools.partial(scales_of, strategy)
     runs = {"eager": run, "graph": tf.function(run), "loop": tf.function(run)}
     got = runs.get(how, tf.function(run, jit_compile=True))(tf.constant(word[:, 0]))
     want = reference.dynamic(

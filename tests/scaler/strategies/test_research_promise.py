@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from rigs import scales_of
 
 import scaler
 from scaler import (
@@ -174,15 +175,9 @@ def test_smooth_is_the_family_it_names(strategy, rule, tolerance):
     words = np.random.default_rng(0).random(3000) > 0.01
     words[:20] = True
 
-    @tf.function
-    def run(words):
-        state, scales = strategy.init(), tf.TensorArray(tf.float32, 3000)
-        for i in tf.range(3000):
-            state = strategy.update(state, Event(words[i]))
-            scales = scales.write(i, state.loss_scale)
-        return scales.stack()
-
-    np.testing.assert_allclose(run(tf.constant(words)).numpy(), np.float32(list(rule(words))), rtol=tolerance)
+    np.testing.assert_allclose(
+        tf.function(scales_of)(strategy, tf.constant(words)).numpy(), np.float32(list(rule(words))), rtol=tolerance
+    )
 
 
 def test_smooth_takes_up_a_scale_that_was_bounded_from_outside():

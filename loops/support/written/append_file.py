@@ -8,7 +8,7 @@ import os
 import pathlib
 
 
-class Appended:
+class AppendFile:
     """A file opened for appending without a buffer: each piece is written in one system call.
 
     Args:

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 import scaler
 from loops.support.errors import NotWritable
-from loops.support.written.lock import Held, Lock
+from loops.support.written.lock import Lock, LockHeld
 from loops.support.written.place import Place
 
 
-class HeldPlaces(contextlib.AbstractContextManager):
+class RunLocks(contextlib.AbstractContextManager):
     """The locks of a run, each next to its file or in its folder.
 
     Writers of one folder share its lock. Devices and streams have none. A place where the lock cannot be created has
@@ -54,7 +54,7 @@ class HeldPlaces(contextlib.AbstractContextManager):
         if lock:
             try:
                 lock.keep()
-            except Held as holder:
+            except LockHeld as holder:
                 raise _refused(user, place, holder) from None
 
     def __exit__(self, kind: object = None, *exception: object) -> None:
@@ -71,7 +71,7 @@ class HeldPlaces(contextlib.AbstractContextManager):
             self._made.update(folder for folder in path.parents if not folder.exists())
             path.parent.mkdir(parents=True, exist_ok=True)
             lock.take()
-        except Held as holder:
+        except LockHeld as holder:
             raise _refused(user, place, holder) from None
         except OSError:
             return
@@ -85,7 +85,7 @@ def _lock_of(place: Place) -> pathlib.Path | None:
     return path / ".lock" if place.kind == "folder" else path.parent / f".{path.name}.lock"
 
 
-def _refused(user: str, place: Place, holder: Held) -> NotWritable:
+def _refused(user: str, place: Place, holder: LockHeld) -> NotWritable:
     return NotWritable(
         f"{user}({str(place.path)!r}): another run writes it, that of {holder}. Wait until it has ended, or choose "
         "another place. The lock ends with that process."

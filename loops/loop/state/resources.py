@@ -21,7 +21,7 @@ _CALL_ITERATORS = {"IteratorGetNext", "IteratorGetNextAsOptional", "IteratorGetN
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class StepResources:
     """The tables and iterators of a step.
 
     Attributes:
@@ -63,7 +63,7 @@ class Held:
         return restore
 
 
-def held_by(concrete: tf.types.experimental.ConcreteFunction) -> Held:
+def resources_of(concrete: tf.types.experimental.ConcreteFunction) -> StepResources:
     """Finds the tables and iterators that a step's concrete function captured."""
     kinds = kinds_of_operations(concrete)
     handles = [one for one in concrete.captured_inputs if one.dtype == tf.resource]
@@ -92,7 +92,7 @@ def held_by(concrete: tf.types.experimental.ConcreteFunction) -> Held:
             "random numbers each time. Call one iterator of it to lose nothing."
         )
     called = frozenset().union(*(operations_called(dataset) for dataset in read))
-    return Held(found, savable, list(dict.fromkeys(caveats)), called)
+    return StepResources(found, savable, list(dict.fromkeys(caveats)), called)
 
 
 def _of_tables(found: list, unknown: bool, kinds: set[str]) -> list[str]:

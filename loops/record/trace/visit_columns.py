@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loops.loop.visit import Visit
-from loops.record.columns import cause_name
+from loops.record.columns import cause_names
 from loops.record.trace.critical import Critical, critical_scales
 from loops.record.trace.tensors import Tensor
 from loops.step.train_step import TrainStep
@@ -59,7 +59,7 @@ def causes_of(outputs: Mapping[str, np.ndarray], train_step: Any) -> list[str | 
     steps = len(next(iter(outputs.values())))
     if not isinstance(train_step, TrainStep):
         return [None] * steps
-    return [cause_name(value) or None for value in outputs["cause"].tolist()]
+    return cause_names(outputs["cause"])
 
 
 def skipped(outputs: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -129,8 +129,8 @@ def ended(make, *goals, folder=None, **arguments):
     return weight.numpy().tobytes()
 
 
-@pytest.mark.slow_with("iterator in a branch")
-@pytest.mark.exhaustive_with("tables in functions")
+@pytest.mark.slow_with("iterator in a branch", "strings and vectors")
+@pytest.mark.exhaustive_with("DenseHashTable", "handle alone", "tables in functions")
 @pytest.mark.parametrize("kind", SAVED)
 def test_what_can_be_saved_goes_on_bit_for_bit_without_a_warning(kind, tmp_path):
     make = SAVED[kind]
@@ -355,7 +355,7 @@ def test_a_checkpoint_from_before_tables_were_saved_goes_on_without_them(tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(state._Facts, "serialize", without)
-        patch.setattr("loops.loop.loop.held_by", lambda concrete: state.Held([], [], []))
+        patch.setattr("loops.loop.loop.resources_of", lambda concrete: state.StepResources([], [], []))
         looping(with_mutable_table, tmp_path)[0].run(7)
     with pytest.warns(loops.ResumeWarning, match=r"did not save the tables.*MutableHashTable\(int64, float32\) start"):
         looping(with_mutable_table, tmp_path)[0].run(9)

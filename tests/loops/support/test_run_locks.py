@@ -8,49 +8,47 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import tensorflow as tf
+from processes import server, start, wait_for
 
 import loops
 import scaler
 from loops.support.written import lock
-from loops.support.written.held import HeldPlaces
-from loops.support.written.lock import Held, Lock
+from loops.support.written.lock import Lock, LockHeld
 from loops.support.written.place import Place
+from loops.support.written.run_locks import RunLocks
 
-ROOT = pathlib.Path(loops.__file__).parent.parent
-HOLDS = """
-import os, pathlib, signal, sys, time
-from loops.support.written.lock import Lock
-lock = Lock(pathlib.Path(sys.argv[1]))
-lock.take()
-child = os.fork() if "fork" in sys.argv else 0
-if child or "fork" not in sys.argv:
-    print(child, flush=True)
-time.sleep(600)
-"""
+
+def hold(path, ready, forks):
+    """Takes a lock and waits, as a child that it forks does, too; sends that child's number."""
+    Lock(path).take()
+    child = os.fork() if forks else 0
+    if child or not forks:
+        ready.send(child)
+    time.sleep(600)
 
 
 @pytest.fixture
 def elsewhere():
-    """Starts processes that take a lock and wait; gives the process and its child's number."""
+    """Starts processes that take a lock and wait."""
     started, children = [], []
 
-    def start(path, *arguments):
-        command = [sys.executable, "-c", HOLDS, str(path), *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        started.append(process)
-        child = int(process.stdout.readline())
+    def start_one(path, forks=False):
+        told, ready = server().Pipe(duplex=False)
+        started.append(start(hold, path, ready, forks))
+        child = told.recv()
         children.extend([child] if child else [])
-        return process, child
+        return started[-1]
 
-    yield start
+    yield start_one
     for child in children:
         os.kill(child, signal.SIGKILL)
     for process in started:
         process.kill()
-        process.communicate()
+        process.join()
 
 
 def looping(*actions):
@@ -81,7 +79,7 @@ def test_another_process_keeps_every_writer_out_until_it_is_killed(tmp_path, els
     processes = {}
     for name, (_, file) in WRITERS.items():
         (tmp_path / name).mkdir()
-        processes[name], _ = elsewhere(tmp_path / name / file)
+        processes[name] = elsewhere(tmp_path / name / file)
     for name, (make, _) in WRITERS.items():
         loop = looping(make(tmp_path / name))
         said = rf"^{name}\('.*{name}.*'\): another run writes it, that of process {processes[name].pid} on .+, since 2"
@@ -89,17 +87,17 @@ def test_another_process_keeps_every_writer_out_until_it_is_killed(tmp_path, els
             loop.run(1)
         assert loop.counters.data == 0
         processes[name].kill()
-        processes[name].wait()
+        processes[name].join()
         loop.run(1)
         assert not list((tmp_path / name).rglob("*.lock"))
 
 
 def test_a_child_that_outlives_the_process_does_not_keep_the_lock(tmp_path, elsewhere):
-    process, _ = elsewhere(tmp_path / ".lock", "fork")
-    with pytest.raises(Held, match=f"process {process.pid} on "):
+    process = elsewhere(tmp_path / ".lock", forks=True)
+    with pytest.raises(LockHeld, match=f"process {process.pid} on "):
         Lock(tmp_path / ".lock").take()
     process.kill()
-    process.wait()
+    assert wait_for(lambda: not pathlib.Path(f"/proc/{process.pid}").exists())
     taken = Lock(tmp_path / ".lock")
     taken.take()
     taken.release()
@@ -164,7 +162,7 @@ def test_a_folder_that_is_copied_while_it_is_held_stays_held(tmp_path):
     held = Lock(tmp_path / "run" / ".lock")
     held.take()
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    with pytest.raises(Held):
+    with pytest.raises(LockHeld):
         Lock(tmp_path / "run" / ".lock").take()
     Lock(tmp_path / "copy" / ".lock").take()
     held.release()
@@ -188,13 +186,13 @@ def test_a_holder_that_cannot_be_read_is_one_without_a_name(tmp_path, said):
     held = Lock(tmp_path / ".lock")
     held.take()
     (tmp_path / ".lock").write_text(said)
-    with pytest.raises(Held, match="an unknown process"):
+    with pytest.raises(LockHeld, match="an unknown process"):
         Lock(tmp_path / ".lock").take()
     held.release()
 
 
 def test_devices_and_streams_have_none(tmp_path):
-    with HeldPlaces([("A", Place(pathlib.Path(os.devnull), "file")), ("B", Place(tmp_path / "x", "stream"))]):
+    with RunLocks([("A", Place(pathlib.Path(os.devnull), "file")), ("B", Place(tmp_path / "x", "stream"))]):
         assert not list(tmp_path.iterdir())
         looping(loops.JsonLines(os.devnull)).run(1)
         looping(loops.JsonLines(os.devnull)).run(1)

@@ -1,0 +1,221 @@
+"""Guards the state of actions in a resumed run: each takes its own in any order, and no file loses its lines."""
+
+import json
+import shutil
+import warnings
+
+import keras
+import pytest
+import tensorflow as tf
+
+import loops
+from loops.loop.state.actions import ActionStates
+from loops.support.written.place import Place
+
+
+class Kept:
+    """An action with a number as its state."""
+
+    def __init__(self, value=0, **attributes):
+        self.value = value
+        vars(self).update(attributes)
+
+    def save_state(self):
+        return self.value
+
+    def load_state(self, value):
+        self.value = value
+
+
+def resumed(folder, saved, here, place="ckpt"):
+    """What each has after a way through a checkpoint."""
+    facts = json.loads(json.dumps(ActionStates(saved, folder / place).save()))
+    ActionStates(here, folder / place).restore("ckpt-3", facts, 3)
+    return [action.value for action in here]
+
+
+def writing(path):
+    return {"writes": Place(path, "file")}
+
+
+def test_what_an_action_writes_tells_it_from_others(tmp_path):
+    a, b = writing(tmp_path / "a"), writing(tmp_path / "b")
+    assert resumed(tmp_path, [Kept(1, **a), Kept(2, **b)], [Kept(**b), Kept(**a)]) == [2, 1]
+    with pytest.warns(loops.ResumeWarning, match="ckpt-3 has no state of Kept 'b|../b'.*: it starts new"):
+        assert resumed(tmp_path, [Kept(1, **a)], [Kept(**b), Kept(**a)]) == [0, 1]
+
+
+def test_a_folder_that_was_moved_is_the_same(tmp_path):
+    saved = ActionStates([Kept(1, **writing(tmp_path / "run" / "a"))], tmp_path / "run" / "ckpt").save()
+    here = Kept(**writing(tmp_path / "other" / "a"))
+    ActionStates([here], tmp_path / "other" / "ckpt").restore("ckpt-3", saved, 3)
+    assert here.value == 1
+    # The best checkpoint lies one folder deeper.
+    here = Kept(**writing(tmp_path / "run" / "a"))
+    ActionStates([here], tmp_path / "run" / "ckpt" / "best").restore("ckpt-3", saved, 3)
+    assert here.value == 1
+
+
+def test_a_name_tells_an_action_from_others(tmp_path):
+    saved = [Kept(1, name="one"), Kept(2, name="two")]
+    assert resumed(tmp_path, saved, [Kept(name="two"), Kept(name="one")]) == [2, 1]
+    with pytest.warns(loops.ResumeWarning, match="no state of Kept 'three'"):
+        assert resumed(tmp_path, saved, [Kept(name="three"), Kept(name="two")]) == [0, 2]
+
+
+def test_an_exact_match_goes_before_a_loose_one(tmp_path):
+    saved = [Kept(1, state_keys=["a 1", "a"]), Kept(2, state_keys=["a 2", "a"])]
+    assert resumed(tmp_path, saved, [Kept(state_keys=["a 3", "a"]), Kept(state_keys=["a 1", "a"])]) == [2, 1]
+
+
+def test_without_either_the_order_tells_and_another_number_is_said(tmp_path):
+    assert resumed(tmp_path, [Kept(1), Kept(2)], [Kept(), Kept()]) == [1, 2]
+    with pytest.warns(loops.ResumeWarning, match="has the state of 2 Kept, and this run has 1: .*`name`"):
+        assert resumed(tmp_path, [Kept(1), Kept(2)], [Kept()]) == [1]
+
+
+def test_a_state_that_two_share_is_not_new_where_one_has_it(tmp_path):
+    class Other(Kept):
+        pass
+
+    shared = object()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        saved, here = [Kept(1, state_of=shared)], [Other(state_of=shared), Kept(state_of=shared)]
+        assert resumed(tmp_path, saved, here) == [0, 1]
+    with pytest.warns(loops.ResumeWarning, match="no state of Other") as said:
+        resumed(tmp_path, [], [Other(state_of=shared), Kept(state_of=shared)])
+    assert len(said) == 1
+
+
+def test_a_checkpoint_of_a_version_before_goes_by_the_order(tmp_path):
+    saved = ActionStates([Kept(1, name="one"), Kept(2, name="two")], tmp_path).save()["actions"]
+    here = [Kept(name="two"), Kept(name="one")]
+    ActionStates(here, tmp_path).restore("ckpt-3", {"actions": saved}, 3)
+    assert [action.value for action in here] == [1, 2]
+
+
+def loop(folder, *actions, resume=True):
+    """Its losses are the numbers of its steps."""
+    loss = tf.Variable(0.0)
+    saves = loops.Checkpoint(folder / "ckpt", every=2, resume=resume)
+    data = tf.data.Dataset.range(100)
+    return loops.Loop(lambda x: {"loss": loss.assign_add(1.0)}, data, actions=[*actions, saves], steps_per_call=2)
+
+
+def steps_of(path):
+    return loops.observe.read(path).steps.column("step").to_pylist()
+
+
+WRITERS = {
+    "jsonl": (loops.JsonLines, lambda path: [json.loads(line)["step"] for line in path.read_text().splitlines()]),
+    "csv": (loops.Csv, lambda path: [int(line.split(",")[0]) for line in path.read_text().splitlines()[1:]]),
+    "trace": (loops.Trace, steps_of),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_writer_that_was_left_out_for_a_while_keeps_its_file(tmp_path, kind):
+    writer, read = WRITERS[kind]
+    path = tmp_path / f"steps.{kind}"
+    loop(tmp_path, writer(path)).run(4)
+    loop(tmp_path).run(6)
+    with pytest.warns(
+        loops.ResumeWarning, match=rf"steps.{kind}: the checkpoint of step 6 .* up to (step )?4 are kept"
+    ):
+        loop(tmp_path, writer(path)).run(8)
+    assert read(path) == [1, 2, 3, 4, 7, 8]
+    # One that its checkpoint knows nothing of has no step after it.
+    shutil.copytree(tmp_path / "ckpt", tmp_path / "other" / "ckpt")
+    shutil.copy(path, tmp_path / f"copy.{kind}")
+    for later in (tmp_path / "other" / "ckpt").glob("ckpt-8.*"):
+        later.unlink()
+    with pytest.warns(loops.ResumeWarning, match=f"copy.{kind}: the checkpoint of step 6"):
+        loop(tmp_path / "other", writer(tmp_path / f"copy.{kind}")).run(8)
+    assert read(tmp_path / f"copy.{kind}") == [1, 2, 3, 4, 7, 8]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_new_writer_before_an_old_one_takes_nothing_from_it(tmp_path, kind):
+    writer, read = WRITERS[kind]
+    loop(tmp_path, writer(tmp_path / "a")).run(4)
+    with pytest.warns(loops.ResumeWarning, match="b: the checkpoint of step 4 was saved without it: it has no") as said:
+        loop(tmp_path, writer(tmp_path / "b"), writer(tmp_path / "a")).run(6)
+    assert len(said) == 1
+    assert read(tmp_path / "a") == [1, 2, 3, 4, 5, 6]
+    assert read(tmp_path / "b") == [5, 6]
+
+
+def test_a_run_that_begins_anew_begins_its_file_anew(tmp_path):
+    loop(tmp_path / "one", loops.JsonLines(tmp_path / "a")).run(4)
+    loop(tmp_path / "two", loops.JsonLines(tmp_path / "a")).run(2)
+    assert WRITERS["jsonl"][1](tmp_path / "a") == [1, 2]
+
+
+def test_a_damaged_trace_that_a_checkpoint_does_not_know_is_copied_first(tmp_path):
+    path = tmp_path / "trace.arrow"
+    loop(tmp_path, loops.Trace(path)).run(4)
+    loop(tmp_path).run(6)
+    path.write_bytes(b"no trace at all")
+    with pytest.warns(loops.ResumeWarning) as said:
+        loop(tmp_path, loops.Trace(path)).run(8)
+    assert "is damaged after 0 of 15 bytes" in str(said[0].message)
+    assert (tmp_path / "trace.arrow.damaged").read_bytes() == b"no trace at all"
+    assert steps_of(path) == [7, 8]
+
+
+def held_out(value):
+    return tf.data.Dataset.from_tensors((tf.constant([[value]]), tf.constant([[0.0]])))
+
+
+def evaluations():
+    """Two that measure other data, and what follows the first."""
+    one, two = (
+        loops.Evaluate(
+            lambda x, training: x, held_out(value), [keras.metrics.MeanSquaredError(name="e")], every=2, name=name
+        )
+        for value, name in ((1.0, "one"), (2.0, "two"))
+    )
+    return one, two
+
+
+def test_evaluations_that_changed_places_keep_their_results(tmp_path):
+    one, two = evaluations()
+    loop(tmp_path, one, two).run(2)
+    again, other = evaluations()
+    loop(tmp_path, other, again).run(2)
+    assert (again.results, other.results) == ({"e": 1.0}, {"e": 4.0})
+
+
+def test_a_best_that_follows_another_evaluation_starts_new(tmp_path):
+    one, two = evaluations()
+    loop(tmp_path, one, two, loops.EarlyStop(loops.Best(one, "e"))).run(2)
+    one, two = evaluations()
+    best = loops.Best(two, "e")
+    with pytest.warns(loops.ResumeWarning, match="no state of EarlyStop 'min e of two': it starts new"):
+        loop(tmp_path, one, two, loops.EarlyStop(best)).run(4)
+    assert (best.value, best.step) == (4.0, 4)
+
+
+def test_a_best_with_another_min_delta_goes_on(tmp_path):
+    one, _ = evaluations()
+    loop(tmp_path, one, loops.EarlyStop(loops.Best(one, "e"))).run(2)
+    one, _ = evaluations()
+    best = loops.Best(one, "e", min_delta=0.5)
+    loop(tmp_path, one, loops.EarlyStop(best)).run(4)
+    assert (best.step, best.since) == (2, 1)
+
+
+def test_a_metric_that_an_evaluation_no_longer_has_is_not_shown(tmp_path):
+    def one(*names):
+        metrics = [keras.metrics.MeanSquaredError(name=name) for name in names]
+        return loops.Evaluate(lambda x, training: x, held_out(3.0), metrics, every=2)
+
+    loop(tmp_path, one("e", "f")).run(2)
+    other = one("f", "g")
+    best = loops.Best(other, "g")
+    with pytest.warns(loops.ResumeWarning, match="no state of EarlyStop 'min g of validation'"):
+        loop(tmp_path, other, loops.EarlyStop(best)).run(2)
+    assert other.results == {"f": 9.0}
+    best.look()
+    assert best.value is None
