@@ -100,7 +100,7 @@ __all__ = [
 ]
 
 _MOVED = {
-    "explain": "scaler.outcome.sentence",
+    "explain": "scaler.outcome.skip_sentence",
     "formats": "scaler.backend.formats",
     "layers": "scaler.backend.layers",
     "last_skip": "scaler.outcome.last_skip",

@@ -33,13 +33,13 @@ from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clippin
 from scaler.gradients.pairs import as_list, check_pairs
 from scaler.mistakes.calls import Calls
 from scaler.mistakes.carried import Carried
-from scaler.mistakes.half_outputs import float16_loss, float16_probabilities
+from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities
 from scaler.mistakes.marks import SCALED, mark, marked_unscaled
 from scaler.mistakes.unconnected import without_gradient
 from scaler.mistakes.upstream import Upstream
 from scaler.outcome.last_skip import LastSkip
 from scaler.outcome.outcome import Cause, Outcome, Skip
-from scaler.outcome.sentence import Names, none_skipped, pinned
+from scaler.outcome.skip_sentence import Names, none_skipped, pinned
 from scaler.outcome.stuck import StuckPolicy, Watch
 from scaler.strategies import Dynamic, Event, Strategy
 from scaler.strategies.base import check_event, float_bounds_of, host_bounds_of, needs_of, require_strategy

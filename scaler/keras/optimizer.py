@@ -18,7 +18,7 @@ from scaler.errors import InvalidArgument
 from scaler.gate.optimizers import build_optimizer, check_optimizer, move_nothing, waits_for_values
 from scaler.gradients.lists import Gradient
 from scaler.gradients.pairs import as_list
-from scaler.keras import accumulation, arguments, configs, following_masters, protected_step
+from scaler.keras import accumulation, arguments, configs, following_masters, optimizers_in_step
 from scaler.keras.other_names import OtherNames
 from scaler.keras.variable_order import Order
 from scaler.loss_scaler import LossScaler
@@ -208,7 +208,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
             raise InvalidArgument("apply(grads): pass the variables, too, or call build(variables) first.")
         variables = self._order.variables if trainable_variables is None else list(trainable_variables)
         given = (v for g, v in zip(grads, variables, strict=False) if g is not None)
-        with protected_step.applies(self, given):
+        with optimizers_in_step.applies(self, given):
             return self._apply(grads, variables)
 
     def _apply(self, grads: list, variables: Sequence) -> Outcome:

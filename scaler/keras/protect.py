@@ -20,7 +20,7 @@ from scaler.gate.choose import selects_by_default
 from scaler.gate.rollback import all_finite, chosen_state, state_of
 from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored, optimizers_of
 from scaler.keras.optimizer import LossScaleOptimizer
-from scaler.keras.protected_step import ProtectedStep
+from scaler.keras.optimizers_in_step import ProtectedStep
 from scaler.keras.shown_metrics import Shown
 from scaler.weights.trainable import TrainableSet
 

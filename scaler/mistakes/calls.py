@@ -11,8 +11,8 @@ from scaler import gradients
 from scaler.mistakes import moving_statistics
 from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, scale_read
 from scaler.mistakes.clipped_scaled import clipped_while_scaled
+from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities_behind
 from scaler.mistakes.forgotten import not_scaled
-from scaler.mistakes.half_outputs import float16_loss, float16_probabilities_behind
 from scaler.mistakes.kept_elsewhere import kept_elsewhere
 from scaler.mistakes.kept_sums import look_at_end
 from scaler.mistakes.marks import LOSS_SCALE, READ, owned

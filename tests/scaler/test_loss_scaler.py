@@ -20,7 +20,7 @@ from scaler import Dynamic, Event, LossScaler, NoScaling, Static
 )
 def test_the_loss_is_scaled_in_float32(execute, kind):
     # 2^17 is infinite in float16, and so would be the product.
-    # A float16 loss is named: see test_half_outputs.
+    # A float16 loss is named: see test_float16_outputs.
     with pytest.warns(scaler.ScaleWarning) if kind == "float16" else contextlib.nullcontext():
         scaled = execute(LossScaler(Static(2.0**17)).scale)(tf.constant(2.0, kind))
     assert (scaled.dtype, scaled.shape) == (tf.float32, [])

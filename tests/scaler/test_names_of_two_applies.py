@@ -10,7 +10,7 @@ from scaler_cases import modes
 
 import scaler
 from scaler.outcome.last_skip import FIRST_PLACE, MOST_NAMES
-from scaler.outcome.sentence import Names
+from scaler.outcome.skip_sentence import Names
 
 NAN, BIG = np.float32(np.nan), np.float32(1e36)
 

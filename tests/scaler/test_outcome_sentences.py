@@ -10,7 +10,7 @@ import scaler
 from scaler import Cause, Outcome
 from scaler.outcome.last_skip import MOST_COUNTED, LastSkip, packed, unpacked
 from scaler.outcome.outcome import Skip, not_skipped, presumed_cause
-from scaler.outcome.sentence import explain
+from scaler.outcome.skip_sentence import explain
 
 NAMES = ["kernel", "bias"]
 

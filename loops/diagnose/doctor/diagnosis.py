@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 import scaler
+from loops.diagnose.doctor.matrix_products import Casts, Padded, casts_of, padded, products_of, shares
 from loops.diagnose.doctor.pipeline import Pipeline, pipeline_of
-from loops.diagnose.doctor.products import Casts, Padded, casts_of, padded, products_of, shares
 from loops.diagnose.doctor.program import Program, program_of
 from loops.diagnose.doctor.timing import Running, Spread, time_interleaved
 from loops.diagnose.doctor.trials import Trial, error_line, try_all

@@ -43,7 +43,7 @@ def lost_columns(*batches: Any) -> tuple[tuple[int, int | None], ...]:
         if not dense or 0 in parts[0].shape:
             continue
         lost = [~np.isfinite(_wide(one).reshape(-1, one.shape[-1] if one.shape.rank > 1 else 1)) for one in parts]
-        if len({one.shape[1] for one in lost}) == 1 and sum(map(len, lost)):
+        if len({one.shape[1] for one in lost}) == 1 and any(len(one) for one in lost):
             columns = np.flatnonzero(np.concatenate(lost).all(axis=0)).tolist()
             found += [(place, column if parts[0].shape.rank > 1 else None) for column in columns]
     return tuple(found)
