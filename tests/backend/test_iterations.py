@@ -136,6 +136,7 @@ def test_without_iterations_it_is_read_for_each_variable(monkeypatch):
         assert own.tobytes() == other.tobytes()
 
 
+@pytest.mark.exhaustive_with("1")
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_replicas_read_it_once_each(replicas):
     def reads_of_each(shapes):

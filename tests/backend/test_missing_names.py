@@ -77,6 +77,7 @@ def test_without_autograph_artifact_functions_are_rewritten_as_well(monkeypatch)
     assert trained(plain_sgd) == MOVED
 
 
+@pytest.mark.slow_with("tf_convert")
 @pytest.mark.parametrize("name", ["tf_convert", "control_status_ctx"])
 def test_without_tf_convert_users_functions_are_traced_as_they_are(monkeypatch, name):
     assert trained(sgd) == MOVED
@@ -305,6 +306,7 @@ def window_of_two(run):
 EAGER_AND_GRAPH = pytest.mark.parametrize("run", [lambda step: step, tf.function], ids=["eager", "graph"])
 
 
+@pytest.mark.slow_with("graph")
 @EAGER_AND_GRAPH
 def test_a_window_that_nobody_calls_is_refused_before_anything_moves(monkeypatch, run):
     base = owner(keras.optimizers.SGD, apply_steps.WINDOW)

@@ -17,6 +17,7 @@ def deterministic(gpu):
     tf.config.experimental.enable_op_determinism()
 
 
+@pytest.mark.slow
 def test_a_step_with_probes_of_all_kinds():
     assert refused(steps.TRACED["probes of all"]()) == []
 

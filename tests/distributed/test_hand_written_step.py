@@ -35,6 +35,7 @@ def test_every_replica_skips(written, in_graph, where):
     assert cases.raw(written.agreed()) != before[: len(written.agreed())]
 
 
+@pytest.mark.slow
 def test_in_eager_mode(written):
     """`strategy.run` without a `tf.function` around it: slow, but what a debugger sees."""
     before = cases.raw(written.moved())

@@ -82,6 +82,7 @@ def test_each_replica_takes_its_share_of_a_ragged_batch():
     assert [float(visit.outputs["sum"][0]) for visit in seen] == [14.0, 14.0]
 
 
+@pytest.mark.slow
 def test_a_step_that_makes_its_variables_is_traced_once_on_each_replica():
     strategy, traced = cases.mirrored(2), []
 

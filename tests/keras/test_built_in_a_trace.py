@@ -59,6 +59,7 @@ def test_in_each_way_that_fit_runs(how):
     assert fitted(CopiesWeights(0.1), built=False, **compiled)[0] == wanted
 
 
+@pytest.mark.slow
 def test_with_accumulated_gradients_and_a_bad_first_batch():
     optimizer = CopiesWeights(0.1, gradient_accumulation_steps=2)
     before, _ = fitted(CopiesWeights(0.0), built=True)
@@ -112,6 +113,7 @@ def test_weights_that_a_step_makes_of_its_arguments_are_refused():
         step(tf.constant([1.0]))
 
 
+@pytest.mark.slow
 def test_an_optimizer_may_be_made_in_the_first_trace():
     weight, made = tf.Variable([1.0]), []
 

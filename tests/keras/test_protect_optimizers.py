@@ -68,7 +68,12 @@ def factors(first, second):
 
 
 @pytest.mark.exhaustive_with("compiled-{'run_eagerly': True}", "list-{'jit_compile': False}")
-@pytest.mark.slow_with("dict-{'jit_compile': False}", "layer-{'jit_compile': False}", "list-{'jit_compile': True}")
+@pytest.mark.slow_with(
+    "compiled-{'jit_compile': False}",
+    "dict-{'jit_compile': False}",
+    "layer-{'jit_compile': False}",
+    "list-{'jit_compile': True}",
+)
 @pytest.mark.parametrize(
     ("where", "mode"),
     [
@@ -89,6 +94,7 @@ def test_what_one_has_applied_stays_where_the_other_skips(where, mode):
     assert learnt(model) == learnt(alone)
 
 
+@pytest.mark.slow_with("compiled")
 @pytest.mark.exhaustive_with("list")
 @pytest.mark.parametrize("where", ["compiled", "list"])
 def test_an_optimizer_of_keras_beside_it_keeps_what_it_applied_too(where):
@@ -153,6 +159,7 @@ def test_a_teacher_that_was_trained_before_is_put_back(kind):
     assert raw(teacher.variables) != before
 
 
+@pytest.mark.slow
 def test_each_is_logged_under_what_holds_it():
     model = two("compiled")
     model.several = [scaler.LossScaleOptimizer(keras.optimizers.SGD(), scaler.Static(2.0))]

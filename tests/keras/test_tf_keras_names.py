@@ -73,6 +73,7 @@ def test_gradients_that_were_unscaled_by_hand_count_so_until_the_next_loss():
         assert outcome.loss_scale == SCALE
 
 
+@pytest.mark.slow_with("another loss is scaled")
 @pytest.mark.parametrize("then", ["another loss is scaled", "another's gradients are applied"])
 def test_in_a_graph_each_gradient_tells_whether_it_was_unscaled_by_hand(then):
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=SCALE)

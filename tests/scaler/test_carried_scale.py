@@ -45,6 +45,7 @@ class Two:
         return [float(weight[0]) for weight in self.weights]
 
 
+@pytest.mark.slow_with("xla-apply")
 @pytest.mark.exhaustive_with("loop-update", "xla-update")
 @pytest.mark.parametrize("between", ["update", "apply"])
 @modes("eager", "graph", "loop", "xla")
@@ -339,7 +340,7 @@ def test_steps_in_eager_mode_after_steps_in_a_graph():
     assert two.moved()[0] == 4.0
 
 
-@pytest.mark.exhaustive_with("graph-strategy1", "loop-strategy0", "loop-strategy1", "xla-strategy1")
+@pytest.mark.exhaustive_with("graph-strategy1", "loop-strategy0", "loop-strategy1", "xla-strategy0", "xla-strategy1")
 @pytest.mark.parametrize("strategy", [scaler.Static(2.0**7), scaler.NoScaling()])
 def test_a_scale_that_cannot_move_is_never_refused(execute, strategy):
     two, kept = Two(strategy), tf.Variable([0.0])

@@ -111,6 +111,7 @@ def seen(model, x):
     return outputs, [mask for mask in (getattr(one, "_keras_mask", None) for one in outputs) if mask is not None]
 
 
+@pytest.mark.slow_with("mask_of_a_cut", "two_of_each")
 @pytest.mark.exhaustive_with("behind_masking", "named_mask")
 @pytest.mark.parametrize("make", MODELS)
 def test_masks_and_outputs_pass_bit_for_bit(make):

@@ -60,7 +60,7 @@ class Written(keras.Model):
         return tf.nn.softmax(self.dense(x))
 
 
-@pytest.mark.slow_with("Written")
+@pytest.mark.slow_with("<lambda>1", "<lambda>2", "Written")
 @pytest.mark.parametrize(
     "make",
     [
@@ -89,7 +89,7 @@ def test_in_eager_mode_too():
         take(network(keras.layers.Dense(2, activation="softmax", dtype="float16")), PROBABILITIES, lambda step: step)
 
 
-@pytest.mark.slow_with("<lambda>-loss4")
+@pytest.mark.slow_with("<lambda>-loss1", "<lambda>-loss2", "<lambda>-loss4")
 @pytest.mark.exhaustive_with("<lambda>-loss3")
 @pytest.mark.parametrize(
     ("make", "loss"),
@@ -148,7 +148,7 @@ def test_gates_and_pools_and_penalties_are_not(train):
     train(keras.Model(x, masks), keras.losses.MeanSquaredError())
 
 
-@pytest.mark.slow_with("fitted")
+@pytest.mark.slow_with("by_hand", "fitted")
 @pytest.mark.parametrize("train", [fitted, by_hand])
 def test_a_softmax_before_the_last_layer_is_not(train):
     train(network(keras.layers.Softmax(dtype="float16"), keras.layers.Dense(2, dtype="float16")), LOGITS)

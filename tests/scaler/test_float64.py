@@ -175,6 +175,7 @@ def model(dtype="float64"):
     return keras.Sequential([keras.Input([3], dtype=dtype), keras.layers.Dense(2, dtype=dtype), keras.layers.Dense(1)])
 
 
+@pytest.mark.slow_with("1")
 @pytest.mark.exhaustive_with("2")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_train_step_and_fit_take_them(accumulate):

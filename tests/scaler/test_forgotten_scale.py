@@ -37,6 +37,7 @@ def test_a_scale_of_one_needs_nothing():
         scaler.LossScaler(strategy).apply(plain_descent, GRADS, variables())
 
 
+@pytest.mark.slow
 def test_the_optimizer_and_several_losses_too():
     variable = keras.Variable([0.0])
     optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0))

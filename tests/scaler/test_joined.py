@@ -58,6 +58,7 @@ def train(optimizer, dtype="float32", **clipping):
     return seen
 
 
+@pytest.mark.slow_with("amsgrad")
 @pytest.mark.exhaustive_with("Adam", "Adamax", "Nadam", "SGD")
 @pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, chunks, monkeypatch):
@@ -68,6 +69,7 @@ def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, chunks
     assert ours[BAD - 1] == ours[BAD]
 
 
+@pytest.mark.slow_with("none")
 @pytest.mark.parametrize(
     "clipping", [{}, {"clip": scaler.ClipByValue(0.5)}, {"clip": scaler.ClipByNorm(0.5)}], ids=["none", "value", "norm"]
 )

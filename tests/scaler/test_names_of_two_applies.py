@@ -124,6 +124,7 @@ def saved_skip(tmp_path):
     return tf.train.Checkpoint(loss_scaler=before.loss_scaler).save(str(tmp_path / "ckpt")), said
 
 
+@pytest.mark.slow
 def test_a_saved_skip_is_named_only_by_a_process_that_knows_its_step(tmp_path):
     path, said = saved_skip(tmp_path)
     for order in (["first", "second"], ["second", "first"]):

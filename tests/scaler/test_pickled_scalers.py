@@ -27,7 +27,7 @@ def stepping(loss_scaler, variable, traced):
     return tf.function(step) if traced else step
 
 
-@pytest.mark.exhaustive_with("bounded-graph", "rising floor-graph", "scheduled-graph")
+@pytest.mark.exhaustive_with("bounded-graph", "rising floor-graph", "scheduled-graph", "warmup-graph")
 @pytest.mark.parametrize("traced", [None, False, True], ids=["fresh", "eager", "graph"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_copy_goes_on_as_the_original(strategy, traced):

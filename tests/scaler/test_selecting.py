@@ -67,7 +67,11 @@ CASES = [
 ]
 
 
-@pytest.mark.slow_with("adam-float16-{'masters': 'stochastic', 'clip_norm': 1.0}")
+@pytest.mark.slow_with(
+    "adam-float16-{'masters': 'stochastic', 'clip_norm': 1.0}",
+    "decay and averages-mixed_float16-{}",
+    "momentum-mixed_bfloat16-{'clip': ClipByValue(value=0.01)}",
+)
 @pytest.mark.exhaustive_with(
     "adam-float16-{'masters': 'masters', 'clip_norm': 1.0}",
     "adamax-mixed_float16-{}",

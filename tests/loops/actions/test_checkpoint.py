@@ -408,7 +408,7 @@ def two_steps(tmp_path_factory):
     return place
 
 
-@pytest.mark.slow_with("names1")
+@pytest.mark.slow_with("names0", "names1")
 @pytest.mark.parametrize("names", [["first", "second"], ["block_1", "block_2"]])
 def test_layers_that_changed_places_are_named(tmp_path, names):
     """Another model in the process gives the second Sequential another number."""

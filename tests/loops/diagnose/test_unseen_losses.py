@@ -45,6 +45,7 @@ def explained(run, strategy, step=None, by_hand=False):
     return explain(loop_of(run, strategy, by_hand), step), [str(one.message) for one in caught]
 
 
+@pytest.mark.slow
 def test_an_applied_step_is_named_with_where_its_loss_began_and_what_to_do(tmp_path):
     found, said = explained(tmp_path, scaler.Static(64.0))
     assert len(said) == 1

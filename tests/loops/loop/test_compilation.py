@@ -58,6 +58,7 @@ def test_a_step_that_compiles_its_passes_is_left_alone(gpu):
     assert not compiles(loops.Loop(step(jit_compile=True), DATA))
 
 
+@pytest.mark.slow
 def test_replicas_and_determinism_are_as_in_fit(gpu, monkeypatch):
     strategy = mirrored(2)
     with strategy.scope():

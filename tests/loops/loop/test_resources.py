@@ -347,6 +347,7 @@ def test_replicas_are_warned_of_nothing():
 # ---------------------------------------------------------------------------------------------- folders
 
 
+@pytest.mark.slow
 def test_a_checkpoint_from_before_tables_were_saved_goes_on_without_them(tmp_path, monkeypatch):
     old = state._Facts.serialize
 
@@ -398,6 +399,7 @@ def test_without_the_dataset_of_an_iterator_it_is_named(monkeypatch, tmp_path):
         looping(with_iterator, tmp_path)[0].run(2)
 
 
+@pytest.mark.slow
 def test_without_the_text_of_handles_tables_and_iterators_are_found_too(monkeypatch, tmp_path):
     monkeypatch.setattr(captured, "resource_type", lambda handle: None)
     assert looping(text)[0].caveats() == []

@@ -69,7 +69,7 @@ def test_a_skipped_step_may_have_an_infinite_loss():
     assert said(train_step(scaler.Static(2.0**12)), [3, 6]) == []
 
 
-@pytest.mark.slow_with("1")
+@pytest.mark.slow_with("1", "3")
 @pytest.mark.exhaustive_with("4")
 @pytest.mark.parametrize("steps_per_call", [1, 3, 4])
 def test_the_losses_of_a_window_that_is_applied(steps_per_call):
@@ -106,6 +106,7 @@ def test_a_step_by_hand_that_returns_its_loss(returns):
     assert said(ByHand(returns, 2.0**12), [6]) == []
 
 
+@pytest.mark.slow
 def test_of_a_loss_that_is_not_returned_the_scaler_knows_that_of_the_last_step():
     (message,) = said(ByHand(("norm",)), EVERY)
     assert message.startswith("The last of 4 attempted steps was applied")

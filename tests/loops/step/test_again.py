@@ -148,6 +148,7 @@ def test_what_nobody_can_put_back_is_done_once(source):
     assert [int(one["cause"]) for one in outputs] == [Cause.NONE, Cause.BACKWARD] * 3
 
 
+@pytest.mark.slow
 def test_a_loss_with_python_branches_is_rewritten_as_in_the_users_own_function():
     def branching(slope, prediction):
         if tf.reduce_mean(slope) > 2.0:

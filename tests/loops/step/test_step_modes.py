@@ -98,7 +98,7 @@ def rounding(make, **arguments):
     return loops.TrainStep(narrow(), squared_error, optimizer, masters=make, **arguments)
 
 
-@pytest.mark.slow_with("Kahan")
+@pytest.mark.slow_with("Kahan", "stochastic")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_is_used_and_tells_what_it_swallowed(mode):
     step, outside = rounding(MODES[mode]), MODES[mode]

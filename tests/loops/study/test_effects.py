@@ -24,7 +24,7 @@ SMALL = {
 }
 
 
-@pytest.mark.slow_with("float8")
+@pytest.mark.slow_with("float8", "lag")
 @pytest.mark.exhaustive_with(
     "flushed-part",
     "layerwise",
