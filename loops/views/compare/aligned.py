@@ -1,6 +1,6 @@
-"""By what runs are aligned: by applied updates, or by steps where a run does not tell its updates.
+"""Aligns runs by applied updates, or by steps if the updates of a run cannot be counted.
 
-Two runs that have made as many updates have trained as much. A skipped step moves nothing, so a run that skips is
+Two runs with the same number of updates have trained equally long. A skipped step moves nothing, so a run that skips is
 behind at the same step, and sees later batches at the same update.
 """
 
@@ -21,8 +21,8 @@ class Aligned(NamedTuple):
     """How some runs are aligned.
 
     Attributes:
-        by: `UPDATE`; `MICRO_BATCH` where a run sums gradients over windows; or `STEP`.
-        why: Why it is by step, as a sentence; else "".
+        by: `UPDATE`; `MICRO_BATCH` if a run sums gradients over windows; or `STEP`.
+        why: A sentence that says why they are aligned by step; "" otherwise.
         numbers: For each run, int64 [steps]: the number of each step's batch, counted from 1; -1 for a batch that
             moved no weight.
     """
@@ -33,10 +33,10 @@ class Aligned(NamedTuple):
 
 
 def aligned(runs: Sequence[Recorded]) -> Aligned:
-    """Aligns runs by applied updates if each of them tells all of its updates, else by steps."""
-    why = next((f"{run.name} {reason}" for run in runs if (reason := _untold(run))), "")
+    """Aligns runs by applied updates if the updates of all can be counted, else by steps."""
+    why = next((f"{run.name} {reason}" for run in runs if (reason := _why_uncountable(run))), "")
     if why:
-        said = f"They are aligned by step, not by applied update: {why}, so that its updates cannot be counted."
+        said = f"They are aligned by step, not by applied update: {why}, so its updates cannot be counted."
         return Aligned(STEP, said, tuple(run.step for run in runs))
     windows = any(not run.attempted.all() for run in runs)
     moved = [of_applied(run.attempted, run.column("applied") == 1) for run in runs]
@@ -44,17 +44,17 @@ def aligned(runs: Sequence[Recorded]) -> Aligned:
 
 
 def lost_of(run: Recorded) -> int | None:
-    """How many batches a run lost to skipped steps, or None where it does not tell."""
-    return None if _untold(run) else int(of_applied(run.attempted, run.column("applied") == 0).sum())
+    """How many batches a run lost to skipped steps, or None if it does not record it."""
+    return None if _why_uncountable(run) else int(of_applied(run.attempted, run.column("applied") == 0).sum())
 
 
 def step_at(run: Recorded, numbers: np.ndarray, number: int) -> int:
-    """The step of a run that counts as a number."""
+    """The step of a run with a number."""
     return int(run.step[np.argmax(numbers == number)])
 
 
 def other_batches_at(runs: Sequence[Recorded], numbers: Sequence[np.ndarray]) -> int | None:
-    """The first number at which two runs took batches of other steps, or None."""
+    """The first number at which two runs took batches of different steps, or None."""
     steps, others = (run.step[number >= 0] for run, number in zip(runs, numbers, strict=True))
     both = min(len(steps), len(others))
     differs = steps[:both] != others[:both]
@@ -62,12 +62,12 @@ def other_batches_at(runs: Sequence[Recorded], numbers: Sequence[np.ndarray]) ->
     return int(np.argmax(differs)) + 1 if differs.any() else None
 
 
-def _untold(run: Recorded) -> str:
+def _why_uncountable(run: Recorded) -> str:
     """Why the updates of a run cannot be counted, or ""."""
     if "applied" not in run.columns:
         return "does not record which steps were applied"
     if not np.array_equal(run.step, np.arange(1, len(run) + 1)):
         return "does not record every step from the first on"
     if np.isnan(run.column("applied")[run.attempted]).any():
-        return "does not record of every step whether it was applied"
+        return "does not record for every step whether it was applied"
     return ""

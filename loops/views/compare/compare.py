@@ -18,35 +18,34 @@ from loops.views.compare.settings import settings_that_differ
 from loops.views.compare.truth import Truth
 
 _MARGIN = 2.0
-"""How many times what other batches make in the float32 run is put down to them in another."""
+"""How many times the effect of other batches in the float32 run another run may owe to its batches."""
 
 
 def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
-    """Says where two runs part, tensor by tensor, by how much, and which of them is closer to float32.
+    """Finds where two runs part, tensor by tensor, by how much, and which of them is closer to float32.
 
-    What is compared is the largest magnitude of each tensor that both traces have, gradients divided by the loss scale,
-    and the loss. It tells something of the arithmetic where both runs began with the same weights and took the same
-    batches.
+    It compares the loss and the largest magnitude of each tensor that both traces have, with gradients divided by the
+    loss scale. The result says something about the arithmetic only if both runs began with the same weights and took
+    the same batches.
 
-    The runs are aligned by applied updates: a skipped step moves no weight, and its batch is left out. A run that skips
-    takes later batches at the same update from then on. What differs there is of the data, too, which the comparison
-    says. A run that does not record of each step whether it was applied has all of them aligned by steps, with a
-    sentence.
+    The runs are aligned by applied updates: a skipped step moves no weight, and its batch is left out. From its first
+    skip on, a run takes later batches at the same update, so differences come from the data, too; the comparison says
+    so. If a run does not record which steps were applied, all runs are aligned by steps, and the comparison says why.
 
     Args:
         run: The folder of a run, or another source that `loops.views.plots` takes.
         other: The run to compare with.
-        reference: The same run in float32. Without it, one of the two is taken if it is one.
+        reference: The same run in float32. Without it, a float32 run among the two is the reference.
 
     Raises:
-        scaler.InvalidArgument: If `reference` is not of float32.
-        LoopError: If a run has nothing that can be read.
+        scaler.InvalidArgument: If `reference` is not a float32 run.
+        LoopError: If a run has no readable record.
     """
     third = as_recorded(reference) if reference is not None else None
     runs, third = _named((as_recorded(run), as_recorded(other)), third)
     if third is not None and not is_float32(third):
         raise scaler.InvalidArgument(
-            f"{third.name}: nothing says that it computed in float32 throughout, as a reference must: give a run of "
+            f"{third.name}: a reference must compute in float32 throughout, and nothing says so: give a run of "
             "halfstep train --policy float32, or one with a trace whose tensors are all of float32."
         )
     true = third or next((one for one in runs if is_float32(one)), None)
@@ -88,7 +87,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
 def _named(
     runs: tuple[Recorded, Recorded], third: Recorded | None
 ) -> tuple[tuple[Recorded, Recorded], Recorded | None]:
-    """The runs and the float32 run with names that tell them apart: their places, or numbers if those are no help."""
+    """The runs and the float32 run with distinct names: their places, or numbers where the places do not help."""
     # A reference that is one of the two runs keeps the name of that run.
     twin = next((at for at, run in enumerate(runs) if third is not None and run.place and run.place == third.place), 2)
     given = [*runs, third] if third is not None and twin == 2 else [*runs]
@@ -128,7 +127,7 @@ def _row(name: str, one: Series, other: Series, truth: Truth | None, within: flo
 
 
 def _nearer(distances: tuple[float, float], of_batches: tuple[float, float]) -> int | None:
-    """The place of the smaller distance, if the other one is larger by more than other batches explain."""
+    """The index of the smaller distance, if the other one is larger by more than other batches explain."""
     if distances[0] == distances[1] or any(map(math.isnan, (*distances, *of_batches))):
         return None
     near = int(np.argmin(distances))
@@ -136,7 +135,7 @@ def _nearer(distances: tuple[float, float], of_batches: tuple[float, float]) -> 
 
 
 def _closer(runs: tuple[Recorded, Recorded], rows: tuple[Row, ...], true: Recorded | None) -> str | None:
-    """The run that is closer in more of the rows; None where none is, or one of them is the float32 run itself."""
+    """The run that is closer in more of the rows; None if neither is, or one of them is the float32 run itself."""
     if true is None or true in runs:
         return None
     wins = [sum(row.closer == place for row in rows) for place in (0, 1)]

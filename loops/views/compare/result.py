@@ -1,4 +1,4 @@
-"""What a comparison of two runs says."""
+"""The result of comparing two runs."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from loops.support.json_values import without_nan
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What became of the loss, or of the largest magnitude of one tensor, in two runs.
+    """The loss, or the largest magnitude of one tensor, compared between two runs.
 
     Attributes:
-        name: Of the tensor; "loss".
-        formats: That of each run, where it is known.
-        steps: How many updates, or what `Comparison.by` says, both runs have it of.
-        differs_at: The first of these at which it is not the same, or None.
-        parts_at: The first of these at which it differs by more than eight roundings of the coarser run, or None.
-        octaves: |log2| of the ratio there; infinite where one of both is zero, infinite or NaN.
-        largest: The largest finite such ratio over all of them; NaN where there is none.
-        distances: Of both runs the median of such ratios to the float32 run; NaN where there is none.
-        of_batches: Of both runs the median of such ratios that other batches alone make in the float32 run: its own
-            values, where the run has made as many updates, to those at the run's batch. 0 where the batches are the
-            same, NaN where nobody can tell.
-        closer: The place, 0 or 1, of the run that is closer to float32, or None: also where the other one is farther by
-            no more than twice what other batches make.
+        name: The tensor's name, or "loss".
+        formats: The dtype in each run; None if unknown.
+        steps: How many updates (or whatever `Comparison.by` counts) both runs have a value for.
+        differs_at: The first of these with different values, or None.
+        parts_at: The first of these where the values differ by more than eight roundings of the coarser run, or None.
+        octaves: |log2| of the ratio at `parts_at`; infinite if one of the values is zero, infinite or NaN.
+        largest: The largest finite |log2| ratio over all of them; NaN if there is none.
+        distances: For each run, the median |log2| ratio to the float32 run; NaN if there is none.
+        of_batches: For each run, the median |log2| ratio that other batches alone cause in the float32 run: between its
+            values at the same update and at the run's batch. 0 if the batches are the same, NaN if unknown.
+        closer: The index, 0 or 1, of the run closer to float32. None if neither is, or if the difference is at most
+            twice what other batches cause.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Row:
 
     @property
     def hidden(self) -> bool:
-        """Whether other batches alone may be why one of the runs is farther from float32."""
+        """Whether other batches alone may explain why one of the runs is farther from float32."""
         return self.closer is None and any(self.of_batches) and self.distances[0] != self.distances[1]
 
 
@@ -49,24 +48,24 @@ class Comparison:
     """Two runs side by side.
 
     Attributes:
-        runs: Their names.
-        by: By what they are aligned, and what all numbers count but those of steps: "update", "applied micro-batch" or
-            "step".
+        runs: The names of the two runs.
+        by: What they are aligned by, "update", "applied micro-batch" or "step". All numbers count these, except those
+            said to be steps.
         steps: How many of these both have.
-        lost: How many batches each run lost to skipped steps; None where a run does not tell.
+        lost: How many batches each run lost to skipped steps; None if a run does not record it.
         batches: How many batches each run took.
-        other_batches_at: The first update at which they took other batches, since one of them had skipped more; None
-            where there is none. What differs from there on is of the data, too.
+        other_batches_at: The first update at which they took different batches, since one of them had skipped more;
+            None if there is none. Differences from there on come from the data, too.
         scale_differs_at: The first step at which their loss scales differ, or None.
         decision_differs_at: The first step that one of them skipped and the other did not, or None.
         parts_at_steps: The step of each run at `parts_at`, or None.
         rows: The loss, then the tensors that both have, in the order of the first run.
         alone: The tensors that only one of them has, for each.
-        settings: The settings that differ as far as the runs say them, such as "learning_rate was 0.1 and 0.2".
+        settings: The recorded settings that differ, such as "learning_rate was 0.1 and 0.2".
         reference: The name of the float32 run, or None.
         closer: The name of the run that is closer to float32, or None.
-        sentence: All that as text.
-        notes: What is missing, and how to record it.
+        sentence: The result as text.
+        notes: What is missing from the runs, and how to record it.
     """
 
     runs: tuple[str, str]
@@ -88,19 +87,19 @@ class Comparison:
 
     @property
     def differs_at(self) -> int | None:
-        """The first update, or what `by` says, at which anything differs, or None."""
+        """The first update (or whatever `by` counts) at which anything differs, or None."""
         return min((row.differs_at for row in self.rows if row.differs_at is not None), default=None)
 
     @property
     def parts_at(self) -> int | None:
-        """The first update, or what `by` says, at which anything differs by more than rounding, or None."""
+        """The first update (or whatever `by` counts) where anything differs by more than rounding, or None."""
         return min((row.parts_at for row in self.rows if row.parts_at is not None), default=None)
 
     @property
     def at_once(self) -> bool:
-        """Whether they part by more than rounding after the same bits, in the same formats and at the same loss scale.
+        """Whether they part suddenly: bit for bit equal before, in the same formats and at the same loss scale.
 
-        Then something else than arithmetic parts them.
+        Then something other than arithmetic parts them.
         """
         at = self.parts_at
         if at is None or at == 1 or self.differs_at != at or any(row.formats[0] != row.formats[1] for row in self.rows):
@@ -112,5 +111,5 @@ class Comparison:
         return all(other is None or other > steps for other in others)
 
     def to_dict(self) -> dict:
-        """As JSON has it: null for numbers that JSON lacks, such as infinite octaves."""
+        """The fields as JSON values, with null for numbers that JSON lacks, such as infinite octaves."""
         return without_nan({"differs_at": self.differs_at, "parts_at": self.parts_at, **dataclasses.asdict(self)})

@@ -9,11 +9,11 @@ from loops.views.compare.aligned import STEP
 from loops.views.compare.result import Comparison, Row
 
 _SOME = 3
-"""Tensors that are named where several part at the same step."""
+"""How many tensors are named if several part at the same step."""
 
 
 def sentence_of(found: Comparison) -> str:
-    """What came out, in a few sentences."""
+    """The result in a few sentences."""
     if not found.rows:
         return _parting(found)
     parts = (_parting(found), _otherwise(found), _lost(found), _scales(found), _tensors(found), _closer(found))
@@ -24,7 +24,7 @@ def _parting(found: Comparison) -> str:
     if not found.steps:
         return f"{found.runs[0]} and {found.runs[1]} have no {found.by} in common."
     if not found.rows:
-        return f"{found.runs[0]} and {found.runs[1]} have nothing in common that could be compared."
+        return f"{found.runs[0]} and {found.runs[1]} have no value in common to compare."
     if found.differs_at is None:
         return f"Nothing differs in {_count(found)}."
     differs = f"They differ from {found.by} {found.differs_at:,} on"
@@ -39,19 +39,19 @@ def _parting(found: Comparison) -> str:
     said = f"{when} at {found.by} {found.parts_at:,}{_steps(found)}: {named}{more}."
     if found.parts_at == 1 and found.other_batches_at != 1:
         said += (
-            f" As that is the first {found.by}, look whether they began with the same weights and took the same batch."
+            f" As that is the first {found.by}, check whether they began with the same weights and took the same batch."
         )
     return said
 
 
 def _otherwise(found: Comparison) -> str:
-    """What parts them beside their arithmetic; nothing where nothing is known."""
+    """What parts them other than arithmetic; "" if nothing is known."""
     if found.settings:
-        return f"They were set up differently: {'; '.join(found.settings)}. What differs is of that, too."
+        return f"They were set up differently: {'; '.join(found.settings)}. Some differences come from that."
     if found.at_once:
         return (
-            "Until then they are the same to the last bit, in the same formats and at the same loss scale, so that "
-            "something else than arithmetic parts them: look for another learning rate, other data or another seed."
+            "Until then they are equal to the last bit, in the same formats and at the same loss scale, so something "
+            "other than arithmetic parts them: look for another learning rate, other data or another seed."
         )
     return ""
 
@@ -72,7 +72,7 @@ def _steps(found: Comparison) -> str:
 
 
 def _lost(found: Comparison) -> str:
-    """How many batches each run lost, and from where on their data differ; nothing where none lost any."""
+    """How many batches each run lost, and from where on their data differ; "" if neither lost any."""
     if not any(found.lost) or found.by == STEP:
         return ""
     lost = [f"{lost or 'none'} of {of:,}" for lost, of in zip(found.lost, found.batches, strict=True)]
@@ -84,7 +84,7 @@ def _lost(found: Comparison) -> str:
         return said
     return (
         f"{said} From {found.by} {found.other_batches_at:,} on they take different batches at the same {found.by}: "
-        "differences from there on are of the data, too, not of the arithmetic alone."
+        "differences from there on come from the data, too, not from the arithmetic alone."
     )
 
 
@@ -95,12 +95,12 @@ def _by(row: Row) -> str:
 
 
 def _scales(found: Comparison) -> str:
-    told = []
+    parts = []
     if found.scale_differs_at is not None:
-        told.append(f"their loss scales differ from step {found.scale_differs_at:,} on")
+        parts.append(f"their loss scales differ from step {found.scale_differs_at:,} on")
     if found.decision_differs_at is not None:
-        told.append(f"only one of them skipped step {found.decision_differs_at:,}")
-    text = "; ".join(told)
+        parts.append(f"only one of them skipped step {found.decision_differs_at:,}")
+    text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
@@ -108,9 +108,9 @@ def _tensors(found: Comparison) -> str:
     if all(row.name == "loss" for row in found.rows):
         if all(found.alone):
             return "They have no tensor in common: only their losses were compared."
-        return "Without a trace of tensors of both, only their losses were compared."
+        return "Only their losses were compared, since not both have a trace of tensors."
     if any(found.alone):
-        return f"Tensors of one of them alone: {len(found.alone[0])} and {len(found.alone[1])}."
+        return f"Tensors that only one of them has: {len(found.alone[0])} and {len(found.alone[1])}."
     return ""
 
 
@@ -122,7 +122,7 @@ def _closer(found: Comparison) -> str:
         )
     known = [row for row in found.rows if not any(map(math.isnan, row.distances))]
     if not known:
-        return f"Which is closer to float32 cannot be told: {found.reference} has nothing in common with both."
+        return f"Cannot tell which is closer to float32: {found.reference} has no value in common with both."
     if found.reference in found.runs:
         other = found.runs[1 - found.runs.index(found.reference)]
         place = found.runs.index(other)
@@ -134,23 +134,23 @@ def _closer(found: Comparison) -> str:
         )
     hidden = _hidden(known, found.reference)
     if found.closer is None and hidden:
-        return f"Which is closer to float32 ({found.reference}) cannot be told{hidden}"
+        return f"Cannot tell which is closer to float32 ({found.reference}){hidden}"
     if found.closer is None:
         return f"Neither is closer to float32 than the other ({found.reference})."
     place = found.runs.index(found.closer)
     wins = sum(row.closer == place for row in known)
     said = f"{found.closer} is closer to float32 ({found.reference}), in {wins} of {amount(len(known), 'value')}"
     if found.settings or found.at_once:
-        said += ", which tells nothing of their arithmetic"
-    return f"{said}; of others it cannot be told{hidden}" if hidden else f"{said}."
+        said += ", which says nothing about their arithmetic"
+    return f"{said}; for others this cannot be determined{hidden}" if hidden else f"{said}."
 
 
 def _of_batches(octaves: float) -> str:
-    return f", where other batches alone make {octaves:.2g}" if octaves > 0 else ""
+    return f"; other batches alone account for {octaves:.2g}" if octaves > 0 else ""
 
 
 def _hidden(known: list[Row], reference: str) -> str:
-    """Why nothing is said of some values: the end of a sentence; empty where there is none."""
+    """Why some values are undecided, as the end of a sentence; "" if there are none."""
     hidden = sum(row.hidden for row in known)
     if not hidden:
         return ""

@@ -1,7 +1,7 @@
 """The values of a run that are compared: its loss, and the largest magnitude of each of its tensors, unscaled.
 
 Batches that moved no weight are left out where runs are aligned by updates. Where they are aligned by steps, the
-gradients of skipped steps are left out: nobody knows what they would have been at a lower scale.
+gradients of skipped steps are left out: their values at a lower scale are unknown.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from loops.record.run import Recorded
 
 LOSS = "loss"
 _ROUNDINGS = 8.0
-"""How many roundings of the coarser format two runs may differ by: sums that are grouped otherwise differ by a few."""
+"""How many roundings of the coarser format two runs may differ by: sums in another order differ by a few."""
 _USUAL = "float16"
-"""Of a run that does not say."""
+"""The format assumed of a run that does not record one."""
 
 
 class Series(NamedTuple):
     """A value over the updates or the steps of a run.
 
     Attributes:
-        number: Int64 [n], of the updates or steps, in order.
+        number: Int64 [n], the numbers of the updates or steps, ascending.
         values: Float64 [n].
-        format: In which it was computed, or None.
+        format: The format it was computed in, or None if unknown.
     """
 
     number: np.ndarray
@@ -35,11 +35,11 @@ class Series(NamedTuple):
 
 
 def series_of(run: Recorded, number: np.ndarray) -> dict[str, Series]:
-    """Each value of a run by name, gradients divided by the loss scale that they carry.
+    """The values of a run by name, with gradients divided by their loss scale.
 
     Args:
         run: The run.
-        number: Int64 [steps], what each step counts as; -1 for one that is left out.
+        number: Int64 [steps], the number of each step's update or step; -1 leaves the step out.
     """
     kept = number >= 0
     found = {}
@@ -64,7 +64,7 @@ def series_of(run: Recorded, number: np.ndarray) -> dict[str, Series]:
 
 
 def is_float32(run: Recorded) -> bool | None:
-    """Whether a run computed in float32 throughout; None where nothing says it."""
+    """Whether a run computed in float32 throughout; None if unknown."""
     if isinstance(run.facts.get("policy"), str):
         return run.facts["policy"] == "float32"
     return set(run.tensors.formats) == {"float32"} if run.tensors else None
@@ -76,13 +76,13 @@ def tolerance(*runs: Recorded) -> float:
 
 
 def together(one: Series, other: Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The numbers that both have, and the values of each at these."""
+    """The numbers that both series have, and the values of each at these."""
     number, first, second = np.intersect1d(one.number, other.number, assume_unique=True, return_indices=True)
     return number, one.values[first], other.values[second]
 
 
 def octaves(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """|log2| of the ratio of magnitudes: 0 where both are the same, infinite where one is zero or not finite."""
+    """|log2| of the ratio of magnitudes: 0 where both are equal, infinite where one is zero or not finite."""
     same = (first == second) | (np.isnan(first) & np.isnan(second))
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.abs(np.log2(np.abs(first)) - np.log2(np.abs(second)))
@@ -97,9 +97,9 @@ def median_octaves(one: Series, other: Series) -> float:
 
 
 def narrowest(run: Recorded) -> str | None:
-    """The coarsest format that a run computes in, or None where nothing says it.
+    """The coarsest format that a run computes in, or None if unknown.
 
-    A value in float32 was computed from others in that format.
+    A value in float32 may come from values in that format.
     """
     if run.tensors:
         return max(run.tensors.formats, key=lambda name: scaler.float_format(name).epsilon)

@@ -1,4 +1,4 @@
-"""In what two runs were set up differently beside their arithmetic, as far as they say it."""
+"""The settings, other than arithmetic, in which two runs differ, as far as they record them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _SETTINGS = ("task", "seed", "learning_rate", "batch_size", "batches", "optimize
 
 
 def settings_that_differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    """The settings that both runs say and that are not the same, each with both values.
+    """The settings that both runs record with different values, each with both values.
 
     Args:
-        one: What a run says of itself, as in `Recorded.facts`.
-        other: What the other run says.
+        one: The first run's `Recorded.facts`.
+        other: The other run's `Recorded.facts`.
     """
     first, second = _flat(one), _flat(other)
     shared = [name for name in first if name in second]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 400
 _LOW, _HIGH = -24, 16
-"""float16's range: what lies near its ends is what a reader looks for."""
+"""float16's range in powers of two; the colours show how near its ends a value is."""
 
 
 def exponents(run: Any, kind: str = "activation_gradients") -> Figure:
@@ -26,11 +26,11 @@ def exponents(run: Any, kind: str = "activation_gradients") -> Figure:
     Blue is near the smallest number of float16, orange near its largest; black is infinite or NaN, white all zero.
 
     Args:
-        run: As `loops.views.plots` takes it.
+        run: A run, in any form that `loops.views.plots` takes.
         kind: Which tensors: "activations", "activation_gradients", "weight_gradients", "weights", "updates", "slots".
 
     Raises:
-        scaler.InvalidArgument: For what is no run, or a kind that was not measured.
+        scaler.InvalidArgument: If `run` is not a run, or `kind` was not measured.
         LoopError: Without matplotlib, or if the run measured no tensors.
     """
     found = as_recorded(run)

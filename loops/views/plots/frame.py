@@ -1,4 +1,4 @@
-"""What the plots have in common: how curves of any length are drawn, and what their legends say."""
+"""What the plots share: curves of any length, and legends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLUMNS = 2000
 
 
 def curve(axes: Any, run: Recorded, values: np.ndarray, **line: Any) -> None:
-    """Draws a value of each step; of a long run the extremes of each of 2,000 columns."""
+    """Draws a value over the steps; for a long run, the extremes in each of 2,000 columns."""
     if len(run) <= _COLUMNS:
         axes.plot(run.step, values, **line)
         return
@@ -25,7 +25,7 @@ def curve(axes: Any, run: Recorded, values: np.ndarray, **line: Any) -> None:
 
 
 def legend(axes: Any) -> None:
-    """Puts a legend above the axes where several things are named. A name may hold what looks like mathematics."""
+    """Puts a legend above the axes if several curves are named. Names are shown literally, not as math text."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         entries = axes.figure.legend(handles, labels, loc="outside upper left", ncols=3)
@@ -37,7 +37,7 @@ def needs(run: Recorded, *names: str) -> None:
     """Refuses a run without the columns that a plot shows.
 
     Raises:
-        LoopError: With what is missing.
+        LoopError: If all of these columns are missing or not finite.
     """
     if not any(np.isfinite(run.column(name)).any() for name in names):
         notes = " ".join(run.notes)

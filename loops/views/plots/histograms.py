@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def histogram(run: Any, tensor: str, step: int | None = None) -> Figure:
-    """The values of a tensor by exponent, within the range of the format that it was computed in.
+    """The values of a tensor by exponent, with the range of its format shaded.
 
     Args:
-        run: As `loops.views.plots` takes it.
-        tensor: Its name, such as "activation_gradients/dense_1".
-        step: The step; the nearest one with histograms is taken. Without it, the last.
+        run: A run, in any form that `loops.views.plots` takes.
+        tensor: The tensor's name, such as "activation_gradients/dense_1".
+        step: The step; the nearest one with histograms is shown (default: the last).
 
     Raises:
-        scaler.InvalidArgument: For what is no run, or a tensor that was not measured.
+        scaler.InvalidArgument: If `run` is not a run, or `tensor` was not measured.
         LoopError: Without matplotlib, or if the run has no histograms.
     """
     found = as_recorded(run)
@@ -55,9 +55,9 @@ def histogram(run: Any, tensor: str, step: int | None = None) -> Figure:
         narrow = limits.name == "float16"
         axes.set_xlim(min(seen.min(), low if narrow else seen.min()) - 2, max(seen.max(), high if narrow else 0) + 3)
         special = {"zero": observe.ZERO, "infinite": observe.INFINITY, "NaN": observe.NAN}
-        told = ", ".join(f"{name} {counts[one] / total:.2%}" for name, one in special.items() if counts[one])
+        shares = ", ".join(f"{name} {counts[one] / total:.2%}" for name, one in special.items() if counts[one])
         axes.set_title(f"{tensor}, step {at}", loc="left", parse_math=False)
-        axes.set_title(told, loc="right")
+        axes.set_title(shares, loc="right")
         axes.set_xlabel(f"exponent (shaded: the range of {limits.name}; orange: subnormal)")
         axes.set_ylabel("share of the values")
         return figure

@@ -25,14 +25,16 @@ def loss(*runs: Any) -> Figure:
     """The loss of each step, its moving mean, and marks where it was not finite.
 
     Args:
-        runs: One to six, as `loops.views.plots` takes them. Of several only the moving means are drawn.
+        runs: One to six runs, in any form that `loops.views.plots` takes. For several, only moving means are drawn.
 
     Raises:
-        scaler.InvalidArgument: For no run, more than six, or what is none.
+        scaler.InvalidArgument: For no run, more than six, or something that is not a run.
         LoopError: Without matplotlib, or if no loss is finite.
     """
     if not 0 < len(runs) <= len(_LOOKS):
-        raise scaler.InvalidArgument(f"loss: {len(runs)} runs: expected 1 to {len(_LOOKS)}, which can be told apart.")
+        raise scaler.InvalidArgument(
+            f"loss: {len(runs)} runs: expected 1 to {len(_LOOKS)}, so that curves stay distinct."
+        )
     found = [as_recorded(run) for run in runs]
     for run in found:
         needs(run, "loss")

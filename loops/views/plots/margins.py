@@ -1,4 +1,4 @@
-"""The octaves that are left before something overflows."""
+"""The headroom in octaves before something overflows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def headroom(run: Any) -> Figure:
-    """How often everything could double: gradients up to the critical scale, all else up to the format's largest.
+    """How often values could double: gradients up to the critical scale, others up to the format's largest number.
 
     Args:
-        run: As `loops.views.plots` takes it.
+        run: A run, in any form that `loops.views.plots` takes.
 
     Raises:
-        scaler.InvalidArgument: For what is no run.
-        LoopError: Without matplotlib, or if no headroom is known, which needs a trace with probes.
+        scaler.InvalidArgument: If `run` is not a run.
+        LoopError: Without matplotlib, or if the headroom is unknown: it needs a trace with probes.
     """
     found = as_recorded(run)
     lines = {

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 _MARKERS = {"OVERFLOW": "x", "LOSS": "+", "BACKWARD": "1", "UPDATE": "2", "TOO_LARGE": "3"}
 _NEAR = 2.0**12
-"""How far above the scale the critical scale is still drawn: of float32 it lies 100 octaves above."""
+"""The factor above the loss scale up to which the critical scale is drawn: in float32 it lies 100 octaves above."""
 
 
 def loss_scale(run: Any) -> Figure:
     """The loss scale, the largest one that would have been finite, and a mark for each skip, by its cause.
 
     Args:
-        run: As `loops.views.plots` takes it.
+        run: A run, in any form that `loops.views.plots` takes.
 
     Raises:
-        scaler.InvalidArgument: For what is no run.
+        scaler.InvalidArgument: If `run` is not a run.
         LoopError: Without matplotlib, or if the run has no loss scale.
     """
     found = as_recorded(run)

@@ -1,3 +1,3 @@
-"""One HTML file about one run or several: it needs nothing beside it, and opens without a network."""
+"""One HTML file about one or more runs: it needs no other file and no network."""
 
 from loops.views.report.write import write_report as write_report

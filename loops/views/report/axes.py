@@ -1,4 +1,4 @@
-"""Axes: where a value lies between 0 and 1, and the ticks with their labels."""
+"""Axes of a chart: they map values to [0, 1], and place ticks with labels."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Axis:
     """An axis.
 
     Attributes:
-        low: Where it begins, in the units of `of`.
-        high: Where it ends.
-        ticks: The place of each tick, from 0 to 1, with its label.
-        log: The base of the logarithm that values are put on it by, or 0.
+        low: The value at 0; its logarithm on a logarithmic axis.
+        high: The value at 1, likewise.
+        ticks: The position of each tick, in [0, 1], with its label.
+        log: The base of a logarithmic axis; 0 for a linear one.
     """
 
     low: float
@@ -28,7 +28,7 @@ class Axis:
     log: int = 0
 
     def of(self, values: np.ndarray) -> np.ndarray:
-        """Where values lie, from 0 to 1 and clipped to that; NaN where a value has no place."""
+        """Positions of values, clipped to [0, 1]; NaN for NaN, and on a logarithmic axis for values up to 0."""
         values = np.asarray(values, np.float64)
         if self.log:
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -37,14 +37,14 @@ class Axis:
 
 
 def steps_axis(first: int, last: int) -> Axis:
-    """The axis of steps, with few ticks: it has to fit a phone."""
+    """The axis of steps, with few ticks: it must fit a phone."""
     low, high = float(first), float(max(last, first + 1))
     ticks = [value for value in _round_values(low, high, 5) if value.is_integer()]
     return _placed(low, high, [(value, _count(value)) for value in ticks])
 
 
 def linear_axis(values: np.ndarray, floor: float | None = None) -> Axis:
-    """An axis around all finite values, down to `floor` where that is given."""
+    """An axis around all finite values, reaching down to `floor` if given."""
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     low = low if floor is None else min(low, floor)

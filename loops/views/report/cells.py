@@ -1,4 +1,4 @@
-"""The bytes of a heat map: exponents as cells, and histograms. `page.js` reads them."""
+"""The bytes of a heat map: cells that hold exponents, and histograms. `page.js` reads them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ ALL_ZERO, NOT_A_NUMBER, INFINITE = 1, 2, 3
 FIRST = 4
 """The byte of the lowest exponent of a cell."""
 LOWEST, HIGHEST = -123, 128
-"""Exponents that a cell holds; those beyond are put at the ends."""
+"""The range of exponents in a cell; others are clipped to it."""
 OCTAVES = 16
-"""A byte of a histogram holds shares down to 2^-16; a smaller one counts as that."""
+"""A byte of a histogram holds shares down to 2^-16; smaller ones are raised to that."""
 
 
 def cells_of(amax: np.ndarray) -> np.ndarray:
-    """A byte for each tensor: what its largest magnitude over some steps was.
+    """A byte for each tensor: its largest magnitude over some steps.
 
     Args:
         amax: Float32 [steps, tensors].
 
     Returns:
-        Uint8 [tensors]: the exponent, from `FIRST` on, or one of the three that are none.
+        Uint8 [tensors]: the exponent, offset by `FIRST`; or `ALL_ZERO`, `NOT_A_NUMBER` or `INFINITE`.
     """
     broken, infinite = np.isnan(amax).any(axis=0), np.isinf(amax).any(axis=0)
     largest = np.where(np.isfinite(amax), amax, 0.0).max(axis=0)
@@ -42,14 +42,14 @@ def histograms_of(measured: Measured, kept: np.ndarray, budget: int, run: Record
     """The histograms that fit, each a byte for the share of the values in each bin: 255 + 254 / `OCTAVES` * log2.
 
     Args:
-        measured: What was measured.
-        kept: Places of the tensors to show.
-        budget: Bytes of the text that they may take.
-        run: Of which the skips are shown first.
+        measured: The measured tensors of the run.
+        kept: Indices of the tensors to show.
+        budget: The most bytes of base64 text they may take.
+        run: The run. Histograms of its skipped steps are kept first.
 
     Returns:
-        `frames`, their steps; `bars`, uint8 [frames, tensors, bins + 3], of which the last three are the shares of
-        zeros, infinities and NaN; `low`, the exponent of the first bin; `bins`, how many.
+        `frames`, the steps with histograms; `bars`, uint8 [frames, tensors, bins + 3] in base64, where the last three
+        are the shares of zeros, infinities and NaN; `low`, the exponent of the first bin; `bins`, the number of bins.
     """
     numbers = measured.bin - observe.bin_of(0)
     inside = (measured.bin != observe.ZERO) & (measured.bin < observe.INFINITY)
@@ -57,7 +57,7 @@ def histograms_of(measured: Measured, kept: np.ndarray, budget: int, run: Record
         return {"frames": [], "bars": "", "low": 0, "bins": 0}
     low, high = max(int(numbers[inside].min()), -64), min(int(numbers[inside].max()), 63)
     bins = high - low + 1
-    # Three fourths of what base64 writes are bytes.
+    # base64 writes four characters for three bytes.
     room = max(1, int(budget * 0.75) // (len(kept) * (bins + 3)))
     frames = _chosen(measured.frames, run.step[run.skipped], room)
     place_of = np.full(len(measured.names), -1)
@@ -78,7 +78,7 @@ def histograms_of(measured: Measured, kept: np.ndarray, budget: int, run: Record
 
 
 def _chosen(frames: np.ndarray, skips: np.ndarray, room: int) -> np.ndarray:
-    """Frames that fit: half of them evenly, and those of the first skips."""
+    """Frames that fit: half of them evenly spaced, the rest at the first skips."""
     if len(frames) <= room:
         return frames
     even = frames[sampled(len(frames), max(1, room - room // 2))]
@@ -87,5 +87,5 @@ def _chosen(frames: np.ndarray, skips: np.ndarray, room: int) -> np.ndarray:
 
 
 def as_text(values: np.ndarray) -> str:
-    """Bytes as text that JSON holds."""
+    """Bytes as base64 text, for JSON."""
     return base64.b64encode(np.ascontiguousarray(values, np.uint8).tobytes()).decode("ascii")

@@ -1,4 +1,4 @@
-"""A chart: an SVG that stretches to any width, with labels beside it that keep their size."""
+"""A chart: an SVG that stretches to any width, with labels outside it that keep their size."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from loops.record.thin import Envelope, envelope
 from loops.views.report.axes import Axis
 
 _SIZE = 1000
-"""Units of an SVG in each direction. It is stretched, its lines are not."""
+"""Units of an SVG in each direction. The SVG is stretched; the width of its lines is not."""
 _EXACT = 1500
-"""Changes up to which a staircase is drawn as it is."""
+"""The most changes of a staircase that is drawn exactly."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Curve:
         label: For the legend; "" for none.
         x: Float [points], from 0 to 1.
         y: Float [points], from 0 to 1; NaN leaves a gap.
-        kind: The class that gives it its colour and dashes.
-        stairs: Whether it keeps each value until the next one.
+        kind: The CSS class for its colour and dashes.
+        stairs: Whether each value holds until the next one.
     """
 
     label: str
@@ -40,9 +40,9 @@ class Lane:
     """A strip below a chart with a mark for each of some steps.
 
     Attributes:
-        label: What they are.
+        label: What the marks stand for.
         x: Float [marks], from 0 to 1.
-        kind: The class that gives it its colour.
+        kind: The CSS class for its colour.
     """
 
     label: str
@@ -56,12 +56,12 @@ class Chart:
 
     Attributes:
         alt: What it shows, in words.
-        x: Of the steps.
-        y: Of the values.
-        grid: A path through the ticks.
-        level: A path along a horizontal line; "" for none.
-        lines: Of each its kind, its label and its path, the hindmost first.
-        lanes: The same of the strips below.
+        x: The axis of the steps.
+        y: The axis of the values.
+        grid: The SVG path of the grid lines.
+        level: The SVG path of a horizontal line; "" for none.
+        lines: The kind, label and SVG path of each curve, drawn in this order.
+        lanes: The kind, label and SVG path of each strip below.
     """
 
     alt: str
@@ -74,7 +74,7 @@ class Chart:
 
     @property
     def legend(self) -> list[tuple[str, str, str]]:
-        """The lines to name: none where there is only one."""
+        """The lines to name: none if there is only one."""
         named = [line for line in self.lines if line[1]]
         return named if len(named) > 1 else []
 
@@ -93,12 +93,12 @@ def chart(
 
     Args:
         alt: What it shows, in words.
-        y: Of the values.
-        x: Of the steps.
-        lines: What to draw, the hindmost first.
-        columns: How many points a curve may have; of longer ones the extremes of each column of pixels stay.
-        lanes: What to mark below, a mark for each column of pixels with a step in it.
-        level: A horizontal line, from 0 to 1.
+        y: The axis of the values.
+        x: The axis of the steps.
+        lines: The curves, drawn in this order.
+        columns: The most points of a curve; a longer one keeps the extremes of each column.
+        lanes: The strips below; steps in the same column share a mark.
+        level: The height of a horizontal line, from 0 to 1.
     """
     return Chart(
         alt,
@@ -112,7 +112,7 @@ def chart(
 
 
 def _marks(lane: Lane, columns: int) -> str:
-    # Each mark is at least as wide as a column, so that none is lost between them.
+    # Each mark is at least as wide as a column, so none is lost between them.
     places = np.unique((np.clip(lane.x, 0, 1) * columns).astype(np.int64))
     return "".join(f"M{round(_SIZE * place / columns, 1):g} 0V10" for place in places.tolist())
 
@@ -146,7 +146,7 @@ def _zigzag(found: Envelope, x: np.ndarray, columns: int) -> str:
         parts.append(f"{'M' if broken or not place else 'L'}{_along(at)} {_across(first)}")
         if high > low:
             parts.append(f"V{_across(second)}")
-    if len(found.x) == 1:  # A point alone would not be seen.
+    if len(found.x) == 1:  # A single point would be invisible.
         parts.append(f"h{_SIZE / 100:g}")
     return "".join(parts)
 

@@ -21,12 +21,12 @@ from loops.views.report.tables import cell
 
 
 def autopsy_of(run: Recorded, build: str | None, progress: Callable[[str], object]) -> Explanation | str:
-    """What `halfstep explain` says of a run, or why it says nothing.
+    """The explanation that `halfstep explain` gives for a run, or the reason why there is none.
 
     Args:
-        run: It has to be of a folder, with checkpoints or short enough to be taken again from its start.
-        build: As for `halfstep explain --build`.
-        progress: Called now and then with what is done.
+        run: A run with a folder, and with checkpoints unless it is short enough to run again from its start.
+        build: `MODULE:FUNCTION` that rebuilds the run's loop; None for a run of `halfstep train`.
+        progress: Called now and then with a text that says what is being done.
     """
     try:
         return explain(open_run(run.place, build), run=run.place, progress=progress)
@@ -39,9 +39,9 @@ class Section:
     """An autopsy on a page.
 
     Attributes:
-        said: A paragraph.
-        tried: The remedies.
-        magnitudes: Those along the model.
+        said: The text of the autopsy.
+        tried: The remedies that were tried.
+        magnitudes: The largest values of each layer.
     """
 
     said: str
@@ -50,14 +50,14 @@ class Section:
 
 
 def section(run: Recorded, found: Digest, autopsy: Explanation | str | None) -> Section | None:
-    """What it found, why it could not be made, or the command for it; None without trouble."""
+    """The autopsy's findings, why there are none, or the command for it; None if nothing went wrong."""
     if autopsy is None:
         return _suggested(run, found)
     if isinstance(autopsy, str):
         return Section(f"This run cannot be explained: {autopsy}")
     tried = magnitudes = None
     if autopsy.remedies:
-        # What did not help is nothing to do.
+        # A remedy that did not help is not worth advising.
         rows = [[one.name, _did(one), one.advice if one.helps else one.why_not or ""] for one in autopsy.remedies]
         tried = Table(["tried", "the step", "to do"], rows)
     if autopsy.magnitudes:

@@ -20,9 +20,9 @@ from loops.views.report.chart import Chart, Curve, Lane, chart
 from loops.views.report.tables import of_skips, of_steps
 
 _SMOOTH = 50
-"""The moving mean goes over one in so many parts of a run."""
+"""The moving mean spans a run's length divided by this."""
 _LINES = 6
-"""Runs that one figure shows: so many colours can be told apart."""
+"""The most runs in one figure: no more colours are distinct."""
 _SAID = {
     "OVERFLOW": "the scaled gradients overflowed",
     "LOSS": "the loss was not finite",
@@ -38,10 +38,10 @@ class Figure:
     """A figure of a report.
 
     Attributes:
-        heading: Above it.
+        heading: The heading above the chart.
         drawn: The chart.
         said: The caption.
-        numbers: The tables behind it, each with its heading; "" for none.
+        numbers: The tables of its values, each with its heading; "" for no heading.
     """
 
     heading: str
@@ -51,7 +51,7 @@ class Figure:
 
 
 def loss_chart(run: Recorded, columns: int) -> Figure | None:
-    """The loss of each step, its moving mean, and where it was not finite; None where the run has none."""
+    """The loss of each step, its moving mean, and where it was not finite; None if the run records no loss."""
     if "loss" not in run.columns:
         return None
     loss = run.column("loss")
@@ -81,7 +81,7 @@ def scale_chart(run: Recorded, columns: int) -> Figure | None:
     if "loss_scale" not in run.columns:
         return None
     x, fits = steps_axis(int(run.step[0]), int(run.step[-1])), run.critical
-    # Of float32 a critical scale may lie 100 octaves above: the axis is that of the scale.
+    # In float32 the critical scale may lie 100 octaves above the loss scale, which sets the axis.
     usual = scale[np.isfinite(scale) & (scale > 0)]
     near = fits[fits < 2.0**12 * usual.max(initial=1.0)]
     y = octave_axis(np.concatenate([usual, near]))
@@ -97,8 +97,8 @@ def scale_chart(run: Recorded, columns: int) -> Figure | None:
         f", from {number(float(usual[0]))} to {number(float(usual[-1]))}" if len(usual) else ""
     )
     skipped = int(run.skipped.sum())
-    told = f"{amount(skipped, 'step')} {agreeing(skipped, 'was', 'were')} skipped: {counts}"
-    alt += f"; {told if counts else 'no step was skipped'}."
+    count = f"{amount(skipped, 'step')} {agreeing(skipped, 'was', 'were')} skipped: {counts}"
+    alt += f"; {count if counts else 'no step was skipped'}."
     causes = [Markup("<b>{}</b>, {}").format(cause, _SAID.get(cause, "another cause")) for cause in run.causes]
     marks = Markup(" Below it a mark for each skipped step: {}.").format(Markup("; ").join(causes))
     said = Markup("The loss scale, as a power of two.") + (marks if counts else " No step was skipped.")
@@ -109,7 +109,7 @@ def scale_chart(run: Recorded, columns: int) -> Figure | None:
 
 
 def headroom_chart(run: Recorded, columns: int) -> Figure | None:
-    """The octaves that are left: of gradients up to the critical scale, of all else up to the format's largest."""
+    """The headroom in octaves: gradients up to the critical scale, others up to the format's largest number."""
     gradients, others = run.margin, np.where(np.isposinf(run.column("headroom")), np.nan, run.column("headroom"))
     known = [values[np.isfinite(values)] for values in (gradients, others)]
     if not sum(map(len, known)):
@@ -133,7 +133,7 @@ def headroom_chart(run: Recorded, columns: int) -> Figure | None:
     return Figure("Headroom, in octaves", drawn, said, numbers)
 
 
-def beside_charts(runs: Sequence[Recorded], columns: int) -> list[Figure]:
+def side_by_side(runs: Sequence[Recorded], columns: int) -> list[Figure]:
     """Loss and loss scale of several runs, each in one figure."""
     shown = [run for run in runs if "loss" in run.columns][:_LINES]
     x = steps_axis(min(int(run.step[0]) for run in runs), max(int(run.step[-1]) for run in runs))
@@ -163,7 +163,7 @@ def beside_charts(runs: Sequence[Recorded], columns: int) -> list[Figure]:
         numbers = [(run.name, of_steps(run, [("loss scale", run.column("loss_scale"))])) for run in shown]
         drawn = chart(f"Loss scale of {len(shown)} runs over their steps.", y, x, lines, columns=columns)
         parts.append(
-            Figure("Loss scale, side by side", drawn, f"Runs of the same scale cover each other.{left_out}", numbers)
+            Figure("Loss scale, side by side", drawn, f"Curves of equal scales cover each other.{left_out}", numbers)
         )
     return parts
 

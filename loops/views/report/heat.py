@@ -31,9 +31,9 @@ class HeatMap:
 
     Attributes:
         alt: What it shows, in words.
-        data: For the script.
+        data: The data that the script draws.
         said: The caption.
-        numbers: The table behind it.
+        numbers: The table of its values.
     """
 
     alt: str
@@ -43,12 +43,12 @@ class HeatMap:
 
 
 def heat_map(run: Recorded, columns: int, budget: int) -> HeatMap | None:
-    """The map of a run; None where nothing was measured.
+    """The heat map of a run; None if no tensor was measured.
 
     Args:
         run: The run.
-        columns: How many columns it may have.
-        budget: Bytes that its histograms may take.
+        columns: The most columns of the map.
+        budget: The most bytes of its histograms.
     """
     measured = run.tensors
     if measured is None or not len(measured.step):
@@ -76,7 +76,7 @@ def heat_map(run: Recorded, columns: int, budget: int) -> HeatMap | None:
 
 
 def _kept(measured: Measured) -> np.ndarray:
-    """Places of the tensors to show, in their order: where there are too many, those nearest to an overflow."""
+    """Indices of the tensors to show, in order: if there are too many, those nearest to overflow."""
     if len(measured.names) <= _TENSORS:
         return np.arange(len(measured.names))
     with np.errstate(invalid="ignore"):

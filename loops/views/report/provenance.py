@@ -1,4 +1,4 @@
-"""What a report was made from and on, and the commands that make it again."""
+"""The runs, versions and machine behind a report, and the commands that make it again."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _NAMES = {
 
 
 def made(runs: Sequence[Recorded], arguments: Sequence[str]) -> tuple[list[tuple[str, str]], str]:
-    """The machine and the versions by what they are of, and the commands.
+    """The versions and machine of each run and of this report, and the commands that make it again.
 
     Args:
-        runs: What the report is about.
-        arguments: Those of `halfstep` that make it again.
+        runs: The runs in the report.
+        arguments: The arguments of `halfstep` that make the report again.
     """
     facts = list({run.name: _of_run(run) for run in runs}.items())
     this = (
@@ -58,8 +58,8 @@ def training_command(run: Recorded) -> str:
 
 
 def _of_run(run: Recorded) -> str:
-    told = [f"{said} {_spelled(run.versions[name])}" for name, said in _NAMES.items() if name in run.versions]
-    return ", ".join(told) or "does not say what it ran with: halfstep train and loops.Checkpoint write it"
+    known = [f"{said} {_spelled(run.versions[name])}" for name, said in _NAMES.items() if name in run.versions]
+    return ", ".join(known) or "does not record its versions: halfstep train and loops.Checkpoint do"
 
 
 def _spelled(value: Any) -> str:

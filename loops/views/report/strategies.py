@@ -1,4 +1,4 @@
-"""The table of strategies: what each run had for its scale, and what became of it."""
+"""The table of strategies: the strategy of each run, and its results."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _HEADS = (
     "final loss",
     "score",
 )
-_BESIDE = 4
-"""Runs up to which each is a column."""
+_AS_COLUMNS = 4
+"""The most runs that are shown as columns rather than rows."""
 
 
 def strategies_table(runs: Sequence[Recorded], digests: Sequence[Digest]) -> Table:
-    """A row for each run, or a column where they are few."""
+    """A row for each run, or a column if there are few."""
     rows = [_row(run, found) for run, found in zip(runs, digests, strict=True)]
-    # A few runs stand side by side, which also fits a phone.
-    turned = len(rows) <= _BESIDE
+    # A few columns fit a phone, too.
+    turned = len(rows) <= _AS_COLUMNS
     lines = [list(line) for line in zip(_HEADS, *rows, strict=True)] if turned else [list(_HEADS), *rows]
     return Table(lines[0], lines[1:])
 
 
 def replayed_table(run: Recorded) -> Table | None:
-    """What other strategies would have done on a run's steps; None where nobody replayed it."""
+    """What other strategies would have done on a run's steps; None if the run was not replayed."""
     if not run.replayed:
         return None
     rows = [

@@ -1,4 +1,4 @@
-"""Tables of a report: the numbers behind each figure."""
+"""Tables of a report: the values of each figure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from loops.record.thin import sampled
 from loops.support.pages import Table
 
 _ROWS = 24
-"""Rows of a table of steps."""
+"""The most rows of a table of steps."""
 _SKIPS = 60
-"""Rows of a table of skips."""
+"""The most rows of a table of skips."""
 NONE = "\u2013"
 _INFINITY = "\u221e"
 
@@ -39,7 +39,7 @@ def of_steps(run: Recorded, columns: Sequence[tuple[str, np.ndarray]]) -> Table:
 
 
 def of_skips(run: Recorded) -> list[Table]:
-    """The skipped steps, the first and the last where there are many; no table where there is none."""
+    """A table of the skipped steps, only the first and the last if there are many; none if no step was skipped."""
     places = np.flatnonzero(run.skipped).tolist()
     if not places:
         return []

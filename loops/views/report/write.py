@@ -1,4 +1,4 @@
-"""A report as one file."""
+"""Writes a report to one file."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from loops.support.errors import LoopError
 from loops.support.pages import render
 from loops.support.written.place import as_path, writing
 from loops.views.report.explanations import autopsy_of, section
-from loops.views.report.figures import beside_charts, headroom_chart, loss_chart, scale_chart
+from loops.views.report.figures import headroom_chart, loss_chart, scale_chart, side_by_side
 from loops.views.report.heat import heat_map
 from loops.views.report.provenance import made
 from loops.views.report.strategies import replayed_table, strategies_table
 
 MOST = 1_000_000
-"""Bytes of a report."""
+"""The most bytes of a report."""
 _COLUMNS = 600
-"""Points of a curve: about as many as a page has pixels."""
+"""The most points of a curve: about as many as a page is pixels wide."""
 _CELLS = 240
-"""Columns of a heat map."""
+"""The most columns of a heat map."""
 _HISTOGRAMS = 400_000
-"""Bytes of all histograms."""
+"""The most bytes of all histograms."""
 
 
 def write_report(
@@ -38,23 +38,23 @@ def write_report(
     arguments: Sequence[str] | None = None,
     progress: Callable[[str], object] = lambda text: None,
 ) -> int:
-    """Writes one HTML file about some runs, of at most 1 MB, that opens offline.
+    """Writes one HTML file about some runs, at most 1 MB, that opens offline.
 
     Args:
-        runs: Each as `loops.views.plots` takes it: the folder of a run, its trace, or arrays.
-        out: The file. Missing folders are created.
-        explain: Whether to take skips that tell of trouble again, as `halfstep explain` does; it takes from seconds to
-            minutes.
-        build: As for `halfstep explain --build`.
-        arguments: The arguments of `halfstep` that make the report again, to be shown in it.
-        progress: Called now and then with what is done.
+        runs: The runs, each in any form that `loops.views.plots` takes: a folder, a trace, or arrays.
+        out: The file to write. Missing folders are created.
+        explain: Whether to run the step that went wrong again, as `halfstep explain` does; it takes from seconds to
+            minutes for each run.
+        build: For `explain`: `MODULE:FUNCTION` that rebuilds a run's loop; None for runs of `halfstep train`.
+        arguments: The arguments of `halfstep` that make the report again, shown in it.
+        progress: Called now and then with a text that says what is being done.
 
     Returns:
         The size of the file in bytes.
 
     Raises:
-        scaler.InvalidArgument: For no run, or something that is none.
-        LoopError: If a run has no step that can be read, or there are more runs than fit a table.
+        scaler.InvalidArgument: For no run, or something that is not a run.
+        LoopError: If a run has no readable step, or there are too many runs for one file.
         NotWritable: If the file cannot be written.
     """
     path = as_path("report", "out", out)
@@ -84,7 +84,7 @@ def write_report(
 
 
 def _ways(runs: int) -> Iterator[tuple[int, float]]:
-    """How many runs to show with figures of their own, and in what detail: the fullest first."""
+    """How many runs get their own figures, and in what detail: the fullest first."""
     yield from ((runs, detail) for detail in (1.0, 0.5, 0.25, 0.1))
     while runs:
         runs //= 2
@@ -92,7 +92,7 @@ def _ways(runs: int) -> Iterator[tuple[int, float]]:
 
 
 def _named(runs: list[Recorded]) -> list[Recorded]:
-    """The runs with names of their own, as far as their places tell them apart."""
+    """The runs with distinct names, as far as their places differ."""
     names = [run.name for run in runs]
     return [
         run if names.count(run.name) == 1 else dataclasses.replace(run, name=run.place or f"{run.name} {place}")
@@ -118,7 +118,7 @@ def _page(
         title=f"Halfstep report: {runs[0].name}" if len(runs) == 1 else f"Halfstep report: {len(runs)} runs",
         sentences=[sentence(*pair) for pair in zip(runs, digests, strict=True)],
         strategies=strategies_table(runs, digests),
-        beside=beside_charts(runs, columns) if len(runs) > 1 else [],
+        side_by_side=side_by_side(runs, columns) if len(runs) > 1 else [],
         runs=[
             {
                 "name": run.name,

@@ -1,4 +1,4 @@
-"""The course of a run so far, as a watcher sees it."""
+"""The progress of a running run, read from its files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from loops.record.run import Recorded
 from loops.views.watch.tail import LogTail, TraceTail
 
 HISTORY = 2000
-"""Steps that are kept for the small curves."""
+"""Steps kept for the small curves."""
 
 _LOOKS = 20
-"""Looks that the rate is measured over."""
+"""Reads that the rate is measured over."""
 
 
 class LiveRun:
@@ -29,19 +29,19 @@ class LiveRun:
 
     Args:
         place: The run's folder.
-        clock: Tells seconds.
+        clock: Returns the time in seconds.
 
     Attributes:
         step: The last step, 0 before the first.
-        attempted: How many steps took a decision.
+        attempted: How many steps applied or skipped an update.
         skips: How many of them were skipped, by cause.
         last_skip: The last skipped step, or 0.
-        loss: The last ones.
-        scale: The last loss scales.
-        margin: Of the last steps the octaves up to the critical scale, where there is a trace of tensors.
-        rate: Steps a second over the last looks that saw new ones; NaN before there were two.
-        quiet: Seconds since there was a new step.
-        summary: What the run says at its end, or None.
+        loss: The losses of the last steps.
+        scale: The loss scales of the last steps.
+        margin: The octaves up to the critical scale of the last steps; empty without a trace of tensors.
+        rate: Steps per second over the last reads with new steps; NaN before there were two.
+        quiet: Seconds since the last new step.
+        summary: The summary that the run writes at its end; None before.
     """
 
     def __init__(self, place: pathlib.Path, clock: Callable[[], float] = time.monotonic):
@@ -62,7 +62,7 @@ class LiveRun:
         self.margin: collections.deque[float] = collections.deque(maxlen=HISTORY)
 
     def look(self) -> bool:
-        """Reads what is new, and says whether there was any.
+        """Reads what is new, and returns whether there are new steps.
 
         Raises:
             LoopError: If the folder has several logs or traces, and none has the usual name.
@@ -77,18 +77,18 @@ class LiveRun:
                 self._seen.clear()
             self._seen.append((now, self.step))
             (start, first), (end, last) = self._seen[0], self._seen[-1]
-            # Steps come in visits, so that two looks alone would tell little.
+            # Steps arrive in bursts, one for each visit, so the rate between two reads alone means little.
             self.rate = (last - first) / (end - start) if end > start else math.nan
             self._moved = now
         self.quiet = now - self._moved
-        # `halfstep train` writes it when a run has ended, and takes it away when one begins.
+        # `halfstep train` writes it when a run ends, and removes it when one begins.
         self.summary = read_summary(self._place)
         return self.step != before
 
     def _open(self) -> None:
         trace, log = files_of(self._place)
         if log is not None and self._log is None:
-            # Until now the trace alone told of the steps.
+            # Until now the steps came from the trace alone.
             self._start()
             self._log = LogTail(log)
             if self._trace:
@@ -97,12 +97,12 @@ class LiveRun:
             self._trace = TraceTail(trace)
 
     def _read(self, tail: LogTail | TraceTail, main: bool) -> None:
-        found, anew = tail.more()
+        found, from_start = tail.more()
         if found is None or not len(found.step):
             return
-        if main and (anew or found.step[0] <= self.step):
-            # A run that resumes cuts its files off.
-            if not anew:
+        if main and (from_start or found.step[0] <= self.step):
+            # A run that resumes truncates its files.
+            if not from_start:
                 tail.rewind()
                 found, _ = tail.more()
                 assert found is not None
@@ -110,7 +110,7 @@ class LiveRun:
         run = Recorded("", "", found.step, found.columns, found.cause)
         if main:
             self._count(run, found)
-        elif anew:
+        elif from_start:
             self.margin.clear()
         margin = run.margin
         self.margin.extend(margin[~np.isnan(margin)].tolist())

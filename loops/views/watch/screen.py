@@ -1,4 +1,4 @@
-"""The course of a run as text: one line for a pipe, a few for a terminal."""
+"""The progress of a run as text: one line for a pipe, a few for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loops.views.watch.progress import LiveRun
 
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=*#"
 _SLOW = 30.0
-"""Seconds without a new step that are worth a word."""
+"""Seconds without a new step after which the panel says so."""
 
 
 def line(course: LiveRun) -> str:
@@ -38,10 +38,10 @@ def panel(course: LiveRun, name: str, width: int, *, blocks: bool) -> rich.text.
     """The state in a few lines, with small curves.
 
     Args:
-        course: What is known.
-        name: Of the run.
+        course: The run so far.
+        name: The run's name.
         width: Columns of the terminal.
-        blocks: Whether it shows letters beyond ASCII.
+        blocks: Whether the terminal shows characters beyond ASCII.
     """
     text = rich.text.Text(no_wrap=True, overflow="ellipsis")
     text.append(name, "bold")
@@ -68,7 +68,7 @@ def panel(course: LiveRun, name: str, width: int, *, blocks: bool) -> rich.text.
 
 
 def spark(values: Iterable[float], width: int, *, blocks: bool) -> str:
-    """A curve of one line, from the lowest to the highest of the values; a blank where none is finite."""
+    """A curve in one line of text, from the lowest to the highest value; a blank where no value is finite."""
     marks = _BLOCKS if blocks else _ASCII
     found = np.array(list(values), np.float64)
     parts = np.array_split(found, min(width, len(found))) if len(found) else []

@@ -1,4 +1,4 @@
-"""What was added to a file since it was last looked at."""
+"""Reads what was appended to a file since the last read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from loops.record.trace_columns import columns_of
 
 
 class Tail:
-    """Reads a file piece by piece, and from its beginning again where it was cut off or replaced.
+    """Reads a file piece by piece, and again from the start if it was truncated or replaced.
 
     Args:
-        path: It may be missing as yet.
+        path: The file, which may not exist yet.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -25,11 +25,11 @@ class Tail:
         self._file = (0, 0)
 
     def rewind(self) -> None:
-        """Has the next look begin at the file's beginning."""
+        """Makes the next read begin at the start of the file."""
         self._end = 0
 
     def more(self) -> tuple[bytes, bool]:
-        """What is new, and whether it begins at the file's beginning. A read moves nothing: `take` does."""
+        """The new bytes, and whether they begin at the start of the file. Only `take` advances the position."""
         try:
             with self.path.open("rb") as file:
                 found = os.fstat(file.fileno())
@@ -43,7 +43,7 @@ class Tail:
             return b"", True
 
     def take(self, size: int) -> None:
-        """Counts so many bytes as read."""
+        """Marks the next `size` bytes as read."""
         self._end += size
 
 
@@ -56,43 +56,43 @@ class LogTail:
         self._header = b""
 
     def rewind(self) -> None:
-        """Has the next look begin at the file's beginning."""
+        """Makes the next read begin at the start of the file."""
         self._tail.rewind()
 
     def more(self) -> tuple[Log, bool]:
-        """The new steps, and whether they begin at the file's beginning. A line without an end waits for it."""
-        data, anew = self._tail.more()
+        """The new steps, and whether they begin at the start of the file. An incomplete line waits for its end."""
+        data, from_start = self._tail.more()
         whole = data[: data.rfind(b"\n") + 1]
         self._tail.take(len(whole))
-        if self._comma and anew:
+        if self._comma and from_start:
             self._header = whole[: whole.find(b"\n") + 1]
         elif self._comma:
             whole = self._header + whole
-        return columns_in(whole.decode("utf-8", errors="replace").splitlines(), comma=self._comma), anew
+        return columns_in(whole.decode("utf-8", errors="replace").splitlines(), comma=self._comma), from_start
 
 
 class TraceTail:
-    """The steps that were added to a trace. A message that is not whole waits for its end."""
+    """The steps that were added to a trace. An incomplete message waits for its end."""
 
     def __init__(self, path: pathlib.Path):
         self._tail = Tail(path)
         self._opening = b""
 
     def rewind(self) -> None:
-        """Has the next look begin at the file's beginning."""
+        """Makes the next read begin at the start of the file."""
         self._tail.rewind()
 
     def more(self) -> tuple[Log | None, bool]:
-        """The new steps, None before there is a whole schema, and whether they begin at the file's beginning."""
-        data, anew = self._tail.more()
-        if anew:
+        """The new steps, None before the schema is complete, and whether they begin at the start of the file."""
+        data, from_start = self._tail.more()
+        if from_start:
             self._opening = b""
         found = contents(self._opening + data)
         if found.schema is None or read_tensors(found.schema) is None:
-            return None, anew
+            return None, from_start
         self._tail.take(found.end - len(self._opening))
         self._opening = self._opening or data[: next(whole_messages(data)).end]
         pa = arrow()
         table = pa.Table.from_batches(found.batches, found.schema)
         steps = [kind == STEP for kind in table["kind"].to_pylist()]
-        return columns_of(table.filter(pa.array(steps, pa.bool_()))), anew
+        return columns_of(table.filter(pa.array(steps, pa.bool_()))), from_start

@@ -1,4 +1,4 @@
-"""Follows a run until it ends, or until the watcher does."""
+"""Follows a run until it ends or the watcher stops."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from loops.views.watch.progress import LiveRun
 from loops.views.watch.screen import line, panel
 
 _POLL = 0.5
-"""Seconds between two looks."""
+"""Seconds between two reads."""
 _LINE = 10.0
-"""Seconds between two lines where nothing is redrawn."""
+"""Seconds between two lines of output without a terminal."""
 
 
 def watch(
     run: str | os.PathLike, console: rich.console.Console | None = None, sleep: Callable[[float], object] = time.sleep
 ) -> None:
-    """Shows a run that another process trains, until it has ended, or for ever where it does not say so.
+    """Shows a run that another process trains, until its summary says that it has ended, or for ever.
 
     It reads the log and the trace that the run appends to, and writes nothing. On a terminal it redraws a few lines;
-    elsewhere it prints a line at times, and one at the end.
+    elsewhere it prints a line every ten seconds, and one at the end.
 
     Args:
-        run: The folder of the run, which may be empty as yet.
-        console: Where to; standard output if not given.
-        sleep: Waits so many seconds.
+        run: The folder of the run, which may still be empty.
+        console: The console to write to (default: standard output).
+        sleep: Waits for a number of seconds.
 
     Raises:
         scaler.InvalidArgument: If there is no such folder.
-        LoopError: If it holds several logs or traces, and none has the usual name.
+        LoopError: If the folder holds several logs or traces and none has the usual name.
     """
     place = check_run(run, hint=", once the run was started")
     console = console or rich.console.Console()

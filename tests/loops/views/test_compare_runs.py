@@ -125,7 +125,10 @@ def test_a_run_that_lost_batches_is_not_blamed_for_its_batches(tmp_path, error, 
     row = by_name(found)["activations/dense"]
     assert (row.of_batches[0] > 0.1, row.of_batches[1], row.hidden) == (True, 0.0, closer is None)
     if closer is None:
-        assert "cannot be told: in 4 of 4 values one run is farther from true by no more than" in found.sentence
+        assert (
+            "Cannot tell which is closer to float32 (true): in 4 of 4 values one run is farther from true by no more"
+            in found.sentence
+        )
 
 
 def test_a_run_that_lost_batches_may_be_the_closer_one(tmp_path):
@@ -153,13 +156,13 @@ def test_micro_batches_count_with_their_windows():
     [
         ({"loss": [1.0, 2.0, 3.0]}, "does not record which steps were applied"),
         ({"loss": [1.0, 2.0], "step": [1, 3], "applied": [1, 1]}, "does not record every step from the first on"),
-        ({"loss": [1.0] * 3, "applied": [1, np.nan, 1]}, "does not record of every step whether it was applied"),
+        ({"loss": [1.0] * 3, "applied": [1, np.nan, 1]}, "does not record for every step whether it was applied"),
     ],
 )
 def test_what_does_not_tell_its_updates_is_aligned_by_steps(other, why):
     found = loops.observe.compare({"loss": [1.0, 2.0, 3.0], "applied": [0, 1, 1]}, other)
     assert (found.by, found.lost) == ("step", (1, None))
-    assert f"aligned by step, not by applied update: arrays 2 {why}, so that" in found.sentence
+    assert f"aligned by step, not by applied update: arrays 2 {why}, so its updates cannot be counted" in found.sentence
     assert found.steps == len(other["loss"])
 
 
@@ -202,7 +205,9 @@ def test_runs_of_one_name_are_told_apart_by_their_places(tmp_path):
 
 
 def test_a_reference_that_is_not_float32_is_refused(three):
-    with pytest.raises(scaler.InvalidArgument, match="nothing says that it computed in float32"):
+    with pytest.raises(
+        scaler.InvalidArgument, match="a reference must compute in float32 throughout, and nothing says so"
+    ):
         loops.observe.compare(three[1], three[2], three[0])
 
 
@@ -220,7 +225,7 @@ def test_without_a_trace_the_losses_are_compared(tmp_path):
     (other / "summary.json").write_text('{"policy": "float32"}')
     found = loops.observe.compare(one, other)
     assert found.reference == "other"
-    assert "Without a trace" in found.sentence
+    assert "Only their losses were compared, since not both have a trace" in found.sentence
     assert all("loops.Trace(" in note for note in found.notes)
 
 
@@ -270,8 +275,8 @@ def test_a_parting_that_no_rounding_makes_is_put_down_to_something_else(tmp_path
     other = write_run(tmp_path / "other", skips=(), amax=growing(1.0, 17))
     found = loops.observe.compare(base, other, true)
     assert found.at_once
-    assert "the same to the last bit, in the same formats and at the same loss scale, so that" in found.sentence
-    assert "in 3 of 4 values, which tells nothing of their arithmetic." in found.sentence
+    assert "equal to the last bit, in the same formats and at the same loss scale, so something" in found.sentence
+    assert "in 3 of 4 values, which says nothing about their arithmetic." in found.sentence
     by_rounding = write_run(
         tmp_path / "by_rounding", skips=(), amax=lambda s, p: growing(2**-9, 9)(s, p) * (1 + (s > 20))
     )
@@ -290,8 +295,10 @@ def test_settings_that_the_runs_say_are_compared(tmp_path, three):
         (run / "summary.json").write_text(json.dumps({"policy": run.name, "learning_rate": rate, "seed": 3}))
     found = loops.observe.compare(near, far, true)
     assert found.settings == ("learning_rate is 0.1 and 0.2",)
-    assert "They were set up differently: learning_rate is 0.1 and 0.2. What differs is of that, too." in found.sentence
-    assert "in 3 of 4 values, which tells nothing of their arithmetic." in found.sentence
+    assert (
+        "They were set up differently: learning_rate is 0.1 and 0.2. Some differences come from that." in found.sentence
+    )
+    assert "in 3 of 4 values, which says nothing about their arithmetic." in found.sentence
 
 
 @pytest.mark.slow
