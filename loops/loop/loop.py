@@ -36,6 +36,7 @@ from loops.loop.unseen import UnseenLosses
 from loops.loop.visit import Action, Visit
 from loops.loop.workers.meeting import meet
 from loops.loop.workers.workers import Workers
+from loops.loop.zero_gradients import ZeroGradients
 from loops.support.batches import bad_batch
 from loops.support.checks import check_count
 from loops.support.errors import OutOfData
@@ -120,6 +121,7 @@ class Loop:
         self._contradicted = False
         self._looked_at: tuple[tf.types.experimental.ConcreteFunction, StepResources] | None = None
         self._unseen = UnseenLosses()
+        self._zero_gradients = ZeroGradients()
         loss_scaler = getattr(train_step, "loss_scaler", None)
         self.train_step = train_step
         train_step = taking_batches(train_step, dataset.element_spec)
@@ -341,10 +343,12 @@ class Loop:
         return call
 
     def _check_scalers(self, visit: Visit, call: CallResult) -> None:
-        """Raises if a loss scaler is stuck; warns of a non-finite loss, and of outputs that contradict the scalers."""
+        """Raises if a loss scaler is stuck; warns of a non-finite loss, zero gradients, and contradicting outputs."""
         if call.contradiction and not self._contradicted:
             self._contradicted = True
             warnings.warn(call.contradiction, UserWarning, stacklevel=3)
+        if zero := self._zero_gradients.sentence(visit):
+            warnings.warn(zero, scaler.ScaleWarning, stacklevel=3)
         scalers = [one for one, _ in call.readings]
         unseen = self._unseen.first(visit)
         # With several scalers it is unknown whose loss it is. A step that contradicted its scaler may be wrong again.

@@ -8,12 +8,14 @@ is. Both are intended. A run may occasionally skip for other reasons, when its g
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from loops.loop.unseen import of_applied
+from loops.loop.zero_gradients import MANY, in_a_row
 from loops.record.columns import cause_name
 from loops.support.text import agreeing
 
@@ -36,13 +38,16 @@ class Health:
 
     Attributes:
         step: The step to look at: where the last problem began, or the last skip; None for a log without skips.
-        healthy: Whether every skip is harmless, and the loss of every applied step is finite.
+        healthy: Whether every skip is harmless, the loss of every applied step is finite, and the last gradients are
+            not zero.
         skips: The number of skipped steps.
         at_start: How many of them came before the first applied step.
         steps: The number of steps.
         of_growth: How many of the skips followed a growth of the scale, and undid it.
         moved: The number of applied steps, including their micro-batches.
         unseen: How many of them have a loss that is not finite.
+        zeros: How many of the last applied steps have a gradient norm of exactly 0 and a loss that is not; 0 if they
+            are few.
         later: The skips after `step` without an applied step between, only those that a high scale does not explain if
             there are any of these.
         often: If the other skips are too many: their number and that of all steps, in the second half; else None.
@@ -56,6 +61,7 @@ class Health:
     of_growth: int = 0
     moved: int = 0
     unseen: int = 0
+    zeros: int = 0
     later: tuple[int, ...] = ()
     often: tuple[int, int] | None = None
 
@@ -64,8 +70,8 @@ def health(rows: Sequence[Mapping[str, Any]]) -> Health:
     """Judges a run by the rows of its log.
 
     Args:
-        rows: The rows in the order of the steps, with "step", "applied", "loss" and, for a `TrainStep`, "attempted" and
-            "cause".
+        rows: The rows in the order of the steps, with "step", "applied", "loss" and, for a `TrainStep`, "attempted",
+            "grad_norm" and "cause".
     """
     moved, unseen = _of_applied([row for row in rows if "applied" in row])
     attempts = [row for row in rows if row.get("attempted", True) and "applied" in row]
@@ -84,9 +90,12 @@ def health(rows: Sequence[Mapping[str, Any]]) -> Health:
     later = _later(bad[-1], step) if bad else ()
     if unseen and not bad:
         step = unseen[-1]
+    zeros, since = _zeros(attempts)
+    if zeros and not unseen and (not bad or bad[-1][-1]["step"] < since):
+        step, later = since, ()
     skips = sum(len(streak) for streak in streaks)
-    healthy = not bad and not unseen
-    return Health(step, healthy, skips, at_start, len(rows), len(grown), moved, len(unseen), later, often)
+    healthy = not bad and not unseen and not zeros
+    return Health(step, healthy, skips, at_start, len(rows), len(grown), moved, len(unseen), zeros, later, often)
 
 
 def _of_applied(rows: Sequence[Mapping]) -> tuple[int, list[int]]:
@@ -144,6 +153,17 @@ def _telling(streak: Sequence[Mapping]) -> Mapping:
     return next((row for row in streak if cause_name(row.get("cause")) not in _MEANT), streak[0])
 
 
+def _zeros(attempts: Sequence[Mapping]) -> tuple[int, int]:
+    """The number of applied steps at the end with zero gradients, and the first of them; 0 and 0 if they are few."""
+    applied = [row for row in attempts if row["applied"]]
+    norms, losses = (
+        np.array([math.nan if row.get(name) is None else row[name] for row in applied])
+        for name in ("grad_norm", "loss")
+    )
+    count = in_a_row(np.ones(len(applied), bool), norms, losses)
+    return (count, applied[-count]["step"]) if count >= MANY else (0, 0)
+
+
 def _later(streak: Sequence[Mapping], step: int | None) -> tuple[int, ...]:
     rest = [row for row in streak if step is not None and row["step"] > step]
     strange = [row for row in rest if cause_name(row.get("cause")) not in _MEANT]
@@ -169,7 +189,7 @@ def in_words(found: Health) -> str:
 
 def what_is_wrong(found: Health) -> str:
     """What is wrong with a run as a whole; empty if only individual skips are."""
-    return " ".join(part for part in (too_often(found), unseen_losses(found)) if part)
+    return " ".join(part for part in (too_often(found), unseen_losses(found), zero_gradients(found)) if part)
 
 
 def unseen_losses(found: Health) -> str:
@@ -178,6 +198,16 @@ def unseen_losses(found: Health) -> str:
         return ""
     steps = f"{found.unseen:,} of the {found.moved:,} applied steps" if found.moved > 1 else "The only applied step"
     return f"{steps} in the log {agreeing(found.unseen, 'has', 'have')} a loss that is not finite."
+
+
+def zero_gradients(found: Health) -> str:
+    """How many of the last applied steps have zero gradients, as a sentence; empty if they are few."""
+    if not found.zeros:
+        return ""
+    return (
+        f"The gradients of the last {found.zeros:,} applied steps in the log have a norm of exactly zero, although "
+        "their loss is not zero."
+    )
 
 
 def too_often(found: Health) -> str:

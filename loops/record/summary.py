@@ -97,6 +97,11 @@ def sentence(run: Recorded, found: Digest) -> str:
             f"the loss of {found.health.unseen:,} of {found.health.moved:,} applied steps "
             f"({share(found.unseen_share)}) is not finite, although the run trains"
         )
+    if found.health.zeros:
+        parts.append(
+            f"the gradients of the last {found.health.zeros:,} applied steps have a norm of exactly zero, although "
+            "their loss is not zero: halfstep explain tries a larger loss scale"
+        )
     if math.isfinite(found.final_scale) and not _unscaled(run):
         parts.append(f"the loss scale ended at {number(found.final_scale)}{_above(found)}")
     for name, form in (("accuracy", "{:.1%} accuracy"), ("perplexity", "a perplexity of {:.4g}")):
@@ -164,4 +169,7 @@ def _rows(run: Recorded) -> list[dict[str, Any]]:
     if "loss" in run.columns:
         for place in np.flatnonzero(~np.isfinite(run.column("loss"))).tolist():
             rows[place]["loss"] = None
+        norm, loss = run.column("grad_norm"), run.column("loss")
+        for place in np.flatnonzero((norm == 0) & np.isfinite(loss)).tolist():
+            rows[place].update(grad_norm=0.0, loss=float(loss[place]))
     return rows

@@ -120,6 +120,20 @@ def nan_batches_then_fine():
     return dense(plain(8, "first"), plain(1, "out")), squares, (x, inputs(64, 1)), {}
 
 
+@program(24)
+def flushed():
+    """A loss of a tiny weight, the gradients of which float16 does not hold at a scale of 1."""
+    model = dense(plain(8, "first"), plain(8, "second"), plain(1, "out"))
+    return model, lambda y, p: 1e-9 * squares(y, p), (inputs(16, 8), inputs(16, 1)), {"strategy": scaler.Static(1.0)}
+
+
+@program(24)
+def clipped_loss():
+    """A loss that is clipped, so that it does not depend on the weights."""
+    model = dense(plain(8, "first"), plain(1, "out"))
+    return model, lambda y, p: tf.maximum(squares(y, p), 1e3), (inputs(16, 8), inputs(16, 1)), {}
+
+
 @program(4)
 def high_floor():
     """A scale with too high a floor."""

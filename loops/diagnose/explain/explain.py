@@ -89,7 +89,8 @@ def _with_health(explanation: Explanation, found: Health) -> Explanation:
         text = f"{explanation.sentence} {what_is_wrong(found)}".rstrip()
         return dataclasses.replace(explanation, sentence=text)
     # The step itself may show more than the log, in which some programs write no causes.
-    if explanation.verdict != "healthy" and not explanation.scale_was_too_high:
+    # A few steps with zero gradients are no problem of the run.
+    if explanation.verdict not in ("healthy", "zero") and not explanation.scale_was_too_high:
         return explanation
     text = f"Nothing is wrong: {in_words(found)}."
     if found.skips and explanation.fits_at is not None:

@@ -21,6 +21,7 @@ from loops.diagnose.explain.scan_results import amax_in_float32, magnitudes, sam
 from loops.diagnose.explain.sentence import describe
 from loops.diagnose.explain.shares import at_share_to_blame, in_whole_batch
 from loops.diagnose.explain.since_checkpoint import risen_rate
+from loops.diagnose.explain.zero_gradients import with_zero_gradients
 from loops.diagnose.graph.frames import Frame
 from loops.diagnose.graph.models import models_in_step, paths_of
 from loops.diagnose.graph.origin import differentiated, nearest_layer, origins, pass_of
@@ -72,7 +73,7 @@ def explain_step(moment: Any, progress: Callable[[], None] = lambda: None, *, re
         known = dataclasses.replace(known, reproduced=False, differs=differs.rstrip(), finite_again=attempt.finite)
     if cause is scaler.Cause.NONE:
         masked = tuple(name for name, frame in seen.frames.items() if not frame.finite and frame.kind != "Const")
-        known = dataclasses.replace(known, masked=masked)
+        known = with_zero_gradients(dataclasses.replace(known, masked=masked), attempts, attempt)
     else:
         attempts.moves = cause in (scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
         attempts.lower_from = attempts.loss_scale if cause is scaler.Cause.LOSS else None

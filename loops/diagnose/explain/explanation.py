@@ -36,7 +36,8 @@ class Explanation:
         differs: How they differ, or why they cannot be compared; None if they agree.
         comparable: Whether there was a log to compare with.
         finite_again: Whether the run's log says that the step was skipped, but the replay is finite.
-        verdict: "overflow", "floor", "loss", "backward", "too_large", "update" or "healthy".
+        verdict: "overflow", "floor", "loss", "backward", "too_large", "update", "zero" or "healthy". With "zero" the
+            step was applied and its loss is not 0, but the norm of its gradients is.
         where: "data", "weights", "forward" or "backward"; None if it is unknown, also because the trail ends at
             something that cannot be measured, such as a string. `tensor` is then what was computed from that.
         layer: The path of the layer where it began; None for the loss, or if it is unknown.
@@ -52,6 +53,10 @@ class Explanation:
         fits_at: The largest power of two as a loss scale at which the step is finite, or None.
         flushed_at: A loss scale at which the step is finite only because the non-finite gradients become zero in 16
             bits, or None. Such a scale does not count as one that fits.
+        nonzero: With the verdict "zero", how many values of the gradients are not zero: at the step's own loss scale,
+            if any is not, and else at `nonzero_at`. None for other verdicts.
+        nonzero_at: With the verdict "zero", of the larger loss scales that were tried the one with the most non-zero
+            values, if the step is finite there; else None.
         applied: Whether the step was applied. With the verdict "loss" its gradients are finite and its loss is not.
         applied_at: For a skipped step whose loss is not finite, the largest power of two as a loss scale at which its
             gradients are finite, so that it would be applied; or None.
@@ -98,6 +103,8 @@ class Explanation:
     octaves_over: float | None = None
     fits_at: float | None = None
     flushed_at: float | None = None
+    nonzero: int | None = None
+    nonzero_at: float | None = None
     applied: bool = False
     applied_at: float | None = None
     loss_scale: float | None = None

@@ -41,6 +41,8 @@ def _what(found: Explanation) -> str:
         return f"In the replay, step {found.step} was applied{at}: this does not show why the run skipped it."
     if found.verdict == "healthy":
         return f"Step {found.step} was applied{at}: nothing is wrong with it.{_masked(found)}"
+    if found.verdict == "zero":
+        return f"{_zero(found, at)}{_masked(found)}"
     if found.applied:
         return _unseen(found, at)
     lower = f", and would be at {found.seen_at:g}" if found.seen_at else ""
@@ -59,6 +61,25 @@ def _what(found: Explanation) -> str:
     if found.where is None:
         return f"{skipped}: its gradients were not finite."
     return f"{skipped}: {_origin(found)}."
+
+
+def _zero(found: Explanation, at: str) -> str:
+    what = "was applied" if found.attempted else "is a micro-batch of a window"
+    if found.nonzero and found.nonzero_at is None:
+        return (
+            f"Step {found.step} {what}{at}, but its gradients are so small that their squares are zero in float32. Is "
+            "the loss multiplied by a tiny weight?"
+        )
+    lost = f"Step {found.step} {what}{at}, but all of its gradients are zero, although its loss is not."
+    if found.nonzero_at is None:
+        return (
+            f"{lost} A larger loss scale does not change that: look for a loss that does not depend on the weights "
+            "here, such as a clipped one, or for units that give 0 for every example."
+        )
+    return (
+        f"{lost} At a loss scale of {found.nonzero_at:g} {found.nonzero:,} of their values are not: 16 bits flush them "
+        f"to zero. Use a larger loss scale, such as scaler.Static({found.nonzero_at!r})."
+    )
 
 
 def _unseen(found: Explanation, at: str) -> str:
@@ -224,7 +245,7 @@ def _observed(found: Explanation) -> str:
 
 
 def _cure(found: Explanation) -> str:
-    if found.verdict == "healthy":
+    if found.verdict in ("healthy", "zero"):
         return ""
     helping = [remedy for remedy in found.remedies if remedy.helps]
     empty = "; ".join(f"{one.name}, since {one.why_not}" for one in found.remedies if one.why_not)
