@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.diagnose.explain.examples import example_of
 from loops.record.trace.tensors import tensors_of
 from loops.step.train_step import TrainStep
 from loops.support.checks import check_count
@@ -22,7 +23,11 @@ STATIC_MARGIN, START_MARGIN = 3, 1
 """The distance below the first overflow, in powers of two, of a static scale and of a dynamic scale's start."""
 FLUSHED = 0.01
 """The largest share of a layer's non-zero gradients that may become zero."""
-_TRIES = 8
+_LOWEST, _HIGHEST = 2.0**-14, 2.0**126
+"""The loss scales to measure at. A batch that is finite at none of them is finite at none that helps."""
+_DOWN, _UP = 2.0**-4, 2.0**16
+_WANTED, _ENOUGH = 2.0**12, 2.0**8
+"""The largest scaled gradient is raised to the first if it is below the second, so that float16 hides few others."""
 _HALF = scaler.float_format("float16")
 
 
@@ -56,6 +61,8 @@ class FoundScale:
         start: A first loss scale for a dynamic strategy, half of `critical`.
         batches: The number of batches that were measured.
         layers: The formats of all layers that have outputs or weights.
+        left_out: The numbers of the batches, counted from 1, that were left out since they hold a value that is not
+            finite.
     """
 
     critical: float
@@ -63,6 +70,7 @@ class FoundScale:
     start: float
     batches: int
     layers: tuple[LayerFormat, ...]
+    left_out: tuple[int, ...] = ()
 
     @property
     def formats(self) -> dict[str, str]:
@@ -73,6 +81,7 @@ class FoundScale:
         width = max([5, *(len(one.layer) for one in self.layers)])
         lines = [
             f"static {self.static:g}, start {self.start:g}, overflow above {self.critical:g} ({self.batches} batches)",
+            *self._remarks(),
             f"{'layer':{width}}  {'format':8}  {'activation':>10}  {'gradient':>10}  flushed",
         ]
         lines += [
@@ -80,6 +89,20 @@ class FoundScale:
             for one in self.layers
         ]
         return "\n".join(lines)
+
+    def _remarks(self) -> list[str]:
+        found = []
+        if self.left_out:
+            which = f"{'batch' if len(self.left_out) == 1 else 'batches'} {', '.join(map(str, self.left_out))}"
+            found.append(f"left out: {which}, with values that are not finite, which no scale or format changes")
+        usual = scaler.Dynamic().max_scale
+        if self.start > usual:
+            # With as much room above as the defaults leave.
+            most = min(self.start * usual / scaler.Dynamic().initial_scale, _HIGHEST)
+            found.append(
+                f"start exceeds the default max_scale of {usual:g}: scaler.Dynamic({self.start!r}, max_scale={most!r})"
+            )
+        return found
 
 
 class _Measured(NamedTuple):
@@ -95,7 +118,7 @@ def find_scale(model: keras.Model, data: Iterable[Any], loss_fn: Callable[..., A
 
     The model runs in its own formats. A float32 model shows most, since float16 hides the values that it flushes to
     zero. No weight moves, and every variable of the model is restored at the end. Gradients change in training, so
-    measure again later, or use a strategy that moves the scale.
+    measure again later, or use a strategy that moves the scale. Batches that hold a NaN or an infinity are left out.
 
     Args:
         model: Any Keras model that is built.
@@ -105,7 +128,7 @@ def find_scale(model: keras.Model, data: Iterable[Any], loss_fn: Callable[..., A
 
     Raises:
         OutOfData: If the data has no batch.
-        LoopError: If no batch has finite gradients, or all gradients are zero.
+        LoopError: If no batch has finite values and finite gradients, or all gradients are zero.
         scaler.InvalidArgument: For an argument that cannot work.
     """
     if not isinstance(model, keras.Model):
@@ -115,43 +138,88 @@ def find_scale(model: keras.Model, data: Iterable[Any], loss_fn: Callable[..., A
             f"find_scale: model {model.name!r} has no variables yet. Give it an Input, or call it once."
         )
     check_count(f"find_scale(batches={batches!r})", batches)
+    held = tf.Variable(2.0**10, trainable=False)
     step = TrainStep(
         model,
         loss_fn,
         keras.optimizers.SGD(0.0),
-        # It starts where neither float32 nor float16 overflows often, and backs off fast.
-        loss_scaler=scaler.LossScaler(scaler.Dynamic(2.0**10, growth_interval=2**30, backoff_factor=2.0**-4)),
+        # Both bounds are the scale to measure at, which begins where neither float32 nor float16 overflows often.
+        loss_scaler=scaler.LossScaler(scaler.Dynamic(held, min_scale=held, max_scale=held)),
         probes=scaler.observe.watch(model),
     )
-    seen, spoilt = _measure(step, itertools.islice(data, batches))
-    return _found(step, seen, spoilt)
+    seen, spoilt, left_out = _measure(step, held, itertools.islice(data, batches))
+    return dataclasses.replace(_found(step, seen, spoilt), left_out=tuple(left_out))
 
 
-def _measure(step: TrainStep, data: Iterable[Any]) -> tuple[list[_Measured], list[_Measured]]:
-    """The batches that were finite at some scale, and the others."""
-    graph, seen, spoilt = tf.function(step), [], []
+def _measure(
+    step: TrainStep, held: tf.Variable, data: Iterable[Any]
+) -> tuple[list[_Measured], list[_Measured], list[int]]:
+    """The batches that were finite at some scale, the others, and the numbers of those whose own values are not."""
+    graph, seen, spoilt, left_out = tf.function(step), [], [], []
+
+    def take(batch: Any) -> tuple[_Measured, bool]:
+        outputs = {name: value.numpy() for name, value in graph(batch).items()}
+        one = _Measured(outputs["counts"], outputs["amax"].astype(np.float64), float(outputs["loss_scale"]))
+        return one, bool(outputs["applied"])
+
     before = [(variable, variable.numpy()) for variable in step.model.variables]
     try:
-        for batch in data:
-            for _ in range(_TRIES):
-                outputs = {name: value.numpy() for name, value in graph(batch).items()}
-                one = _Measured(outputs["counts"], outputs["amax"].astype(np.float64), float(outputs["loss_scale"]))
-                if outputs["applied"]:
-                    seen.append(one)
-                    break
-            else:
-                spoilt.append(one)
+        for number, batch in enumerate(data, 1):
+            if example_of(tf.nest.map_structure(_as_tensor, batch)) is not None:
+                left_out.append(number)
+                continue
+            one, finite = _at_a_scale(step, lambda batch=batch: take(batch), held)
+            (seen if finite else spoilt).append(one)
     finally:
         for variable, value in before:
             variable.assign(value)
-    if not seen and not spoilt:
+    if not seen and not spoilt and not left_out:
         raise OutOfData("find_scale: the data gave no batch.")
+    if not seen and not spoilt:
+        raise LoopError(
+            f"find_scale: all batches that it looked at, {len(left_out)}, hold values that are not finite. Look at the "
+            "data."
+        )
     if not seen:
         raise LoopError(
             f"find_scale: none of {len(spoilt)} batches had finite gradients, not even at a loss scale of "
             f"{spoilt[-1].scale:g}: no scale helps. Look at the data, or at a float32 model."
         )
-    return seen, spoilt
+    return seen, spoilt, left_out
+
+
+def _at_a_scale(
+    step: TrainStep, take: Callable[[], tuple[_Measured, bool]], held: tf.Variable
+) -> tuple[_Measured, bool]:
+    """Measures a batch at a loss scale at which it is finite, if there is one, and its gradients are not hidden.
+
+    Args:
+        step: The step that is measured.
+        take: Measures the batch at the scale held, and says whether it was finite.
+        held: The scale, which is left where the next batch begins.
+    """
+    began = float(held)
+    best = None
+    while True:
+        one, finite = take()
+        if not finite and best is None and one.scale > _LOWEST:
+            held.assign(max(one.scale * _DOWN, _LOWEST))
+            continue
+        if not finite:
+            held.assign(began if best is None else best.scale)
+            return best or one, best is not None
+        best = one
+        largest = max([0.0, *one.amax[[tensor.carries_scale for tensor in tensors_of(step)]]])
+        if largest >= _ENOUGH or one.scale >= _HIGHEST:
+            # Nothing is known of the scale if all gradients are zero.
+            held.assign(one.scale if largest else began)
+            return best, True
+        up = 2.0 ** math.floor(math.log2(_WANTED / largest)) if largest else _UP
+        held.assign(min(one.scale * up, _HIGHEST))
+
+
+def _as_tensor(part: Any) -> Any:
+    return tf.constant(part) if isinstance(part, np.ndarray) else part
 
 
 def _found(step: TrainStep, seen: list[_Measured], spoilt: list[_Measured]) -> FoundScale:

@@ -84,3 +84,47 @@ def test_what_cannot_be_found(data, arguments, error, said):
     given = {"model": model_of("float32"), "data": data.take(1), "loss_fn": squared_error, **arguments}
     with pytest.raises(error, match=said):
         loops.observe.find_scale(**given)
+
+
+@pytest.mark.parametrize("as_arrays", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_a_batch_that_is_not_finite_is_left_out_and_named(data, as_arrays):
+    """No format holds a NaN: the layers' formats are those of the other batches."""
+    batches = [tuple(part.numpy() for part in batch) for batch in data]
+    batches[1][0][3, 2] = np.nan
+    without = loops.observe.find_scale(model_of("mixed_float16"), [batches[0], *batches[2:4]], squared_error)
+    if not as_arrays:
+        batches = [tuple(map(tf.constant, batch)) for batch in batches]
+    found = loops.observe.find_scale(model_of("mixed_float16"), batches, squared_error, batches=4)
+    assert (found.left_out, found.batches, found.critical) == ((2,), 3, without.critical)
+    assert (found.formats, without.left_out) == (without.formats, ())
+    assert "left out: batch 2, with values that are not finite" in str(found)
+    assert "left out" not in str(without)
+    with pytest.raises(loops.LoopError, match="all batches that it looked at, 1, hold values that are not finite"):
+        loops.observe.find_scale(model_of("mixed_float16"), batches[1:2], squared_error)
+
+
+@pytest.mark.parametrize("weight", [1e-12, pytest.param(1e-30, marks=pytest.mark.exhaustive)])
+def test_small_gradients_are_measured_where_float16_does_not_hide_them(data, weight):
+    """Measured at one scale, all but the last layer's are zero."""
+    model = model_of("mixed_float16")
+    usual = loops.observe.find_scale(model, data, squared_error, batches=2)
+    found = loops.observe.find_scale(model, data, lambda y, p: weight * squared_error(y, p), batches=2)
+    assert np.log2(found.critical / usual.critical) == pytest.approx(-np.log2(weight), abs=1)
+    for one, same in zip(found.layers, usual.layers, strict=True):
+        assert one.gradient == pytest.approx(weight * same.gradient, rel=0.05)
+    assert "exceeds the default max_scale" not in str(usual)
+    (line,) = [line for line in str(found).splitlines() if "exceeds the default max_scale" in line]
+    strategy = eval(line.partition(": ")[2], {"scaler": scaler})
+    assert (strategy.initial_scale, strategy.max_scale > found.critical) == (found.start, True)
+
+
+def test_a_batch_without_gradients_does_not_move_where_the_next_is_measured(data):
+    """Its scale is raised as far as it goes, and tells nothing of the others."""
+    x, y = next(iter(data))
+
+    def loss(y, prediction):
+        return squared_error(y, prediction) * tf.reduce_mean(tf.abs(y))
+
+    model = model_of("mixed_float16")
+    found = loops.observe.find_scale(model, [(x, y * 0), (x, y)], loss)
+    assert found.critical == loops.observe.find_scale(model, [(x, y)], loss).critical
