@@ -33,7 +33,7 @@ def with_zero_gradients(known: Explanation, attempts: Attempts, attempt: Attempt
         raised = attempts.take_at(2.0**octaves)
         if not raised.finite or scale > _MOST:
             break
-        if _count(raised) > known.nonzero:
+        if _count(raised) > (known.nonzero or 0):
             known = dataclasses.replace(known, nonzero=_count(raised), nonzero_at=scale)
     return known
 
