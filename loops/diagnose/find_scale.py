@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
@@ -155,7 +156,10 @@ def _measure(
     step: TrainStep, held: tf.Variable, data: Iterable[Any]
 ) -> tuple[list[_Measured], list[_Measured], list[int]]:
     """The batches that were finite at some scale, the others, and the numbers of those whose own values are not."""
-    graph, seen, spoilt, left_out = tf.function(step), [], [], []
+    graph = tf.function(step)
+    seen: list[_Measured] = []
+    spoilt: list[_Measured] = []
+    left_out: list[int] = []
 
     def take(batch: Any) -> tuple[_Measured, bool]:
         outputs = {name: value.numpy() for name, value in graph(batch).items()}
@@ -168,7 +172,7 @@ def _measure(
             if example_of(tf.nest.map_structure(_as_tensor, batch)) is not None:
                 left_out.append(number)
                 continue
-            one, finite = _at_a_scale(step, lambda batch=batch: take(batch), held)
+            one, finite = _at_a_scale(step, functools.partial(take, batch), held)
             (seen if finite else spoilt).append(one)
     finally:
         for variable, value in before:

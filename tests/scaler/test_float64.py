@@ -261,7 +261,7 @@ def test_probes_leave_out_what_the_bins_do_not_hold():
         loss_scaler=by_hand(scaler.Static(64.0)),
         probes=watch,
     )
-    with pytest.warns(UserWarning, match="float64 has exponents that the bins do not hold") as told:
+    with pytest.warns(UserWarning, match="float64 has exponents outside of the bins") as told:
         outputs = step((X, Y))
     first, second = (layer.name for layer in made.layers)
     assert sum("float64 has exponents" in str(one.message) for one in told) == 1

@@ -123,8 +123,8 @@ def test_doctor_names_another_distribution_that_owns_one_of_our_packages(capsys,
 @pytest.mark.parametrize(
     ("ratio", "has_gpu", "capability", "start", "named"),
     [
-        (0.1, False, None, "float16 will not pay here", "without a GPU"),
-        (2.0, False, None, "float16 pays here", "without a GPU"),
+        (0.1, False, None, "float16 will not pay here", "sees no GPU"),
+        (2.0, False, None, "float16 pays here", "sees no GPU"),
         (4.0, True, "9.0", "float16 pays here", "9.0"),
         (1.0, True, "6.1", "float16 will not pay here", "tensor cores need 7.0"),
         (1.0, True, None, "float16 will not pay here", "1 times"),

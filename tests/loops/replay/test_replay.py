@@ -262,7 +262,7 @@ def test_the_largest_gradient_is_that_of_the_weights():
         ("histogram", {}, "halfstep train --trace 1"),
         ("histogram:edge=1000", {"counts": {1: {0: 1}}}, "such as 1023.5"),
         ("histogram", {"counts": {1: {0: 1}}, "lacks": ("micro-batches",)}, "accumulate=1"),
-        ("histogram", {"counts": {1: {0: 1}}, "scale": 3.0}, "no powers of two"),
+        ("histogram", {"counts": {1: {0: 1}}, "scale": 3.0}, "not powers of two"),
         ("dynamic", {"critical_low": np.array([np.nan])}, "no gradients were measured"),
         ("dynamic", {"critical_low": [math.inf]}, "no gradients were measured"),
         ("dynamic", {"loss_scale": np.array([np.nan])}, "no loss_scale"),

@@ -106,7 +106,8 @@ def test_the_others_have_the_visit_and_the_run_is_saved(tmp_path):
     assert len((tmp_path / "steps.csv").read_text().splitlines()) == 4
     others = [loops.Csv(tmp_path / "steps.csv"), loops.Checkpoint(tmp_path / "ckpt", every=100, resume=True)]
     loop = looping(loops.JsonLines(tmp_path / "steps.jsonl"), *others, steps_per_call=3)
-    loop.run(9)
+    with pytest.warns(loops.ResumeWarning, match="has no line of a step before, and the file goes on with step 4"):
+        loop.run(9)
     assert [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == [*range(4, 10)]
 
 
