@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import warnings
 from collections.abc import Callable, Sequence
 
 import keras
@@ -154,7 +155,10 @@ def _run(
     for name in (STEPS, SUMMARY):
         (out / folder / name).unlink(missing_ok=True)
     try:
-        summary = train(task, options, out / folder, actions)
+        with warnings.catch_warnings():
+            # Set-ups without a scale are there to show it.
+            warnings.filterwarnings("ignore", ".* norm of exactly zero", scaler.ScaleWarning)
+            summary = train(task, options, out / folder, actions)
     except Exception as error:
         if _concerns_all(error):
             raise

@@ -76,6 +76,7 @@ class Worker:
         self.loop = loops.Loop(
             self.step,
             batches(),
+            steps_per_call=1,  # An action draws numbers at each visit.
             strategy=strategy,
             actions=[
                 loops.JsonLines(self.folder / "steps.jsonl"),

@@ -83,7 +83,7 @@ def saved(tmp_path_factory):
         (["--checkpoint-every", 2, "--resume", "--seed", 1], 1, "run.seed was 0 and is 1"),
         (["--checkpoint-every", 2, "--resume", "--policy", "float32"], 1, "run.policy was 'mixed_float16'"),
         (["--checkpoint-every", 2, "--resume", "--strategy", "static:8"], 1, "run.strategy was 'dynamic'"),
-        (["--checkpoint-every", 2, "--resume", "--steps", 3], 2, "has taken 6 steps already"),
+        (["--checkpoint-every", 2, "--resume", "--steps", 3], 2, "has already taken 6 steps"),
         (["--resume"], 2, "--checkpoint-every N"),
     ],
 )

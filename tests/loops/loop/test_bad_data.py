@@ -117,7 +117,7 @@ def test_batches_that_replicas_cannot_share(steps_per_call):
     with strategy.scope():
         run = step()
     loop = loops.Loop(run, slices((X, Y)).batch(9), strategy=strategy, steps_per_call=steps_per_call)
-    with pytest.raises(loops.BadBatch, match="no multiple of 2 replicas: batch with drop_remainder=True"):
+    with pytest.raises(loops.BadBatch, match="not a multiple of 2 replicas: batch with drop_remainder=True"):
         loop.run(3)
 
 

@@ -111,7 +111,7 @@ def real_run(folder, *actions, **arguments):
     board = loops.TensorBoard(folder / "tb", every=1)
     lines = [loops.Csv(folder / "steps.csv"), loops.JsonLines(folder / "steps.jsonl")]
     checkpoint = loops.Checkpoint(folder / "ckpt", every=100, **arguments)
-    return loops.Loop(step, data, actions=[evaluate, board, *lines, *actions, checkpoint])
+    return loops.Loop(step, data, steps_per_call=1, actions=[evaluate, board, *lines, *actions, checkpoint])
 
 
 @pytest.mark.slow

@@ -344,7 +344,7 @@ def test_actions_that_change_the_training_are_seen(tmp_path):
             loop.calls.train_step.__closure__[0].cell_contents.assign(0.0)
 
     (tmp_path / "a").mkdir()
-    loop = counting(tmp_path / "a", actions=[reset])
+    loop = counting(tmp_path / "a", steps_per_call=1, actions=[reset])
     loop.run(11)
     assert "of step 11 was" in rewind(counting(tmp_path / "a"), 11).differs
 
@@ -453,7 +453,7 @@ def test_what_is_no_loop_and_a_loop_without_checkpoints(counted):
 def test_several_workers_are_refused(counted, monkeypatch):
     loop = counting(counted)
     monkeypatch.setattr(loop.workers, "count", 2)
-    with pytest.raises(loops.LoopError, match=r"on 2 workers: .* in one process"):
+    with pytest.raises(loops.LoopError, match=r"on 2 workers, .* in one process"):
         rewind(loop, 1)
 
 
