@@ -1,6 +1,7 @@
 """The command `halfstep`, also `python -m halfstep`.
 
-Each command is a file: what it takes, and `run`, which imports TensorFlow. Help and mistakes are answered without it.
+Each command is a module that declares its arguments and defines `run`. Only `run` imports TensorFlow, so help and
+usage errors are fast.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand.
 
     Returns:
-        One of `halfstep.statuses`: 0 if it did what was asked, 1 if it could not, 2 if what was asked makes no sense;
-        docs/commands.md has all. A run that saves checkpoints has saved its last step after SIGINT and SIGTERM, and
-        --resume goes on from it.
+        One of `halfstep.statuses`: 0 for success, 1 for failure, 2 for a usage error; docs/commands.md lists all. After
+        SIGINT or SIGTERM, a run that saves checkpoints has saved its last step, and --resume goes on from there.
     """
     try:
         try:
@@ -48,28 +48,28 @@ def _answered(arguments: list[str]) -> int:
         with _termination_is_an_exit():
             return _run(options)
     except KeyboardInterrupt:
-        return _fail("interrupted; what was written until here is kept.", statuses.EXIT_INTERRUPTED)
+        return _fail("interrupted; what was written so far is kept.", statuses.EXIT_INTERRUPTED)
     except SystemExit as error:
         if error.code != statuses.EXIT_TERMINATED:
             raise
-        return _fail("terminated; what was written until here is kept.", statuses.EXIT_TERMINATED)
+        return _fail("terminated; what was written so far is kept.", statuses.EXIT_TERMINATED)
 
 
 def _run(options: argparse.Namespace) -> int:
-    # What TensorFlow tells of itself is not what a command was asked for; its errors are still shown.
+    # Hides TensorFlow's own log messages, except its errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         return importlib.import_module(f"halfstep.{options.command}").run(options) or statuses.EXIT_DONE
     except Exception as error:
-        told = _told(error)
-        if told is None:
+        answer = _message_and_status(error)
+        if answer is None:
             raise
-        return _fail(*told)
+        return _fail(*answer)
 
 
-def _told(error: Exception) -> tuple[str, int] | None:
-    """What is said of an error, and the status; nothing of a closed pipe, or a mistake in the program."""
-    if isinstance(error, BrokenPipeError) and streams.nobody_reads():
+def _message_and_status(error: Exception) -> tuple[str, int] | None:
+    """The message and exit status for an error; None for a closed pipe or a bug."""
+    if isinstance(error, BrokenPipeError) and streams.reader_is_gone():
         return None
     # Both import TensorFlow.
     import scaler
@@ -89,7 +89,7 @@ def _told(error: Exception) -> tuple[str, int] | None:
 
 @contextlib.contextmanager
 def _termination_is_an_exit() -> Iterator[None]:
-    """Has SIGTERM end the command as Ctrl-C does, with files closed and its own status."""
+    """Makes SIGTERM end the command as Ctrl-C does: files are closed, and the status is `EXIT_TERMINATED`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""`python -m halfstep` is the command."""
+"""Makes `python -m halfstep` run the command."""
 
 import sys
 

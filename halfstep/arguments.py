@@ -1,4 +1,4 @@
-"""What several commands take."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def seed(text: str) -> int:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Declares RUN and --build, which tell how to have a run again."""
+    """Declares RUN and --build, which say how to rebuild a run."""
     parser.add_argument("folder", metavar="RUN", help="the --out of halfstep train, or a program's folder")
     parser.add_argument(
         "--build",
         metavar="MODULE:FUNCTION",
-        help="of a program of one's own, in the current folder: function(run) returns the loops.Loop with its "
-        "Checkpoint",
+        help="for a run of your own program: a function, importable from the current folder, that takes the run's "
+        "folder and returns the loops.Loop with its Checkpoint",
     )

@@ -18,9 +18,10 @@ def add_parser(commands: Any) -> None:
         "compare",
         help="where two runs part, tensor by tensor, by how much, and which is closer to float32",
         description="Compares the largest magnitude of each tensor that the traces of both runs have, gradients "
-        "divided by the loss scale, and the losses. It tells something of the arithmetic where both began with the "
-        "same weights and took the same batches. The runs are aligned by applied updates, and it says how many batches "
-        "each lost to skipped steps; runs that do not record what was applied are aligned by steps.",
+        "divided by the loss scale, and the losses. The result says something about the arithmetic only if both runs "
+        "began with the same weights and took the same batches. The runs are aligned by applied updates; runs that do "
+        "not record which steps were applied are aligned by steps. It also counts the batches that each run lost to "
+        "skipped steps.",
     )
     parser.add_argument("first", metavar="RUN", help="the --out of halfstep train, a program's folder, or one file")
     parser.add_argument("second", metavar="RUN", help="the run to compare it with")
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def text(found: Comparison, width: int | None = None) -> str:
-    """A comparison as lines for a person, its table no wider than `width` characters if it can be."""
+    """A comparison as text, with a table that is at most `width` characters wide if possible."""
     from loops.support.text import columns
 
     lines = [found.sentence]

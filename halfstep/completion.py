@@ -1,4 +1,4 @@
-"""`halfstep completion`: scripts that have a shell complete commands, options and names."""
+"""`halfstep completion`: scripts that make a shell complete commands, options and names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES: Mapping[tuple[str, str], Sequence[str]] = {
     ("replay", "strategies"): ("none", *STRATEGIES, *PRESETS),
     ("tune", "strategy"): TUNED,
 }
-"""What can be offered for an argument of a command; argparse accepts more, such as `dynamic:growth_interval=200`."""
+"""The completions for an argument of a command; argparse accepts more, such as `dynamic:growth_interval=200`."""
 _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
 
 
@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
     """Declares the subcommand."""
     parser = commands.add_parser(
         "completion",
-        help="print what has a shell complete commands, options and names",
+        help="print a script that makes a shell complete commands, options and names",
         description='Prints a script for a shell. bash and zsh: eval "$(halfstep completion bash)" in ~/.bashrc, '
         "with zsh in ~/.zshrc. fish: halfstep completion fish > ~/.config/fish/completions/halfstep.fish",
     )
@@ -41,10 +41,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """What a shell completes the command by.
+    """The completion script of a shell.
 
     Args:
-        parser: Of all commands. It takes no arguments any more afterwards: names are offered as its choices.
+        parser: The parser of all commands. It cannot parse arguments afterwards: completions become its only choices.
         shell: One of `SHELLS`.
     """
     import shtab

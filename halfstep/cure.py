@@ -19,8 +19,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "cure",
         help="the fewest layers that must compute in float32 for a past step to pass",
-        description="Exits with 1 where the step does not pass with every layer in float32 either, or where that could "
-        "not be tried.",
+        description="Exits with 1 if the step does not pass with every layer in float32 either, or if that could not "
+        "be tried.",
     )
     arguments.add_run(parser)
     parser.add_argument("--step", type=arguments.count, required=True, metavar="N", help="the step")
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def as_dict(step: int, cure: Cure) -> dict[str, Any]:
-    """The cure as `--json` prints it: `layers` is null where nobody knows."""
+    """The cure as `--json` prints it: `layers` is null if unknown."""
     return {
         "step": step,
         "layers": (cure.layers or []) if cure.known else None,
@@ -55,7 +55,7 @@ def as_dict(step: int, cure: Cure) -> dict[str, Any]:
 
 
 def text(step: int, cure: Cure) -> str:
-    """The cure as the lines to write."""
+    """The cure as text."""
     from loops.support.text import amount
 
     if not cure.known:
@@ -68,5 +68,5 @@ def text(step: int, cure: Cure) -> str:
     lines = [f"Step {step} passes with {amount(len(cure.layers), 'layer')} in float32{at}:", ""]
     lines += [f'  {layer}: dtype="float32"' for layer in cure.layers]
     if cure.untried:
-        lines += ["", f"Not tried in float32, in which they cannot run: {', '.join(cure.untried)}."]
+        lines += ["", f"Not tried, since they cannot run in float32: {', '.join(cure.untried)}."]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`halfstep doctor`: what this machine does with float16, and where a model's time and memory go."""
+"""`halfstep doctor`: how fast float16 is on this machine, and where a model's time and memory go."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     if options.model is not None:
         _examine_model(options)
     elif options.out is not None:
-        raise scaler.InvalidArgument(f"--out {options.out}: what is drawn is a model's memory: name it with --model.")
+        raise scaler.InvalidArgument(f"--out {options.out} draws the memory of a model: name the model with --model.")
     else:
         _examine_machine(options)
 

@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         scaler.InvalidArgument: For an unknown preset, a task, or too few steps.
         loops.LoopError: If matplotlib or the digits are not installed.
-        loops.NotWritable: If the folder cannot be written; nothing was measured then.
+        loops.NotWritable: If the folder cannot be written, before anything is measured.
     """
     if options.task != "digits":
         raise scaler.InvalidArgument(f"study {options.task!r} --preset: the effects are measured on digits.")

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from loops.diagnose.explain.explanation import Explanation
 
 _ALIKE = 2.0
-"""Losses within this factor are alike."""
+"""Losses within this factor of each other count as equal."""
 
 
 def add_parser(commands: Any) -> None:
     """Declares the subcommand."""
     parser = commands.add_parser(
         "explain",
-        help="why a past step was skipped: take it again, find where it began, and try what helps",
-        description="Takes a past step of a run again, from its nearest checkpoint on, with every tensor measured, and "
-        "tries what may help. Nothing in RUN is written.",
+        help="why a past step was skipped: run it again, find where it went wrong, and try remedies",
+        description="Runs a past step again from the nearest checkpoint, measures every tensor, and tries remedies. "
+        "Writes nothing into RUN.",
     )
     arguments.add_run(parser)
     parser.add_argument(
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def text(found: Explanation) -> str:
-    """An explanation as lines for a person."""
+    """An explanation as text."""
     lines = [found.sentence]
     if found.remedies:
         width = max(len(remedy.name) for remedy in found.remedies)

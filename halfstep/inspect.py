@@ -1,4 +1,4 @@
-"""`halfstep inspect`: what a checkpoint holds."""
+"""`halfstep inspect`: the contents of a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def text(found: dict) -> str:
-    """A description as lines for a person."""
+    """A description as text."""
     counters, data, random = found["counters"], found["data"], found["random"]
     lines = [f"checkpoint   {found['checkpoint']}  {found['bytes']:,} bytes"]
     lines += [f"damaged      step {step}: {why}" for step, why in found["damaged"].items()]

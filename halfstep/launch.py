@@ -1,4 +1,4 @@
-"""Several workers on one machine, each the same command in a process of its own."""
+"""Several workers on one machine, each a process that runs the same command."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from loops.support.errors import LoopError, WorkerLost
 
 _LAUNCHED = "HALFSTEP_LAUNCHED"
 _GRACE = 60.0
-"""Seconds that workers have to end by themselves after one of them has failed."""
+"""Seconds that the other workers have to end by themselves after one has failed."""
 
 
 def launch(arguments: Sequence[str], count: int) -> None:
     """Runs a command once for each worker, connected over the loopback interface, until all have ended.
 
-    SIGTERM and SIGINT go on to the workers, who save and end. If this process is killed, they do, too. They use the
-    machine's CPUs: several of its GPUs are for the replicas of one process.
+    SIGTERM and SIGINT are forwarded to the workers, which save and end. They do so, too, if this process is killed.
+    Workers use the CPUs only; to use several GPUs, run replicas in one process.
 
     Args:
-        arguments: The command's.
-        count: How many workers.
+        arguments: The arguments of the command.
+        count: The number of workers.
 
     Raises:
-        WorkerLost: If one was killed: the others ended with what all had saved.
-        LoopError: If one could not go on by itself; its own output has said why.
+        WorkerLost: If a worker was killed. The others ended with what all had saved.
+        LoopError: If a worker failed; its output says why.
         KeyboardInterrupt: After SIGINT.
-        SystemExit: With the status of the workers, if they ended otherwise.
+        SystemExit: With the workers' exit status, if they ended in another way.
     """
     workers = [f"127.0.0.1:{port}" for port in _free_ports(count)]
     processes: list[subprocess.Popen] = []
@@ -71,19 +71,19 @@ def launch(arguments: Sequence[str], count: int) -> None:
 
 
 def leave_with_the_launcher() -> None:
-    """Has a worker that `launch` started end as after SIGTERM when the launcher is gone, whatever ended that."""
+    """Makes a worker that `launch` started end as after SIGTERM once the launcher is gone, however that ended."""
     if os.environ.get(_LAUNCHED):
         threading.Thread(target=_end_with_the_input, daemon=True).start()
 
 
 def _end_with_the_input() -> None:
-    # The launcher holds the other end, and writes nothing.
+    # The launcher holds the other end of the pipe and writes nothing, so this returns when it is gone.
     os.read(0, 1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _wait(processes: Sequence[subprocess.Popen]) -> None:
-    """Until all have ended; those that wait for one that failed, for some time."""
+    """Waits until all have ended, but no longer than `_GRACE` seconds after one has failed."""
     limit: float | None = None
     while any(process.poll() is None for process in processes):
         if limit is None and any(process.returncode for process in processes):
@@ -96,7 +96,7 @@ def _wait(processes: Sequence[subprocess.Popen]) -> None:
 
 def _raise(statuses: Sequence[int]) -> None:
     failed = [(worker, status) for worker, status in enumerate(statuses) if status not in (0, EXIT_WORKER_LOST)]
-    # One that was killed to end the waiting has others before it.
+    # A worker that `launch` killed is not the cause if another one failed.
     worker, status = min(failed, key=lambda one: one[1] == -signal.SIGKILL, default=(0, max(statuses)))
     if status < 0:
         raise WorkerLost(

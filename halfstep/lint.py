@@ -1,4 +1,4 @@
-"""`halfstep lint`: what is known to hurt, before training."""
+"""`halfstep lint`: known float16 problems of a model, found before training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "lint",
         help="run each layer of a model at rising magnitudes, and report float16 problems",
-        epilog=f"Exit status: 0 if nothing was found that hurts, {EXIT_FOUND} if something was. Notes do not count.",
+        epilog=f"Exit status: 0 if no problem was found, {EXIT_FOUND} if any was. Notes do not count as problems.",
     )
     parser.add_argument(
         "--build",

@@ -1,16 +1,16 @@
 """Names of tasks, policies, strategies and presets, as help shows them before TensorFlow is imported.
 
-Each stands in `loops` or `scaler`, too; tests/loops/command/test_cli_help.py compares them.
+They repeat names in `loops` and `scaler`; tests/loops/command/test_cli_help.py compares them.
 """
 
 from __future__ import annotations
 
 IMAGE_TASKS = ("digits", "mnist")
-"""The tasks that are an `ImageTask`, which a study needs."""
+"""The tasks that are an `ImageTask`: a study accepts only these."""
 TASKS = (*IMAGE_TASKS, "text")
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 STRATEGIES = ("dynamic", "headroom", "histogram", "delayed_amax", "log_normal", "smooth")
-"""Those that need no argument."""
+"""The strategies that need no argument."""
 TUNED = ("static", "dynamic", "headroom", "log_normal", "histogram", "delayed_amax", "smooth")
 """The strategies whose parameters `halfstep tune` searches."""
 PRESETS = (
@@ -52,7 +52,7 @@ SETUPS = (
     "small-mixed-none",
     "small-mixed-dynamic",
 )
-"""What `halfstep study` compares."""
+"""The set-ups that `halfstep study` compares."""
 EFFECTS = (
     "underflow",
     "static-scale",
@@ -65,11 +65,11 @@ EFFECTS = (
     "flushed-part",
     "lag",
 )
-"""What `halfstep study --preset` measures."""
+"""The effects that `halfstep study --preset` measures."""
 FORMS = (
     "none, static:SCALE (static:1024), or a name, with options as in dynamic:growth_interval=200,initial_scale=2**16: "
     f"{', '.join(STRATEGIES)}, or one of scaler.presets: {', '.join(PRESETS)}; around any of them "
     "warmup:STEPS+, bounded:MIN,MAX+ or rising_floor:STEP=FLOOR,STEP=FLOOR+ (warmup:100+dynamic); one after the other "
     "with +then:STEP+ (static:1024+then:500+dynamic)"
 )
-"""What `loops.run.strategy_text.parse_strategy` takes, in words."""
+"""The syntax of `loops.run.strategy_text.parse_strategy`, in words."""

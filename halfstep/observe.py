@@ -15,16 +15,16 @@ from halfstep.statuses import EXIT_FOUND
 
 def add_parser(commands: Any) -> None:
     """Declares the subcommand."""
-    parser = commands.add_parser("observe", help="run the same steps with and without probes, and say what they change")
+    parser = commands.add_parser("observe", help="run the same steps with and without probes, and report what differs")
     parser.add_argument("--verify", action="store_true", required=True, help="compare the weights by their digests")
     parser.add_argument(
         "--build",
         required=True,
         metavar="MODULE:FUNCTION",
-        help="of a program of one's own, in the current folder: function(), or function(run) that is given an "
-        "empty folder, returns the loops.Loop",
+        help="a function of your program, importable from the current folder, that takes nothing, or an empty folder "
+        "for the run, and returns the loops.Loop",
     )
-    parser.add_argument("--steps", type=arguments.count, default=10, help="how many to run each time (default: 10)")
+    parser.add_argument("--steps", type=arguments.count, default=10, help="steps of each run (default: 10)")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 

@@ -1,4 +1,4 @@
-"""What every command takes. Nothing here imports TensorFlow, NumPy or Keras."""
+"""The parser of all commands. Nothing here imports TensorFlow, NumPy or Keras."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COMMANDS = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands; `command` of what it parses is the one that was named."""
+    """The parser of all commands; it stores the name of the chosen one as `command`."""
     result = argparse.ArgumentParser(
         prog="halfstep", description="Mixed-precision training with a loss scaler you can take apart."
     )
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class PrintVersions(argparse.Action):
-    """Prints the installed versions, which it reads without importing what they are of, and ends the command."""
+    """Prints the installed versions without importing the packages, and exits."""
 
     def __init__(self, option_strings: list[str], dest: str, **options: Any):
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
@@ -72,7 +72,7 @@ def versions() -> str:
 
 
 def _installed(module: str) -> str:
-    """The version of what a module is installed from: TensorFlow has several packages."""
+    """The version of the package that provides a module: several packages provide TensorFlow."""
     import importlib.metadata as metadata
 
     try:

@@ -22,8 +22,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "replay",
         help="what other strategies would have done on a recorded run",
-        description="Runs strategies over the recorded steps of a run: the scale each would have had, its skips, and "
-        "what would have become zero.",
+        description="Runs strategies over the recorded steps of a run: the loss scales that each would have used, its "
+        "skips, and the share of gradients it would have flushed to zero.",
     )
     parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or the folder of a run that holds one")
     parser.add_argument(
@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--live",
         action="store_true",
-        help="train again from the checkpoint nearest to a step of the run, with each strategy, and lay it beside what "
+        help="train again from the checkpoint nearest to a step of the run, with each strategy, and compare with what "
         "the run did; TRACE is the run's folder",
     )
     parser.add_argument(
@@ -57,8 +57,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--build",
         metavar="MODULE:FUNCTION",
-        help="with --validate or --live, of a program of one's own, in the current folder: function(run) returns the "
-        "loops.Loop with its Checkpoint",
+        help="with --validate or --live, for a run of your own program: a function, importable from the current "
+        "folder, that takes the run's folder and returns the loops.Loop with its Checkpoint",
     )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
 
@@ -77,9 +77,9 @@ def run(options: argparse.Namespace) -> None:
     quiet()
     strategies = named_strategies(options.strategies)
     if len(options.traces) > 1 and (options.scales or options.out):
-        raise scaler.InvalidArgument("--scales and --out are of one trace: expected one TRACE, not several.")
+        raise scaler.InvalidArgument("--scales and --out write about one trace: expected one TRACE, not several.")
     if (options.validate or options.live) and len(options.traces) > 1:
-        raise scaler.InvalidArgument("--validate and --live are of one run: expected one TRACE, its folder.")
+        raise scaler.InvalidArgument("--validate and --live train one run again: expected one TRACE, its folder.")
     if options.build and not (options.validate or options.live):
         raise scaler.InvalidArgument("--build says how to train again: expected --validate or --live with it.")
     if options.step and not options.live:
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> None:
     if validated:
         said["strategies"] = [one.to_dict() for one in validated]
     table = f"{amount(found.steps, 'step')}\n\n{found.text(width())}"
-    print(to_json(said) if options.json else "\n".join([table, *_told(validated)]))
+    print(to_json(said) if options.json else "\n".join([table, *_lines(validated)]))
 
 
 def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.Strategy]]) -> None:
@@ -111,7 +111,7 @@ def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.St
     from loops.replay.live import live
 
     if options.validate or options.scales or options.out:
-        raise scaler.InvalidArgument("--live prints two runs: expected it without --validate, --scales and --out.")
+        raise scaler.InvalidArgument("--live cannot be combined with --validate, --scales or --out.")
     with working("replay") as progress:
         found = live(
             pathlib.Path(options.traces[0]),
@@ -139,7 +139,7 @@ def _validated(
         )
 
 
-def _told(validated: Sequence[Validated]) -> list[str]:
+def _lines(validated: Sequence[Validated]) -> list[str]:
     return ["", "trained again:", *map(str, validated)] if validated else []
 
 

@@ -1,4 +1,4 @@
-"""`halfstep report`: runs as one HTML file."""
+"""`halfstep report`: one HTML file about runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="take the skip in which what went wrong last began again, as halfstep explain does; it takes from seconds "
+        help="run the skipped step where the last trouble began again, as halfstep explain does; it takes from seconds "
         "to minutes for each run",
     )
     parser.add_argument("--build", metavar="MODULE:FUNCTION", help="for --explain, as for halfstep explain")
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
     from loops.views.report import write_report
 
     if options.build and not options.explain:
-        raise scaler.InvalidArgument("--build is for --explain, which takes a skip again: give both.")
+        raise scaler.InvalidArgument("--build is for --explain, which runs a skipped step again: give both.")
     quiet()
     with working("report") as progress:
         size = write_report(

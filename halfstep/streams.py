@@ -1,4 +1,4 @@
-"""What becomes of output that nobody reads."""
+"""Handles standard output whose reader is gone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 
 
 def flush() -> None:
-    """Writes what standard output still holds, while an error can be told."""
+    """Flushes standard output while an error can still be reported."""
     if sys.stdout:
         sys.stdout.flush()
 
 
-def nobody_reads() -> bool:
+def reader_is_gone() -> bool:
     """Whether standard output or standard error is a pipe whose reader is gone."""
     poll = select.poll()
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -24,7 +24,7 @@ def nobody_reads() -> bool:
 
 
 def give_up() -> None:
-    """Drops what standard output and standard error cannot take, which Python would try again when it ends."""
+    """Discards output that cannot be written: otherwise Python would try again at exit."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

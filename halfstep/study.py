@@ -1,4 +1,4 @@
-"""`halfstep study`: set-ups compared, with a report."""
+"""`halfstep study`: compares set-ups, with a report."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from halfstep.names import EFFECTS, FORMS, IMAGE_TASKS, SETUPS
 from halfstep.statuses import EXIT_ERROR, EXIT_SOME_FAILED
 
 STEPS = 400
-"""Of a run, where --steps is not given."""
+"""Steps of a run without --steps."""
 _CAPTION = (
     "means over seeds; zero: share of non-zero gradients of weights (w) and activations (a) that float16 makes zero at "
     "the loss scale in use"
 )
 
 _COSTS = (
-    "medians, with the quartiles of the time; the set-ups ran one after the other. MB: what a step holds. J: of the "
-    "whole machine, where it tells"
+    "medians, with the quartiles of the time; the set-ups ran one after the other. MB: memory of a step. J: energy of "
+    "the whole machine, where it can be read"
 )
 
 
@@ -30,8 +30,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "study",
         help="compare precisions and scalings on a task, with a report",
-        epilog="A run that fails, as one whose scaler is stuck does, does not end the others: the report says which "
-        "failed, where and why. Exit status: 0 if all runs finished, "
+        epilog="A run that fails, for example because its scaler is stuck, does not end the others: the report says "
+        "which failed, where and why. Exit status: 0 if all runs finished, "
         f"{EXIT_SOME_FAILED} if some failed, {EXIT_ERROR} if none of what was compared finished, or if nothing "
         "could be written.",
     )
@@ -55,13 +55,13 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME[:OPTION=VALUE,...]",
-        help="compare strategies in place of set-ups, on mixed float16 and beside float32; may be given several times: "
+        help="compare strategies instead of set-ups, in mixed float16, against float32; may be given several times: "
         + FORMS,
     )
     compared.add_argument(
         "--preset",
         metavar="NAME",
-        help=f"measure a published effect in place of a comparison, one of {', '.join(EFFECTS)}; "
+        help=f"measure a published effect instead of a comparison, one of {', '.join(EFFECTS)}; "
         "or list, which shows them, or all. Writes NAME.md, NAME.json and NAME.png",
     )
     parser.add_argument(
@@ -114,9 +114,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def exit_status(summary: Mapping) -> int:
-    """What a script may rely on: 0 if all runs finished, 3 if some failed, 1 if no candidate finished.
+    """The exit status: 0 if all runs finished, 3 if some failed, 1 if no candidate finished.
 
-    float32 beside strategies is what they are compared with, and no candidate.
+    float32 is the reference of a comparison of strategies, not a candidate.
     """
     from loops.study.setups import SETUPS
     from loops.study.summaries import failed

@@ -1,4 +1,4 @@
-"""What several commands show while they work."""
+"""Progress displays and text folding for the commands."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ import tensorflow as tf
 from loops.actions import Progress
 
 _BAR = 20
-"""Columns of a bar, which leave room for what is done."""
+"""Columns of a bar; the rest of the line is for the status."""
 
 
 class Console(rich.console.Console):
-    """A console that leaves a closed pipe to the command, which has a status for it."""
+    """A console that passes a closed pipe on to the command, which has an exit status for it."""
 
     def on_broken_pipe(self) -> None:
-        """Goes on with the error."""
+        """Raises the error again."""
         raise
 
 
 def progress(label: str) -> Progress:
-    """The line that says how far a run is."""
+    """A line that shows how far a run is."""
     return Progress(label, console=Console(stderr=True))
 
 
 def width() -> int | None:
-    """The columns that COLUMNS or the terminal has; None where there is no limit, as in a pipe or a file."""
+    """The width from COLUMNS or the terminal; None if there is no limit, as in a pipe or a file."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit():
         return int(columns) or None
@@ -41,7 +41,7 @@ def width() -> int | None:
 
 
 def folded(text: str, indent: str = "") -> str:
-    """A text in lines that the terminal has room for; in one line elsewhere."""
+    """A text wrapped to the terminal's width; one line if there is no terminal."""
     room = width()
     if room is None:
         return f"{indent}{text}"
@@ -49,20 +49,20 @@ def folded(text: str, indent: str = "") -> str:
 
 
 def quiet() -> None:
-    """Keeps TensorFlow from warning of a step that is traced again and again, as an autopsy does it."""
+    """Silences TensorFlow's warning about repeated tracing, which an autopsy causes."""
     tf.get_logger().setLevel("ERROR")
 
 
 @contextlib.contextmanager
 def working(label: str, moving: bool = True) -> Iterator[Callable[[str], object]]:
-    """A bar on a terminal's standard error while something is done that nobody knows the length of; nothing elsewhere.
+    """Shows a bar without a known end on standard error if that is a terminal; shows nothing otherwise.
 
     Args:
-        label: Stands before the bar.
-        moving: Whether it moves in between. A still bar takes no time from what is timed.
+        label: The text before the bar.
+        moving: Whether the bar is redrawn between updates. A still bar does not disturb timings.
 
     Returns:
-        A function that shows what is done now.
+        A function that shows its text as the current status.
     """
     console = Console(stderr=True)
     if not console.is_terminal or console.is_dumb_terminal:

@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
 
     if options.resume and not options.checkpoint_every:
         raise scaler.InvalidArgument(
-            "--resume goes on from checkpoints and saves more: give --checkpoint-every N, too."
+            "--resume continues from checkpoints and saves more: also give --checkpoint-every N."
         )
     named = addresses()
     if options.workers > 1 and named:
@@ -97,8 +97,8 @@ def run(options: argparse.Namespace) -> None:
     if options.workers > 1:
         if task.batch_size % options.workers:
             raise scaler.InvalidArgument(
-                f"--workers {options.workers}: {options.task} has batches of {task.batch_size}, which so many cannot "
-                "share equally."
+                f"--workers {options.workers}: {options.task} has batches of {task.batch_size}, which cannot be "
+                "divided equally among them."
             )
         launch(options.arguments, options.workers)
         return

@@ -14,8 +14,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "tune",
         help="search a strategy's parameters on recorded runs",
-        description="Searches for the parameters that lose the least share of the gradients: all of a skipped step's, "
-        "and of the others what the scale makes zero. The last third decides, of the traces or of the steps of one.",
+        description="Searches for the parameters that lose the smallest share of the gradients: all gradients of "
+        "skipped steps, and those that the scale makes zero in other steps. The last third of the traces, or of the "
+        "steps of a single trace, decides.",
     )
     parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or the folder of a run that holds one")
     parser.add_argument("--strategy", action="append", metavar="NAME", help=f"{', '.join(TUNED)} (default: dynamic)")

@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     from halfstep.terminal import Console
     from loops.views.watch.watch import watch
 
-    # Ctrl-C says that the watcher has seen enough; the run goes on.
+    # Ctrl-C ends only the watching; the run goes on.
     with contextlib.suppress(KeyboardInterrupt):
         watch(options.folder, Console())
     return 0

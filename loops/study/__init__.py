@@ -1,1 +1,1 @@
-"""Set-ups compared on a task, with a report."""
+"""Compares set-ups on a task, with a report."""

@@ -1,4 +1,4 @@
-"""Runs every set-up with every seed, and says how they compare."""
+"""Runs every set-up with every seed, and summarises the results."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ def run_study(
 
     Writes `out/runs/SETUP-seedN/{steps.jsonl,summary.json}` as it goes and `out/summary.json` at the end.
 
-    A run that ends with an error of its own, such as `scaler.StuckError`, does not end the study: what it did until
-    then is kept, its error is in the summary, and the others run.
+    A run that fails, for example with `scaler.StuckError`, does not end the study: its results up to the failure are
+    kept, the summary has its error, and the other runs go on.
 
     Args:
-        task: From `loops.tasks.load`, of images.
-        setups: What to compare.
-        steps: Batches of each run.
-        seeds: How many seeds.
-        out: A folder; it is made if missing.
-        progress: Given a label, the `Progress` to show for a run.
+        task: An image task from `loops.tasks.load`.
+        setups: The set-ups to compare.
+        steps: The batches of each run.
+        seeds: The number of seeds.
+        out: The folder to write; it is created if missing.
+        progress: Returns the `Progress` to show for a run, given its label.
 
     Returns:
         What `out/summary.json` holds: `task`, `steps`, `seeds`, `setups` (see `summarise`) and `runs`, each a run's
-        summary with its `setup`, `folder`, `gradients` and `costs`. A run that failed has its options, and in the
-        place of results an `error` with `type`, `message` and the `step` that was the last one looked at.
+        summary with its `setup`, `folder`, `gradients` and `costs`. A failed run has its options, and instead of
+        results an `error` with `type`, `message` and `step`, the last step that was visited.
 
     Raises:
-        scaler.InvalidArgument: For a task that is not of images.
-        OSError: If `out` cannot be written, or another study writes it: no other run could be, either.
+        scaler.InvalidArgument: If the task is not an image task.
+        OSError: If `out` cannot be written, or another study writes it: then no run could be saved.
     """
     if not isinstance(task, ImageTask):
         raise scaler.InvalidArgument(
             f"run_study({type(task).__name__} {task.name!r}): a study measures the gradients of images: expected a "
-            "loops.tasks.ImageTask, such as digits. Train others by themselves with loops.run.train."
+            "loops.tasks.ImageTask, such as digits. Train other tasks with loops.run.train."
         )
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -90,11 +90,11 @@ def summarise(setups: Sequence[Setup], runs: Sequence[dict]) -> list[dict]:
     """One row for each set-up, over its seeds.
 
     Returns:
-        Dicts with `name`, `title`, `failed` (how many runs ended with an error), and over the other runs `accuracy`
-        (mean, in [0, 1]) with `accuracy_min` and `accuracy_max`, `difference` (mean accuracy less that of "float32", in
-        percentage points), `final_loss` (mean; NaN if any is) and `skipped` (mean steps), which are None if there is
-        none; and over all runs `flushed_weights` and `flushed_activations` (share of non-zero gradient values that
-        float16 makes zero at the scale in use, or None for float32); and what `costs_of` says of the other runs.
+        Dicts with `name`, `title` and `failed` (the number of failed runs). Over the finished runs, None if there are
+        none: `accuracy` (mean, in [0, 1]) with `accuracy_min` and `accuracy_max`, `difference` (mean accuracy minus
+        that of "float32", in percentage points), `final_loss` (mean; NaN if any is) and `skipped` (mean number of
+        steps), and the costs from `costs_of`. Over all runs: `flushed_weights` and `flushed_activations` (share of
+        non-zero gradient values that float16 makes zero at the scale in use; None for float32).
     """
     rows: list[dict] = []
     for setup in setups:
@@ -151,7 +151,7 @@ def _run(
         shown = [progress(f"{setup.name} seed {seed}")] if progress else []
         return [costs, last, *counting, *shown, costs.leave]
 
-    # A run that fails before it writes must not leave those of an older study.
+    # Otherwise a run that fails before it writes would leave the files of an older study.
     for name in (STEPS, SUMMARY):
         (out / folder / name).unlink(missing_ok=True)
     try:
@@ -170,7 +170,7 @@ def _run(
 
 
 class _LastStep:
-    """The step that a run had reached at the last visit."""
+    """The step of a run at its last visit."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -180,12 +180,12 @@ class _LastStep:
 
 
 def _concerns_all(error: BaseException) -> bool:
-    """Whether the error is not of one run: its folder, or the disk, is that of the others, too."""
+    """Whether the error affects all runs: they share the folder and the disk."""
     return isinstance(error, OSError) or (error.__cause__ is not None and _concerns_all(error.__cause__))
 
 
 def _sentence(error: Exception) -> str:
-    """What an error says, in one line: without the frames that TensorFlow puts around it inside a graph."""
+    """The message of an error in one line, without the frames that TensorFlow adds inside a graph."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and "[[" not in line]
     framed = (bool(lines) and not isinstance(error, scaler.ScalerError)) or str(error).startswith("in user code")
     return (lines[-1] if framed else " ".join(lines)).removeprefix(f"{type(error).__name__}: ") if lines else ""

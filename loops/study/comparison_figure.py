@@ -1,4 +1,4 @@
-"""All set-ups of a study in one figure: accuracy, what float16 made zero, skips, and the loss scales on each other."""
+"""All set-ups of a study in one figure: accuracy, flushed shares, skips, and the loss scales overlaid."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from loops.support.plot_style import STYLE, WIDTH, few, sample_of, shortened
 from loops.support.text import share
 
 _LEAST = 1e-5
-"""The left end of the axis of shares: smaller ones, and none, stand there."""
+"""The left end of the axis of shares: smaller shares, and zero, are drawn there."""
 
 
 @matplotlib.rc_context(STYLE)
 def comparison_figure(summary: Mapping, steps: Steps) -> Figure:
-    """A line for each set-up with its accuracy, flushed shares and skips, and below the loss scales of all in one."""
+    """A row for each set-up with its accuracy, flushed shares and skips; below, the loss scales of all in one panel."""
     rows = summary["setups"]
     scaled = [row for row in rows if options_of(summary, row)["policy"] != "float32"]
     heights = (height(rows), 2.3)[: 2 if scaled else 1]
@@ -102,7 +102,7 @@ def _loss_scales(
         records = steps[runs_of(summary, row)[0]["folder"]]
         x, y = [record["step"] for record in records], [record["loss_scale"] for record in records]
         every = few(len(x))
-        # Each begins elsewhere, so that lines on each other still show whose they are.
+        # The markers of each line start elsewhere, so overlaid lines stay distinguishable.
         start = every * (1 + rows.index(row)) // (1 + len(rows))
         axes.step(x, y, where="post", marker=mark.marker, markersize=4.5, markevery=(start, every), **mark.line)
     figure.legend(

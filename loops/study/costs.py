@@ -1,4 +1,4 @@
-"""What the runs of a study cost beside their accuracy: time, memory, and energy where the machine tells."""
+"""The costs of a study's runs: time, memory, and energy if the machine reports it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ COSTS = ("ms/step", "MB", "J/step")
 
 
 class Costs:
-    """An action that measures a run, from visit to visit. The first call is left out: the step is traced in it.
+    """An action that measures a run, from visit to visit. It leaves out the first call, which traces the step.
 
-    It belongs before the actions that take time, and its `leave` after them, so that their time is not the step's.
+    Put it before the actions that take time, and its `leave` after them, so their time does not count as the step's.
 
     Args:
-        meter: Reads the machine's energy.
+        meter: The meter of the machine's energy.
     """
 
     def __init__(self, meter: EnergyMeter):
@@ -39,12 +39,12 @@ class Costs:
         self._step: TrainStep | None = None
 
     def begin(self, loop: Loop) -> None:
-        """Remembers the step."""
+        """Keeps the train step."""
         if isinstance(loop.train_step, TrainStep):
             self._step = loop.train_step
 
     def __call__(self, visit: Visit) -> None:
-        """The steps of a call are done."""
+        """Measures the steps of the call that has just ended."""
         if self._left is None:
             return
         steps, (start, before) = len(visit.outputs["loss"]), self._left
@@ -54,16 +54,16 @@ class Costs:
             self._joules.append((joules - before) / steps)
 
     def leave(self, visit: Visit) -> None:
-        """The next call is about to begin."""
+        """Notes the time and energy at which the next call begins."""
         self._left = time.perf_counter(), self._meter.joules()
 
     def as_dict(self, task: ImageTask, batch_size: int, known: dict) -> dict:
         """`milliseconds` a step and `joules` a step, a number for each call but the first, and `bytes`.
 
         Args:
-            task: The run's.
-            batch_size: The run's.
-            known: Bytes by policy and masters, to be counted once for all runs that share them.
+            task: The run's task.
+            batch_size: The run's batch size.
+            known: A cache of bytes, shared by the runs of a study and filled here.
         """
         return {
             "milliseconds": self._milliseconds,
@@ -89,11 +89,11 @@ class Costs:
 
 
 def costs_of(runs: Sequence[Mapping]) -> dict:
-    """The costs of a set-up over its runs; None where nothing is known.
+    """The costs of a set-up over its runs; None for unknown ones.
 
     Returns:
         `milliseconds` a step, the median over the calls of all runs, with the quartiles `milliseconds_low` and
-        `milliseconds_high`; `joules` a step, their median; `bytes`, all that a step holds.
+        `milliseconds_high`; `joules` a step, the median; `bytes`, the memory of a step.
     """
     costs = [run["costs"] for run in runs if "costs" in run]
     times = [value for cost in costs for value in cost["milliseconds"]]
@@ -109,7 +109,7 @@ def costs_of(runs: Sequence[Mapping]) -> dict:
 
 
 def cost_cells(row: Mapping) -> tuple[str, str, str]:
-    """Time, memory and energy of a row of `summary["setups"]`, a dash for what is not known."""
+    """Time, memory and energy of a row of `summary["setups"]`, a dash if unknown."""
     milliseconds, joules, size = row.get("milliseconds"), row.get("joules"), row.get("bytes")
     return (
         "–" if milliseconds is None else f"{milliseconds:.3g}",
@@ -119,5 +119,5 @@ def cost_cells(row: Mapping) -> tuple[str, str, str]:
 
 
 def has_costs(summary: Mapping) -> bool:
-    """Whether any set-up's are known: not in a study of an older release."""
+    """Whether any set-up has known costs; a study of an older release has none."""
     return any(cell != "–" for row in summary["setups"] for cell in cost_cells(row))

@@ -1,4 +1,4 @@
-"""What the set-ups of a study cost, in one figure: time, memory, and energy where the machine told."""
+"""The costs of a study's set-ups in one figure: time, memory, and energy if known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PANELS = (("milliseconds", "ms a step"), ("bytes", "MB that a step holds"), ("j
 
 @matplotlib.rc_context(STYLE)
 def costs_figure(summary: Mapping) -> Figure:
-    """A line for each set-up, with a panel for each cost that is known of any."""
+    """A row for each set-up, and a panel for each cost that is known for at least one."""
     rows = summary["setups"]
     panels = [
         (place, key, title)

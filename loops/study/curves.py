@@ -1,4 +1,4 @@
-"""The figures over the steps of a study: pure functions from its summary and its steps to matplotlib figures."""
+"""Figures of a study over its steps: pure functions of its summary and steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def loss_figure(summary: Mapping, steps: Steps) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def loss_scale_figure(summary: Mapping, steps: Steps) -> Figure:
-    """The loss scale over the steps: a panel for each set-up, but for those that never scaled nor skipped a step."""
+    """The loss scale over the steps: a panel for each set-up that ever scaled or skipped."""
     rows = [row for row in summary["setups"] if _scales(summary, steps, row)] or summary["setups"]
     columns = 1 if len(rows) <= _IN_A_COLUMN else 2
     lines = math.ceil(len(rows) / columns)
@@ -80,7 +80,7 @@ def logarithmic_scales(axes: Axes) -> None:
 def loss_panels(
     figure: Figure, panels: Sequence[Axes], rows: Sequence[Mapping], summary: Mapping, steps: Steps
 ) -> None:
-    """The loss of each row in a panel of its own, on top of float32's, with one legend above all."""
+    """A panel for each row with its loss on top of float32's, and one legend above all panels."""
     float32 = [row for row in summary["setups"] if options_of(summary, row)["policy"] == "float32"]
     reference = next((row for row in float32 if comparable(summary, row, rows[0])), None)
     legend: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def loss_panels(
     for axes, row in zip(panels, rows, strict=False):
         if reference is not None and row is not reference:
             table = _smooth(losses(summary, steps, reference))
-            # The edge keeps the range visible where it is narrow, or a single seed.
+            # The edge keeps the range visible if it is narrow, or there is a single seed.
             axes.fill_between(x, table.min(axis=0), table.max(axis=0), color=BAND, linewidth=3)
             legend[reference["title"]] = Patch(color=BAND, linewidth=0)
             drawn = drawn or bool((table.mean(axis=0) > 0).any())
@@ -154,14 +154,14 @@ def _ended(summary: Mapping, row: Mapping) -> str:
 
 
 def _remove_last(panels: Sequence[Axes], used: int) -> None:
-    """Takes away the panel that a grid of two columns has too many."""
+    """Removes the unused last panel of a grid with two columns."""
     if used < len(panels):
         panels[-1].remove()
         panels[-3].tick_params(labelbottom=True)
 
 
 def _smooth(table: np.ndarray) -> np.ndarray:
-    """A centred moving mean along the steps over what is finite; gaps stay gaps."""
+    """A centred moving mean along the steps over the finite values; gaps stay gaps."""
     width = 1 + 2 * (table.shape[1] // 100)
     kernel = np.ones(width)
     finite = np.isfinite(table)

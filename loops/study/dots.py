@@ -1,4 +1,4 @@
-"""A line for each set-up with a dot on it: what the figures of a study that compare all set-ups are made of."""
+"""Dot plots with a row for each set-up, for the figures that compare all set-ups."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from loops.support.plot_style import shortened
 
 
 def height(rows: Sequence[Mapping]) -> float:
-    """Of a figure with so many lines, in inches."""
+    """The height of a figure with a line for each row, in inches."""
     return 0.75 + 0.27 * len(rows)
 
 
 def name_rows(axes: Axes, rows: Sequence[Mapping]) -> None:
-    """Writes the titles of the set-ups at the left, the first at the top."""
+    """Writes the titles of the set-ups on the left, the first at the top."""
     axes.set_yticks(range(len(rows)), [shortened(row["title"], 36) for row in rows])
     for label in axes.get_yticklabels():
         label.set_parse_math(False)

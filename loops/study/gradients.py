@@ -13,7 +13,7 @@ from loops.loop.visit import Visit
 from loops.tasks import ImageTask
 
 LOWEST, HIGHEST = -60, 20
-"""The exponents that are counted one by one: floor(log2|g|), with everything below or above in the end bins."""
+"""The exponents with bins, as floor(log2|g|); values beyond are in the end bins."""
 
 
 @dataclasses.dataclass
@@ -23,10 +23,10 @@ class GradientCounts:
     Attributes:
         histogram: Int64 [HIGHEST - LOWEST + 1], values by floor(log2|g|) of the *unscaled* float32 gradient.
         scaled_histogram: The same for the gradient times the loss scale in use at that visit.
-        zero: Values that are zero in float32 already; they are in no histogram.
-        nonzero: All others.
-        flushed: Those of `nonzero` that float16 makes zero at the loss scale in use.
-        overflowed: Those of `nonzero` that float16 makes infinite at the loss scale in use.
+        zero: The number of values that are zero in float32; the histograms leave them out.
+        nonzero: The number of all other values.
+        flushed: How many of `nonzero` float16 makes zero at the loss scale in use.
+        overflowed: How many of `nonzero` float16 makes infinite at the loss scale in use.
     """
 
     histogram: np.ndarray
@@ -38,12 +38,12 @@ class GradientCounts:
 
     @classmethod
     def empty(cls) -> GradientCounts:
-        """Nothing counted yet."""
+        """Counts of zero."""
         bins = HIGHEST - LOWEST + 1
         return cls(np.zeros(bins, np.int64), np.zeros(bins, np.int64))
 
     def as_dict(self) -> dict:
-        """For JSON."""
+        """The counts as JSON values."""
         share = self.flushed / self.nonzero if self.nonzero else None
         counts = {name: np.asarray(value).tolist() for name, value in dataclasses.asdict(self).items()}
         return {**counts, "lowest_exponent": LOWEST, "flushed_share": share}
@@ -52,8 +52,8 @@ class GradientCounts:
 class GradientProbe:
     """Counts the gradients of a fixed batch, by weights and by activations, in a float32 twin of the model.
 
-    A float16 run cannot show what it loses; a twin with the same weights can. One probe serves a whole study, so
-    that its graph is traced once: `counting` gives an action for a run.
+    A float16 run cannot show what it loses; a twin with the same weights can. One probe serves a whole study, so its
+    graph is traced once: `counting` gives an action for a run.
     """
 
     def __init__(self, task: ImageTask, examples: int = 64):
@@ -69,7 +69,7 @@ class GradientProbe:
         return GradientAction(self, model, loss_factor)
 
     def count(self, model: keras.Model, loss_factor: float, loss_scale: float) -> dict[str, dict[str, np.ndarray]]:
-        """Counts for the model's weights of now: a dict for "weights" and for "activations"."""
+        """Counts at the model's current weights: a dict each for "weights" and "activations"."""
         for twin, variable in zip(self._twin.variables, model.variables, strict=True):
             twin.assign(keras.ops.cast(variable, twin.dtype))
         counted = self._count(tf.constant(loss_factor, tf.float32), tf.constant(loss_scale, tf.float32))
@@ -111,7 +111,7 @@ class GradientAction:
 
     @staticmethod
     def nothing() -> dict[str, GradientCounts]:
-        """The counts of a run that was not looked at yet."""
+        """The counts of a run before its first visit."""
         return {"weights": GradientCounts.empty(), "activations": GradientCounts.empty()}
 
     def __call__(self, visit: Visit) -> None:

@@ -1,4 +1,4 @@
-"""Histograms of gradients on float16's number line, and the figure of a small loss, which needs them."""
+"""Figures with histograms of gradients on float16's number line: for all set-ups, and for a small loss."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KINDS = ("activations", "weights")
 
 @matplotlib.rc_context(STYLE)
 def gradients_figure(summary: Mapping) -> Figure:
-    """Histograms of the gradients' sizes for each set-up in 16 bits, of activations beside those of weights."""
+    """Histograms of gradient sizes for each 16-bit set-up: activations on the left, weights on the right."""
     plain, small = split_rows(summary)
     rows = plain or small
     rows = [row for row in rows if options_of(summary, row)["policy"] != "float32"] or rows
@@ -104,7 +104,7 @@ def _panel(axes: Axes, counts: Sequence[Mapping], tint: str) -> None:
 
 
 def _highest(summary: Mapping, rows: Sequence[Mapping], kinds: Sequence[str]) -> float:
-    """The largest share in a bin, but for the outermost ones: what lies beyond the axis may be nearly all."""
+    """The largest share in a bin except the outermost two, which may hold nearly all values."""
     runs = [run for row in rows for run in runs_of(summary, row)]
     counts = [run["gradients"][kind] for run in runs for kind in kinds if run["gradients"][kind]["nonzero"]]
     heights = [
@@ -114,9 +114,9 @@ def _highest(summary: Mapping, rows: Sequence[Mapping], kinds: Sequence[str]) ->
 
 
 def _none_and_dynamic(summary: Mapping, rows: Sequence[Mapping]) -> list[Mapping]:
-    """Of the 16-bit rows, one without scaling and one with a dynamic scale, as far as they are there."""
+    """Of the 16-bit rows, one without scaling and one with a dynamic scale, if present."""
     narrow = [row for row in rows if options_of(summary, row)["policy"] != "float32"]
-    # Mixed set-ups differ from float32 in nothing but the compute dtype.
+    # Mixed set-ups differ from float32 only in the compute dtype.
     narrow.sort(key=lambda row: not options_of(summary, row)["policy"].startswith("mixed"))
     starts = [
         [row for row in narrow if options_of(summary, row)["strategy"].startswith(kind)] for kind in ("none", "dynamic")

@@ -1,4 +1,4 @@
-"""The page of a study: what its template is filled with."""
+"""The page of a study: the values for its template."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from loops.support.text import share
 _FAR = 5.0  # Percentage points below float32 that call for an explanation.
 _NONE = "–"
 _HEADS = ("Accuracy", "Final loss", "Skipped", "Flushed, weights", "Flushed, activations", "vs float32")
-# Of markers as matplotlib names them: a path around (0, 0), about 8 wide.
+# SVG paths of markers, by matplotlib's names: around (0, 0), about 8 wide.
 _SHAPES = {
     "o": "M-4,0 a4,4 0 1,0 8,0 a4,4 0 1,0 -8,0",
     "s": "M-3.5,-3.5 h7 v7 h-7 z",
@@ -37,9 +37,9 @@ class Sample(NamedTuple):
     """A set-up's line and marker as in the figures, as SVG draws them.
 
     Attributes:
-        tint: Of both.
-        dashes: Of the line.
-        shape: The marker, a path.
+        tint: The colour of both.
+        dashes: The dash array of the line.
+        shape: The path of the marker.
     """
 
     tint: str
@@ -51,11 +51,11 @@ class Picture(NamedTuple):
     """A figure of the page.
 
     Attributes:
-        heading: Above it.
+        heading: The heading above the figure.
         image: The PNG in base64.
         alt: What it shows, in words.
         said: The paragraphs of its caption.
-        costs: Whether the table of costs stands below.
+        costs: Whether the table of costs follows below.
     """
 
     heading: str
@@ -69,9 +69,9 @@ def page(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> str:
     """The page of a study.
 
     Args:
-        summary: Of the study.
-        steps: The lines of its runs.
-        images: Its figures, PNGs in base64.
+        summary: The study's `summary.json`.
+        steps: The steps of its runs.
+        images: Its figures by name, as PNGs in base64.
     """
     rows, found = summary["setups"], marks(summary)
     seeds = "One seed" if summary["seeds"] == 1 else f"Means over {summary['seeds']} seeds, with the lowest and highest"
@@ -93,7 +93,7 @@ def page(summary: Mapping, steps: Steps, images: Mapping[str, str]) -> str:
 
 
 def _sample(mark: Mark) -> Sample:
-    # Black is the colour of the page's text: it may be dark.
+    # Black stands for the page's text colour, which a dark page changes.
     tint = "currentColor" if mark.colour == BLACK else mark.colour
     return Sample(tint, " ".join(f"{1.5 * length:g}" for length in mark.dashes) or "none", _SHAPES[mark.marker])
 

@@ -1,4 +1,4 @@
-"""The report of a study: figures and one HTML file that can be mailed."""
+"""The report of a study: figures and one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def report_study(folder: str | os.PathLike) -> list[pathlib.Path]:
     """Draws a study and writes `report.html` around the figures.
 
     Args:
-        folder: What `run_study` wrote: `summary.json` and `runs/*/steps.jsonl`.
+        folder: The folder that `run_study` wrote, with `summary.json` and `runs/*/steps.jsonl`.
 
     Returns:
         The files written to `folder`: `comparison.png`, `loss.png`, `loss_scale.png`, `gradients.png`, `costs.png` if
         time or memory is known, `small_loss.png` if the study has set-ups with a small loss, and `report.html`, which
-        needs no other file. Runs that failed are in them as far as they came.
+        needs no other file. They show failed runs up to the failure.
 
     Raises:
         loops.LoopError: If matplotlib is not installed.
@@ -68,7 +68,7 @@ def report_study(folder: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def read_steps(folder: pathlib.Path, summary: Mapping) -> Steps:
-    """The lines of each run, by its `folder`; none for a run that failed before its first step."""
+    """The steps of each run, by its `folder`; none for a run that failed before its first step."""
     steps: dict[str, list[dict]] = {}
     for run in summary["runs"]:
         path = folder / run["folder"] / STEPS

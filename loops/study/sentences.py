@@ -1,4 +1,4 @@
-"""What came out of a study, in one sentence, and the command that makes it again."""
+"""The result of a study in one sentence, and the command that repeats the study."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from loops.study.setups import SETUPS
 from loops.study.summaries import options_of
 
-_CLOSE = 1.0  # Percentage points: what the first sentence calls "within" of float32.
+_CLOSE = 1.0  # Percentage points that count as "within" of float32.
 
 
 def result_sentence(summary: Mapping) -> str:
-    """What came out, in one sentence made from the numbers."""
+    """The result in one sentence, made from the numbers."""
     rows = [row for row in summary["setups"] if row["accuracy"] is not None]
     lost = [row for row in summary["setups"] if row["accuracy"] is None]
     none = [f"no run of “{row['title']}” finished" for row in lost]
@@ -35,7 +35,7 @@ def result_sentence(summary: Mapping) -> str:
         alone = len(close) == len(others)
         count = f"{len(close)} of {len(others)}" if not alone else "both" if len(others) == 2 else f"all {len(others)}"
         named = f"“{close[0]['title']}” is" if len(close) == 1 else f"{count} set-ups in 16 bits are"
-        # Rounded up: "within" has to hold.
+        # Rounded up, so that "within" holds.
         widest = max(0.1, *(math.ceil(10 * abs(row["difference"]) - 1e-6) / 10 for row in close))
         parts.append(f"{named} within {widest:.1f} points of it")
     for row in far:
@@ -45,7 +45,7 @@ def result_sentence(summary: Mapping) -> str:
 
 
 def command(summary: Mapping) -> str:
-    """The command that makes this study again."""
+    """The command that repeats this study."""
     names, known = [row["name"] for row in summary["setups"]], [setup.name for setup in SETUPS]
     strategies = [options_of(summary, row)["strategy"] for row in summary["setups"] if row["name"] not in known]
     chosen = [] if names == known else [f"--setup {name}" for name in names]

@@ -1,4 +1,4 @@
-"""What a study compares."""
+"""The set-ups that a study compares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import scaler
 from loops.run.strategy_text import parse_strategy
 
 SMALL = 2.0**-20
-"""The constant of the small-loss set-ups: what a loss term with a weight of one in a million looks like."""
+"""The factor of the small-loss set-ups, like a loss term with a weight of one in a million."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Setup:
     loss_factor: float = 1.0
 
 
-# In a short run an interval of 2000 steps would never show a growth.
+# A short run would never grow its scale with an interval of 2000 steps.
 _DYNAMIC = "dynamic:growth_interval=50"
 
 SETUPS = (
@@ -54,10 +54,10 @@ SETUPS = (
 
 
 def choose_setups(names: Sequence[str]) -> list[Setup]:
-    """The set-ups of these names in the study's order; all of them for none.
+    """The set-ups with these names, in the study's order; all of them if there are no names.
 
     Raises:
-        scaler.InvalidArgument: For a name that is no set-up.
+        scaler.InvalidArgument: For an unknown name.
     """
     known = {setup.name: setup for setup in SETUPS}
     for name in names:
@@ -67,18 +67,18 @@ def choose_setups(names: Sequence[str]) -> list[Setup]:
 
 
 def strategy_setups(texts: Sequence[str]) -> list[Setup]:
-    """Strategies to compare: each on mixed float16, after float32 as the reference.
+    """A set-up for each strategy, in mixed float16, after float32 as the reference.
 
     Args:
-        texts: As `parse_strategy` takes them. One that is given twice is compared once.
+        texts: Strategies in the syntax of `parse_strategy`. Duplicates are dropped.
 
     Raises:
-        scaler.InvalidArgument: For a text that is no strategy.
+        scaler.InvalidArgument: For a text that is not a strategy.
     """
     setups = {SETUPS[0].name: SETUPS[0]}
     for text in dict.fromkeys(texts):
         parse_strategy(text)
-        # Also a folder's name.
+        # The name is also a folder's name.
         plain = re.sub(r"[^\w.=,+-]+", "-", text, flags=re.ASCII)[:100]
         name, number = plain, 2
         while name in setups:

@@ -1,4 +1,4 @@
-"""What a study's `summary.json` and the lines of its runs say, read for figures and pages."""
+"""Reads a study's `summary.json` and the steps of its runs, for figures and pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 Steps = Mapping[str, Sequence[Mapping]]
-"""The lines of each run's `steps.jsonl`, by the run's `folder`; fewer than the study's steps where a run failed."""
+"""The lines of each run's `steps.jsonl`, by the run's `folder`; fewer than the study's steps if a run failed."""
 
 
 def runs_of(summary: Mapping, row: Mapping) -> list[Mapping]:
@@ -16,12 +16,12 @@ def runs_of(summary: Mapping, row: Mapping) -> list[Mapping]:
 
 
 def options_of(summary: Mapping, row: Mapping) -> Mapping:
-    """What the runs of a row have in common: `policy`, `strategy`, `loss_factor` and so on, as in its first run."""
+    """The options that the runs of a row share, such as `policy` and `strategy`, from its first run."""
     return runs_of(summary, row)[0]
 
 
 def failed(runs: Sequence[Mapping]) -> list[Mapping]:
-    """Those of the runs that ended with an error of their own."""
+    """The runs that ended with an error."""
     return [run for run in runs if "error" in run]
 
 
@@ -32,13 +32,13 @@ def failure(run: Mapping) -> str:
 
 
 def place(run: Mapping) -> str:
-    """How far a failed run came: "at step 150"."""
+    """Where a run failed: "at step 150"."""
     step = run["error"]["step"]
     return f"at step {step}" if step else "before its first step"
 
 
 def split_rows(summary: Mapping) -> tuple[list[Mapping], list[Mapping]]:
-    """The rows of `summary["setups"]` that train on the plain loss, and those on a loss times another constant."""
+    """The rows of `summary["setups"]` that train on the plain loss, and those on a loss times a constant."""
     plain = [row for row in summary["setups"] if options_of(summary, row)["loss_factor"] == 1]
     return plain, [row for row in summary["setups"] if row not in plain]
 
@@ -49,7 +49,7 @@ def comparable(summary: Mapping, row: Mapping, other: Mapping) -> bool:
 
 
 def losses(summary: Mapping, steps: Steps, row: Mapping) -> np.ndarray:
-    """The losses of a set-up without its constant factor, float [runs, steps]; NaN where none is finite.
+    """The losses of a set-up without its constant factor, float [runs, steps]; NaN for missing or non-finite ones.
 
     The runs are those that finished, or all if none did.
     """
@@ -63,5 +63,5 @@ def losses(summary: Mapping, steps: Steps, row: Mapping) -> np.ndarray:
 
 
 def skipped(record: Mapping) -> bool:
-    """Whether a line is of a step that was skipped."""
+    """Whether a line of `steps.jsonl` is of a skipped step."""
     return record["attempted"] and not record["applied"]

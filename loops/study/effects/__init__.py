@@ -1,4 +1,4 @@
-"""Published effects of number formats in training, measured again: one file an effect."""
+"""Published effects of number formats in training, measured again: one module for each effect."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ PRESETS = tuple(
         lag,
     )
 )
-"""What can be measured, in the order of the index: eight published effects and two of our own."""
+"""The effects in the order of the index: eight published ones and two of ours."""
 
 
 def choose(name: str) -> Preset:
     """A preset by name.
 
     Raises:
-        scaler.InvalidArgument: For another name.
+        scaler.InvalidArgument: For an unknown name.
     """
     for preset in PRESETS:
         if preset.name == name:
@@ -60,11 +60,11 @@ def measure(preset: Preset, seeds: int = 3, steps: int | None = None) -> Effect:
 
     Args:
         preset: One of `PRESETS`.
-        seeds: How many.
-        steps: Of each run; its own number if not given.
+        seeds: The number of seeds.
+        steps: The steps of each run (default: the preset's number).
 
     Raises:
-        scaler.InvalidArgument: For numbers that are no counts, and for less than 10 steps: nothing settles in those.
+        scaler.InvalidArgument: For numbers that are not counts, and for fewer than 10 steps, in which nothing settles.
     """
     check_count(f"preset {preset.name}, seeds={seeds!r}", seeds)
     steps = preset.steps if steps is None else steps

@@ -1,4 +1,4 @@
-"""Training under several strategies at once, in the graph: what each scale was, what it skipped and what it flushed."""
+"""Trains under several strategies at once, in one graph, and records scales, skips and flushed shares."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ RATE = 0.05
 
 
 class TrainingCurves(NamedTuple):
-    """What was seen of each step. Arrays are [steps, setups, seeds].
+    """Records of each step. Arrays are [steps, setups, seeds].
 
     Attributes:
-        loss: Of the batch.
+        loss: The loss of the batch.
         scale: Float32, the loss scale of the step.
-        skipped: Bool.
+        skipped: Bool, whether the step was skipped.
         amax: The largest magnitude of the unscaled gradients of weights; infinite in a skipped step.
-        largest: The same of everything in the backward pass, gradients of activations too.
-        flushed: The share of the gradients of activations, zeros of ReLU not counted, that are zero in float16 and not
-            in a float32 pass at the same weights; NaN unless asked for.
-        divisor: What the scaled gradients were divided by, over the scale of the step.
-        test_loss: [setups, seeds], of the held-out digits, at the end, in float32.
-        accuracy: [setups, seeds], of the held-out digits, at the end.
+        largest: The largest magnitude in the whole backward pass, including gradients of activations.
+        flushed: The share of the gradients of activations that are zero in float16 but not in a float32 pass at the
+            same weights, without zeros of ReLU; NaN unless requested.
+        divisor: The divisor of the scaled gradients, relative to the scale of the step.
+        test_loss: [setups, seeds], the final loss on the held-out digits, in float32.
+        accuracy: [setups, seeds], the final accuracy on the held-out digits.
     """
 
     loss: np.ndarray
@@ -58,16 +58,16 @@ def train(
     """Trains a network for each strategy and seed by SGD with momentum on float32 weights.
 
     Args:
-        strategies: One for each set-up.
-        seeds: Networks for each strategy; they differ in initial weights and batches.
-        steps: Batches.
-        factors: What the loss of each set-up is multiplied by; its step is divided by that again. Ones if not given.
-        updated: For each set-up whether it unscales, wrongly, by the scale that the strategy has just moved to.
-        forward_rounding: What becomes of weights and activations.
-        rounding: What becomes of gradients.
-        twin: Whether a float32 backward pass beside each says what was flushed.
-        shared: Whether the weights are moved by the twin's float32 gradients at every step, so that all set-ups of a
-            seed meet the same weights, as on one recorded trace.
+        strategies: The strategy of each set-up.
+        seeds: The number of networks for each strategy; they differ in initial weights and batches.
+        steps: The number of batches.
+        factors: A factor on the loss of each set-up, which its step divides out again (default: ones).
+        updated: For each set-up, whether it unscales, wrongly, by the scale after the strategy's update (default: no).
+        forward_rounding: The rounding of weights and activations.
+        rounding: The rounding of gradients.
+        twin: Whether to run a float32 backward pass as well, to count what was flushed.
+        shared: Whether the twin's float32 gradients move the weights at every step, so that all set-ups of a seed see
+            the same weights, as on one recorded trace.
     """
     setups = len(strategies)
     ones = tf.ones([setups, seeds])
@@ -85,7 +85,7 @@ def train(
             images, labels = networks.batch(problem, step, seeds, setups)
             scale = tf.concat([state.loss_scale for state in states], axis=0)
             seen = networks.backward(weights, images, labels, scale * factor, forward_rounding, rounding)
-            # Weights are moved by quotients in float32, so they have to be finite, too.
+            # Weights are moved by quotients in float32, which must be finite, too.
             amax, finite = networks.largest(seen.grads), networks.all_finite(seen.grads)
             unscaled, both = amax / scale, networks.largest([*seen.grads, *seen.deltas]) / scale
             flushed, wide = tf.fill(tf.shape(scale), float("nan")), seen
@@ -107,7 +107,7 @@ def train(
             rows = rows.write(step, tf.stack(row))
         return weights, rows.stack()
 
-    # Traced by hand: TensorFlow warns of functions that are traced by calls again and again, as each course here is.
+    # Traced explicitly: TensorFlow warns about functions that calls trace repeatedly, as here in every call of `train`.
     weights, rows = run.get_concrete_function()()
     loss, scale, skipped, amax, largest, flushed, divisor = np.moveaxis(
         rows.numpy().reshape(steps, 7, setups, seeds), 1, 0
@@ -124,7 +124,7 @@ def descend(
     divisor: tf.Tensor,
     finite: tf.Tensor,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """One step of SGD with momentum in float32, of the copies whose gradients are finite."""
+    """One step of SGD with momentum in float32, for the copies whose gradients are finite."""
     moved, kept = [], []
     for weight, momentum, grad in zip(weights, momenta, grads, strict=True):
         applied = tf.broadcast_to(finite[:, None, None], tf.shape(weight))
@@ -142,7 +142,7 @@ def _event(
     finite: tf.Tensor,
     amax: tf.Tensor,
 ) -> scaler.Event:
-    """What a strategy sees of the seeds of its own set-up."""
+    """The event of a strategy: the gradients of its set-up's seeds."""
     own = slice(number * seeds, (number + 1) * seeds)
     needs = getattr(strategy, "needs", scaler.strategies.Needs())
     counts = _histogram([grad[own] for grad in grads], needs.edges) if needs.edges else None

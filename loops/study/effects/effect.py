@@ -1,4 +1,4 @@
-"""What the reproduction of a published effect comes to, as plain values that JSON can hold."""
+"""The result of measuring an effect, as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import scaler
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A sentence about what was measured, and whether the numbers bear it out.
+    """A sentence about the measurement, and whether the numbers support it.
 
     Attributes:
-        text: What should be so, in words.
-        holds: Whether it is so in this run: computed, never written down.
+        text: The claim, in words.
+        holds: Whether it holds in this run: always computed from the numbers.
     """
 
     text: str
@@ -29,7 +29,7 @@ class Line:
     """A curve with its spread over seeds.
 
     Attributes:
-        label: What the legend says.
+        label: The text in the legend.
         x: Positions, ascending.
         y: Means over the seeds, one for each position; None where there is none.
         low: The least of the seeds.
@@ -48,14 +48,14 @@ class Panel:
     """One pair of axes of the figure.
 
     Attributes:
-        title: Above it.
-        x_label: With the unit.
-        y_label: With the unit.
-        lines: What is drawn.
+        title: The title above the axes.
+        x_label: The label of the x axis, with the unit.
+        y_label: The label of the y axis, with the unit.
+        lines: The curves.
         log_x: The base of a logarithmic axis, or 0 for a linear one.
-        log_y: The same.
-        reference: A height at which a dashed line stands, and what it is; None for no line.
-        ticks: Words at the positions 0, 1, 2, ... in place of numbers; empty for numbers.
+        log_y: The base of the y axis, likewise.
+        reference: The height and label of a dashed horizontal line; None for no line.
+        ticks: Words at the positions 0, 1, 2, ... instead of numbers; empty for numbers.
     """
 
     title: str
@@ -73,21 +73,21 @@ class Effect:
     """One published effect, measured here.
 
     Attributes:
-        name: As on the command line.
-        title: Of its page.
-        question: What is asked, one or two sentences.
-        published: What the paper says, with its figure and its address; for an effect of our own that there is none.
+        name: The name on the command line.
+        title: The title of its page.
+        question: The question, in one or two sentences.
+        published: The paper's result, with its figure and address, or a note that there is no paper.
         design: How it was measured, with the sizes.
-        seeds: How many.
-        steps: How many of each run.
-        beside: What, the published figure, and ours, as text.
-        columns: Headings of the table.
-        rows: Cells, already text.
-        claims: What agrees with the published direction and order of magnitude, and what does not.
-        remarks: Why what differs does.
-        panels: The figure.
+        seeds: The number of seeds.
+        steps: The steps of each run.
+        beside: The comparison with the paper: rows of the quantity, the published figure, and ours, as text.
+        columns: The headings of the table.
+        rows: The cells of the table, as text.
+        claims: Whether direction and order of magnitude agree with the published ones, claim by claim.
+        remarks: Explanations of the differences.
+        panels: The panels of the figure.
         measured: The numbers behind the table: a list over the seeds for each.
-        seconds: How long it took, set by whoever ran it.
+        seconds: How long the measurement took; `measure` sets it.
     """
 
     name: str
@@ -112,10 +112,10 @@ class Preset:
     """An effect that can be run.
 
     Attributes:
-        name: As on the command line.
-        summary: What it asks, in a few words.
-        steps: How many a run takes if nobody says.
-        run: From seeds and steps to the effect.
+        name: The name on the command line.
+        summary: The question, in a few words.
+        steps: The default number of steps of a run.
+        run: Measures the effect, given the numbers of seeds and steps.
     """
 
     name: str
@@ -130,10 +130,10 @@ def to_values(effect: Effect) -> dict[str, Any]:
 
 
 def from_values(values: Mapping[str, Any]) -> Effect:
-    """The effect that `to_values` was given, also after a way through JSON.
+    """The effect from the values that `to_values` returned, also after a round trip through JSON.
 
     Raises:
-        scaler.InvalidArgument: For values of another form.
+        scaler.InvalidArgument: For values in another form.
     """
     try:
         panels = tuple(
@@ -145,12 +145,12 @@ def from_values(values: Mapping[str, Any]) -> Effect:
         return Effect(**{**values, **_tuples(values, "columns"), **tables, "claims": claims, "panels": panels})
     except (KeyError, TypeError) as error:
         raise scaler.InvalidArgument(
-            f"these are no values of an effect ({error!r}): run halfstep study --preset."
+            f"these are not the values of an effect ({error!r}): run halfstep study --preset."
         ) from error
 
 
 def curve(label: str, x: Sequence[float] | np.ndarray, by_seed: np.ndarray) -> Line:
-    """A curve of values [positions, seeds]; what is not finite is left out."""
+    """A curve of values [positions, seeds]; values that are not finite are left out."""
 
     def known(values: np.ndarray) -> tuple[float | None, ...]:
         return tuple(float(f"{value:.6g}") if np.isfinite(value) else None for value in values)
@@ -166,7 +166,7 @@ def curve(label: str, x: Sequence[float] | np.ndarray, by_seed: np.ndarray) -> L
 
 
 def course_of(label: str, by_step: np.ndarray, points: int = 120) -> Line:
-    """A curve over the steps of a run [steps, seeds], thinned to so many points."""
+    """A curve over the steps of a run [steps, seeds], thinned to `points` points."""
     at = np.unique(np.linspace(0, len(by_step) - 1, points).astype(int))
     return curve(label, at + 1, np.asarray(by_step)[at])
 

@@ -19,7 +19,7 @@ from loops.support.plot_style import STYLE
 _HEIGHT = 3.4
 _DPI = 110
 _FEW = 40
-"""Positions up to which each has a marker."""
+"""The most positions at which each has a marker."""
 _SHIFT = 0.14
 _COLOURS_OF_FILE = 128
 """A palette: a third of the size of a file with all colours."""
@@ -30,7 +30,7 @@ def effect_figure(effect: Effect) -> Figure:
     """The panels of an effect side by side.
 
     Args:
-        effect: With at least one panel.
+        effect: An effect with at least one panel.
     """
     figure = Figure((4.0 * max(2, len(effect.panels)), _HEIGHT), layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(effect.panels), squeeze=False)[0], effect.panels, strict=True):
@@ -72,7 +72,7 @@ def _panel(axes: Axes, panel: Panel) -> None:
 
 
 def _legend(axes: Axes, above: bool) -> None:
-    """Says which line is which: where there is room, or in a row between the title and points that leave none."""
+    """Draws the legend: inside the axes, or in a row below the title if points leave no room inside."""
     if not above:
         axes.legend(fontsize=7.5, handlelength=2.6)
         return
@@ -89,7 +89,7 @@ def _line(axes: Axes, line: Line, look: Mark) -> None:
 
 
 def _points(axes: Axes, line: Line, look: Mark, shift: float) -> None:
-    """Of things that have no order: no line leads from one to the next."""
+    """Draws values of unordered things: no line joins them."""
     x, y, low, high = _known(line)
     axes.vlines(x + shift, low, high, color=look.colour, linewidth=1.2)
     axes.plot(x + shift, y, look.marker, color=look.colour, markersize=5, label=line.label)

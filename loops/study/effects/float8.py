@@ -23,11 +23,11 @@ _LAYERS = len(networks.SIZES) - 1
 def run(seeds: int = 3, steps: int = 900) -> Effect:
     """Trains with the gradients of activations in float8, each tensor scaled by the amax of past steps.
 
-    A third of the way the loss is multiplied by 256, at two thirds that is taken back; steps are divided by it again.
+    From one third to two thirds of the run, the loss is multiplied by 256; the steps divide it out again.
 
     Args:
-        seeds: Networks for each format and history.
-        steps: Of each run.
+        seeds: The number of networks for each format and history.
+        steps: The steps of each run.
     """
     cases: list[tuple[str, int | None]] = [(name, history) for name in _FORMATS for history in (None, *_HISTORIES)]
     up, down = steps // 3, 2 * steps // 3
@@ -221,7 +221,7 @@ def _train(cases: Sequence[tuple[str, int | None]], seeds: int, steps: int, up: 
 
 
 class _Cast(NamedTuple):
-    """A tensor cast to float8 and back; of each value whether it was lost, cut off, and not zero before."""
+    """A tensor cast to float8 and back; for each value, whether it was flushed, saturated, and non-zero before."""
 
     values: tf.Tensor
     amax: tf.Tensor

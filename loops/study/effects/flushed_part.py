@@ -19,11 +19,11 @@ _ENOUGH = 0.01
 
 
 def run(seeds: int = 3, steps: int = 400) -> Effect:
-    """Trains with float16 gradients of ever smaller losses, in four ways that differ in what becomes of small values.
+    """Trains with float16 gradients of ever smaller losses, in four ways that treat small values differently.
 
     Args:
-        seeds: Networks for each way and size.
-        steps: Of each run.
+        seeds: The number of networks for each way and size.
+        steps: The steps of each run.
     """
     cases = list(itertools.product(_MODES, _FACTORS))
     seen = course.train(
@@ -132,7 +132,7 @@ def _edge(accuracy: np.ndarray, least: float) -> str:
 
 
 class _Rounding:
-    """What becomes of gradients: for each copy one of `_MODES`, by number."""
+    """The rounding of gradients: one of `_MODES` for each copy, by index."""
 
     def __init__(self, modes: np.ndarray):
         self._modes = modes
@@ -141,7 +141,7 @@ class _Rounding:
     def __call__(self, values: tf.Tensor) -> tf.Tensor:
         rounded = networks.half(values)
         lost = tf.logical_and(rounded == 0, values != 0)
-        # A call knows no step: the values themselves make the numbers differ from one step to the next.
+        # A call does not know the step, so the values seed the random numbers, which then differ between steps.
         noise = tf.bitcast(tf.reduce_sum(tf.abs(values)), tf.int32)
         drawn = tf.random.stateless_uniform(tf.shape(values), tf.stack([next(self._calls), noise]))
         chosen = tf.sign(values) * tf.where(drawn < tf.abs(values) / _SMALLEST, _SMALLEST, 0.0)

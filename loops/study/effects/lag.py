@@ -18,7 +18,7 @@ _MARGINS = (0, 1, 2, 3)
 _LARGEST = 65504.0
 _OVERFLOWS = 65520.0
 _FIRST_SHARE = 0.1
-"""The part of a run that is looked at apart: in it gradients change most."""
+"""The part of a run that is also analysed alone: gradients change most in it."""
 
 
 class LaggingState(NamedTuple):
@@ -26,7 +26,7 @@ class LaggingState(NamedTuple):
 
     Attributes:
         loss_scale: Float32.
-        history: Float32 [lag], amax of the last steps, the oldest first; 0 where there was none yet.
+        history: Float32 [lag], amax of the last steps, the oldest first; 0 before there were any.
     """
 
     loss_scale: tf.Tensor
@@ -42,7 +42,7 @@ class Lagging:
     Attributes:
         lag: Steps, at least 1.
         margin: Octaves.
-        initial_scale: Until the first observation is old enough.
+        initial_scale: The scale until the first observation is old enough.
     """
 
     lag: int
@@ -70,8 +70,8 @@ def run(seeds: int = 3, steps: int = 3000) -> Effect:
     """Skips against the delay, from the amax of recorded runs, and live with a margin of one octave.
 
     Args:
-        seeds: Networks.
-        steps: Of each run; longer than twice the longest delay that is looked at.
+        seeds: The number of networks.
+        steps: The steps of each run; more than twice the longest delay.
     """
     lags = [lag for lag in _LAGS if lag < steps // 2]
     trace = course.train([scaler.Static(2.0**6)], seeds=seeds, steps=steps).largest[:, 0].astype(np.float64)

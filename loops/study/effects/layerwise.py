@@ -23,9 +23,9 @@ def run(seeds: int = 3, steps: int = 40, depth: int = _DEPTH) -> Effect:
     """Compares zeros in the gradients of the weights of a deep sigmoid network, whose weights stay as initialized.
 
     Args:
-        seeds: Networks.
-        steps: Batches; the second half is counted.
-        depth: Layers of sigmoids.
+        seeds: The number of networks.
+        steps: The number of batches; the second half is counted.
+        depth: The number of sigmoid layers.
     """
     problem = networks.digits()
     wide, narrow = _network(depth, "float32"), _network(depth, "float16")
@@ -154,7 +154,7 @@ def _network(depth: int, dtype: str) -> keras.Model:
 
 
 def _initialize(seed: int, *models: keras.Model) -> None:
-    """The same float16 numbers for each model, as Keras would draw them."""
+    """Gives all models the same float16 weights, drawn as Keras does."""
     random = np.random.default_rng(seed)
     values = []
     for shape in (variable.shape for variable in models[0].trainable_variables):

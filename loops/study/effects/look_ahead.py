@@ -29,11 +29,11 @@ def _strategies() -> dict[str, scaler.Strategy]:
 
 
 def run(seeds: int = 3, steps: int = 2000) -> Effect:
-    """Counts what each strategy skips while all meet the same weights, and while each trains its own.
+    """Counts the skips of each strategy while all see the same weights, and while each trains its own.
 
     Args:
-        seeds: Networks for each strategy.
-        steps: Of each run.
+        seeds: The number of networks for each strategy.
+        steps: The steps of each run.
     """
     strategies = _strategies()
     names, given = list(strategies), list(strategies.values())
@@ -121,7 +121,7 @@ def run(seeds: int = 3, steps: int = 2000) -> Effect:
         ),
         remarks="LogNormal describes gradients of weights, and here these are the largest in nearly all steps, so it "
         "sees what overflows. Where an activation's gradient overflows first it does not, and its promise says "
-        "nothing. The published rule keeps the rate in a way nobody wants: after its first overflow it counts 2^16 "
+        "nothing. The published rule keeps the rate in a useless way: after its first overflow it counts 2^16 "
         "where 16 is meant, and stays at its floor (the seeds with a mean log2 scale near 0), where a large part of "
         "the gradients is flushed. The repaired rule does not. Graphcore's rule was published for chosen tensors and a "
         "period; here it looks at all gradients of weights at each step and moves by an octave each time. Its edge at "

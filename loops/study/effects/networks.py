@@ -1,7 +1,7 @@
-"""Many small networks on the digits, trained side by side as one batch of matrices, with every rounding in the open.
+"""Many small networks on the digits, trained together as one batch of matrices, with explicit rounding.
 
-The backward pass is written out, so that each tensor in it can be rounded and looked at. Copies of a network are the
-first axis of every tensor: as many as there are set-ups times seeds, the seeds of a set-up next to each other.
+The backward pass is written out, so each tensor in it can be rounded and inspected. The first axis of every tensor
+holds the copies of a network: set-ups times seeds, with the seeds of a set-up next to each other.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Problem(NamedTuple):
     Attributes:
         images: Float32 [n, 64].
         labels: Int32 [n].
-        test_images: The same, held out.
-        test_labels: The same, held out.
+        test_images: Held-out images.
+        test_labels: Held-out labels.
     """
 
     images: tf.Tensor
@@ -38,13 +38,13 @@ class Problem(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What one backward pass gave.
+    """The results of one backward pass.
 
     Attributes:
         loss: Float32 [copies], neither scaled nor multiplied by a factor.
-        grads: Scaled gradients of the weights, float32 [copies, ...], in their order.
-        deltas: Scaled gradients of what each layer gives before its activation, float32 [copies, batch, units], the
-            first layer first.
+        grads: Scaled gradients of the weights, float32 [copies, ...], in the order of the weights.
+        deltas: Scaled gradients of the pre-activations of each layer, float32 [copies, batch, units], first layer
+            first.
     """
 
     loss: tf.Tensor
@@ -64,7 +64,7 @@ def digits() -> Problem:
 
 
 def start(seeds: int, setups: int = 1, sizes: Sequence[int] = SIZES) -> list[tf.Tensor]:
-    """Weights and biases in turn, [setups * seeds, in, out] and [setups * seeds, 1, out]; set-ups begin alike."""
+    """Weights and biases in turn, [setups * seeds, in, out] and [setups * seeds, 1, out]; all set-ups begin equal."""
     weights = []
     for layer, (wide, out) in enumerate(itertools.pairwise(sizes)):
         drawn = [
@@ -86,12 +86,12 @@ def batch(problem: Problem, step: tf.Tensor, seeds: int, setups: int = 1) -> tup
 
 
 def exact(values: tf.Tensor) -> tf.Tensor:
-    """Nothing is rounded: float32."""
+    """Rounds nothing: float32."""
     return values
 
 
 def half(values: tf.Tensor) -> tf.Tensor:
-    """Rounded to float16 and held in float32: what does not fit is infinite, or zero."""
+    """Rounds to float16, held in float32: values out of range become infinite or zero."""
     return tf.cast(tf.cast(values, tf.float16), tf.float32)
 
 
@@ -107,13 +107,13 @@ def backward(
     """One pass forward and backward through dense layers with ReLU, summed in float32 and rounded after each product.
 
     Args:
-        weights: As `start` gives them.
+        weights: Weights and biases in turn, as `start` returns them.
         images: [copies, batch, 64].
         labels: [copies, batch].
-        scale: Float32 [copies], what the loss is multiplied by before the backward pass.
-        forward_rounding: What becomes of weights, products and activations.
-        rounding: What becomes of each gradient.
-        cut: From the number of a layer and the scaled gradient of its product to what goes on backward.
+        scale: Float32 [copies], the factor on the loss before the backward pass.
+        forward_rounding: The rounding of weights, products and activations.
+        rounding: The rounding of each gradient.
+        cut: Maps a layer's number and the scaled gradient of its product to the gradient that is propagated.
     """
     layers = len(weights) // 2
     kernels = [forward_rounding(kernel) for kernel in weights[0::2]]
@@ -136,7 +136,7 @@ def backward(
         kernel = rounding(tf.matmul(inputs[number], delta, transpose_a=True))
         grads[:0] = [kernel, rounding(tf.reduce_sum(delta, axis=1, keepdims=True))]
         if number:
-            # Where ReLU gave zero, zero goes back: also of an infinity, which a product would make NaN.
+            # Where ReLU gave zero, the gradient is zero, even for an infinity, which a product would make NaN.
             passed = rounding(tf.matmul(delta, kernels[number], transpose_b=True))
             delta = tf.where(inputs[number] > 0, passed, tf.zeros_like(passed))
     return Pass(loss, grads, deltas)
@@ -157,14 +157,14 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def share(conditions: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The share of values for which it is so, float32 [copies]."""
+    """The share of values that are true, float32 [copies]."""
     so = tf.add_n([tf.reduce_sum(tf.cast(condition, tf.float32), axis=[1, 2]) for condition in conditions])
     return so / float(sum(condition.shape[1] * condition.shape[2] for condition in conditions))
 
 
 @tf.function(reduce_retracing=True)
 def evaluate(weights: Sequence[tf.Tensor], images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Loss and accuracy of each copy in float32, float32 [copies] each; a copy that gives NaN is wrong."""
+    """Float32 loss and accuracy [copies] of each copy; an example with a non-finite output counts as wrong."""
     given = images[None]
     for number, (kernel, bias) in enumerate(zip(weights[0::2], weights[1::2], strict=True)):
         given = (tf.nn.relu(given) if number else given) @ kernel + bias

@@ -1,4 +1,4 @@
-"""Effects as files: the numbers as JSON, the figure as a PNG, and the page that both are in."""
+"""Files of an effect: the numbers as JSON, the figure as a PNG, and a page with both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loops.support.json_values import read_json, without_nan
 
 
 def write(effect: Effect, folder: str | os.PathLike) -> list[pathlib.Path]:
-    """Writes `NAME.json`, `NAME.png` and `NAME.md` into a folder, which it makes if need be.
+    """Writes `NAME.json`, `NAME.png` and `NAME.md` into a folder, which is created if missing.
 
     Returns:
         The files, the page first.
@@ -49,7 +49,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 def check_writable(folder: str | os.PathLike) -> None:
-    """Makes a folder, and refuses one that cannot be made or written into, before anything is measured.
+    """Creates a folder, and raises before anything is measured if that fails or it cannot be written.
 
     Raises:
         loops.NotWritable: With the reason.
@@ -62,7 +62,7 @@ def check_writable(folder: str | os.PathLike) -> None:
 
 
 def check_drawable() -> None:
-    """Refuses to go on without matplotlib, before anything is measured.
+    """Raises before anything is measured if matplotlib is missing.
 
     Raises:
         loops.LoopError: If it is not installed.
@@ -81,7 +81,7 @@ def _said(path: pathlib.Path) -> Iterator[None]:
 
 
 def as_json(effect: Effect) -> str:
-    """All of an effect; what is not finite is null."""
+    """An effect as JSON, with null for values that are not finite."""
     return json.dumps(without_nan(to_values(effect)), indent=1, ensure_ascii=False)
 
 
@@ -89,7 +89,7 @@ def read(path: str | os.PathLike) -> Effect:
     """The effect of a JSON file.
 
     Raises:
-        scaler.InvalidArgument: If it holds none.
+        scaler.InvalidArgument: If the file holds no effect.
     """
     try:
         values = read_json(pathlib.Path(path).read_text(encoding="utf-8"))
@@ -127,12 +127,12 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def command(effect: Effect) -> str:
-    """What makes the page again."""
+    """The command that makes the page again."""
     return f"halfstep study --preset {effect.name} --seeds {effect.seeds} --steps {effect.steps} --out docs/effects"
 
 
 def index(effects: Sequence[Effect]) -> str:
-    """The page that leads to those of the effects."""
+    """The page that links to the pages of the effects."""
     rows = [
         f"| [{effect.title}]({effect.name}.md) | {sum(claim.holds for claim in effect.claims)} of {len(effect.claims)} "
         f"| {effect.seconds:.0f} s |"
@@ -142,7 +142,7 @@ def index(effects: Sequence[Effect]) -> str:
         [
             "# Published effects, measured again",
             "",
-            "Each page puts a published figure beside one measured here, with its spread over seeds, and says what "
+            "Each page compares a published figure with one measured here, with its spread over seeds, and says what "
             "agrees, what does not, and why. The networks are small enough for two cores of a CPU. So direction and "
             "order of magnitude are claimed, and no more. `make effects` makes all pages again; `halfstep study "
             "--preset NAME` makes one. All numbers and verdicts on a page are computed by that command.",

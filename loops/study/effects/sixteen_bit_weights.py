@@ -24,7 +24,7 @@ _BETA_2 = 0.99
 
 
 class _Result(NamedTuple):
-    """Of each seed: held-out accuracy and loss, and the share of updates that left their 16-bit weight as it was."""
+    """For each seed: held-out accuracy and loss, and the share of updates that did not change their 16-bit weight."""
 
     accuracy: np.ndarray
     loss: np.ndarray
@@ -32,11 +32,11 @@ class _Result(NamedTuple):
 
 
 def run(seeds: int = 3, steps: int = 600) -> Effect:
-    """Trains with SGD and Adam on weights of both 16-bit formats, updated in four ways, beside float32.
+    """Trains with SGD and Adam on weights of both 16-bit formats, updated in four ways, and in float32.
 
     Args:
-        seeds: Networks for each way.
-        steps: Of each run.
+        seeds: The number of networks for each way.
+        steps: The steps of each run.
     """
     exact = {name: _train(name, "float32", "float32", seeds, steps) for name in _RATES}
     cases = list(itertools.product(_RATES, _FORMATS, _WAYS))
@@ -112,9 +112,9 @@ def run(seeds: int = 3, steps: int = 600) -> Effect:
         ),
         remarks="A weight that stays is no loss by itself: a master or a compensation remembers the update, and at "
         "random one in so many moves, so all three train as float32 does though they stay as often. Rounded to "
-        "nearest, what is lost is lost for good. How much that costs depends on the size of updates beside weights, so "
-        "on the learning rate: the published loss of float16 is that of a large recurrent network late in its "
-        "training, with updates below 1/2048 of the weights, and our steps are larger. Adam in 16 bits has more to "
+        "nearest, what is lost is lost for good. How much that costs depends on the size of updates relative to "
+        "weights, so on the learning rate: the published loss of float16 is that of a large recurrent network late in "
+        "its training, with updates below 1/2048 of the weights, and our steps are larger. Adam in 16 bits has more to "
         "lose than its weights: its moments are rounded, too. Keras's default beta_2 of 0.999 is "
         f"{float(tf.cast(0.999, tf.bfloat16)):g} in bfloat16, and not one weight would move.",
         panels=(
@@ -201,7 +201,7 @@ def _train(name: str, dtype: str, way: str, seeds: int, steps: int) -> _Result:
 
 
 def _target(way: str, variables: Sequence[tf.Variable]) -> Any:
-    """What `LossScaler.apply` is given to update."""
+    """The variables that `LossScaler.apply` updates."""
     if way == "stochastic":
         return scaler.weights.StochasticRounding(variables)
     if way == "Kahan":

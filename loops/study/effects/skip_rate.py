@@ -13,18 +13,18 @@ NAME = "skip-rate"
 _INTERVALS = (3, 10, 30, 100)
 _WALK = 0.5
 _SYNTHETIC = 10
-"""Steps of the synthetic trace for each live one: there is no network to wait for."""
+"""Steps of a synthetic trace for each live step: they are cheap without a network."""
 
 
 def run(seeds: int = 3, steps: int = 2000) -> Effect:
     """Counts skips of `Dynamic` on a still and on a noisy trace, and live.
 
     Args:
-        seeds: Traces and networks for each interval.
-        steps: Of each live run; the traces are ten times as long.
+        seeds: The number of traces and networks for each interval.
+        steps: The steps of each live run; the traces are ten times as long.
     """
     still, noisy = (_on_trace(seeds, steps * _SYNTHETIC, noise) for noise in (0.0, _WALK))
-    # The search from the initial scale up to the first overflow is no part of the steady state.
+    # The search from the initial scale up to the first overflow is not part of the steady state.
     strategies = [scaler.Dynamic(2.0**15, growth_interval=interval) for interval in _INTERVALS]
     seen = course.train(strategies, seeds=seeds, steps=steps)
     live = np.array([_after_first(seen.skipped[:, at]) for at in range(len(_INTERVALS))])
@@ -123,7 +123,7 @@ def _on_trace(seeds: int, steps: int, noise: float) -> np.ndarray:
 
 
 def _after_first(skipped: np.ndarray) -> np.ndarray:
-    """The share of skips [seeds] in whole cycles, from one skip to the last; of all steps where there are not two."""
+    """The share of skips [seeds] in whole cycles, from one skip to the last; of all steps if there are under two."""
     rates = []
     for seed in skipped.T:
         at = np.flatnonzero(seed)

@@ -12,15 +12,15 @@ NAME = "static-scale"
 _EXPONENTS = tuple(range(0, 25, 2))
 _FACTORS = (-24, -20, -16, 0)
 _ENOUGH = 0.01
-"""How much accuracy may be lost against float32 for a scale to count as one that matches."""
+"""The accuracy below float32 that still counts as matching."""
 
 
 def run(seeds: int = 3, steps: int = 400) -> Effect:
     """Trains at static scales, on losses multiplied by powers of two.
 
     Args:
-        seeds: Networks for each scale.
-        steps: Of each run.
+        seeds: The number of networks for each scale.
+        steps: The steps of each run.
     """
     cases = [(factor, exponent) for factor in _FACTORS for exponent in _EXPONENTS]
     seen = course.train(

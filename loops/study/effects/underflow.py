@@ -1,4 +1,4 @@
-"""Which share of the gradients lies below float16, by layer."""
+"""The share of gradients below float16's range, by layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "underflow"
 _EVERY = 10
 _RATE = 0.05
 _SCALES = {2.0**-10: "2^-10", 1.0: "1", 8.0: "8", 128.0: "128"}
-"""The first stands for a loss that is a thousand times smaller."""
+"""The first scale stands for a loss that is a thousand times smaller."""
 _EXPONENTS = range(-40, 1)
 _KINDS = ("activation_gradients", "weight_gradients")
 
@@ -27,8 +27,8 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
     """Counts the gradients of a convolutional network by exponent while it trains in float32.
 
     Args:
-        seeds: Networks.
-        steps: Of each run.
+        seeds: The number of networks.
+        steps: The steps of each run.
     """
     found = [_count(seed, steps) for seed in range(seeds)]
     names = list(found[0])
@@ -179,7 +179,7 @@ def _count(seed: int, steps: int) -> dict[str, np.ndarray]:
 
 
 def _names(rows: Sequence[str], model: keras.Model, kernels: Sequence) -> dict[str, str]:
-    """What rows are called here, by their own names: Keras numbers layers on from model to model."""
+    """The names of rows here, by Keras's names, whose numbers go on from model to model."""
     kinds: dict[str, int] = {}
     found = {}
     for layer in model.layers:
@@ -233,7 +233,7 @@ def _by_exponent(counts: np.ndarray, exponents: range) -> np.ndarray:
 
 
 def _flushed(counts: np.ndarray, scale: float = 1.0) -> np.ndarray:
-    """The share of what is not zero that float16 makes zero at a scale, [seeds]."""
+    """The share of non-zero values that float16 makes zero at a scale, [seeds]."""
     to = scaler.float_format("float16")
     lost = np.array([scaler.observe.cast(each, to, float(scale)).underflow.low for each in counts])
     return lost * counts.sum(axis=1) / _nonzero(counts)

@@ -16,8 +16,8 @@ def run(seeds: int = 3, steps: int = 1500) -> Effect:
     """Trains with the right and with the updated scale, and compares the size of the steps.
 
     Args:
-        seeds: Networks for each interval.
-        steps: Of each run.
+        seeds: The number of networks for each interval.
+        steps: The steps of each run.
     """
     strategies = [scaler.Dynamic(growth_interval=interval) for interval in _INTERVALS]
     seen = course.train(

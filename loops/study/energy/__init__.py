@@ -1,1 +1,1 @@
-"""The energy that the machine says it used."""
+"""The energy that the machine reports."""

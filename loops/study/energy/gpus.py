@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 _EVERY = 0.2
-"""Seconds between two values of `nvidia-smi`."""
+"""Seconds between two readings of `nvidia-smi`."""
 
 
 def gpus() -> Sequence[Nvml | Smi]:
-    """What can be read of the GPUs of this machine; nothing without one."""
+    """The readable energy sources of this machine's GPUs; empty without one."""
     return _by_nvml() or _by_smi()
 
 
@@ -29,18 +29,18 @@ class Nvml:
         self._start = self._read()
 
     def joules(self) -> float:
-        """Since it was made."""
+        """Joules since the object was created."""
         try:
             return (self._read() - self._start) / 1e3
         except self._failed as error:
-            raise ValueError(f"{self.name} says nothing any more") from error
+            raise ValueError(f"{self.name} no longer answers") from error
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""
 
 
 class Smi:
-    """The power of all GPUs, as a process of `nvidia-smi` prints it again and again, summed over time."""
+    """The power of all GPUs, which an `nvidia-smi` process prints periodically, summed over time."""
 
     def __init__(self, program: str):
         self.name = "nvidia-smi"
@@ -54,19 +54,19 @@ class Smi:
         self._thread.start()
 
     def add(self, watts: float) -> None:
-        """One value of one GPU."""
+        """Adds one reading of one GPU."""
         self._sum += watts * _EVERY
         self._known.set()
 
     def says(self, seconds: float) -> bool:
-        """Whether it prints any power within so many seconds."""
+        """Whether it prints a reading within `seconds`."""
         for _ in range(50):
             if self._known.wait(seconds / 50) or self._process.poll() is not None:
                 break
         return self._known.is_set()
 
     def joules(self) -> float:
-        """Since it was made."""
+        """Joules since the object was created."""
         if self._process.poll() is not None:
             raise ValueError("nvidia-smi has ended")
         return self._sum

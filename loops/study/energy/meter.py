@@ -1,4 +1,4 @@
-"""Joules from when a meter was made, of all that this machine tells."""
+"""A meter of the energy that this machine reports."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from loops.study.energy.rapl import POWERCAP, processors
 
 
 class EnergyMeter:
-    """Adds up joules from when it was made: of the processors by RAPL, of NVIDIA's GPUs by NVML or `nvidia-smi`.
+    """Sums joules since its creation: of processors by RAPL, and of NVIDIA's GPUs by NVML or `nvidia-smi`.
 
-    The counters are those of the whole machine: what other programs use meanwhile is in them. RAPL's begin again from 0
-    every few minutes to hours, so read the meter more often than that.
+    The counters cover the whole machine, including other programs. RAPL's wrap around every few minutes to hours, so
+    read the meter more often than that.
 
     Args:
-        powercap: Where Linux shows RAPL's counters, one folder for each processor. Others than root can read them only
-            where the administrator allows it.
+        powercap: The folder of RAPL's counters in Linux, with a subfolder for each processor. Users other than root
+            can read them only if the administrator allows it.
     """
 
     def __init__(self, powercap: pathlib.Path = POWERCAP):
@@ -34,11 +34,11 @@ class EnergyMeter:
 
     @property
     def sources(self) -> list[str]:
-        """What is counted, in words; empty where the machine tells nothing."""
+        """The names of the sources; empty if the machine reports no energy."""
         return [one.name for one in self._sources]
 
     def joules(self) -> float | None:
-        """Used since the meter was made; None where the machine does not tell, or no longer."""
+        """Joules since the meter was created; None if the machine does not report them, or no longer does."""
         try:
             return sum(one.joules() for one in self._sources) if self._sources else None
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""RAPL: the energy of processors, as Linux shows it."""
+"""Reads RAPL, the energy counters of processors, from Linux."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ POWERCAP = pathlib.Path("/sys/class/powercap")
 
 
 def processors(powercap: pathlib.Path) -> list[Rapl]:
-    """The counters that can be read, one for each whole processor: intel-rapl:0:1 is a part of intel-rapl:0."""
+    """The counters that can be read, one for each processor package: intel-rapl:0:1 is a part of intel-rapl:0."""
     places = sorted(place for place in powercap.glob("intel-rapl:*") if place.name.count(":") == 1)
     return [found for place in places if (found := Rapl.readable(place))]
 
 
 class Rapl:
-    """A counter of microjoules, which begins again from 0 at its largest value."""
+    """A counter of microjoules that wraps around to 0."""
 
     def __init__(self, place: pathlib.Path):
         self.name = f"RAPL {(place / 'name').read_text(encoding='ascii').strip()}"
@@ -24,14 +24,14 @@ class Rapl:
 
     @classmethod
     def readable(cls, place: pathlib.Path) -> Rapl | None:
-        """The counter in a folder, None where it cannot be read."""
+        """The counter in a folder; None if it cannot be read."""
         try:
             return cls(place)
         except (OSError, ValueError):
             return None
 
     def joules(self) -> float:
-        """Since it was made."""
+        """Joules since the object was created."""
         now = self._now()
         self._sum += (now - self._last) % self._range
         self._last = now

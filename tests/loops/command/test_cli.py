@@ -219,7 +219,7 @@ def test_an_interrupt_is_one_line_and_status_130(capsys, tmp_path, monkeypatch, 
     monkeypatch.setattr(importlib.import_module(module), function, stop)
     status, printed, errors = run(capsys, command, "digits", "--out", tmp_path)
     assert (status, printed) == (130, "")
-    assert errors == "halfstep: interrupted; what was written until here is kept.\n"
+    assert errors == "halfstep: interrupted; what was written so far is kept.\n"
 
 
 @pytest.mark.slow_with("loops")

@@ -51,7 +51,7 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(capsys, tmp_path, un
         assert at == (out / "steps.jsonl").read_text().count("\n")
         errors = (tmp_path / "errors.txt").read_text().strip().splitlines()[-1]
         assert errors.startswith("halfstep: ")
-        assert errors.endswith("ed; what was written until here is kept.")
+        assert errors.endswith("ed; what was written so far is kept.")
     if at > 30:
         pytest.skip("the machine was too slow to stop it within its first 30 steps")
     found, printed, _ = run(capsys, *RUN, "--resume", "--out", out)

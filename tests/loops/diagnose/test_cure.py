@@ -52,7 +52,7 @@ def test_layers_that_can_be_tried_are_tried_beside_one_that_cannot(tmp_path):
     assert text(1, answer).splitlines()[2:] == [
         '  norm: dtype="float32"',
         "",
-        "Not tried in float32, in which they cannot run: stubborn.",
+        "Not tried, since they cannot run in float32: stubborn.",
     ]
 
 

@@ -404,7 +404,7 @@ def program(tmp_path, monkeypatch):
         (["--model", "doctored:raising"], 1, "--model doctored:raising: it raised RuntimeError: not today"),
         (["--model", "doctored:empty"], 1, "--model doctored:empty: the dataset is empty"),
         (["--model", "doctored:build", "--out", "no/such.png"], 1, "no/such.png: no picture can be written there"),
-        (["--out", "memory.png"], 2, "--out memory.png: what is drawn is a model's memory"),
+        (["--out", "memory.png"], 2, "--out memory.png draws the memory of a model"),
     ],
 )
 def test_what_the_command_cannot_do_is_one_line_with_a_status(capsys, arguments, status, said):
