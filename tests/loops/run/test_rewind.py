@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 
+import keras
 import numpy as np
 import pytest
 import rewind_cases
@@ -50,6 +51,7 @@ def from_a_checkpoint(from_the_start):
 
 @pytest.fixture(scope="module")
 def counted_once(tmp_path_factory):
+    keras.utils.set_random_seed(0)  # As before each test, which this comes before.
     return went(tmp_path_factory.mktemp("counted"), counting)
 
 
