@@ -129,13 +129,13 @@ def test_a_run_that_cannot_be_laid_beside(run, tmp_path, small):
         (["EMPTY", "--strategy", "dynamic"], 1, "has no trace"),
         (["RUN", "--strategy", "dynamic", "--scales", "EMPTY"], 1, "--scales.*Is a directory"),
         (["RUN", "--strategy", "dynamic", "--out", "EMPTY/x.doc"], 1, r"Name a .png"),
-        (["RUN", "RUN", "--strategy", "dynamic", "--scales", "x"], 2, "of one trace"),
-        (["RUN", "RUN", "--strategy", "dynamic", "--validate"], 2, "of one run"),
+        (["RUN", "RUN", "--strategy", "dynamic", "--scales", "x"], 2, "about one trace"),
+        (["RUN", "RUN", "--strategy", "dynamic", "--validate"], 2, "train one run"),
         (["RUN/trace.arrow", "--strategy", "dynamic", "--validate"], 2, "a trace alone is not enough to train again"),
         (["RUN", "--strategy", "dynamic", "--build", "a:b"], 2, "--validate or --live"),
         (["RUN", "--strategy", "dynamic", "--step", "3"], 2, "--live"),
         (["RUN", "--strategy", "dynamic", "--live", "--step", "99"], 2, "ends at step 14"),
-        (["RUN", "--strategy", "dynamic", "--live", "--scales", "x"], 2, "without --validate"),
+        (["RUN", "--strategy", "dynamic", "--live", "--scales", "x"], 2, "cannot be combined with --validate"),
     ],
 )
 def test_what_cannot_be_is_one_line(run, capsys, tmp_path, arguments, status, said):
