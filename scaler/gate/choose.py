@@ -12,6 +12,7 @@ from scaler.backend import replicas
 from scaler.backend.devices import has_gpu
 from scaler.errors import InvalidArgument
 from scaler.gate.grouped import Grouped, grouped
+from scaler.gate.joined import Joined
 from scaler.gate.optimizers import move_nothing, name_of, variables_of
 from scaler.gate.plain import Plain
 from scaler.gate.proofs import largest_learning_rate
@@ -25,15 +26,16 @@ Attempt: TypeAlias = Proven | Transaction
 """Runs an update where the gradients are sound, and says whether it counts: see the two classes."""
 
 
-def choose_update(targets: Targets, grads: Sequence, clip: Clipping | None) -> Update:
+def choose_update(targets: Targets, grads: Sequence, clip: Clipping | None, joined: Joined) -> Update:
     """An update in groups where one is possible and faster, else a plain one. Both compute the same, but for last bits.
 
     Args:
         targets: What the update moves.
         grads: The scaled gradients it will be given.
         clip: How unscaled gradients are limited, or None.
+        joined: The same gradients side by side.
     """
-    return grouped(targets, grads, clip) or Plain(targets.optimizer, targets.updated, targets.masters)
+    return grouped(targets, grads, clip, joined) or Plain(targets.optimizer, targets.updated, targets.masters)
 
 
 def choose_attempt(strategy: Any, targets: Targets, sum_duplicates: bool) -> Attempt:

@@ -14,6 +14,8 @@ from scaler.backend import replicas
 from scaler.backend.graphs import apart
 from scaler.gate.choose import Attempt, choose_attempt, choose_update, selects
 from scaler.gate.events import event_of
+from scaler.gate.joined import Joined
+from scaler.gate.norms import measured
 from scaler.gate.optimizers import build_optimizer
 from scaler.gate.rollback import Snapshot, chosen_state
 from scaler.gate.selecting import move_where, reason_by_norms, restore_where
@@ -153,13 +155,13 @@ class Gate:
         summed = replicas.each(strategy, gradients.sum_duplicates, totals)
         given = summed if self.sum_duplicates else totals
 
-        selects = self.selects
-        squared_norms = replicas.each(strategy, self.targets.squared_norms, summed, loss_scale, not selects)
+        selects, together = self.selects, Joined(strategy, summed)
+        squared_norms, each = measured(strategy, self.targets, self.clip, summed, together, loss_scale, selects)
         squared_norm = replicas.each(strategy, tf.reduce_sum, squared_norms)
         squares = replicas.of_each(strategy, squared_norms)[0]
         norm = tf.cast(tf.sqrt(replicas.of_each(strategy, squared_norm)[0]), tf.float32)
 
-        update = choose_update(self.targets, given, self.clip)
+        update = choose_update(self.targets, given, self.clip, together)
         attempt = choose_attempt(strategy, self.targets, self.sum_duplicates)
         finite = self._finite(strategy, attempt, squared_norm, given, loss_scale)
         limited = tf.constant(True) if self.clip is None else self.clip.valid()
@@ -176,7 +178,8 @@ class Gate:
             move_where(applied, self.targets, move)
             restore_where(strategy, state, applied, when)
             skipped = tf.logical_and(when, tf.logical_not(applied))
-            reason = reason_by_norms(self.targets, squares, replicas.all_of(strategy, loss_finite), skipped)
+            assert each is not None
+            reason = reason_by_norms(self.targets, each, replicas.all_of(strategy, loss_finite), skipped)
             reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
             replica = self._to_blame(strategy, grads, loss_finite)
             replica = None if replica is None else tf.where(skipped, replica, -1)
@@ -201,7 +204,8 @@ class Gate:
         def skip() -> tuple[tf.Tensor, Skip, tf.Tensor | None]:
             put_back(state)
             first = [replicas.of_each(strategy, grad)[0] for grad in summed]
-            look = functools.partial(reason_of, self.targets, first, squares, replicas.all_of(strategy, loss_finite))
+            whole = replicas.all_of(strategy, loss_finite)
+            look = functools.partial(reason_of, self.targets, first, each, loss_scale, whole)
             reason = tf.cond(attempt.failed(finite, norm), undo, look)
             reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
             replica = self._to_blame(strategy, grads, loss_finite)

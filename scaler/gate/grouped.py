@@ -118,13 +118,14 @@ class Grouped:
         return bool(self.optimizer.ema_overwrite_frequency) or any(variable.constraint for variable in self.variables)
 
 
-def grouped(targets: Targets, grads: Sequence, clip: Clipping | None) -> Grouped | None:
+def grouped(targets: Targets, grads: Sequence, clip: Clipping | None, together: joined.Joined) -> Grouped | None:
     """The update in groups, or None where the optimizer's own `apply` is as fast, or has to be left as it is.
 
     Args:
         targets: What the update moves.
         grads: The scaled gradients it will be given.
         clip: How unscaled gradients are limited, or None.
+        together: The same gradients side by side.
     """
     optimizer, variables, masters = targets.optimizer, targets.updated, targets.masters
     if not _can_be_grouped(optimizer, variables, masters):
@@ -139,7 +140,7 @@ def grouped(targets: Targets, grads: Sequence, clip: Clipping | None) -> Grouped
     if not chunks and not compiles:
         return None
     on_values = works_on_values(optimizer) and all(is_value_by_value(optimizer, own) for own in others)
-    with_grads = [(chunk, joined.joined([grads[place] for place in chunk.places])) for chunk in chunks]
+    with_grads = [(chunk, together.at(chunk.places)) for chunk in chunks]
     return Grouped(optimizer, variables, masters, with_grads, compiles, on_values)
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from scaler.backend import replicas, twins
 from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import in_xla
 from scaler.backend.selected import assign_chosen, flag_of
 from scaler.gate.on_values import is_value_by_value, moved, works_on_values
 from scaler.weights import masters as weights
@@ -31,6 +32,40 @@ _LARGEST_ON_GPU, _CHUNK_ON_GPU = 2**16, 2**22
 Reckoned and not measured: `make gpu` compares them with others."""
 _FEWEST = 4
 """Variables of a chunk. Joining fewer costs more than it saves."""
+
+
+class Joined:
+    """The gradients of a step side by side. Who measures and who moves the same ones share what was joined.
+
+    Args:
+        strategy: TensorFlow's, from what `replicas.merge` calls.
+        grads: One for each variable, on every replica, without duplicate indices.
+    """
+
+    def __init__(self, strategy: Any, grads: Sequence):
+        self._strategy, self._grads = strategy, grads
+        self._made: dict[tuple[int, ...], Any] = {}
+
+    def at(self, places: tuple[int, ...]) -> Any:
+        """The scaled gradients at these places, one after another, on every replica."""
+        if places not in self._made:
+            self._made[places] = replicas.each(self._strategy, joined, [self._grads[place] for place in places])
+        return self._made[places]
+
+    def worth_measuring_together(self) -> list[tuple[int, ...]]:
+        """The places of small gradients whose norm is taken as that of one tensor.
+
+        It depends on the gradients alone: a norm has the same bits whoever updates, and whether it selects.
+        """
+        if in_xla() or has_gpu():
+            return []  # XLA fuses them, and a GPU that selects asks for the norm of each.
+        alike: dict[tuple, list[int]] = {}
+        own = [replicas.of_each(self._strategy, grad)[0] for grad in self._grads]
+        for place, grad in enumerate(own):
+            if not isinstance(grad, tf.IndexedSlices) and grad.dtype != tf.float64 and _is_small(grad.shape, _LARGEST):
+                alike.setdefault((grad.dtype, *grad.shape[1:]), []).append(place)
+        found = [tuple(places) for each in alike.values() for places in cut(each, own, _CHUNK)]
+        return [places for places in found if len(places) >= _FEWEST]
 
 
 class Chunk(NamedTuple):
@@ -125,10 +160,13 @@ def limits() -> tuple[int, int]:
 
 
 def _joins(optimizer: Any, grad: Any, variable: Any, largest: int) -> bool:
-    shape = variable.shape
-    if isinstance(grad, tf.IndexedSlices) or not shape.rank or not 0 < shape.num_elements() <= largest:
+    if isinstance(grad, tf.IndexedSlices) or not _is_small(variable.shape, largest):
         return False
     return is_value_by_value(optimizer, variable)
+
+
+def _is_small(shape: tf.TensorShape, largest: int) -> bool:
+    return bool(shape.rank) and shape.is_fully_defined() and 0 < shape.num_elements() <= largest
 
 
 def _models(masters: MasterWeights | None, variables: Sequence) -> list:

@@ -12,18 +12,22 @@ from scaler.gate.targets import Targets
 from scaler.outcome.outcome import Skip, presumed_cause
 
 
-def reason_of(targets: Targets, grads: Sequence, squares: tf.Tensor, loss_finite: tf.Tensor) -> Skip:
+def reason_of(
+    targets: Targets, grads: Sequence, squares: tf.Tensor | None, loss_scale: tf.Tensor, loss_finite: tf.Tensor
+) -> Skip:
     """The reason that gradients give for a skip.
 
     Args:
         targets: What the step was to move.
         grads: Scaled gradients without duplicate indices, of any floating dtype.
-        squares: The squared norm of each, unscaled: float32 or float64 [n].
+        squares: The squared norm of each, unscaled: float32 or float64 [n]. None if it has yet to be measured.
+        loss_scale: Scalar float32, what they are scaled by.
         loss_finite: Scalar bool.
     """
     weights = targets.model_weights()
 
-    def look(scaled: list, squares: tf.Tensor) -> Skip:
+    def look(scaled: list, *known: tf.Tensor) -> Skip:
+        squares = known[0] if known else targets.squared_norms(scaled, loss_scale, may_branch=False)
         broken = gradients.not_finite(list(map(gradients.values_of, scaled)))
         # Where every value is finite, a squared norm need not be.
         bad = tf.where(tf.reduce_any(broken), broken, tf.logical_not(tf.math.is_finite(squares)))
@@ -41,7 +45,7 @@ def reason_of(targets: Targets, grads: Sequence, squares: tf.Tensor, loss_finite
             lower_helps=tf.constant(False),
         )
 
-    return Skip(*apart(look, list(grads), squares))
+    return Skip(*apart(look, list(grads), *([] if squares is None else [squares])))
 
 
 def _first(flags: tf.Tensor) -> tf.Tensor:
