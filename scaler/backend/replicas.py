@@ -128,6 +128,14 @@ def assign_each(strategy: tf.distribute.Strategy, variable: Any, function: Calla
     strategy.extended.update(native(variable), assign, args=values, group=False)
 
 
+def assign_alike(variable: tf.Variable, value: tf.Tensor) -> None:
+    """Assigns the same value on all replicas, once for all of them, without a point where they wait for each other."""
+    if isinstance(variable, tf.distribute.DistributedValues):
+        assign_each(tf.distribute.get_strategy(), variable, lambda own, value: value, value)
+    else:
+        variable.assign(value)
+
+
 def own_component(variable: Any) -> Any:
     """Returns what a replica may assign by itself: its component of a variable with aggregated assignments.
 

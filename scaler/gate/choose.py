@@ -13,6 +13,7 @@ from scaler.backend.devices import has_gpu
 from scaler.errors import InvalidArgument
 from scaler.gate.grouped import Grouped, grouped
 from scaler.gate.joined import Joined
+from scaler.gate.joined_on_replicas import JoinedOnReplicas, joined_on_replicas
 from scaler.gate.optimizers import move_nothing, name_of, variables_of
 from scaler.gate.plain import Plain
 from scaler.gate.proofs import largest_learning_rate
@@ -20,7 +21,7 @@ from scaler.gate.targets import Targets
 from scaler.gate.transaction import Proven, Transaction
 from scaler.gradients.clipping import Clipping
 
-Update: TypeAlias = Plain | Grouped
+Update: TypeAlias = Plain | Grouped | JoinedOnReplicas
 """Its `move(grads, loss_scale, limit)` unscales and clips the gradients, moves the variables and rounds masters."""
 Attempt: TypeAlias = Proven | Transaction
 """Runs an update where the gradients are sound, and says whether it counts: see the two classes."""
@@ -35,7 +36,9 @@ def choose_update(targets: Targets, grads: Sequence, clip: Clipping | None, join
         clip: How unscaled gradients are limited, or None.
         joined: The same gradients side by side.
     """
-    return grouped(targets, grads, clip, joined) or Plain(targets.optimizer, targets.updated, targets.masters)
+    several = tf.distribute.has_strategy()
+    in_groups = (joined_on_replicas if several else grouped)(targets, grads, clip, joined)
+    return in_groups or Plain(targets.optimizer, targets.updated, targets.masters)
 
 
 def choose_attempt(strategy: Any, targets: Targets, sum_duplicates: bool) -> Attempt:

@@ -17,7 +17,7 @@ from scaler.gate.events import event_of
 from scaler.gate.joined import Joined
 from scaler.gate.norms import measured
 from scaler.gate.optimizers import build_optimizer
-from scaler.gate.rollback import Snapshot, chosen_state
+from scaler.gate.rollback import Snapshot, put_back_non_finite
 from scaler.gate.selecting import move_where, reason_by_norms, restore_where
 from scaler.gate.skip_reasons import reason_of
 from scaler.gate.targets import Targets
@@ -187,8 +187,7 @@ class Gate:
 
         def apply() -> tuple[tf.Tensor, Skip, tf.Tensor | None]:
             attempt.complete(move)
-            for variable, value in state:
-                replicas.assign_each(strategy, variable, chosen_state, value)
+            put_back_non_finite(strategy, state)
             return clipped(), not_skipped(), _no_replica(strategy)
 
         def put_back(state: list[tuple]) -> None:

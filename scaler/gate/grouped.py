@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from scaler import gradients
@@ -98,7 +97,7 @@ class Grouped:
             apply_steps.check_called_once(calls, apply_steps.UPDATE)
             if self.optimizer.weight_decay:
                 apply_steps.check_called_once(calls, apply_steps.DECAY)
-        if self.masters and self._moves_masters_after_the_step():
+        if self.masters and joined.moves_masters_after_the_step(self.optimizer, self.variables):
             self.masters.write()
 
     def _one_by_one(self, grads: Sequence, places: Sequence[int], learning_rate: tf.Tensor) -> None:
@@ -113,9 +112,6 @@ class Grouped:
             mover(self.optimizer, learning_rate)(grads, list(map(replicas.native, own)))
         else:
             self._one_by_one(grads, places, learning_rate)
-
-    def _moves_masters_after_the_step(self) -> bool:
-        return bool(self.optimizer.ema_overwrite_frequency) or any(variable.constraint for variable in self.variables)
 
 
 def grouped(targets: Targets, grads: Sequence, clip: Clipping | None, together: joined.Joined) -> Grouped | None:
@@ -145,7 +141,7 @@ def grouped(targets: Targets, grads: Sequence, clip: Clipping | None, together: 
 
 
 def _can_be_grouped(optimizer: Optimizer, variables: Sequence, masters: MasterWeights | None) -> bool:
-    if tf.executing_eagerly() or in_xla() or tf.distribute.has_strategy() or not _leaves_gradients_alone(optimizer):
+    if tf.executing_eagerly() or in_xla() or tf.distribute.has_strategy() or not joined.leaves_gradients_alone(optimizer):
         return False
     natives = [replicas.native(variable) for variable in variables]
     # Keras passes pairs to `step`, where a gradient's position is known by its variable.
@@ -154,18 +150,6 @@ def _can_be_grouped(optimizer: Optimizer, variables: Sequence, masters: MasterWe
         return False
     # A grouped update refreshes and writes masters a few at a time, a plain one all of them once.
     return each_once and len({native.device for native in natives}) == 1 and (masters is None or masters.compiles)
-
-
-def _leaves_gradients_alone(optimizer: Optimizer) -> bool:
-    """Whether it is one of Keras's own, which are tested, and its `apply` leaves gradients alone before the update."""
-    return (
-        isinstance(optimizer, keras.optimizers.Optimizer)
-        and type(optimizer).__module__.startswith("keras.")
-        and not hasattr(optimizer, "optimizers")  # A MultiOptimizer, which has others do the work.
-        and not optimizer.gradient_accumulation_steps
-        and optimizer.clipnorm is optimizer.clipvalue is optimizer.global_clipnorm is None
-        and apply_steps.can_be_compiled(optimizer)
-    )
 
 
 def _unzipped(pairs: Sequence[tuple]) -> tuple[list, list]:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
-from scaler.backend import replicas, twins
+from scaler.backend import apply_steps, replicas, twins
 from scaler.backend.devices import has_gpu
 from scaler.backend.graphs import in_xla
 from scaler.backend.selected import assign_chosen, flag_of
@@ -121,9 +122,11 @@ def move(
         masters: What the variables are masters for, or None.
         learning_rate: Scalar float32.
     """
-    own = [replicas.native(variables[place]) for place in chunk.places]
-    model = [each for each in _models(masters, [variables[place] for place in chunk.places]) if each is not None]
-    slots = [twins.slots_of(optimizer, each) for each in own]
+    given = [variables[place] for place in chunk.places]
+    own = list(map(replicas.own_part, given))
+    model = [replicas.own_part(each) for each in _models(masters, given) if each is not None]
+    slots = [twins.slots_of(optimizer, replicas.native(each)) for each in given]
+    slots = [{name: replicas.own_part(slot) for name, slot in each.items()} for each in slots]
     held, before = joined(own), {name: joined([each[name] for each in slots]) for name in slots[0]}
     copies = joined(model) if model else held
     weight = weights.refreshed(held, copies) if model else held
@@ -152,6 +155,23 @@ def cut(places: Sequence[int], variables: Sequence, most: int) -> list[list[int]
         groups[-1].append(place)
         room -= size
     return groups
+
+
+def leaves_gradients_alone(optimizer: Any) -> bool:
+    """Whether it is one of Keras's own, which are tested, and its `apply` leaves gradients alone before the update."""
+    return (
+        isinstance(optimizer, keras.optimizers.Optimizer)
+        and type(optimizer).__module__.startswith("keras.")
+        and not hasattr(optimizer, "optimizers")  # A MultiOptimizer, which has others do the work.
+        and not optimizer.gradient_accumulation_steps
+        and optimizer.clipnorm is optimizer.clipvalue is optimizer.global_clipnorm is None
+        and apply_steps.can_be_compiled(optimizer)
+    )
+
+
+def moves_masters_after_the_step(optimizer: Any, variables: Sequence) -> bool:
+    """Whether Keras assigns the variables once more after the update: by averages or by constraints."""
+    return bool(optimizer.ema_overwrite_frequency) or any(variable.constraint for variable in variables)
 
 
 def limits() -> tuple[int, int]:

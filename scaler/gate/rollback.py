@@ -10,7 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from scaler.backend import replicas
 from scaler.backend.autograph import as_written
+from scaler.backend.devices import has_gpu
+from scaler.backend.graphs import apart, in_xla
 from scaler.backend.layers import layers_of
 from scaler.checks import as_variables
 from scaler.errors import InvalidArgument
@@ -82,10 +85,38 @@ def all_finite(variables: Sequence[Any]) -> tf.Tensor:
     alike: dict[Any, list[tf.Tensor]] = {}
     for place, value in enumerate(values):
         if value.dtype.is_floating:
-            # Metrics are many scalars, which one operation looks at.
-            alike.setdefault(value.dtype.name if value.shape.rank == 0 else place, []).append(value)
-    groups = [tf.stack(group) if len(group) > 1 else group[0] for group in alike.values()]
+            # One operation looks at many scalars, such as metrics, or at many vectors, such as BatchNorm's statistics.
+            small = value.shape.rank in (0, 1)
+            alike.setdefault((value.dtype.name, value.shape.rank) if small else place, []).append(value)
+    groups = [_together(group) if len(group) > 1 else group[0] for group in alike.values()]
     return tf.reduce_all([tf.constant(True), *(tf.reduce_all(tf.math.is_finite(group)) for group in groups)])
+
+
+def put_back_non_finite(strategy: Any, state: Sequence[tuple[Any, Any]]) -> None:
+    """Puts back what is not finite any more, after an applied step: see `chosen_state`.
+
+    Args:
+        strategy: TensorFlow's, from what `replicas.merge` calls.
+        state: Pairs of a variable and its value before the step, on every replica.
+    """
+    if in_xla() or has_gpu():
+        for variable, value in state:
+            replicas.assign_each(strategy, variable, chosen_state, value)
+        return
+    # One look at all of them, where a choice for each would assign every one anew.
+    state = [(variable, value) for variable, value in state if replicas.native(variable).dtype.is_floating]
+
+    def look(before: list) -> None:
+        own = [replicas.own_part(variable) for variable, _ in state]
+
+        def put_back(*before: tf.Tensor) -> None:
+            for variable, value in zip(own, before, strict=True):
+                variable.assign(chosen_state(variable, value))
+
+        tf.cond(all_finite(own), lambda: None, lambda: apart(put_back, *before))
+
+    if state:
+        replicas.each(strategy, look, [value for _, value in state])
 
 
 def chosen_state(now: Any, before: tf.Tensor, kept: tf.Tensor | None = None) -> tf.Tensor:
@@ -103,3 +134,7 @@ def chosen_state(now: Any, before: tf.Tensor, kept: tf.Tensor | None = None) -> 
     if value.dtype.is_floating:
         flags.append(tf.math.is_finite(value))
     return tf.where(functools.reduce(tf.logical_and, flags), value, before) if flags else value
+
+
+def _together(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.concat(values, 0) if values[0].shape.rank else tf.stack(values)

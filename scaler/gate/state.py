@@ -108,15 +108,16 @@ class StoredState:
         always = when is None or tf.get_static_value(when)
 
         def assign(variable: tf.Variable, value: tf.Tensor) -> None:
-            variable.assign(value if always else tf.where(when, value, variable))
+            replicas.assign_alike(variable, value if always else tf.where(when, value, variable))
 
         # Nothing below depends on `done` by itself, and a step that fails must not be counted.
         with tf.control_dependencies([] if done is None else [done]):
             for field, variable in self.fields.items():
                 if getattr(state, field) is not getattr(before, field):
                     assign(variable, getattr(state, field))
-            counts["attempted"].assign_add(1 if always else tf.cast(when, tf.int64))
-            counts["applied"].assign_add(applied)
+            attempted = 1 if always else tf.cast(when, tf.int64)
+            replicas.assign_alike(counts["attempted"], counts["attempted"] + attempted)
+            replicas.assign_alike(counts["applied"], counts["applied"] + applied)
             assign(counts["consecutive_skips"], skips)
 
 
