@@ -141,7 +141,12 @@ def grouped(targets: Targets, grads: Sequence, clip: Clipping | None, together: 
 
 
 def _can_be_grouped(optimizer: Optimizer, variables: Sequence, masters: MasterWeights | None) -> bool:
-    if tf.executing_eagerly() or in_xla() or tf.distribute.has_strategy() or not joined.leaves_gradients_alone(optimizer):
+    if (
+        tf.executing_eagerly()
+        or in_xla()
+        or tf.distribute.has_strategy()
+        or not joined.leaves_gradients_alone(optimizer)
+    ):
         return False
     natives = [replicas.native(variable) for variable in variables]
     # Keras passes pairs to `step`, where a gradient's position is known by its variable.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -69,7 +69,11 @@ class JoinedOnReplicas:
             own = [variable for variable in given if id(replicas.native(variable)) in alone]
             getattr(type(optimizer), apply_steps.DECAY)(optimizer, own)
 
-        done = {apply_steps.SUM: lambda pairs: pairs, apply_steps.UPDATE: step, apply_steps.DECAY: decay}
+        done: dict[str, Callable] = {
+            apply_steps.SUM: lambda pairs: pairs,
+            apply_steps.UPDATE: step,
+            apply_steps.DECAY: decay,
+        }
         with model_follows(self.masters, others), apply_steps.taken_over(optimizer, **done) as calls:
             replicas.each(tf.distribute.get_strategy(), update, grads)
         apply_steps.check_called_once(calls, apply_steps.SUM, replicas_seen)
@@ -100,7 +104,8 @@ def joined_on_replicas(
     if clip is not None and not clip.limits_all_alike:
         return None
     first = [replicas.of_each(tf.distribute.get_strategy(), grad)[0] for grad in grads]
-    chunks = joined.chunks_of(optimizer, first, variables, masters)
+    # Keras decays weights in a merge call, which the replicas cannot make one after another.
+    chunks = [chunk for chunk in joined.chunks_of(optimizer, first, variables, masters) if not chunk.decaying]
     with_grads = [(chunk, together.at(chunk.places)) for chunk in chunks]
     return JoinedOnReplicas(optimizer, variables, masters, with_grads) if chunks else None
 

@@ -1,0 +1,87 @@
+"""Small variables are updated joined on every replica, with the bits of the optimizer's own update."""
+
+import keras
+import numpy as np
+import pytest
+import replica_cases as cases
+import tensorflow as tf
+
+import scaler
+from scaler.gate import choose, joined
+
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "Adam": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
+    "EMA": lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_momentum=0.5),
+}
+SHAPES = [(2, 3)] * 3 + [(4,)] * 2 + [()] + [(5,)] * 3 + [(1, 3)]
+STEPS, BAD = 4, 2
+
+
+@pytest.fixture
+def chunks(monkeypatch):
+    """The chunks that were made, and a few variables to a chunk at most."""
+    made = []
+    real = joined.chunks_of
+    monkeypatch.setattr(joined, "_CHUNK", 18)
+    monkeypatch.setattr(joined, "_FEWEST", 2)
+    monkeypatch.setattr(joined, "chunks_of", lambda *arguments: made.append(real(*arguments)) or made[-1])
+    return made
+
+
+def train(make, dtype="float32", **arguments):
+    """The bits of every variable on each replica at the end of each step. In one step replica 1 overflows."""
+    strategy, rng = cases.mirrored(2), np.random.default_rng(0)
+    with strategy.scope():
+        model = [keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"w{i}") for i, shape in enumerate(SHAPES)]
+        masters, optimizer = scaler.MasterWeights(model), make()
+        if optimizer.weight_decay:
+            optimizer.exclude_from_weight_decay(var_list=model[:5])
+        optimizer.build(masters.weights)
+        loss_scaler = scaler.LossScaler(scaler.Static(8.0))
+    assert loss_scaler.loss_scale == 8.0  # The gradients are scaled by hand.
+
+    @tf.function
+    def step(number):
+        def own():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            spoiled = tf.where((number == BAD) & (replica == 1), np.inf, 1.0)
+            seeds = [tf.stack([10 * number + replica, place]) for place in range(len(model))]
+            grads = [tf.random.stateless_normal(each.shape, seed) for each, seed in zip(model, seeds, strict=True)]
+            grads = [tf.cast(grad * spoiled, dtype) for grad in grads]
+            return loss_scaler.apply(optimizer, grads, masters, **arguments).finite
+
+        return strategy.run(own)
+
+    seen = []
+    for number in range(STEPS):
+        finite = strategy.experimental_local_results(step(tf.constant(number)))
+        assert {bool(each) for each in finite} == {number != BAD}
+        everything = [*model, *masters.weights, *optimizer.variables]
+        assert cases.agree(everything)
+        seen.append(cases.raw(everything))
+    return seen
+
+
+@pytest.mark.slow_with("EMA-float32-clipping1")
+@pytest.mark.parametrize(
+    ("name", "dtype", "clipping"),
+    [("SGD", "float16", {"clip_norm": 0.5}), ("Adam", "float32", {}), ("EMA", "float32", {"clip_norm": 0.5})],
+)
+def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, dtype, clipping, chunks, monkeypatch):
+    ours = train(OPTIMIZERS[name], dtype, **clipping)
+    assert chunks[0]
+    monkeypatch.setattr(choose, "joined_on_replicas", lambda *arguments: None)
+    assert ours == train(OPTIMIZERS[name], dtype, **clipping)
+    assert ours[BAD - 1] == ours[BAD] != ours[BAD + 1]
+
+
+def test_variables_with_a_limit_of_their_own_are_not_joined(chunks):
+    assert train(OPTIMIZERS["SGD"], clip=scaler.ClipByNorm(0.5))
+    assert not chunks
+
+
+def test_a_step_of_keras_that_is_not_called_is_refused(monkeypatch, chunks):
+    monkeypatch.setattr(keras.optimizers.SGD, "_backend_update_step", lambda *arguments: None)
+    with pytest.raises(scaler.UnsupportedVersion, match="Nothing was changed"):
+        train(OPTIMIZERS["SGD"])
