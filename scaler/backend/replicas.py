@@ -129,11 +129,20 @@ def assign_each(strategy: tf.distribute.Strategy, variable: Any, function: Calla
 
 
 def assign_alike(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Assigns the same value on all replicas, once for all of them, without a point where they wait for each other."""
+    """Assigns the same value on all replicas, once for all of them. None of them waits for another."""
+    _alike(variable, lambda own, value: own.assign(value), value)
+
+
+def add_alike(variable: tf.Variable, value: int | tf.Tensor) -> None:
+    """Adds the same value on all replicas, as `assign_alike` assigns."""
+    _alike(variable, lambda own, value: own.assign_add(value), value)
+
+
+def _alike(variable: tf.Variable, function: Callable, value: Any) -> None:
     if isinstance(variable, tf.distribute.DistributedValues):
-        assign_each(tf.distribute.get_strategy(), variable, lambda own, value: value, value)
+        tf.distribute.get_strategy().extended.update(variable, as_written(function), args=(value,), group=False)
     else:
-        variable.assign(value)
+        function(variable, value)
 
 
 def own_component(variable: Any) -> Any:

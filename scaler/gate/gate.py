@@ -242,7 +242,8 @@ class Gate:
             sound = [tf.reduce_all(tf.math.is_finite(gradients.values_of(grad))) for grad in grads]
             return tf.logical_not(tf.reduce_all([loss_finite, *sound]))
 
-        return replicas.first_of(strategy, replicas.each(strategy, spoiled, grads, loss_finite))
+        look = functools.partial(apart, spoiled)
+        return replicas.first_of(strategy, replicas.each(strategy, look, grads, loss_finite))
 
     def _limit(self, squares: tf.Tensor) -> Limiter | None:
         return None if self.clip is None else self.clip.limiter(squares)

@@ -115,9 +115,8 @@ class StoredState:
             for field, variable in self.fields.items():
                 if getattr(state, field) is not getattr(before, field):
                     assign(variable, getattr(state, field))
-            attempted = 1 if always else tf.cast(when, tf.int64)
-            replicas.assign_alike(counts["attempted"], counts["attempted"] + attempted)
-            replicas.assign_alike(counts["applied"], counts["applied"] + applied)
+            replicas.add_alike(counts["attempted"], 1 if always else tf.cast(when, tf.int64))
+            replicas.add_alike(counts["applied"], applied)
             assign(counts["consecutive_skips"], skips)
 
 

@@ -8,7 +8,7 @@ from scaler_cases import BAD, by_hand, compile_updates, random_gradients
 from versions import needs_keras, parameters
 
 import scaler
-from scaler.gate import compiled, grouped, targets
+from scaler.gate import compiled, grouped, joined, targets
 
 OPTIMIZERS = {
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
@@ -221,7 +221,8 @@ def test_small_models_and_eager_steps_are_left_alone():
 
     def worth(variable):
         moved = targets.Targets(optimizer, [variable], [0], None)
-        return grouped.grouped(moved, [tf.zeros(variable.shape)], None) is not None
+        grads = [tf.zeros(variable.shape)]
+        return grouped.grouped(moved, grads, None, joined.Joined(tf.distribute.get_strategy(), grads)) is not None
 
     assert [bool(tf.function(worth)(variable)) for variable in (small, large)] == [False, True]
     assert not worth(large)
