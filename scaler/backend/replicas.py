@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,6 +61,9 @@ def any_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     """Whether `flag`, scalar bool, is true on any replica of any worker."""
     if strategy.num_replicas_in_sync == 1:
         return flag
+    own = of_each(strategy, flag)
+    if len(own) == strategy.num_replicas_in_sync:
+        return functools.reduce(tf.logical_or, own)  # All replicas are here.
     count = each(strategy, lambda value: tf.cast(value, tf.float32), flag)
     return of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, count, count))[0] > 0
 
@@ -68,6 +72,9 @@ def all_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     """Whether `flag`, scalar bool, is true on all replicas of all workers."""
     if strategy.num_replicas_in_sync == 1:
         return flag
+    own = of_each(strategy, flag)
+    if len(own) == strategy.num_replicas_in_sync:
+        return functools.reduce(tf.logical_and, own)
     return tf.logical_not(any_of(strategy, each(strategy, tf.logical_not, flag)))
 
 

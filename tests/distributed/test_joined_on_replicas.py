@@ -63,7 +63,7 @@ def train(make, dtype="float32", **arguments):
     return seen
 
 
-@pytest.mark.slow_with("EMA-float32-clipping1")
+@pytest.mark.slow_with("Adam-float32-clipping1", "EMA-float32-clipping2")
 @pytest.mark.parametrize(
     ("name", "dtype", "clipping"),
     [("SGD", "float16", {"clip_norm": 0.5}), ("Adam", "float32", {}), ("EMA", "float32", {"clip_norm": 0.5})],
