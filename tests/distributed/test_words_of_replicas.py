@@ -1,5 +1,7 @@
 """What each replica says of a step counts: the `finite` of an event, its `amax`, and `when` of an `apply`."""
 
+from collections import Counter
+
 import keras
 import numpy as np
 import pytest
@@ -126,7 +128,7 @@ def test_counts_are_not_summed_over_replicas():
     with strategy.scope():
         count = tf.Variable(0, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
-    def sums_before_the_branch(when):
+    def meetings_before_the_branch(when):
         def step(rig, x):
             rig.loss_scaler.scale(x)
             grads, weights = [x * tf.ones([2])], rig.weights[:1]
@@ -134,7 +136,10 @@ def test_counts_are_not_summed_over_replicas():
 
         shares = strategy.experimental_distribute_values_from_function(lambda context: tf.constant(1.0))
         graph = Rig(2, step)._run.get_concrete_function(shares).graph
-        return sum(op.type == "AddN" for op in graph.get_operations())
+        found = Counter(op.type for op in graph.get_operations())
+        # Replicas of one process compare their flags, those of several processes add them up.
+        return found["AddN"], found["LogicalAnd"]
 
-    assert sums_before_the_branch(lambda x: tf.equal(count % 2, 0)) == 0
-    assert sums_before_the_branch(lambda x: x > 0.0) > 0
+    sums, compared = meetings_before_the_branch(lambda x: tf.equal(count % 2, 0))
+    assert sums == 0
+    assert meetings_before_the_branch(lambda x: x > 0.0) == (0, compared + 1)
