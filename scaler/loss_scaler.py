@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +26,7 @@ from scaler.gate.optimizers import (
     name_of,
     waits_for_values,
 )
+from scaler.gate.retry import Again, retry
 from scaler.gate.rollback import Snapshot
 from scaler.gate.state import Counters, StoredState
 from scaler.gate.targets import Targets
@@ -238,7 +239,8 @@ class LossScaler(tf.Module):
         clip: ClipByNorm | ClipByValue | None = None,
         rollback: Snapshot | None = None,
         allow_16bit_updates: bool = False,
-        diagnose: Callable[[tf.Tensor], Sequence[gradients.Gradient]] | None = None,
+        diagnose: Again | None = None,
+        again: Again | None = None,
         update: bool = True,
         when: bool | tf.Tensor = True,
         unscaled: bool | tf.Tensor = False,
@@ -283,6 +285,9 @@ class LossScaler(tf.Module):
                 instead of OVERFLOW if they are non-finite at both, or if those that are non-finite at 1 are flushed to
                 zero at the lower scale. Each replica calls the function by itself. It must not need other replicas, as
                 the gradient of a synchronised BatchNorm does.
+            again: The same kind of function. If the loss is finite and its scaled backward pass overflows, the
+                gradients are taken again, in this step, at the scale that the strategy backs off to, down to its floor.
+                `outcome.retries` says how often. If no scale helps the step is skipped as without `again`.
             update: False leaves the scale and the counters to one `update` after several `apply`. With several
                 optimizers call `update(Event(a.finite & b.finite))`.
             when: Scalar bool. False does nothing, for accumulation. The outcome is then not applied, with norms of NaN
@@ -313,8 +318,11 @@ class LossScaler(tf.Module):
         # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
         reaches_all = update and when is True and hasattr(optimizer, "apply")
         when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
-        if diagnose is not None and not callable(diagnose):
-            raise InvalidArgument(f"apply(diagnose={diagnose!r}): expected a function of a scalar tensor, or None.")
+        for name, function in (("diagnose", diagnose), ("again", again)):
+            if function is not None and not callable(function):
+                raise InvalidArgument(f"apply({name}={function!r}): expected a function of a scalar tensor, or None.")
+        if again is not None and unscaled is not False:
+            raise InvalidArgument("apply(again=..., unscaled=...): gradients that are unscaled cannot be taken again.")
         if variables is None:
             raise InvalidArgument(
                 "apply(optimizer, grads): expected two lists, apply(optimizer, grads, variables). Pairs of a gradient "
@@ -342,6 +350,9 @@ class LossScaler(tf.Module):
             rolls_back=rollback is not None,
             loss_scale=None if loss_scale is None else as_scale("apply: loss_scale", loss_scale),
         )
+        retries = tf.constant(0)
+        if again is not None:
+            grads, carried, retries = self._retry(grads, carried, again)
         loss_scale = carried.loss_scale
         if moved:
             rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
@@ -378,7 +389,27 @@ class LossScaler(tf.Module):
         skip = decision.skip
         if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
-        return decision.outcome(skip, loss_scale, names_from())
+        return decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
+
+    def retry(self, grads: Sequence[gradients.Gradient], again: Again) -> tuple[list, tf.Tensor, tf.Tensor]:
+        """Takes gradients again if only their scaled backward pass overflowed: `again` of `apply`, by itself.
+
+        For a micro-batch, whose gradients are summed and applied later.
+
+        Args:
+            grads: Scaled gradients, or None.
+            again: As for `apply`.
+
+        Returns:
+            The gradients; what they are scaled by, scalar float32; and how often they were taken again, scalar int32.
+        """
+        grads, carried, retries = self._retry(grads, self.carried("retry", grads), again)
+        return grads, carried.loss_scale, retries
+
+    def _retry(self, grads: Sequence, carried: Carried, again: Again) -> tuple[list, Carried, tf.Tensor]:
+        found = retry(self.strategy, grads, carried, again, self._stored.now())
+        self._stored.back_off(found.state, found.retries)
+        return found.grads, carried._replace(loss_scale=found.loss_scale), found.retries
 
     def may_diagnose(self) -> bool:
         """Whether `apply(diagnose=...)` is worth its price in the function that is traced now.

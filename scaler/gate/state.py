@@ -86,6 +86,17 @@ class StoredState:
         """The counters and the loss scale as they are, on the host."""
         return self.reading(*map(float, self.looked_at()))
 
+    def back_off(self, state: Any, retries: tf.Tensor) -> None:
+        """Assigns the state after overflows that were retried within a step. Every replica calls it, with the same."""
+
+        def assign(strategy: Any, state: Any, retries: tf.Tensor) -> None:
+            after = type(state)(*(replicas.of_each(strategy, value)[0] for value in state))
+            retried = replicas.of_each(strategy, retries)[0] > 0
+            for field, variable in self.fields.items():
+                variable.assign(tf.where(retried, getattr(after, field), variable))
+
+        replicas.merge(assign, state, retries)
+
     def move_together(self, event: Event) -> None:
         """Lets the strategy see a step, and counts it, once for all replicas; each of them calls it."""
         if tf.distribute.in_cross_replica_context():
