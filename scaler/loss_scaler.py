@@ -12,10 +12,11 @@ from scaler.backend import replicas
 from scaler.backend.autograph import as_written
 from scaler.backend.graphs import in_xla
 from scaler.backend.tapes import tape_records
-from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, when_restored
+from scaler.backend.variables import owner_of
 from scaler.checks import as_flag, as_loss, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument
 from scaler.gate import choose
+from scaler.gate.arguments import check_apply
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
 from scaler.gate.optimizers import (
@@ -129,17 +130,7 @@ class LossScaler(tf.Module):
         self._take_variables()
 
     def _take_variables(self) -> None:
-        """Makes this scaler the owner of its variables, unless they have one.
-
-        A deep copy and an unpickled scaler have variables of their own. A shallow copy shares those of the original.
-        """
-        for variable in (*self._state.values(), *self._counts.values()):
-            if owner_of(variable) is not None:
-                return
-            mark_owner(variable, self)
-        for field, variable in self._state.items():
-            explain_other_shapes(variable, f"{type(self.strategy).__name__}'s {field}")
-        when_restored(self._counts["attempted"], lambda: self._watch.history.forget())
+        self._stored.belong_to(self, lambda: self._watch.history.forget())
 
     @property
     def stuck(self) -> StuckPolicy:
@@ -264,9 +255,8 @@ class LossScaler(tf.Module):
         Args:
             optimizer: A Keras optimizer, also one of tf-keras, or any function `(grads, variables) -> None`. It is
                 called with the unscaled gradients that are not None, in float64 for a float64 variable and in float32
-                for any other. On several replicas each replica calls a
-                function with the same summed gradients. Create the function's own variables in the strategy's scope,
-                like all others.
+                for any other. On several replicas each replica calls a function with the same summed gradients. Create
+                the function's own variables in the strategy's scope, like all others.
             grads: Gradients of the *scaled* loss, one for each variable: tensors of a floating dtype,
                 `tf.IndexedSlices` or None. A warning names the variables whose gradient is None, once. Leave out of
                 both lists what the loss is not meant to reach.
@@ -310,24 +300,10 @@ class LossScaler(tf.Module):
         """
         clipping = self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         optimizer = as_called_by_the_gate(optimizer)
-        if rollback is not None and not isinstance(rollback, Snapshot):
-            raise InvalidArgument(
-                f"apply(rollback={type(rollback).__name__}): expected scaler.snapshot(model.non_trainable_variables), "
-                "taken before the forward pass, or None."
-            )
         # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
         reaches_all = update and when is True and hasattr(optimizer, "apply")
         when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
-        for name, function in (("diagnose", diagnose), ("again", again)):
-            if function is not None and not callable(function):
-                raise InvalidArgument(f"apply({name}={function!r}): expected a function of a scalar tensor, or None.")
-        if again is not None and unscaled is not False:
-            raise InvalidArgument("apply(again=..., unscaled=...): gradients that are unscaled cannot be taken again.")
-        if variables is None:
-            raise InvalidArgument(
-                "apply(optimizer, grads): expected two lists, apply(optimizer, grads, variables). Pairs of a gradient "
-                "and a variable are for optimizer.apply_gradients alone."
-            )
+        check_apply(variables, rollback, {"diagnose": diagnose, "again": again}, unscaled)
         masters = variables if isinstance(variables, MasterWeights) else None
         grads = as_list("apply", grads)
         targets = masters.weights if masters else as_variables("apply", variables)
@@ -392,13 +368,7 @@ class LossScaler(tf.Module):
         return decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
 
     def retry(self, grads: Sequence[gradients.Gradient], again: Again) -> tuple[list, tf.Tensor, tf.Tensor]:
-        """Takes gradients again if only their scaled backward pass overflowed: `again` of `apply`, by itself.
-
-        For a micro-batch, whose gradients are summed and applied later.
-
-        Args:
-            grads: Scaled gradients, or None.
-            again: As for `apply`.
+        """Does what `apply(again=...)` does first, for a micro-batch whose gradients are summed and applied later.
 
         Returns:
             The gradients; what they are scaled by, scalar float32; and how often they were taken again, scalar int32.
