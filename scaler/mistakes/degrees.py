@@ -52,13 +52,17 @@ def of_product(powers: Powers) -> Degree:
     return round(total, 6) if not without else Special.NO_POWER if without == 1 else None
 
 
-def of_sum(degrees: Sequence[Degree]) -> Degree:
-    """The degree of a sum, and of the larger or smaller of several tensors."""
+def of_sum(degrees: Sequence[Degree], may_cancel: bool = True) -> Degree:
+    """The degree of a sum, and of the larger or smaller of several tensors.
+
+    Args:
+        degrees: Those of the parts.
+        may_cancel: Whether two parts without a degree may cancel each other.
+    """
     counted = [degree for degree in degrees if degree not in (Special.ZERO, Special.GUARD)]
     if not counted:
         return Special.GUARD if Special.GUARD in degrees else Special.ZERO
-    # Two parts without a degree may cancel each other.
-    if None in counted or counted.count(Special.NO_POWER) > 1:
+    if None in counted or (may_cancel and counted.count(Special.NO_POWER) > 1):
         return None
     return counted[0] if len(set(counted)) == 1 else Special.NO_POWER
 

@@ -57,7 +57,8 @@ def degree_of_result(op: tf.Operation, inputs: Sequence[Degree]) -> Degree:
         others = [*inputs[:place], *inputs[place + 1 :]]
         return inputs[place] if all(map(degrees.is_without_scale, others)) else None
     if kind in _SUMS:
-        return degrees.of_sum(inputs)
+        # A backward pass adds up the derivatives of different paths, which have little reason to cancel.
+        return degrees.of_sum(inputs, may_cancel=kind != "AddN")
     if kind in _LISTS:
         return degrees.of_list(inputs[: -1 if kind == "ConcatV2" else None])
     if kind in _POWERS and len(inputs) == len(_POWERS[kind]):

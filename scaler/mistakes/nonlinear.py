@@ -1,8 +1,8 @@
 """Finds gradients of a function of a scaled loss that are not the loss scale times those of a loss.
 
 The backward pass multiplies by the scale what it has found so far: the derivative of the function by the scaled loss.
-That must not depend on the scale. For sums and multiples of scaled losses, and for the larger of two, it does not. For a
-square, a root, a product of two, and a limit that does not move with the scale, it does. Eager mode shows nothing.
+That must not depend on the scale. For sums and multiples of scaled losses, and for the larger of two, it does not. It
+does for a square, a root, a product of two, and a limit that does not move with the scale. Eager mode shows nothing.
 """
 
 from __future__ import annotations
