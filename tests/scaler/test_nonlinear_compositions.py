@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import scaler
@@ -94,6 +94,7 @@ def trains_otherwise(function):
     return False
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(FUNCTIONS)
 def test_a_function_is_refused_if_and_only_if_it_trains_otherwise(function):
     found = degrees(function)
