@@ -1,6 +1,7 @@
 """Random functions of scaled losses: what is refused trains otherwise at some scale, and what is not does not."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -94,6 +95,7 @@ def trains_otherwise(function):
     return False
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 2)
 @given(FUNCTIONS)
 def test_a_function_is_refused_if_and_only_if_it_trains_otherwise(function):
