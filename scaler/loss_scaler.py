@@ -182,6 +182,8 @@ class LossScaler(tf.Module):
         A 16-bit loss still receives the scale as a 16-bit gradient. For float16 that limits the scale to 2^15. Compute
         the loss in float32.
 
+        Differentiate the result, or sums and multiples of such results. Compute a square, a root or a limit before.
+
         Args:
             loss: Scalar of a floating dtype.
 
@@ -211,7 +213,7 @@ class LossScaler(tf.Module):
             `sum_duplicates` is False.
 
         Raises:
-            InvalidArgument: If the gradients are unscaled already.
+            InvalidArgument: If the gradients are unscaled already, or are not the scale times those of a loss.
         """
         grads = as_list("unscale", grads)
         unscale = gradients.unscale if self.sum_duplicates else gradients.divide
@@ -296,7 +298,7 @@ class LossScaler(tf.Module):
         Raises:
             InvalidArgument: If the lists do not match, every gradient is None, a dtype or shape is wrong, 16-bit
                 variables have no masters, or the optimizer scales losses itself. If the gradients carry more than one
-                scale, or it cannot be known which one they carry.
+                scale, it cannot be known which one they carry, or they are not the scale times those of a loss.
         """
         clipping = self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         optimizer = as_called_by_the_gate(optimizer)

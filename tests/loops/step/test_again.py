@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import ways
 from mirrored import mirrored
 
 import loops
@@ -145,7 +146,9 @@ def test_what_nobody_can_put_back_is_done_once(source):
     _, step = step_of(drawing)
     outputs = [step(SOUND) for _ in range(6)]
     assert [int(one["number"]) for one in outputs] == [0, 1, 2, 3, 4, 5]
-    assert [int(one["cause"]) for one in outputs] == [Cause.NONE, Cause.BACKWARD] * 3
+    # Whose fault a skip was takes a second look, which a step that selects does not take.
+    cause = Cause.OVERFLOW if ways.selects("graph") else Cause.BACKWARD
+    assert [int(one["cause"]) for one in outputs] == [Cause.NONE, cause] * 3
 
 
 @pytest.mark.slow
