@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
+from loops.record.columns import RETRIES
 from loops.record.run import Recorded
 from loops.record.summary import number
 from loops.record.thin import moving_mean
@@ -102,6 +103,9 @@ def scale_chart(run: Recorded, columns: int) -> Figure | None:
     causes = [Markup("<b>{}</b>, {}").format(cause, _SAID.get(cause, "another cause")) for cause in run.causes]
     marks = Markup(" Below it a mark for each skipped step: {}.").format(Markup("; ").join(causes))
     said = Markup("The loss scale, as a power of two.") + (marks if counts else " No step was skipped.")
+    retries = int(np.nansum(run.column(RETRIES)))
+    if retries:
+        said += f" {amount(retries, 'overflow')} {agreeing(retries, 'was', 'were')} retried at a lower scale."
     if len(near):
         said += " Grey is the largest power of two at which the step would have been finite."
     numbers = [("", table) for table in (of_steps(run, [("loss scale", scale)]), *of_skips(run))]
