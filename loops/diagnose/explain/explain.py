@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from loops.actions.checkpoint import Checkpoint
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.explain_step import explain_step
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.second_fault import second_fault
 from loops.loop.loop import Loop
 from loops.record.log import read_log
-from loops.record.skips import SHARE, Health, health, in_words, what_is_wrong
+from loops.record.run_metadata import counted_in
+from loops.record.skips import SHARE, Health, health, in_words, not_logged, what_is_wrong
+from loops.record.thinned import Counted
 from loops.run.rewind.rewind import log_of, rewind
 from loops.support.errors import LoopError
 
@@ -63,8 +66,9 @@ def explain(
     """
     found = None
     if step is None:
-        found = health(read_log(log_of(loop, None if run is None else pathlib.Path(run))))
-        step = found.step or found.steps
+        rows = read_log(log_of(loop, None if run is None else pathlib.Path(run)))
+        found = health(rows, _counted(loop, [row["step"] for row in rows]))
+        step = found.step or found.last
         if not step:
             raise LoopError(
                 "there is no log of the run to choose a step from: name one with step= (on the command line --step), "
@@ -92,11 +96,19 @@ def _with_health(explanation: Explanation, found: Health) -> Explanation:
     # A few steps with zero gradients are no problem of the run.
     if explanation.verdict not in ("healthy", "zero") and not explanation.scale_was_too_high:
         return explanation
-    text = f"Nothing is wrong: {in_words(found)}."
+    text = f"{'The log shows nothing wrong' if found.open else 'Nothing is wrong'}: {in_words(found)}."
     if found.skips and explanation.fits_at is not None:
         text += f" The last was step {explanation.step}, which passes at a loss scale of {explanation.fits_at:g}."
     if found.of_growth > SHARE * found.steps:
         text += " A longer growth interval skips less often."
+    if found.thinned:
+        text += f" {not_logged(found)}"
     if explanation.differs:
         text += f" The replay differs from the run: {explanation.differs}"
-    return dataclasses.replace(explanation, verdict="healthy", sentence=text)
+    verdict = "unlogged" if found.open else "healthy"
+    return dataclasses.replace(explanation, verdict=verdict, sentence=text)
+
+
+def _counted(loop: Loop, steps: Sequence[int]) -> Counted | None:
+    saves = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
+    return counted_in(saves.place, steps) if saves else None
