@@ -90,8 +90,8 @@ def test_readers_name_the_skips_that_are_not_logged(run):
     said = sentence(recorded, found)
     assert said.startswith("run: 6 logged steps, none skipped; ")
     assert said.endswith(
-        "The log has only every 10th step; the run skipped 3 of 60, none of them logged. To learn why, log every step, or "
-        "add a loops.Trace, which has all of them."
+        "The log has only every 10th step; the run skipped 3 of 60, none of them logged. To learn why, log every step, "
+        "or add a loops.Trace, which has all of them."
     )
     table = {row[0]: row[1] for row in strategies_table([recorded], [found]).rows}
     assert (table["steps"], table["skips"], table["skip rate"]) == ("60", "3", "5%")
