@@ -79,7 +79,7 @@ def digest(run: Recorded) -> Digest:
         final_scale=float(usable[-1]) if len(usable) else math.nan,
         mean_log2_scale=float(np.log2(usable).mean()) if len(usable) else math.nan,
         margin=float(np.median(margin[~np.isnan(margin)])) if (~np.isnan(margin)).any() else math.nan,
-        health=health(_rows(run), run.counted),
+        health=health(rows_of(run), run.counted),
     )
 
 
@@ -159,7 +159,7 @@ def _unscaled(run: Recorded) -> bool:
     return bool((run.column("loss_scale") == 1).all())
 
 
-def _rows(run: Recorded) -> list[dict[str, Any]]:
+def rows_of(run: Recorded) -> list[dict[str, Any]]:
     """The rows for `health`, with no more than it reads, since there may be a million."""
     if "applied" not in run.columns:
         return []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from loops.actions.checkpoint import Checkpoint
 from loops.diagnose.advice import without_advice
@@ -13,10 +15,14 @@ from loops.diagnose.explain.explain_step import explain_step
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.second_fault import second_fault
 from loops.loop.loop import Loop
+from loops.record.files import TRACE
 from loops.record.log import read_log
+from loops.record.reading import read_run
 from loops.record.run_metadata import counted_in
 from loops.record.skips import SHARE, Health, health, in_words, not_logged, what_is_wrong
-from loops.record.thinned import Counted
+from loops.record.summary import rows_of
+from loops.record.thinned import Counted, lacks_steps
+from loops.record.trace import Trace
 from loops.run.rewind.rewind import log_of, rewind
 from loops.support.errors import LoopError
 
@@ -66,7 +72,7 @@ def explain(
     """
     found = None
     if step is None:
-        rows = read_log(log_of(loop, None if run is None else pathlib.Path(run)))
+        rows = _rows(loop, None if run is None else pathlib.Path(run))
         found = health(rows, _counted(loop, [row["step"] for row in rows]))
         step = found.step or found.last
         if not step:
@@ -107,6 +113,20 @@ def _with_health(explanation: Explanation, found: Health) -> Explanation:
         text += f" The replay differs from the run: {explanation.differs}"
     verdict = "unlogged" if found.open else "healthy"
     return dataclasses.replace(explanation, verdict=verdict, sentence=text)
+
+
+def _rows(loop: Loop, run: pathlib.Path | None) -> list[dict[str, Any]]:
+    """The steps in the run's log, or those in its trace if the log lacks some of these."""
+    rows = read_log(log_of(loop, run))
+    traces = [action.writes.path for action in loop.actions if isinstance(action, Trace)]
+    trace = next(iter(traces), run / TRACE if run else None)
+    if trace is None or not trace.is_file() or not lacks_steps([row["step"] for row in rows]):
+        return rows
+    # A trace that cannot be read leaves the log.
+    with contextlib.suppress(LoopError):
+        traced = rows_of(read_run(trace))
+        return traced if len(traced) > len(rows) else rows
+    return rows
 
 
 def _counted(loop: Loop, steps: Sequence[int]) -> Counted | None:
