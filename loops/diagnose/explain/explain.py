@@ -60,9 +60,10 @@ def explain(
         loop: A new loop as the program creates it, with the run's `Checkpoint` among its actions. Nothing is written,
             and no action runs. The loop cannot be used afterwards.
         step: The number of the step, counted in batches from 1, as in the log. By default the step in which the last
-            problem in the log began; if the log shows none, the explanation says that the run is healthy. If that step
-            was skipped because of its batch, and steps after it in the same streak for another reason, it is the first
-            of these, and the sentence says both.
+            problem in the log began, or in the run's trace if the log lacks some of its steps. If there was none, the
+            explanation says that the run is healthy, or how many skips the log does not show. If that step was skipped
+            because of its batch, and steps after it in the same streak for another reason, it is the first of these,
+            and the sentence says both.
         run: The folder with the log `steps.jsonl`, if the loop has no `JsonLines`.
         progress: Called now and then with a text that says what is done.
 
