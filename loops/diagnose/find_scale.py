@@ -82,7 +82,9 @@ class FoundScale:
     @property
     def dynamic(self) -> scaler.Dynamic:
         """A `Dynamic` that begins at `start`. Where the default bounds leave it no room, they are moved."""
-        return scaler.Dynamic(self.start, **self._moved_bounds())
+        usual, moved = scaler.Dynamic(), self._moved_bounds()
+        low, high = moved.get("min_scale", usual.min_scale), moved.get("max_scale", usual.max_scale)
+        return scaler.Dynamic(self.start, min_scale=low, max_scale=high)
 
     def __str__(self) -> str:
         width = max([5, *(len(one.layer) for one in self.layers)])
