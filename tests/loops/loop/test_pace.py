@@ -163,6 +163,32 @@ def test_an_action_of_the_user_names_its_next_step(lengths):
     assert seen == [1, 4, 9, 16, 25, 30]
 
 
+@pytest.mark.parametrize("step", [12.5, 12.0, np.float32(12), "12", True, [12]], ids=repr)
+def test_an_action_that_names_no_step_is_refused_by_its_name(step):
+    class Mine:
+        def next_visit(self, done):
+            return step
+
+        def __call__(self, visit):
+            pass
+
+    loop = loops.Loop(lambda n: {"loss": n}, tf.data.Dataset.range(100), actions=[Mine()])
+    with pytest.raises(
+        scaler.InvalidArgument, match=r"^Mine\.next_visit\(0\) returned .*(12|True).*: expected .* an integer, or None"
+    ):
+        loop.run(20)
+    assert loop.counters.data == 0
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.int32, np.uint8], ids=lambda kind: kind.__name__)
+def test_an_action_may_name_its_step_as_any_integer(kind):
+    action = types.SimpleNamespace(next_visit=lambda done: kind(13))
+    chosen = Pace(None)
+    chosen.steps = 50
+    assert chosen.limit(10, 100, [action]) == 3
+    assert type(chosen.limit(10, 100, [action])) is int
+
+
 def test_a_profile_begins_and_ends_where_it_says(lengths, monkeypatch, tmp_path):
     lengths([100] * 99)
     marks, visits = [], []
