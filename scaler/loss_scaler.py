@@ -277,9 +277,8 @@ class LossScaler(tf.Module):
                 instead of OVERFLOW if they are non-finite at both, or if those that are non-finite at 1 are flushed to
                 zero at the lower scale. Each replica calls the function by itself. It must not need other replicas, as
                 the gradient of a synchronised BatchNorm does.
-            again: The same kind of function. If the loss is finite and its scaled backward pass overflows, the
-                gradients are taken again, in this step, at the scale that the strategy backs off to, down to its floor.
-                `outcome.retries` says how often. If no scale helps the step is skipped as without `again`.
+            again: Such a function, too. If only the scaled backward pass overflows, gradients are taken again, in this
+                step, at the scales that the strategy backs off to. `outcome.retries` says how often.
             update: False leaves the scale and the counters to one `update` after several `apply`. With several
                 optimizers call `update(Event(a.finite & b.finite))`.
             when: Scalar bool. False does nothing, for accumulation. The outcome is then not applied, with norms of NaN
@@ -372,11 +371,10 @@ class LossScaler(tf.Module):
     def retry(self, grads: Sequence[gradients.Gradient], again: Again) -> tuple[list, tf.Tensor, tf.Tensor]:
         """Does what `apply(again=...)` does first, for a micro-batch whose gradients are summed and applied later.
 
-        Returns:
-            The gradients; what they are scaled by, scalar float32; and how often they were taken again, scalar int32.
+        Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int32.
         """
-        grads, carried, retries = self._retry(grads, self.carried("retry", grads), again)
-        return grads, carried.loss_scale, retries
+        found, carried, retries = self._retry(grads, self.carried("retry", grads), again)
+        return found, carried.loss_scale, retries
 
     def _retry(self, grads: Sequence, carried: Carried, again: Again) -> tuple[list, Carried, tf.Tensor]:
         found = retry(self.strategy, grads, carried, again, self._stored.now())
