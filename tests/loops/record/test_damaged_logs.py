@@ -53,6 +53,7 @@ def test_every_reader_passes_a_damaged_line_over(line, tmp_path):
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 0
 
 
+@pytest.mark.exhaustive_with("JsonLines-steps.jsonl-0", "Csv-steps.csv-4")
 @pytest.mark.parametrize("left", [0, 4])
 @pytest.mark.parametrize(("writer", "name"), [(loops.JsonLines, "steps.jsonl"), (loops.Csv, "steps.csv")])
 def test_lines_that_the_file_has_lost_are_named_when_a_run_goes_on(writer, name, left, tmp_path):
