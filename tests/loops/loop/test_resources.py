@@ -106,7 +106,7 @@ SAVED = {
 }
 
 
-def looping(make, folder=None, *, strategy=None, actions=(), steps_per_call=1, **arguments):
+def looping(make, folder=None, *, strategy=None, actions=(), **arguments):
     """A loop of a step whose decayed sum is its weight, and that weight."""
     keras.utils.set_random_seed(0)
     with strategy.scope() if strategy else contextlib.nullcontext():
@@ -117,8 +117,7 @@ def looping(make, folder=None, *, strategy=None, actions=(), steps_per_call=1, *
         return {"loss": tf.identity(weight)}
 
     saves = [loops.Checkpoint(folder, every=5, resume=True)] if folder else []
-    actions = [*actions, *saves]
-    loop = loops.Loop(step, numbers(), steps_per_call=steps_per_call, strategy=strategy, actions=actions, **arguments)
+    loop = loops.Loop(step, numbers(), strategy=strategy, actions=[*actions, *saves], **arguments)
     return loop, weight
 
 
