@@ -45,7 +45,10 @@ def test_the_usual_steps(kind):
 @pytest.mark.exhaustive_with(
     "accumulate",
     "clip by norm",
+    "clip_norm",
     "loop of 1",
+    "loop of 5",
+    "per loss",
     "preset apex",
     "preset dalle",
     "preset fairseq",
