@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Without compiled files every process of pytest rewrites the assertions of all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: dist wheel-test study test test-select test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench gpu effects mutants mutants-by-hand
 

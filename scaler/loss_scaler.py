@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,10 +12,11 @@ from scaler.backend import replicas
 from scaler.backend.autograph import as_written
 from scaler.backend.graphs import in_xla
 from scaler.backend.tapes import tape_records
-from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, when_restored
+from scaler.backend.variables import owner_of
 from scaler.checks import as_flag, as_loss, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument
 from scaler.gate import choose
+from scaler.gate.arguments import check_apply
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
 from scaler.gate.optimizers import (
@@ -26,6 +27,7 @@ from scaler.gate.optimizers import (
     name_of,
     waits_for_values,
 )
+from scaler.gate.retry import Again, retry
 from scaler.gate.rollback import Snapshot
 from scaler.gate.state import Counters, StoredState
 from scaler.gate.targets import Targets
@@ -128,17 +130,7 @@ class LossScaler(tf.Module):
         self._take_variables()
 
     def _take_variables(self) -> None:
-        """Makes this scaler the owner of its variables, unless they have one.
-
-        A deep copy and an unpickled scaler have variables of their own. A shallow copy shares those of the original.
-        """
-        for variable in (*self._state.values(), *self._counts.values()):
-            if owner_of(variable) is not None:
-                return
-            mark_owner(variable, self)
-        for field, variable in self._state.items():
-            explain_other_shapes(variable, f"{type(self.strategy).__name__}'s {field}")
-        when_restored(self._counts["attempted"], lambda: self._watch.history.forget())
+        self._stored.belong_to(self, lambda: self._watch.history.forget())
 
     @property
     def stuck(self) -> StuckPolicy:
@@ -190,6 +182,8 @@ class LossScaler(tf.Module):
         A 16-bit loss still receives the scale as a 16-bit gradient. For float16 that limits the scale to 2^15. Compute
         the loss in float32.
 
+        Differentiate the result, or sums and multiples of such results. Compute a square, a root or a limit before.
+
         Args:
             loss: Scalar of a floating dtype.
 
@@ -219,7 +213,7 @@ class LossScaler(tf.Module):
             `sum_duplicates` is False.
 
         Raises:
-            InvalidArgument: If the gradients are unscaled already.
+            InvalidArgument: If the gradients are unscaled already, or are not the scale times those of a loss.
         """
         grads = as_list("unscale", grads)
         unscale = gradients.unscale if self.sum_duplicates else gradients.divide
@@ -238,7 +232,8 @@ class LossScaler(tf.Module):
         clip: ClipByNorm | ClipByValue | None = None,
         rollback: Snapshot | None = None,
         allow_16bit_updates: bool = False,
-        diagnose: Callable[[tf.Tensor], Sequence[gradients.Gradient]] | None = None,
+        diagnose: Again | None = None,
+        again: Again | None = None,
         update: bool = True,
         when: bool | tf.Tensor = True,
         unscaled: bool | tf.Tensor = False,
@@ -262,9 +257,8 @@ class LossScaler(tf.Module):
         Args:
             optimizer: A Keras optimizer, also one of tf-keras, or any function `(grads, variables) -> None`. It is
                 called with the unscaled gradients that are not None, in float64 for a float64 variable and in float32
-                for any other. On several replicas each replica calls a
-                function with the same summed gradients. Create the function's own variables in the strategy's scope,
-                like all others.
+                for any other. On several replicas each replica calls a function with the same summed gradients. Create
+                the function's own variables in the strategy's scope, like all others.
             grads: Gradients of the *scaled* loss, one for each variable: tensors of a floating dtype,
                 `tf.IndexedSlices` or None. A warning names the variables whose gradient is None, once. Leave out of
                 both lists what the loss is not meant to reach.
@@ -283,6 +277,8 @@ class LossScaler(tf.Module):
                 instead of OVERFLOW if they are non-finite at both, or if those that are non-finite at 1 are flushed to
                 zero at the lower scale. Each replica calls the function by itself. It must not need other replicas, as
                 the gradient of a synchronised BatchNorm does.
+            again: Such a function, too. If only the scaled backward pass overflows, gradients are taken again, in this
+                step, at the scales that the strategy backs off to. `outcome.retries` says how often.
             update: False leaves the scale and the counters to one `update` after several `apply`. With several
                 optimizers call `update(Event(a.finite & b.finite))`.
             when: Scalar bool. False does nothing, for accumulation. The outcome is then not applied, with norms of NaN
@@ -301,25 +297,14 @@ class LossScaler(tf.Module):
         Raises:
             InvalidArgument: If the lists do not match, every gradient is None, a dtype or shape is wrong, 16-bit
                 variables have no masters, or the optimizer scales losses itself. If the gradients carry more than one
-                scale, or it cannot be known which one they carry.
+                scale, it cannot be known which one they carry, or they are not the scale times those of a loss.
         """
         clipping = self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         optimizer = as_called_by_the_gate(optimizer)
-        if rollback is not None and not isinstance(rollback, Snapshot):
-            raise InvalidArgument(
-                f"apply(rollback={type(rollback).__name__}): expected scaler.snapshot(model.non_trainable_variables), "
-                "taken before the forward pass, or None."
-            )
         # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
         reaches_all = update and when is True and hasattr(optimizer, "apply")
         when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
-        if diagnose is not None and not callable(diagnose):
-            raise InvalidArgument(f"apply(diagnose={diagnose!r}): expected a function of a scalar tensor, or None.")
-        if variables is None:
-            raise InvalidArgument(
-                "apply(optimizer, grads): expected two lists, apply(optimizer, grads, variables). Pairs of a gradient "
-                "and a variable are for optimizer.apply_gradients alone."
-            )
+        check_apply(variables, rollback, {"diagnose": diagnose, "again": again}, unscaled)
         masters = variables if isinstance(variables, MasterWeights) else None
         grads = as_list("apply", grads)
         targets = masters.weights if masters else as_variables("apply", variables)
@@ -342,6 +327,9 @@ class LossScaler(tf.Module):
             rolls_back=rollback is not None,
             loss_scale=None if loss_scale is None else as_scale("apply: loss_scale", loss_scale),
         )
+        retries = tf.constant(0)
+        if again is not None:
+            grads, carried, retries = self._retry(grads, carried, again)
         loss_scale = carried.loss_scale
         if moved:
             rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
@@ -378,7 +366,20 @@ class LossScaler(tf.Module):
         skip = decision.skip
         if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
-        return decision.outcome(skip, loss_scale, names_from())
+        return decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
+
+    def retry(self, grads: Sequence[gradients.Gradient], again: Again) -> tuple[list, tf.Tensor, tf.Tensor]:
+        """Does what `apply(again=...)` does first, for a micro-batch whose gradients are summed and applied later.
+
+        Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int32.
+        """
+        found, carried, retries = self._retry(grads, self.carried("retry", grads), again)
+        return found, carried.loss_scale, retries
+
+    def _retry(self, grads: Sequence, carried: Carried, again: Again) -> tuple[list, Carried, tf.Tensor]:
+        found = retry(self.strategy, grads, carried, again, self._stored.now())
+        self._stored.back_off(found.state, found.retries)
+        return found.grads, carried._replace(loss_scale=found.loss_scale), found.retries
 
     def may_diagnose(self) -> bool:
         """Whether `apply(diagnose=...)` is worth its price in the function that is traced now.

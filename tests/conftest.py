@@ -32,6 +32,9 @@ tf.config.set_logical_device_configuration(
 
 let_strategies_follow_each_other()
 
+# A collection of tests makes much that stays: each collection of garbage would go through all of it, seconds in sum.
+gc.disable()
+
 # A shell starts background jobs with Ctrl-C ignored, and what they start inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -87,6 +90,7 @@ def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
+    gc.enable()
     _read_sources_once()
 
 

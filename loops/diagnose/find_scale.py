@@ -59,7 +59,8 @@ class FoundScale:
     Attributes:
         critical: The largest power of two as a loss scale at which no gradient of these batches overflows in float16.
         static: A static loss scale, an eighth of `critical`.
-        start: A first loss scale for a dynamic strategy, half of `critical`.
+        start: A first loss scale for a dynamic strategy, half of `critical`. It may lie beyond the default bounds of
+            `Dynamic`; `dynamic` moves them.
         batches: The number of batches that were measured.
         layers: The formats of all layers that have outputs or weights.
         left_out: The numbers of the batches, counted from 1, that were left out since they hold a value that is not
@@ -77,6 +78,13 @@ class FoundScale:
     def formats(self) -> dict[str, str]:
         """The format of each layer, by the layer's path."""
         return {one.layer: one.format for one in self.layers}
+
+    @property
+    def dynamic(self) -> scaler.Dynamic:
+        """A `Dynamic` that begins at `start`. Where the default bounds leave it no room, they are moved."""
+        usual, moved = scaler.Dynamic(), self._moved_bounds()
+        low, high = moved.get("min_scale", usual.min_scale), moved.get("max_scale", usual.max_scale)
+        return scaler.Dynamic(self.start, min_scale=low, max_scale=high)
 
     def __str__(self) -> str:
         width = max([5, *(len(one.layer) for one in self.layers)])
@@ -96,14 +104,21 @@ class FoundScale:
         if self.left_out:
             which = f"{'batch' if len(self.left_out) == 1 else 'batches'} {', '.join(map(str, self.left_out))}"
             found.append(f"left out: {which}, with values that are not finite, which no scale or format changes")
-        usual = scaler.Dynamic().max_scale
-        if self.start > usual:
-            # With as much room above as the defaults leave.
-            most = min(self.start * usual / scaler.Dynamic().initial_scale, _HIGHEST)
-            found.append(
-                f"start exceeds the default max_scale of {usual:g}: scaler.Dynamic({self.start!r}, max_scale={most!r})"
-            )
+        moved = self._moved_bounds()
+        for name, value in moved.items():
+            usual = getattr(scaler.Dynamic(), name)
+            instead = f"scaler.Dynamic({self.start!r}, {name}={value!r})"
+            found.append(f"start has no room within the default {name} of {usual:g}: {instead}")
         return found
+
+    def _moved_bounds(self) -> dict[str, float]:
+        """The bound of a `Dynamic` that the start reaches or passes, with as much room as the default leaves."""
+        usual = scaler.Dynamic()
+        if self.start >= usual.max_scale:
+            return {"max_scale": min(self.start * usual.max_scale / usual.initial_scale, _HIGHEST)}
+        if self.start <= usual.min_scale:
+            return {"min_scale": max(self.start * usual.min_scale / usual.initial_scale, 2.0**-126)}
+        return {}
 
 
 class _Measured(NamedTuple):

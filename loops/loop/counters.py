@@ -85,6 +85,11 @@ class CounterVariables(tf.Module):
                 self.claimed.assign_add(tf.cast((applied > 0) & all_skipped, tf.int64))
                 self.denied.assign_add(tf.cast((applied < attempted) & all_applied, tf.int64))
 
+    def reset(self) -> None:
+        """Counts from zero."""
+        for variable in self.variables:
+            variable.assign(0)
+
     def read(self) -> Counters:
         """The counts, on the host."""
         return Counters(int(self.data), int(self.attempted), int(self.applied), self.known)

@@ -114,14 +114,10 @@ class Loop:
     ):
         if not isinstance(actions, Iterable):
             raise scaler.InvalidArgument(f"Loop(actions={actions!r}): expected a list of actions. Put it into one.")
-        self.actions = list(actions)
-        check_parts(train_step, dataset, steps_per_call, self.actions)
+        actions = list(actions)
+        check_parts(train_step, dataset, steps_per_call, actions)
         check_jit_compile(jit_compile)
-        self._stopped_elsewhere: str | None = None
-        self._contradicted = False
         self._looked_at: tuple[tf.types.experimental.ConcreteFunction, StepResources] | None = None
-        self._unseen = UnseenLosses()
-        self._zero_gradients = ZeroGradients()
         loss_scaler = getattr(train_step, "loss_scaler", None)
         self.train_step = train_step
         train_step = taking_batches(train_step, dataset.element_spec)
@@ -130,14 +126,11 @@ class Loop:
             check_batches(dataset.element_spec, strategy)
             train_step = replicate(train_step, strategy)
         self.workers = Workers(strategy)
-        if self.workers.index > 0:
-            self.actions = [action for action in self.actions if not getattr(action, "chief_only", False)]
         self._loss_scaler = loss_scaler
-        self._pace = Pace(steps_per_call)
         self._strategy = strategy
         self.element_spec = dataset.element_spec
-        self.position = Position(dataset)
         self._counters = CounterVariables()
+        self._start(dataset, actions, Pace(steps_per_call))
         self._call = StepCalls(
             train_step,
             dataset.element_spec,
@@ -148,6 +141,26 @@ class Loop:
             strategy=strategy,
             written=self.train_step,
         )
+
+    def _start(self, dataset: tf.data.Dataset, actions: Iterable[Action], pace: Pace) -> None:
+        """What the host knows of a run before its first step."""
+        self.actions = [
+            action for action in actions if self.workers.index == 0 or not getattr(action, "chief_only", False)
+        ]
+        self.position, self._pace = Position(dataset), pace
+        self._stopped_elsewhere: str | None = None
+        self._contradicted = False
+        self._unseen, self._zero_gradients = UnseenLosses(), ZeroGradients()
+
+    def restarted(self, dataset: tf.data.Dataset, actions: Iterable[Action]) -> Loop:
+        """A loop of the same traced step from step 0, over another dataset with the same `element_spec`.
+
+        The two share their variables, which are the caller's to put back: this loop must not run again.
+        """
+        other = copy.copy(self)
+        other._start(dataset, actions, Pace(self.steps_per_call))
+        other._counters.reset()
+        return other
 
     @property
     def counters(self) -> Counters:

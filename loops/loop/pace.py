@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
+
+import scaler
 from loops.loop.visit import Action
 
 SECONDS = 0.25
@@ -60,10 +64,25 @@ class Pace:
             done: Batches taken so far.
             goal: The number of batches at which the run ends.
             actions: The loop's. Those that act at certain steps have a method `next_visit`.
+
+        Raises:
+            scaler.InvalidArgument: If a `next_visit` returns something else than an integer or None.
         """
         last = min(goal, done + self.steps)
         if self.chooses:
-            asked = (action.next_visit(done) for action in actions if hasattr(action, "next_visit"))
+            asked = (_next_visit(action, done) for action in actions if hasattr(action, "next_visit"))
             # A call of no steps would never end the run.
             last = min([last, *(step for step in asked if step is not None and step > done)])
         return last - done
+
+
+def _next_visit(action: Any, done: int) -> int | None:
+    step = action.next_visit(done)
+    if step is None:
+        return None
+    if not isinstance(step, (int, np.integer)) or isinstance(step, bool):
+        raise scaler.InvalidArgument(
+            f"{type(action).__name__}.next_visit({done}) returned {step!r}: expected the number of a step, an integer, "
+            "or None where any visit will do."
+        )
+    return int(step)

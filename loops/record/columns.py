@@ -10,6 +10,8 @@ import scaler
 
 NUMBERS = ("loss", "loss_scale", "grad_norm", "clipped_norm", "critical_low", "critical_high", "headroom")
 """Columns of numbers."""
+RETRIES = "retries"
+"""How often a step took its gradients again: a column of numbers that only a log has."""
 DECISIONS = ("attempted", "applied")
 """Columns of bools."""
 

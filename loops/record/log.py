@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loops.record.columns import DECISIONS, NUMBERS, cause_name
+from loops.record.columns import DECISIONS, NUMBERS, RETRIES, cause_name
 from loops.support.json_values import is_row, read_json, row_of, without_nan
 
 _CHUNK = 10_000
@@ -97,7 +97,7 @@ def _number(text: str) -> float | None:
 def _columns(rows: Sequence[dict]) -> Log:
     step = np.array([row["step"] for row in rows], np.int64)
     columns = {}
-    for name in (*NUMBERS, *DECISIONS):
+    for name in (*NUMBERS, *DECISIONS, RETRIES):
         if any(name in row for row in rows):
             columns[name] = np.array([_float(row.get(name)) for row in rows], np.float64)
     return Log(step, columns, np.array([cause_name(row.get("cause")) for row in rows], np.str_), 0)

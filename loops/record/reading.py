@@ -17,7 +17,7 @@ from loops.record.columns import DECISIONS, NUMBERS
 from loops.record.files import STEPS, TRACE, check_run, log_of, trace_of
 from loops.record.log import Log, read_columns
 from loops.record.run import Measured, Recorded
-from loops.record.run_metadata import metadata_of, replayed_in
+from loops.record.run_metadata import counted_in, metadata_of, replayed_in
 from loops.record.trace import TraceTables, read
 from loops.record.trace_columns import columns_of, measured_in
 from loops.support.errors import LoopError, TraceWarning
@@ -90,7 +90,7 @@ def read_run(run: str | os.PathLike) -> Recorded:
             f"{run}: no step is recorded there, neither in a trace ({TRACE}) nor in a log ({STEPS}). Give the run "
             f'loops.Trace("run/{TRACE}") or loops.JsonLines("run/{STEPS}"), or wait for its first visit.'
         )
-    return dataclasses.replace(recorded, replayed=replayed)
+    return dataclasses.replace(recorded, replayed=replayed, counted=counted_in(folder, recorded.step.tolist()))
 
 
 def files_of(place: pathlib.Path) -> tuple[pathlib.Path | None, pathlib.Path | None]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from loops.record.columns import octaves_to_critical
+from loops.record.thinned import Counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Recorded:
         replayed: What other strategies would have done on its steps: one mapping per strategy, as printed by
             `halfstep replay --json`.
         notes: What is missing or damaged: sentences that say how to record it.
+        counted: What the run counted itself up to its newest checkpoint, or its end; None if nothing says it.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Recorded:
     versions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     replayed: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
+    counted: Counted | None = None
 
     def __len__(self) -> int:
         return len(self.step)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from loops.loop.state import folder as checkpoints
 from loops.record.files import CHECKPOINTS, REPLAY, read_summary
+from loops.record.thinned import Counted, lacks_steps
 from loops.support.json_values import read_json
 
 
@@ -30,8 +33,7 @@ def metadata_of(folder: pathlib.Path) -> RunMetadata:
     """
     summary = read_summary(folder) or {}
     versions = summary.get("digest_depends_on")
-    place = folder if checkpoints.numbers(folder) else folder / CHECKPOINTS
-    number, saved = checkpoints.newest_facts(place)
+    number, saved = checkpoints.newest_facts(_checkpoints_of(folder))
     if number is None:
         return RunMetadata(summary, versions if isinstance(versions, dict) else {})
     identity = saved["identity"]
@@ -43,6 +45,31 @@ def metadata_of(folder: pathlib.Path) -> RunMetadata:
         return RunMetadata({**settings, **summary}, versions)
     of_loop = {name: identity[name] for name in ("replicas", "workers", *_SETTINGS) if name in identity}
     return RunMetadata({**run, **of_loop, **summary}, dict(saved["versions"]))
+
+
+def counted_in(folder: pathlib.Path, steps: Sequence[int]) -> Counted | None:
+    """What a run counted up to its newest checkpoint, for a log that lacks steps; None if no checkpoint says it.
+
+    Args:
+        folder: The run's folder, or that of its checkpoints.
+        steps: The steps in its log, in order.
+    """
+    if not lacks_steps(steps):
+        return None
+    place = _checkpoints_of(folder)
+    # A checkpoint that is later than the next line would be may be that of an earlier run.
+    end = steps[-1] + max(later - one for one, later in pairwise([0, *steps]))
+    for number in checkpoints.numbers(place):
+        if number < end:
+            with contextlib.suppress(checkpoints.Damaged):
+                counters = checkpoints.read_facts(checkpoints.prefix(place, number), whole=False)["counters"]
+                # A step that does not say what it decided is not counted.
+                return Counted(counters["data"], counters["skipped"]) if counters["attempted"] else None
+    return None
+
+
+def _checkpoints_of(folder: pathlib.Path) -> pathlib.Path:
+    return folder if checkpoints.numbers(folder) else folder / CHECKPOINTS
 
 
 _SETTINGS = ("optimizer", "batches")

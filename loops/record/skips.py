@@ -17,6 +17,7 @@ import numpy as np
 from loops.loop.unseen import of_applied
 from loops.loop.zero_gradients import MANY, in_a_row
 from loops.record.columns import cause_name
+from loops.record.thinned import Counted, Thinned, said_of, thinned
 from loops.support.text import agreeing
 
 _MEANT = ("", "OVERFLOW")
@@ -51,6 +52,8 @@ class Health:
         later: The skips after `step` without an applied step between, only those that a high scale does not explain if
             there are any of these.
         often: If the other skips are too many: their number and that of all steps, in the second half; else None.
+        last: The last step.
+        thinned: What a log without some of the steps leaves open; None for a log of all steps.
     """
 
     step: int | None
@@ -64,14 +67,22 @@ class Health:
     zeros: int = 0
     later: tuple[int, ...] = ()
     often: tuple[int, int] | None = None
+    last: int = 0
+    thinned: Thinned | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether there are, or may be, skips that the log does not show."""
+        return self.thinned is not None and self.thinned.open
 
 
-def health(rows: Sequence[Mapping[str, Any]]) -> Health:
+def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None) -> Health:
     """Judges a run by the rows of its log.
 
     Args:
         rows: The rows in the order of the steps, with "step", "applied", "loss" and, for a `TrainStep`, "attempted",
             "grad_norm" and "cause".
+        counted: What the run counted itself, for a log without some of its steps.
     """
     moved, unseen = _of_applied([row for row in rows if "applied" in row])
     attempts = [row for row in rows if row.get("attempted", True) and "applied" in row]
@@ -93,9 +104,23 @@ def health(rows: Sequence[Mapping[str, Any]]) -> Health:
     zeros, since = _zeros(attempts)
     if zeros and not unseen and (not bad or bad[-1][-1]["step"] < since):
         step, later = since, ()
-    skips = sum(len(streak) for streak in streaks)
     healthy = not bad and not unseen and not zeros
-    return Health(step, healthy, skips, at_start, len(rows), len(grown), moved, len(unseen), zeros, later, often)
+    skipped = [row["step"] for streak in streaks for row in streak]
+    return Health(
+        step=step,
+        healthy=healthy,
+        skips=len(skipped),
+        at_start=at_start,
+        steps=len(rows),
+        of_growth=len(grown),
+        moved=moved,
+        unseen=len(unseen),
+        zeros=zeros,
+        later=later,
+        often=often,
+        last=rows[-1]["step"] if rows else 0,
+        thinned=thinned([row["step"] for row in rows], skipped, counted),
+    )
 
 
 def _of_applied(rows: Sequence[Mapping]) -> tuple[int, list[int]]:
@@ -189,7 +214,13 @@ def in_words(found: Health) -> str:
 
 def what_is_wrong(found: Health) -> str:
     """What is wrong with a run as a whole; empty if only individual skips are."""
-    return " ".join(part for part in (too_often(found), unseen_losses(found), zero_gradients(found)) if part)
+    parts = (too_often(found), unseen_losses(found), zero_gradients(found), not_logged(found))
+    return " ".join(part for part in parts if part)
+
+
+def not_logged(found: Health) -> str:
+    """What a log without some of the steps leaves open, as sentences; empty for a log of all steps."""
+    return said_of(found.thinned) if found.thinned else ""
 
 
 def unseen_losses(found: Health) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from loops.record.run import Recorded
-from loops.record.skips import Health, health
+from loops.record.skips import Health, health, not_logged
 from loops.support.text import amount, share
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -79,13 +79,13 @@ def digest(run: Recorded) -> Digest:
         final_scale=float(usable[-1]) if len(usable) else math.nan,
         mean_log2_scale=float(np.log2(usable).mean()) if len(usable) else math.nan,
         margin=float(np.median(margin[~np.isnan(margin)])) if (~np.isnan(margin)).any() else math.nan,
-        health=health(_rows(run)),
+        health=health(rows_of(run), run.counted),
     )
 
 
 def sentence(run: Recorded, found: Digest) -> str:
     """The result of a run in one sentence."""
-    parts = [f"{_what(run)}: {amount(found.steps, 'step')}, {_skips(run, found)}"]
+    parts = [f"{_what(run)}: {amount(found.steps, _step(found))}, {_skips(run, found)}"]
     if math.isfinite(found.first_loss) and math.isfinite(found.final_loss):
         parts.append(f"the loss went from {found.first_loss:.3g} to {found.final_loss:.3g}")
     elif math.isfinite(found.first_loss):
@@ -107,7 +107,7 @@ def sentence(run: Recorded, found: Digest) -> str:
     for name, form in (("accuracy", "{:.1%} accuracy"), ("perplexity", "a perplexity of {:.4g}")):
         if isinstance(run.facts.get(name), (int, float)):
             parts.append(form.format(run.facts[name]))
-    return "; ".join(parts) + "."
+    return " ".join(part for part in ("; ".join(parts) + ".", not_logged(found.health)) if part)
 
 
 def number(value: float) -> str:
@@ -123,6 +123,10 @@ def _what(run: Recorded) -> str:
     if not all(isinstance(facts.get(name), str) for name in ("task", "policy", "strategy")):
         return run.name
     return f"{run.name}, {facts['task']} in {facts['policy']} with {facts['strategy']}"
+
+
+def _step(found: Digest) -> str:
+    return "logged step" if found.health.thinned else "step"
 
 
 def _skips(run: Recorded, found: Digest) -> str:
@@ -155,7 +159,7 @@ def _unscaled(run: Recorded) -> bool:
     return bool((run.column("loss_scale") == 1).all())
 
 
-def _rows(run: Recorded) -> list[dict[str, Any]]:
+def rows_of(run: Recorded) -> list[dict[str, Any]]:
     """The rows for `health`, with no more than it reads, since there may be a million."""
     if "applied" not in run.columns:
         return []

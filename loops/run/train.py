@@ -72,6 +72,7 @@ def train(
     resume: bool = False,
     trace_every: int | None = None,
     strategy: tf.distribute.Strategy | None = None,
+    built_by: Callable[..., Loop] | None = None,
 ) -> dict:
     """Trains, and writes `out/steps.jsonl` while it runs and `out/summary.json` at its end.
 
@@ -87,6 +88,7 @@ def train(
         trace_every: Steps between histograms in `out/trace.arrow`; None for no trace.
         strategy: A `tf.distribute` strategy to train with, such as from `join_workers`. Only worker 0 writes files
             other than checkpoints.
+        built_by: Used in place of `build`, such as the `build` of a `SharedTrace`.
 
     Returns:
         The contents of `summary.json`.
@@ -109,7 +111,7 @@ def train(
         return [JsonLines(out / STEPS), losses, *traces, *actions(model), *saves]
 
     steps_per_call = min(STEPS_PER_CALL, checkpoint_every or STEPS_PER_CALL)
-    loop = build(
+    loop = (built_by or build)(
         task, options, all_actions, steps_per_call=steps_per_call, probes=trace_every is not None, strategy=strategy
     )
     step = loop.train_step

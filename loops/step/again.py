@@ -1,7 +1,7 @@
-"""Computes the gradients of a step a second time from its batch, to find the cause of a skip.
+"""Computes the gradients of a step a second time from its batch: to find the cause of a skip, or at a lower scale.
 
-The branch of a skip repeats the forward pass. Differentiating the first pass again would need its activations, which
-the graph would then keep in every step until the decision: up to a third more memory.
+The branch that needs them repeats the forward pass. Differentiating the first pass again would need its activations,
+which the graph would then keep in every step until the decision: up to a third more memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PYTHON = "EagerPyFunc"
 
 
 def taken_again(differentiate: Differentiate, before: scaler.Snapshot, first: Differentiate) -> Differentiate | None:
-    """`differentiate`, followed by a restore of the variables that it assigns.
+    """`differentiate` from the variables as they were before the step, which leaves them as they are now.
 
     `first` instead if not everything can be restored, eagerly, and on several replicas. A pass that prints, draws from
     an iterator or fills a table has effects that cannot be undone, so it is not repeated. None if gradients can be
@@ -39,8 +39,10 @@ def taken_again(differentiate: Differentiate, before: scaler.Snapshot, first: Di
         return None if any(op.type == _PYTHON for op in here) else first
 
     def again(small: tf.Tensor) -> list:
-        grads = differentiate(small)
+        now = scaler.snapshot(before.variables)
         before.restore()
+        grads = differentiate(small)
+        now.restore()
         return grads
 
     known = {id(native(variable)) for variable in before.variables}

@@ -47,6 +47,29 @@ def check_masters(masters: object, allow_16bit_updates: bool, layerwise: object)
         )
 
 
+def check_retry(retry: object, layerwise: object, jit_compile: bool) -> None:
+    """Refuses a `retry` that is no bool, and steps whose gradients cannot be taken again."""
+    if not isinstance(retry, bool):
+        raise scaler.InvalidArgument(f"TrainStep(retry={retry!r}): expected True or False.")
+    if retry and layerwise is not None:
+        raise scaler.InvalidArgument(
+            "TrainStep(retry=True, layerwise=...): each group of layers has a scale of its own, which moves by itself. "
+            "Use one of the two."
+        )
+    if retry and jit_compile:
+        raise scaler.InvalidArgument(
+            "TrainStep(retry=True, jit_compile=True): a pass that is compiled by itself is not repeated. Compile the "
+            "whole step: tf.function(step, jit_compile=True), or Loop(step, ..., jit_compile=True)."
+        )
+
+
+NO_RETRY = (
+    "TrainStep(retry=True): the gradients of this step can be taken only once, because it calls Python (a "
+    "tf.py_function), or because a BatchNorm synchronises its statistics over replicas. Do without retry."
+)
+"""Why a step that is traced cannot be retried."""
+
+
 def check_made_masters(masters: object, variables: list) -> None:
     """Refuses masters from `masters=` that are not those of the model's own variables."""
     if not isinstance(masters, scaler.MasterWeights):

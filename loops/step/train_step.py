@@ -13,10 +13,12 @@ import scaler
 from loops.step.accumulation import MicroBatches
 from loops.step.again import taken_again
 from loops.step.arguments import (
+    NO_RETRY,
     check_late_layers,
     check_made_masters,
     check_masters,
     check_parts,
+    check_retry,
     check_scaling,
     computes_in_float16,
     default_scaler,
@@ -84,6 +86,10 @@ class TrainStep(tf.Module):
         layerwise: The `Layerwise` that `scaler.layerwise.insert_rescales` returned with `model`: a scale for each group
             of its layers, which moves at every micro-batch. The cause of a skip is then never BACKWARD.
         probes: What `scaler.observe.watch` returned for `model`, measured in every step; not with `layerwise`.
+        retry: Whether a scaled backward pass that overflows is repeated in the same step, at the scale that the
+            strategy backs off to, so that no batch is lost. BatchNorm, Dropout and the loss are those of the first
+            forward pass. Not with `layerwise`, nor on several replicas with a BatchNorm that synchronises its
+            statistics.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -105,6 +111,7 @@ class TrainStep(tf.Module):
         masters: Callable[[list], scaler.MasterWeights] | None = None,
         layerwise: scaler.layerwise.Layerwise | None = None,
         probes: scaler.observe.Watch | None = None,
+        retry: bool = False,
     ):
         super().__init__(name="train_step")
         loss_fn = as_loss_function(model, loss_fn, loss_weights)
@@ -122,6 +129,8 @@ class TrainStep(tf.Module):
         check_scaling(model, optimizer, self.loss_scaler, layerwise)
         self.loss_scaler.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         self._make_masters, self.layerwise = masters, layerwise
+        check_retry(retry, layerwise, jit_compile)
+        self.retry = retry
         self._jit_compile = jit_compile
         self._compiled = self._make_compiled()
         check_probes(probes, model, layerwise)
@@ -153,8 +162,9 @@ class TrainStep(tf.Module):
             int32, the position in `model.trainable_variables` of the variable to look at first, see
             `scaler.Outcome.variable`; for a window, that of the first micro-batch that was not finite. It is -1 if the
             step was applied or not attempted, or if a slot of the optimizer was not finite. `swallowed`, if the masters
-            measure it: float32, the share of the last applied step's updates that was lost in rounding to 16 bits. And
-            the scalars that the loss function added.
+            measure it: float32, the share of the last applied step's updates that was lost in rounding to 16 bits.
+            `retries`, with `retry`: int32, how often the gradients were taken again; `loss_scale` is then that of the
+            last time. And the scalars that the loss function added.
 
             With `probes` also vectors, with a row for each of `probes.names`. `counts`: int64 [rows, 280], see
             `scaler.observe.exponents`; zeros in calls that `every` leaves out. `amax`: float32 [rows], the largest
@@ -215,6 +225,7 @@ class TrainStep(tf.Module):
     @jit_compile.setter
     def jit_compile(self, compiles: bool) -> None:
         self._check_not_traced("jit_compile")
+        check_retry(self.retry, self.layerwise, compiles)
         self._jit_compile = compiles
         self._compiled = self._make_compiled()
 
@@ -234,28 +245,32 @@ class TrainStep(tf.Module):
         weights = self._probing.before(self.model.trainable_variables, self.masters)
         loss_scale = self.loss_scaler.loss_scale
         before = self.window.open() if self.window else scaler.snapshot(scaler.state_of(self.model))
+        now = scaler.snapshot(scaler.state_of(self.model)) if self.window and self.retry else before
         if self._compiled:
-            (loss, extra, grads, seen), diagnose = self._compiled(due, x, y, sample_weight), None
+            (loss, extra, grads, seen), again = self._compiled(due, x, y, sample_weight), None
         else:
-            loss, extra, grads, seen, diagnose = self._differentiate(due, x, y, sample_weight)
-            if diagnose and not self.window:
+            loss, extra, grads, seen, again = self._differentiate(due, x, y, sample_weight)
+            if again and (self.retry or not self.window):
                 batch = (loss_scale, x, y, sample_weight)
-                diagnose = taken_again(lambda small: self._gradients_again(small, *batch), before, diagnose)
+                again = taken_again(lambda small: self._gradients_again(small, *batch), now, again)
+        if self.retry and again is None:
+            raise scaler.InvalidArgument(NO_RETRY)
         if self.layerwise:
             grads, groups = grads
             self.layerwise.update(groups)
-        attempted, outcome = self._decide(grads, before, diagnose)
+        attempted, outcome, retried = self._decide(grads, before, again)
         swallowed = getattr(self.masters, "swallowed", None)
         return {
             "loss": loss,
             "attempted": attempted,
             "applied": outcome.finite,
-            "loss_scale": loss_scale,
+            "loss_scale": retried.pop("loss_scale", loss_scale),
             "grad_norm": outcome.grad_norm,
             "clipped_norm": outcome.clipped_norm,
             "cause": outcome.cause,
             "variable": self._among_weights(outcome.variable),
             **({} if swallowed is None else {"swallowed": swallowed}),
+            **retried,
             **extra,
             **self._probing.outputs(seen, due, grads, weights, outcome.finite, self.optimizer),
         }
@@ -300,13 +315,12 @@ class TrainStep(tf.Module):
         """The loss, the loss function's scalars, scaled gradients, measurements, and a function for a second look."""
         weights = self.model.trainable_variables
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        may_look_again = self.loss_scaler.may_diagnose()
+        may_look_again = self.retry or self.loss_scaler.may_diagnose()
         with tf.GradientTape(persistent=may_look_again) as tape, self._probing.forward() as probed:
             prediction, loss, extra = self._forward(x, y, sample_weight)
             self.loss_scaler.check_precision(prediction, loss)
             loss = self._whole(loss)
-            # Gradients are summed over micro-batches and replicas: each adds its share of the mean.
-            scaled = self.loss_scaler.scale(loss / (self.accumulate * replicas))
+            scaled = self.loss_scaler.scale(self._share(loss))
         if self.layerwise:
             return loss, extra, self.layerwise.gradient(tape, scaled, weights), None, None
         grads = tape.gradient(scaled, weights)
@@ -345,23 +359,28 @@ class TrainStep(tf.Module):
             loss += tf.cast(penalty, tf.float32)
         return loss
 
+    def _share(self, loss: tf.Tensor) -> tf.Tensor:
+        """Of the mean over micro-batches and replicas, whose gradients are summed."""
+        return loss / (self.accumulate * tf.distribute.get_strategy().num_replicas_in_sync)
+
     @scaler.tracing.as_written
     def _gradients_again(self, small: tf.Tensor, loss_scale: tf.Tensor, x: Any, y: Any, sample_weight: Any) -> list:
         """Gradients from a new forward pass, with `small` as the gradient of the scaled loss."""
         with tf.GradientTape() as tape:
             _, loss, _ = self._forward(x, y, sample_weight)
-            scaled = self._whole(loss) * loss_scale
+            scaled = self._share(self._whole(loss)) * loss_scale
         return tape.gradient(scaled, self.model.trainable_variables, output_gradients=small)
 
     def _decide(
-        self, grads: list, before: scaler.Snapshot, diagnose: Callable | None
-    ) -> tuple[tf.Tensor, scaler.Outcome]:
-        """Whether a step was attempted, and its outcome."""
+        self, grads: list, before: scaler.Snapshot, again: Callable | None
+    ) -> tuple[tf.Tensor, scaler.Outcome, dict[str, tf.Tensor]]:
+        """Whether a step was attempted, its outcome, and what a retry returns."""
         complete: bool | tf.Tensor = True
-        loss_scale = None
+        loss_scale, retries, in_window = None, tf.constant(0), self.window is not None
         if self.window:
-            diagnose = None  # It would see only the last micro-batch.
             loss_scale = self.loss_scaler.scale_of_gradients
+            if self.retry and again:
+                grads, loss_scale, retries = self.loss_scaler.retry(grads, again)
             self.window.add(grads, loss_scale, may_branch=not self.loss_scaler.selects())
             before.restore_unless(self.window.whole)
             grads, complete = self.window.gradients(grads), self.window.complete
@@ -373,11 +392,19 @@ class TrainStep(tf.Module):
             clip=self.clip,
             rollback=before,
             allow_16bit_updates=self.allow_16bit_updates,
-            diagnose=diagnose,
+            # It would see only the last micro-batch of a window.
+            diagnose=again if self.loss_scaler.may_diagnose() and not in_window else None,
+            again=again if self.retry and not in_window else None,
             when=complete,
             loss_scale=loss_scale,
         )
-        return tf.convert_to_tensor(complete), outcome
+        retried = {}
+        if self.retry:
+            retried = {
+                "loss_scale": loss_scale if in_window else outcome.loss_scale,
+                "retries": retries if in_window else outcome.retries,
+            }
+        return tf.convert_to_tensor(complete), outcome, retried
 
 
 def _zeros(spec: Any) -> tf.Tensor | tf.RaggedTensor:

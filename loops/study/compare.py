@@ -15,6 +15,7 @@ import scaler
 from loops.actions import Progress
 from loops.loop.visit import Action, Visit
 from loops.record.files import STEPS, SUMMARY, write_json
+from loops.run.shared_trace import SharedTrace
 from loops.run.train import RunOptions, train
 from loops.study.costs import Costs, costs_of
 from loops.study.energy.meter import EnergyMeter
@@ -71,9 +72,10 @@ def run_study(
     with RunLocks([("study", Place(out, "folder"))]), EnergyMeter() as meter:
         (out / SUMMARY).unlink(missing_ok=True)
         for setup in setups:
+            trace = SharedTrace()
             for seed in range(seeds):
                 costs = Costs(meter)
-                run = _run(task, setup, steps, seed, out, probe, costs, progress)
+                run = _run(task, setup, steps, seed, out, probe, costs, trace, progress)
                 runs.append({**run, "costs": costs.as_dict(task, RunOptions.batch_size, known)})
         summary = {
             "task": task.name,
@@ -132,6 +134,7 @@ def _run(
     out: pathlib.Path,
     probe: GradientProbe,
     costs: Costs,
+    trace: SharedTrace,
     progress: Callable[[str], Progress] | None,
 ) -> dict:
     folder = f"runs/{setup.name}-seed{seed}"
@@ -158,8 +161,9 @@ def _run(
         with warnings.catch_warnings():
             # Set-ups without a scale are there to show it.
             warnings.filterwarnings("ignore", ".* norm of exactly zero", scaler.ScaleWarning)
-            summary = train(task, options, out / folder, actions)
+            summary = train(task, options, out / folder, actions, built_by=trace.build)
     except Exception as error:
+        trace.forget()
         if _concerns_all(error):
             raise
         found = {"type": type(error).__name__, "message": _sentence(error), "step": last.step}

@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from loops.tasks.ahead import ahead
+
 
 @dataclasses.dataclass(frozen=True)
 class ImageTask:
@@ -36,7 +38,7 @@ class ImageTask:
         """Endless batches `(images, labels)`, reshuffled in each epoch in an order determined by `seed`."""
         data = tf.data.Dataset.from_tensor_slices((self.images, self.labels)).cache()
         data = data.shuffle(len(self.images), seed=seed, reshuffle_each_iteration=True).repeat()
-        return data.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+        return ahead(data.batch(batch_size, drop_remainder=True))
 
     def model(self, policy: str) -> keras.Model:
         """A convolutional network with BatchNorm, built under a Keras dtype policy; it returns logits in float32.

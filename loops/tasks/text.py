@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from loops.support.errors import LoopError
+from loops.tasks.ahead import ahead
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 """All other characters, such as those beyond ASCII, are left out, and a tab is four spaces."""
@@ -58,7 +59,7 @@ class TextTask:
         data = data.map(
             lambda places: tuple(tf.cast(tf.gather(part, places), tf.int32) for part in (inputs, following))
         )
-        return data.prefetch(tf.data.AUTOTUNE)
+        return ahead(data)
 
     def model(self, policy: str) -> keras.Model:
         """A causal transformer, built under a Keras dtype policy; it returns logits in float32.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.autograph import as_called
-from scaler.backend.variables import shared_variable
+from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
 from scaler.outcome.stuck import Reading
 from scaler.strategies import Event, Strategy
 from scaler.strategies.base import check_state, only_scale, usable_scale, usable_scale_on_host, usable_state
@@ -46,6 +47,19 @@ class StoredState:
         self.fields = {field: shared_variable(value, field) for field, value in state._asdict().items()}
         counts = ("attempted", "applied", "consecutive_skips")
         self.counts = {field: shared_variable(tf.constant(0, tf.int64), field) for field in counts}
+
+    def belong_to(self, owner: object, on_restored: Callable[[], None]) -> None:
+        """Makes `owner` the owner of the variables, unless they have one, and calls `on_restored` after each restore.
+
+        A deep copy and an unpickled scaler have variables of their own. A shallow copy shares those of the original.
+        """
+        for variable in (*self.fields.values(), *self.counts.values()):
+            if owner_of(variable) is not None:
+                return
+            mark_owner(variable, owner)
+        for field, variable in self.fields.items():
+            explain_other_shapes(variable, f"{type(self._strategy).__name__}'s {field}")
+        when_restored(self.counts["attempted"], on_restored)
 
     def __getstate__(self) -> dict:
         # Strategies around others make the class of their state themselves, and pickle does not find it.
@@ -85,6 +99,17 @@ class StoredState:
     def read(self) -> Reading:
         """The counters and the loss scale as they are, on the host."""
         return self.reading(*map(float, self.looked_at()))
+
+    def back_off(self, state: Any, retries: tf.Tensor) -> None:
+        """Assigns the state after overflows that were retried within a step. Every replica calls it, with the same."""
+
+        def assign(strategy: Any, state: Any, retries: tf.Tensor) -> None:
+            after = type(state)(*(replicas.of_each(strategy, value)[0] for value in state))
+            retried = replicas.of_each(strategy, retries)[0] > 0
+            for field, variable in self.fields.items():
+                variable.assign(tf.where(retried, getattr(after, field), variable))
+
+        replicas.merge(assign, state, retries)
 
     def move_together(self, event: Event) -> None:
         """Lets the strategy see a step, and counts it, once for all replicas; each of them calls it."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.keras_attributes import direction_of
+from scaler.keras.own_numbers import own_numbers
 
 
 class Shown:
@@ -27,6 +28,7 @@ class Shown:
         self._own: dict[str, tf.Variable] = {}
         self._noted: dict[str, Any] = {}
         self._certain: frozenset[str] = frozenset()
+        self._certainly_own: frozenset[str] = frozenset()
         with self._scope():
             self._kept = replicas.local_variable(0.0, "steps_kept")
             self._put_back = replicas.local_variable(0.0, "steps_put_back")
@@ -47,10 +49,14 @@ class Shown:
         return results
 
     def look(self, logs: Any) -> Any:
-        """Finds the logs that are the metrics' results for certain, while a step is traced, and returns all logs.
+        """Finds the logs that are the metrics' results for certain, and those that are not, and returns all logs.
 
-        They are what `get_metrics_result` returned, as in Keras's own step. Of others only a comparison shows it.
+        The first are what `get_metrics_result` returned, as in Keras's own step. The second are computed from no
+        metric. Of others only a comparison shows it. It looks while a step is traced: one that runs eagerly is traced
+        once, before it runs.
         """
+        if isinstance(logs, dict) and not tf.executing_eagerly():
+            self._certainly_own = own_numbers(logs, self._model)
         # Replicas take turns with their traces.
         if isinstance(logs, dict) and replicas.replica_count() == 1:
             self._certain = frozenset(name for name, value in logs.items() if self._noted.get(name) is value)
@@ -71,7 +77,8 @@ class Shown:
         # Keras 3.8 returns Python numbers where a step runs eagerly.
         results = self.results() | {name: logs[name] for name in self._certain}
         for name in results.keys() & logs.keys() - self._certain:
-            self._flag(name).assign(tf.logical_not(_same(logs[name], results[name])))
+            own = name in self._certainly_own
+            self._flag(name).assign(True if own else tf.logical_not(_same(logs[name], results[name])))
         return results
 
     def results(self) -> dict[str, Any]:
@@ -86,7 +93,9 @@ class Shown:
         return {name: value for name, value in logs.items() if name in counted and self._may_be(name, value, counted)}
 
     def _may_be(self, name: str, value: Any, counted: dict[str, Any]) -> bool:
-        return name in self._certain or tf.get_static_value(_same(value, counted[name])) is not False
+        if name in self._certain:
+            return True
+        return name not in self._certainly_own and tf.get_static_value(_same(value, counted[name])) is not False
 
     def after(self, logs: Any, counted: dict[str, Any], bad: tf.Tensor) -> dict[str, Any]:
         """The logs to show in place of a step's, after state was put back.
@@ -97,8 +106,9 @@ class Shown:
             bad: Scalar bool, whether the step was rolled back. If not, elements that were not finite were.
 
         Returns:
-            For each number that equals the metric of its name, that metric's new result. If no step was kept since the
-            last reset, it is what this step counted if all of that is finite, else the worst value.
+            For each number that equals the metric of its name, and may come from a metric, that metric's new result. If
+            no step was kept since the last reset, it is what this step counted if all of that is finite, else the worst
+            value.
         """
         self._kept.assign_sub(tf.cast(bad, tf.float32))
         self._put_back.assign_add(tf.cast(bad, tf.float32))

@@ -18,6 +18,7 @@ from scaler.mistakes.kept_sums import look_at_end
 from scaler.mistakes.marks import LOSS_SCALE, READ, owned
 from scaler.mistakes.mixed_scales import refuse_mixed
 from scaler.mistakes.moving_statistics import Moved
+from scaler.mistakes.nonlinear import refuse_nonlinear
 from scaler.mistakes.open_losses import OpenLosses
 from scaler.mistakes.open_step import OpenStep, unseen_loss
 from scaler.mistakes.order_of_calls import Unscaled, Use, one_scale
@@ -224,7 +225,7 @@ class Calls:
     def _check_scales(self, upstream: Upstream, model: Sequence, unscaled: Any, when: Any) -> None:
         """Refuses gradients that this scaler's scale does not divide, and warns of those that seem to carry none."""
         if unscaled is False:
-            self._refuse("apply", upstream, may_leave_out=when is not True)
+            self._refuse("apply", upstream, model, may_leave_out=when is not True)
             self.use.check_one_scale("apply", self.step, self._scale_now)
             if not self._is_one:
                 self.use.say_once(not_scaled(upstream, model, self.use.asked), "not scaled")
@@ -235,11 +236,12 @@ class Calls:
         elif unscaled is True and not self._is_constant:
             self.use.say_once(still_scaled(upstream, model))
 
-    def _refuse(self, method: str, upstream: Upstream, may_leave_out: bool = False) -> None:
+    def _refuse(self, method: str, upstream: Upstream, model: Sequence = (), may_leave_out: bool = False) -> None:
         # A scale of 1 may divide gradients that another scaler scaled and the user unscaled.
         owner = None if self._is_one else self
         refuse_gradients(method, upstream, owner)
         refuse_mixed(method, upstream, owner, may_leave_out)
+        refuse_nonlinear(method, upstream, owner, model)
 
     def _moved(self, upstream: Upstream, model: Sequence, when: Any) -> list[Moved]:
         """BatchNorm's statistics that moved in this graph and can be put back. It warns if some cannot be."""

@@ -97,6 +97,7 @@ class Outcome(NamedTuple):
         names_from: Int32, where the names of this step's variables begin among the names that the scaler knows, for
             `LossScaler.explain`. -1 if the scaler does not know them, in `LossScaler.last_skip` after a checkpoint was
             restored.
+        retries: Int32, how often the gradients were taken again at a lower scale, see `again` of `LossScaler.apply`.
     """
 
     finite: tf.Tensor
@@ -112,6 +113,7 @@ class Outcome(NamedTuple):
     lower_helps: tf.Tensor = False
     replica: tf.Tensor = -1
     names_from: tf.Tensor = 0
+    retries: tf.Tensor = 0
 
     @property
     def variable(self) -> tf.Tensor:

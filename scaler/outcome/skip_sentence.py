@@ -24,8 +24,10 @@ def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer:
     scale = f"{float(outcome.loss_scale):g}"
     why = Cause(int(outcome.cause))
     if why is Cause.NONE:
-        applied = bool(outcome.finite)
-        return f"The step was applied at loss scale {scale}." if applied else "No step was attempted: it was not due."
+        retries = int(outcome.retries)
+        after = f", after {retries} overflow{'s' * (retries > 1)} that {'were' if retries > 1 else 'was'} retried"
+        applied = f"The step was applied at loss scale {scale}{after if retries else ''}."
+        return applied if bool(outcome.finite) else "No step was attempted: it was not due."
     if why is Cause.UPDATE:
         return _of_update(outcome, names, optimizer)
     where, weight = _where(outcome, names) + _whose(outcome), int(outcome.weight)

@@ -353,22 +353,29 @@ class WithoutGraphs:
         return getattr(tf, name)
 
 
+def trained_by_adam():
+    """The weights, and how often the step was traced."""
+    variable, traced = tf.Variable(START), []
+    loss_scaler, optimizer = scaler.LossScaler(scaler.Static(8.0)), keras.optimizers.Adam(0.5)
+
+    @tf.function
+    def step(grad):
+        traced.append(grad)
+        loss_scaler.apply(optimizer, [grad], [variable], unscaled=True)
+
+    for size in (8.0, np.nan, 4.0):
+        step(np.float32([size, 1.0, 2.0]))
+    return variable.numpy().tolist(), len(traced)
+
+
+@pytest.fixture(scope="module")
+def with_every_name():
+    return trained_by_adam()
+
+
 @pytest.mark.parametrize("name", ["default_variable_creator_v2", "_variable_creator_scope"])
-def test_without_a_way_past_functions_one_that_makes_variables_is_traced_twice(monkeypatch, name):
-    def trained_by_adam():
-        variable, traced = tf.Variable(START), []
-        loss_scaler, optimizer = scaler.LossScaler(scaler.Static(8.0)), keras.optimizers.Adam(0.5)
-
-        @tf.function
-        def step(grad):
-            traced.append(grad)
-            loss_scaler.apply(optimizer, [grad], [variable], unscaled=True)
-
-        for size in (8.0, np.nan, 4.0):
-            step(np.float32([size, 1.0, 2.0]))
-        return variable.numpy().tolist(), len(traced)
-
-    weights, traces = trained_by_adam()
+def test_without_a_way_past_functions_one_that_makes_variables_is_traced_twice(monkeypatch, with_every_name, name):
+    weights, traces = with_every_name
     if name == "default_variable_creator_v2":
         monkeypatch.setitem(sys.modules, "tensorflow.python.ops.resource_variable_ops", types.ModuleType("gone"))
     else:

@@ -90,9 +90,15 @@ def _predicates(graph) -> int:
             continue
         called = functions_called(op)
         branch = op.type in _BRANCHES
-        count += branch
+        count += branch or (op.type in LOOPS and _goes_on_by_tensors(op))
         count += sum(map(_predicates, called[:1] if branch else called))
     return count
+
+
+def _goes_on_by_tensors(loop) -> bool:
+    """Whether the condition of a loop looks at what the device knows, and not at numbers of the host alone."""
+    condition = loop.graph._get_function(loop.get_attr("cond").name).graph
+    return any(op.type in ("All", "Any", "LogicalNot") for op in condition.get_operations())
 
 
 def _why(op) -> str | None:

@@ -11,7 +11,12 @@ from scaler.backend import kernels
 from scaler.errors import UnsupportedVersion
 from scaler.observe import KINDS
 
-PREDICATES = {"an optimizer that is looked at": 4, "probes of all, every 10th": 2, "fit, protect, accumulate": 5}
+PREDICATES = {
+    "an optimizer that is looked at": 4,
+    "probes of all, every 10th": 2,
+    "fit, protect, accumulate": 5,
+    "retry": 1,
+}
 """Branches that an applied step executes, each of which waits for the device. An update that has to be looked at takes
 some, as does that of an optimizer with `gradient_accumulation_steps`. What is due now and then is one by itself."""
 AT_THE_END_OF_DATA = 2
@@ -40,7 +45,10 @@ def test_the_usual_steps(kind):
 @pytest.mark.exhaustive_with(
     "accumulate",
     "clip by norm",
+    "clip_norm",
     "loop of 1",
+    "loop of 5",
+    "per loss",
     "preset apex",
     "preset dalle",
     "preset fairseq",

@@ -161,6 +161,7 @@ TRACED = {
     **{f"step with {name}": functools.partial(traced, policy="float16", masters=WEIGHTS[name]) for name in WEIGHTS},
     "16-bit updates": functools.partial(traced, policy="bfloat16", allow_16bit_updates=True),
     "an optimizer that is looked at": functools.partial(traced, optimizer=keras.optimizers.Adafactor),
+    "retry": functools.partial(traced, retry=True),
     "layerwise": layerwise,
     "per loss": per_loss,
     "per loss, embedding": functools.partial(per_loss, embeds=True),

@@ -53,7 +53,7 @@ def rests_and_comes_back(rig, high, steps):
     rig.assert_finite()
 
 
-@pytest.mark.slow_with("by hand-eager")
+@pytest.mark.slow_with("by hand-eager", "by hand-xla")
 @pytest.mark.exhaustive_with("by hand-graph", "composed-loop")
 def test_growth_at_the_ceiling_does_not_wear_the_state_out(rig):
     rig.reset(high=2.0**12, interval=2)

@@ -51,7 +51,7 @@ def test_the_very_first_batch_may_be_the_one(rig):
     assert rig.bits() == never
 
 
-@pytest.mark.slow_with("composed-loop")
+@pytest.mark.slow_with("by hand-xla", "composed-loop")
 def test_a_statistic_that_overflows_on_an_applied_step_keeps_what_it_was(rig):
     # The variance of such numbers is beyond float16, the numbers are not; the gradients of zero are finite.
     inputs, targets, _ = batch(52)

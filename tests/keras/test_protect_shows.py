@@ -66,13 +66,49 @@ def test_a_loss_that_no_tracker_saw_is_what_is_shown(mode):
 def test_a_skipped_step_shows_its_own_number_as_it_was(mode):
     model = own_model(**mode)
     assert np.isnan(model.train_on_batch(*overflowing(), return_dict=True)["loss"])
-    large = scaler.protect(own_model(**mode))
-    large.optimizer.loss_scaler._state["loss_scale"].assign(64.0)
     x, y = data(8)
     y[0] = 1e18  # Its square is finite, its gradient's is not.
-    logs = large.train_on_batch(x, y, return_dict=True)
-    assert large.optimizer.loss_scaler.counters.skipped == 1
+    logs = model.train_on_batch(x, y, return_dict=True)
+    assert model.optimizer.loss_scaler.counters.skipped == 2
     np.testing.assert_allclose(logs["loss"], 1e36 / 8, rtol=1e-3)
+
+
+class OwnUnderAMetricsName(Own):
+    """Returns each batch's loss as "m". The metric m is the mean of it."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.m = keras.metrics.Mean(name="m")
+
+    def train_step(self, batch):
+        loss = super().train_step(batch)["loss"]
+        self.m.update_state(loss)
+        return {"m": loss}
+
+
+@pytest.mark.slow_with("nan-graph-{'run_eagerly': True}", "nan-nested-{}", "inf-graph-{}")
+@pytest.mark.exhaustive_with(
+    "nan-graph-{'jit_compile': True}",
+    "nan-graph-{'steps_per_execution': 2}",
+    "inf-nested-{}",
+    *(f"{bad}-nested-{mode}" for bad in ("nan", "inf") for mode in MODES[1:]),
+    *(f"inf-graph-{mode}" for mode in MODES[1:]),
+)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("nested", [False, True], ids=["graph", "nested"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_number_under_a_metrics_name_is_the_steps_own_where_both_are_not_finite(nested, mode, bad):
+    class Model(OwnUnderAMetricsName):
+        train_step = tf.function(OwnUnderAMetricsName.train_step) if nested else OwnUnderAMetricsName.train_step
+
+    model, batches = own_model(Model, **mode), Batches()
+    x, y = data(32)
+    y[24:] = bad
+    history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[batches]).history
+    assert model.optimizer.loss_scaler.counters.skipped == 1
+    np.testing.assert_equal(batches.seen[-1]["m"], bad)
+    np.testing.assert_equal(history["m"], [bad])
+    np.testing.assert_allclose(float(model.m.result()), np.mean([true_loss(model, (x[:24], y[:24]))]), rtol=2e-3)
 
 
 def test_validation_is_shown_beside_a_step_of_its_own():

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from loops.actions.checkpoint import Checkpoint
 from loops.diagnose.advice import without_advice
 from loops.diagnose.explain.explain_step import explain_step
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.second_fault import second_fault
 from loops.loop.loop import Loop
+from loops.record.files import TRACE
 from loops.record.log import read_log
-from loops.record.skips import SHARE, Health, health, in_words, what_is_wrong
+from loops.record.reading import read_run
+from loops.record.run_metadata import counted_in
+from loops.record.skips import SHARE, Health, health, in_words, not_logged, what_is_wrong
+from loops.record.summary import rows_of
+from loops.record.thinned import Counted, lacks_steps
+from loops.record.trace import Trace
 from loops.run.rewind.rewind import log_of, rewind
 from loops.support.errors import LoopError
 
@@ -51,9 +60,10 @@ def explain(
         loop: A new loop as the program creates it, with the run's `Checkpoint` among its actions. Nothing is written,
             and no action runs. The loop cannot be used afterwards.
         step: The number of the step, counted in batches from 1, as in the log. By default the step in which the last
-            problem in the log began; if the log shows none, the explanation says that the run is healthy. If that step
-            was skipped because of its batch, and steps after it in the same streak for another reason, it is the first
-            of these, and the sentence says both.
+            problem in the log began, or in the run's trace if the log lacks some of its steps. If there was none, the
+            explanation says that the run is healthy, or how many skips the log does not show. If that step was skipped
+            because of its batch, and steps after it in the same streak for another reason, it is the first of these,
+            and the sentence says both.
         run: The folder with the log `steps.jsonl`, if the loop has no `JsonLines`.
         progress: Called now and then with a text that says what is done.
 
@@ -63,8 +73,9 @@ def explain(
     """
     found = None
     if step is None:
-        found = health(read_log(log_of(loop, None if run is None else pathlib.Path(run))))
-        step = found.step or found.steps
+        rows = _rows(loop, None if run is None else pathlib.Path(run))
+        found = health(rows, _counted(loop, [row["step"] for row in rows]))
+        step = found.step or found.last
         if not step:
             raise LoopError(
                 "there is no log of the run to choose a step from: name one with step= (on the command line --step), "
@@ -92,11 +103,33 @@ def _with_health(explanation: Explanation, found: Health) -> Explanation:
     # A few steps with zero gradients are no problem of the run.
     if explanation.verdict not in ("healthy", "zero") and not explanation.scale_was_too_high:
         return explanation
-    text = f"Nothing is wrong: {in_words(found)}."
+    text = f"{'The log shows nothing wrong' if found.open else 'Nothing is wrong'}: {in_words(found)}."
     if found.skips and explanation.fits_at is not None:
         text += f" The last was step {explanation.step}, which passes at a loss scale of {explanation.fits_at:g}."
     if found.of_growth > SHARE * found.steps:
         text += " A longer growth interval skips less often."
+    if found.thinned:
+        text += f" {not_logged(found)}"
     if explanation.differs:
         text += f" The replay differs from the run: {explanation.differs}"
-    return dataclasses.replace(explanation, verdict="healthy", sentence=text)
+    verdict = "unlogged" if found.open else "healthy"
+    return dataclasses.replace(explanation, verdict=verdict, sentence=text)
+
+
+def _rows(loop: Loop, run: pathlib.Path | None) -> list[dict[str, Any]]:
+    """The steps in the run's log, or those in its trace if the log lacks some of these."""
+    rows = read_log(log_of(loop, run))
+    traces = [action.writes.path for action in loop.actions if isinstance(action, Trace)]
+    trace = next(iter(traces), run / TRACE if run else None)
+    if trace is None or not trace.is_file() or not lacks_steps([row["step"] for row in rows]):
+        return rows
+    # A trace that cannot be read leaves the log.
+    with contextlib.suppress(LoopError):
+        traced = rows_of(read_run(trace))
+        return traced if len(traced) > len(rows) else rows
+    return rows
+
+
+def _counted(loop: Loop, steps: Sequence[int]) -> Counted | None:
+    saves = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
+    return counted_in(saves.place, steps) if saves else None

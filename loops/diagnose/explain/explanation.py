@@ -36,8 +36,9 @@ class Explanation:
         differs: How they differ, or why they cannot be compared; None if they agree.
         comparable: Whether there was a log to compare with.
         finite_again: Whether the run's log says that the step was skipped, but the replay is finite.
-        verdict: "overflow", "floor", "loss", "backward", "too_large", "update", "zero" or "healthy". With "zero" the
-            step was applied and its loss is not 0, but the norm of its gradients is.
+        verdict: "overflow", "floor", "loss", "backward", "too_large", "update", "zero", "unlogged" or "healthy". With
+            "zero" the step was applied and its loss is not 0, but the norm of its gradients is. With "unlogged" the log
+            shows nothing wrong, but steps are missing from it, of which some were skipped or may have been.
         where: "data", "weights", "forward" or "backward"; None if it is unknown, also because the trail ends at
             something that cannot be measured, such as a string. `tensor` is then what was computed from that.
         layer: The path of the layer where it began; None for the loss, or if it is unknown.

@@ -13,7 +13,7 @@ from loops.diagnose.explain.explain import explain
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.remedies import Remedy
 from loops.record.run import Recorded
-from loops.record.skips import in_words, what_is_wrong
+from loops.record.skips import in_words, not_logged, what_is_wrong
 from loops.record.summary import Digest
 from loops.run.rewind.open import open_run
 from loops.support.pages import Table
@@ -70,6 +70,8 @@ def section(run: Recorded, found: Digest, autopsy: Explanation | str | None) -> 
 def _suggested(run: Recorded, found: Digest) -> Section | None:
     if not run.place or (found.health.healthy and not found.skips):
         return None
+    if found.health.healthy and found.health.open:
+        return Section(f"The log shows nothing wrong: {in_words(found.health)}. {not_logged(found.health)}")
     if found.health.healthy:
         return Section(f"Not needed: {in_words(found.health)}.")
     said = Markup(

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
+from loops.record.columns import RETRIES
 from loops.record.run import Recorded
 from loops.record.summary import number
 from loops.record.thin import moving_mean
+from loops.record.thinned import lacks_steps
 from loops.support.pages import Table
 from loops.support.palette import CAUSES
 from loops.support.text import agreeing, amount
@@ -98,10 +100,15 @@ def scale_chart(run: Recorded, columns: int) -> Figure | None:
     )
     skipped = int(run.skipped.sum())
     count = f"{amount(skipped, 'step')} {agreeing(skipped, 'was', 'were')} skipped: {counts}"
-    alt += f"; {count if counts else 'no step was skipped'}."
+    # A log of every tenth step says nothing of the others.
+    step = "logged step" if lacks_steps(run.step.tolist()) else "step"
+    alt += f"; {count if counts else f'no {step} was skipped'}."
     causes = [Markup("<b>{}</b>, {}").format(cause, _SAID.get(cause, "another cause")) for cause in run.causes]
     marks = Markup(" Below it a mark for each skipped step: {}.").format(Markup("; ").join(causes))
-    said = Markup("The loss scale, as a power of two.") + (marks if counts else " No step was skipped.")
+    said = Markup("The loss scale, as a power of two.") + (marks if counts else f" No {step} was skipped.")
+    retries = int(np.nansum(run.column(RETRIES)))
+    if retries:
+        said += f" {amount(retries, 'overflow')} {agreeing(retries, 'was', 'were')} retried at a lower scale."
     if len(near):
         said += " Grey is the largest power of two at which the step would have been finite."
     numbers = [("", table) for table in (of_steps(run, [("loss scale", scale)]), *of_skips(run))]

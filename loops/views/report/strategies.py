@@ -72,14 +72,19 @@ def _row(run: Recorded, found: Digest) -> list[str]:
         score = f"{facts['accuracy']:.1%} accuracy"
     elif isinstance(facts.get("perplexity"), float):
         score = f"perplexity {facts['perplexity']:.4g}"
-    known = "applied" in run.columns
+    known, steps, skips, rate = "applied" in run.columns, found.steps, found.skips, found.skip_rate
+    if found.health.thinned:
+        # The skips of the steps that happen to be logged say nothing of the run.
+        known = run.counted is not None
+    if found.health.thinned and run.counted:
+        steps, skips, rate = run.counted.steps, run.counted.skips, run.counted.skips / run.counted.steps
     return [
         run.name,
         cell(facts.get("strategy") if isinstance(facts.get("strategy"), str) else None),
         cell(facts.get("policy") if isinstance(facts.get("policy"), str) else _formats(run)),
-        cell(found.steps),
-        cell(found.skips if known else None),
-        share(found.skip_rate) if known else NONE,
+        cell(steps),
+        cell(skips if known else None),
+        share(rate) if known else NONE,
         cell(found.mean_log2_scale, ".1f"),
         NONE if math.isnan(found.final_scale) else number(found.final_scale),
         cell(found.margin, ".1f"),

@@ -33,7 +33,8 @@ class LiveRun:
 
     Attributes:
         step: The last step, 0 before the first.
-        attempted: How many steps applied or skipped an update.
+        logged: How many steps were recorded, of those up to `step`.
+        attempted: How many of them applied or skipped an update.
         skips: How many of them were skipped, by cause.
         last_skip: The last skipped step, or 0.
         loss: The losses of the last steps.
@@ -55,7 +56,7 @@ class LiveRun:
         self._start()
 
     def _start(self) -> None:
-        self.step, self.attempted, self.last_skip = 0, 0, 0
+        self.step, self.logged, self.attempted, self.last_skip = 0, 0, 0, 0
         self.skips: collections.Counter[str] = collections.Counter()
         self.loss: collections.deque[float] = collections.deque(maxlen=HISTORY)
         self.scale: collections.deque[float] = collections.deque(maxlen=HISTORY)
@@ -119,6 +120,7 @@ class LiveRun:
         if not len(found.step):
             return
         self.step = int(found.step[-1])
+        self.logged += len(found.step)
         self.attempted += int(run.attempted.sum())
         self.skips.update({cause: len(steps) for cause, steps in run.causes.items()})
         if run.skipped.any():

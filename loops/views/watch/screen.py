@@ -101,7 +101,8 @@ def _state(course: LiveRun) -> str:
 
 def _skipped(course: LiveRun) -> str:
     causes = ", ".join(f"{count} {cause}" for cause, count in course.skips.most_common() if cause != "unknown")
-    return str(course.skips.total()) + (f" ({causes})" if causes else "")
+    of = f" of {amount(course.logged, 'logged step')}" if course.logged < course.step else ""
+    return str(course.skips.total()) + of + (f" ({causes})" if causes else "")
 
 
 def _octaves(course: LiveRun) -> str:

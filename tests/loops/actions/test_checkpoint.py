@@ -50,10 +50,11 @@ class Counting:
         return self.total.numpy().tobytes(), self.visits, self.loop.counters
 
 
-@pytest.fixture
-def whole(tmp_path):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
     """What 12 steps come to."""
-    return Counting(tmp_path / "whole").go(12).bits()
+    keras.utils.set_random_seed(0)  # As before each test, which this comes before.
+    return Counting(tmp_path_factory.mktemp("whole")).go(12).bits()
 
 
 def test_it_saves_each_multiple_and_at_the_end_and_keeps_the_newest(tmp_path):
@@ -258,6 +259,11 @@ def test_it_is_called_by_a_loop_only(tmp_path):
         loops.Checkpoint(tmp_path, every=1)(None)
 
 
+def one_by_one(step, data, checkpoint):
+    """A loop without a graph of several steps, which takes longer to trace."""
+    return loops.Loop(step, data, steps_per_call=1, actions=[checkpoint])
+
+
 def training(place, *, model=plain_model, optimizer=None, scaling=None, accumulate=1, clip=None, size=8, **arguments):
     step = loops.TrainStep(
         model(),
@@ -267,7 +273,7 @@ def training(place, *, model=plain_model, optimizer=None, scaling=None, accumula
         accumulate=accumulate,
         clip=clip,
     )
-    return loops.Loop(step, dataset(4, size), actions=[loops.Checkpoint(place, every=1, **arguments)])
+    return one_by_one(step, dataset(4, size), loops.Checkpoint(place, every=1, **arguments))
 
 
 def wider():
@@ -397,7 +403,7 @@ def of_own_step(place, model, rate=0.1, momentum=0.9, size=4, seed=1):
 
     data = tf.data.Dataset.from_tensor_slices((tf.ones([8, 4]), tf.ones([8, 1]))).shuffle(8, seed=seed)
     data = data.repeat().batch(size)
-    return loops.Loop(step, data, actions=[loops.Checkpoint(place, every=2, resume=True)])
+    return one_by_one(step, data, loops.Checkpoint(place, every=2, resume=True))
 
 
 @pytest.fixture(scope="module")
@@ -532,7 +538,7 @@ def of_some_weights(place, *trained, names=("dense", "dense_1", "dense_2")):
         return {"loss": loss}
 
     data = tf.data.Dataset.from_tensors((tf.ones([8, 4]), tf.ones([8, 1]))).repeat()
-    return loops.Loop(step, data, actions=[loops.Checkpoint(place, every=2, resume=True)])
+    return one_by_one(step, data, loops.Checkpoint(place, every=2, resume=True))
 
 
 @pytest.mark.slow_with("another", "renumbered")
@@ -559,7 +565,7 @@ def of_data(place, change=lambda data: data, **options):
         loss_scaler.apply(lambda grads, variables: None, tape.gradient(scaled, [weight]), [weight])
         return {"loss": weight + 0.0}
 
-    return loops.Loop(step, data, actions=[loops.Checkpoint(place, every=2, resume=True)])
+    return one_by_one(step, data, loops.Checkpoint(place, every=2, resume=True))
 
 
 @pytest.mark.slow_with("skip", "shard", "shuffle")

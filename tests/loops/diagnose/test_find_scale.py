@@ -8,6 +8,7 @@ from models import squared_error
 
 import loops
 import scaler
+from loops.diagnose import find_scale
 
 pytestmark = pytest.mark.slow
 
@@ -112,10 +113,24 @@ def test_small_gradients_are_measured_where_float16_does_not_hide_them(data, wei
     assert np.log2(found.critical / usual.critical) == pytest.approx(-np.log2(weight), abs=1)
     for one, same in zip(found.layers, usual.layers, strict=True):
         assert one.gradient == pytest.approx(weight * same.gradient, rel=0.05)
-    assert "exceeds the default max_scale" not in str(usual)
-    (line,) = [line for line in str(found).splitlines() if "exceeds the default max_scale" in line]
+    assert "no room within the default max_scale" not in str(usual)
+    assert (usual.dynamic, found.dynamic.initial_scale) == (scaler.Dynamic(usual.start), found.start)
+    (line,) = [line for line in str(found).splitlines() if "no room within the default max_scale" in line]
     strategy = eval(line.partition(": ")[2], {"scaler": scaler})
     assert (strategy.initial_scale, strategy.max_scale > found.critical) == (found.start, True)
+    assert strategy == found.dynamic
+
+
+@pytest.mark.parametrize("exponent", [-126, -40, -15, -14, 0, 40, 41, 82, 125])
+def test_a_start_anywhere_can_be_used_as_it_is_printed(exponent):
+    found = find_scale.FoundScale(2.0 ** min(exponent + 1, 126), 2.0**exponent, 2.0**exponent, 1, ())
+    strategy = found.dynamic
+    assert strategy.initial_scale == found.start
+    assert strategy.min_scale <= found.start / 2 or exponent == -126
+    assert strategy.max_scale >= found.start * 2
+    lines = [line for line in str(found).splitlines() if "Dynamic(" in line]
+    printed = [eval(line.partition(": ")[2], {"scaler": scaler}) for line in lines]
+    assert printed == ([] if -14 < exponent < 40 else [strategy])
 
 
 def test_a_batch_without_gradients_does_not_move_where_the_next_is_measured(data):

@@ -99,7 +99,7 @@ def loop(folder, *actions, resume=True):
     """Its losses are the numbers of its steps."""
     loss = tf.Variable(0.0)
     saves = loops.Checkpoint(folder / "ckpt", every=2, resume=resume)
-    data = tf.data.Dataset.range(100)
+    data = tf.data.Dataset.range(100).repeat()
     return loops.Loop(lambda x: {"loss": loss.assign_add(1.0)}, data, actions=[*actions, saves], steps_per_call=2)
 
 

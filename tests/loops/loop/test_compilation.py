@@ -51,11 +51,11 @@ def test_a_step_is_not_compiled_on_a_cpu():
 
 
 def test_what_was_asked_for_is_done(gpu):
-    assert not compiles(loops.Loop(step(), DATA, jit_compile=False))
+    assert not compiles(loops.Loop(step(), DATA, steps_per_call=1, jit_compile=False))
 
 
 def test_a_step_that_compiles_its_passes_is_left_alone(gpu):
-    assert not compiles(loops.Loop(step(jit_compile=True), DATA))
+    assert not compiles(loops.Loop(step(jit_compile=True), DATA, steps_per_call=1))
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_a_layer_that_says_no_is_named(gpu):
     layer = keras.layers.Dense(3, name="stubborn")
     layer.supports_jit = False
     with pytest.warns(UserWarning, match="its layer 'stubborn' says so"):
-        assert not compiles(loops.Loop(step(layer=layer), DATA))
+        assert not compiles(loops.Loop(step(layer=layer), DATA, steps_per_call=1))
 
 
 def test_a_release_that_does_not_list_kernels_runs_without(gpu, monkeypatch):
@@ -91,7 +91,7 @@ def test_a_release_that_does_not_list_kernels_runs_without(gpu, monkeypatch):
     monkeypatch.delattr(kernels, "get_registered_kernels_for_op")
     assert xla.not_for_xla(tf.function(lambda: tf.constant(1)).get_concrete_function()) is None
     with pytest.warns(UserWarning, match="does not list the kernels"):
-        assert not compiles(loops.Loop(step(), DATA))
+        assert not compiles(loops.Loop(step(), DATA, steps_per_call=1))
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "AUTO", "yes"])

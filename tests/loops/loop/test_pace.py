@@ -44,6 +44,14 @@ def trained(steps, *, actions=(), **options):
     return loop, [weight.numpy().tobytes() for weight in model.weights]
 
 
+@pytest.fixture(scope="module")
+def whole():
+    """The bits that 60 steps come to, in calls of seven."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pace, "record", lambda self, *_: setattr(self, "steps", 7))
+        return trained(60)[1]
+
+
 def test_the_first_calls_take_one_step_and_then_calls_grow_until_they_last():
     chosen = Pace(None)
     taken = []
@@ -96,12 +104,13 @@ def test_an_action_that_names_a_step_of_the_past_does_not_stop_the_loop(names):
     assert Pace(None).limit(10, 100, [action]) == 1
 
 
-@pytest.mark.parametrize("shortest", [[1] * 99, [1, 4, 16, 64, 250], [3, 1, 50, 2] * 30])
-def test_calls_of_any_lengths_give_the_same_bits(lengths, shortest):
-    lengths([7] * 99)
-    expected = trained(60)[1]
-    lengths(shortest)
-    assert trained(60)[1] == expected
+@pytest.mark.exhaustive_with("one by one")
+@pytest.mark.parametrize(
+    "taken", [[1] * 99, [1, 4, 16, 64, 250], [3, 1, 50, 2] * 30], ids=["one by one", "growing", "of any lengths"]
+)
+def test_calls_of_any_lengths_give_the_same_bits(lengths, whole, taken):
+    lengths(taken)
+    assert trained(60)[1] == whole
 
 
 def test_actions_act_at_the_same_steps_whatever_the_speed(lengths, tmp_path):
@@ -128,12 +137,11 @@ def test_actions_act_at_the_same_steps_whatever_the_speed(lengths, tmp_path):
     assert quick[1:] == ([6, 12, 18, 24, 30], [f"ckpt-{n}.index" for n in (10, 20, 30, 33)], 33)
 
 
-def test_a_resumed_run_ends_with_the_same_bits(lengths, tmp_path):
+def test_a_resumed_run_ends_with_the_same_bits(lengths, whole, tmp_path):
     lengths([1, 4, 16, 64] * 9)
-    whole = trained(50)[1]
     trained(20, actions=[loops.Checkpoint(tmp_path / "checkpoints", every=20)])
     lengths([5] * 99)
-    assert trained(50, actions=[loops.Checkpoint(tmp_path / "checkpoints", every=20, resume=True)])[1] == whole
+    assert trained(60, actions=[loops.Checkpoint(tmp_path / "checkpoints", every=20, resume=True)])[1] == whole
 
 
 def test_the_step_is_traced_once_whatever_the_lengths(lengths):
@@ -161,6 +169,32 @@ def test_an_action_of_the_user_names_its_next_step(lengths):
     lengths([100] * 99)
     loops.Loop(lambda n: {"loss": n}, tf.data.Dataset.range(100), actions=[AtSquares()]).run(30)
     assert seen == [1, 4, 9, 16, 25, 30]
+
+
+@pytest.mark.parametrize("step", [12.5, 12.0, np.float32(12), "12", True, [12]], ids=repr)
+def test_an_action_that_names_no_step_is_refused_by_its_name(step):
+    class Mine:
+        def next_visit(self, done):
+            return step
+
+        def __call__(self, visit):
+            pass
+
+    loop = loops.Loop(lambda n: {"loss": n}, tf.data.Dataset.range(100), actions=[Mine()])
+    with pytest.raises(
+        scaler.InvalidArgument, match=r"^Mine\.next_visit\(0\) returned .*(12|True).*: expected .* an integer, or None"
+    ):
+        loop.run(20)
+    assert loop.counters.data == 0
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.int32, np.uint8], ids=lambda kind: kind.__name__)
+def test_an_action_may_name_its_step_as_any_integer(kind):
+    action = types.SimpleNamespace(next_visit=lambda done: kind(13))
+    chosen = Pace(None)
+    chosen.steps = 50
+    assert chosen.limit(10, 100, [action]) == 3
+    assert type(chosen.limit(10, 100, [action])) is int
 
 
 def test_a_profile_begins_and_ends_where_it_says(lengths, monkeypatch, tmp_path):

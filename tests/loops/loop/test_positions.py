@@ -134,7 +134,7 @@ def test_random_numbers_whose_position_cannot_be_saved_are_named(tmp_path):
     def step(number):
         return {"loss": tf.cond(number > 3, lambda: tf.random.normal([]), lambda: 0.0)}
 
-    loop = loops.Loop(step, numbers(), actions=[loops.Checkpoint(tmp_path, every=1)])
+    loop = loops.Loop(step, numbers(), steps_per_call=1, actions=[loops.Checkpoint(tmp_path, every=1)])
     with pytest.warns(loops.ResumeWarning, match=r"RandomStandardNormal.*tf.random.Generator"):
         loop.run(2)
 

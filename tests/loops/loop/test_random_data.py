@@ -290,6 +290,7 @@ def run(dataset, place, steps):
     loop = loops.Loop(
         lambda batch: {"loss": tf.reduce_sum(batch)},
         dataset,
+        steps_per_call=1,
         actions=[
             lambda visit: seen.extend(visit.outputs["loss"].tolist()),
             loops.Checkpoint(place, every=100, resume=True),

@@ -23,10 +23,10 @@ def squares(y, prediction):
 
 
 def data(far, steps=12):
-    """Batches, of which those with a number in `far` (from 1) have far targets."""
+    """Batches without an end; those with a number in `far` (from 1) have far targets."""
     batches = [batch(number) for number in range(1, steps + 1)]
     batches = [(x, y + FAR * (number in far)) for number, (x, y) in enumerate(batches, 1)]
-    return tf.data.Dataset.from_tensor_slices(tuple(tf.stack(part) for part in zip(*batches, strict=True)))
+    return tf.data.Dataset.from_tensor_slices(tuple(tf.stack(part) for part in zip(*batches, strict=True))).repeat()
 
 
 def train_step(strategy, **options):

@@ -53,6 +53,7 @@ def test_every_reader_passes_a_damaged_line_over(line, tmp_path):
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 0
 
 
+@pytest.mark.exhaustive_with("JsonLines-steps.jsonl-0", "Csv-steps.csv-4")
 @pytest.mark.parametrize("left", [0, 4])
 @pytest.mark.parametrize(("writer", "name"), [(loops.JsonLines, "steps.jsonl"), (loops.Csv, "steps.csv")])
 def test_lines_that_the_file_has_lost_are_named_when_a_run_goes_on(writer, name, left, tmp_path):
@@ -60,7 +61,7 @@ def test_lines_that_the_file_has_lost_are_named_when_a_run_goes_on(writer, name,
         variable = tf.Variable(0.0)
         data = tf.data.Dataset.range(100)
         actions = [writer(tmp_path / name, every=2), loops.Checkpoint(tmp_path / "saved", every=5, resume=True)]
-        return loops.Loop(lambda x: {"loss": variable.assign_add(1.0)}, data, actions=actions)
+        return loops.Loop(lambda x: {"loss": variable.assign_add(1.0)}, data, steps_per_call=1, actions=actions)
 
     loop().run(9)
     loop().run(11)  # Nothing is lost, and nothing is said: warnings are errors here.

@@ -33,7 +33,7 @@ def fresh():
     return tf.data.Dataset.from_generator(numbers, output_signature=NUMBER)
 
 
-def build(run, *, keep=True, last=100, dataset=None, every=4, **arguments):
+def build(run, *, keep=True, last=100, dataset=None, every=4, steps_per_call=1, **arguments):
     """A step whose weight is the decayed sum of the numbers that it was given; the batches are kept first of all."""
     total = tf.Variable(0.0)
 
@@ -43,7 +43,8 @@ def build(run, *, keep=True, last=100, dataset=None, every=4, **arguments):
 
     actions = [loops.KeepBatches(run / "batches", last=last)] if keep else []
     actions += [loops.JsonLines(run / "steps.jsonl"), loops.Checkpoint(run / "ckpt", every=every, keep=4, resume=True)]
-    return loops.Loop(step, fresh() if dataset is None else dataset, actions=actions, **arguments)
+    dataset = fresh() if dataset is None else dataset
+    return loops.Loop(step, dataset, steps_per_call=steps_per_call, actions=actions, **arguments)
 
 
 def stored(run):

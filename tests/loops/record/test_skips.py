@@ -83,7 +83,7 @@ def test_a_scale_below_one_is_no_level():
 
 def test_rows_without_a_decision_are_passed_over():
     """A program may log a loss alone."""
-    assert health([{"step": 1, "loss": 1.0}]) == health([]).__class__(None, True, 0, 0, 1)
+    assert health([{"step": 1, "loss": 1.0}]) == health([]).__class__(None, True, 0, 0, 1, last=1)
 
 
 def cycles(text, scales):

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import ways
 from mirrored import mirrored
 
 import loops
@@ -39,14 +40,20 @@ def step_of(loss_fn):
     return made, tf.function(lambda slope: made((X, tf.fill([BATCH, 1], slope))))
 
 
+@pytest.fixture(scope="module")
+def usual():
+    """The step of `loss`, traced once."""
+    return step_of(loss)
+
+
 def state(model):
     return [variable.numpy().tobytes() for variable in model.variables]
 
 
 @pytest.mark.exhaustive_with("slope1-2")
 @pytest.mark.parametrize(("slope", "cause"), [(OVERFLOWS, Cause.OVERFLOW), (BACKWARD, Cause.BACKWARD)])
-def test_the_cause_is_found_and_nothing_has_moved(slope, cause):
-    made, step = step_of(loss)
+def test_the_cause_is_found_and_nothing_has_moved(usual, slope, cause):
+    made, step = usual
     assert step(SOUND)["applied"]
     before = state(made.model)
     outputs = step(slope)
@@ -64,9 +71,8 @@ def kept_shapes(step):
     return {tuple(given.shape) for op in branches for given in op.inputs if given.dtype.is_floating}
 
 
-def test_activations_are_not_kept_for_it():
-    _, step = step_of(loss)
-    assert (BATCH, WIDTH) not in kept_shapes(step)
+def test_activations_are_not_kept_for_it(usual):
+    assert (BATCH, WIDTH) not in kept_shapes(usual[1])
 
 
 def test_where_it_could_not_be_put_back_the_first_forward_pass_is_kept_and_nothing_is_counted_twice():
@@ -133,7 +139,7 @@ def from_python():
     return lambda: tf.numpy_function(lambda: np.int64(next(numbers)), [], tf.int64)
 
 
-@pytest.mark.exhaustive_with("python")
+@pytest.mark.exhaustive_with("python", "table")
 @pytest.mark.parametrize("source", [from_iterator, from_table, from_python], ids=["iterator", "table", "python"])
 def test_what_nobody_can_put_back_is_done_once(source):
     draw = source()
@@ -145,7 +151,9 @@ def test_what_nobody_can_put_back_is_done_once(source):
     _, step = step_of(drawing)
     outputs = [step(SOUND) for _ in range(6)]
     assert [int(one["number"]) for one in outputs] == [0, 1, 2, 3, 4, 5]
-    assert [int(one["cause"]) for one in outputs] == [Cause.NONE, Cause.BACKWARD] * 3
+    # Whose fault a skip was takes a second look, which a step that selects does not take.
+    cause = Cause.OVERFLOW if ways.selects("graph") else Cause.BACKWARD
+    assert [int(one["cause"]) for one in outputs] == [Cause.NONE, cause] * 3
 
 
 @pytest.mark.slow

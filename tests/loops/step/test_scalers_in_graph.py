@@ -258,7 +258,7 @@ def test_a_reader_of_another_steps_scaler_is_counted_by_its_own():
     def step(number):
         return {**own(number), "theirs": others.loss_scale, "attempts": others.counters.attempted}
 
-    assert loops.Loop(step, data(bad=[0])).run(12) == loops.Counters(12, 12, 11)
+    assert loops.Loop(step, data(bad=[0]), steps_per_call=1).run(12) == loops.Counters(12, 12, 11)
 
 
 @pytest.mark.slow_with("says0-4")
@@ -274,7 +274,7 @@ def test_a_step_that_contradicts_its_scaler_keeps_its_word_and_is_told_once(says
 
 def test_a_step_that_denies_what_its_scaler_did_is_told_too():
     with pytest.warns(UserWarning, match="says that it was not applied"):
-        assert loops.Loop(with_scaler(applied=False), data()).run(12) == loops.Counters(12, 12, 0)
+        assert loops.Loop(with_scaler(applied=False), data(), steps_per_call=1).run(12) == loops.Counters(12, 12, 0)
 
 
 @pytest.mark.slow
@@ -350,7 +350,7 @@ def test_a_copy_of_a_scaler_owns_its_variables(copied):
     for owner in (original, made):
         owned = [scaler.LossScaler.owner_of(variable) for variable in owner.variables]
         assert owned.count(owner) == len([each for each in owned if each is not None]) >= 4
-    counters = loops.Loop(with_scaler(made), data(bad=range(12))).run(12)
+    counters = loops.Loop(with_scaler(made), data(bad=range(12)), steps_per_call=1).run(12)
     assert counters == loops.Counters(data=12, attempted=12, applied=0)
     assert original.counters.attempted == 0
 
@@ -397,5 +397,6 @@ def test_a_copy_explains_a_checkpoint_of_another_shape(tmp_path):
 
 def test_partials_and_objects_are_steps_as_well():
     step = with_scaler()
-    loop = loops.Loop(functools.partial(lambda extra, number: step(number), 1), data(bad=[0]))
+    whole = functools.partial(lambda extra, number: step(number), 1)
+    loop = loops.Loop(whole, data(bad=[0]), steps_per_call=1)
     assert loop.run(12) == loops.Counters(12, 12, 11)

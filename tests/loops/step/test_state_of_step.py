@@ -102,6 +102,7 @@ def by_hand(model, optimizer, loss_scaler):
     return tf.function(step)
 
 
+@pytest.mark.exhaustive_with("GRU")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_by_hand_puts_it_back(name):
     model, shape = MODELS[name]()

@@ -61,7 +61,7 @@ def test_a_change_is_refused_in_one_sentence(kind, change, run, accumulate):
     assert kernels(made) == before
 
 
-@pytest.mark.exhaustive_with("another-1", "frozen-1", "unfrozen-1", "unfrozen-3")
+@pytest.mark.exhaustive_with("another-1", "frozen-1", "frozen-3", "unfrozen-1", "unfrozen-3")
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_loop_that_goes_on_notices(change, steps_per_call):

@@ -27,11 +27,11 @@ def failing(monkeypatch):
         error: BaseException = scaler.StuckError("It is stuck.")
         strategies = (BAD,)
 
-        def __call__(self, task, options, out, actions):
+        def __call__(self, task, options, out, actions, **built):
             if options.strategy in self.strategies:
                 actions(task.model(options.policy))
                 raise self.error
-            return real(task, options, out, actions)
+            return real(task, options, out, actions, **built)
 
     train = Train()
     monkeypatch.setattr(compare, "train", train)

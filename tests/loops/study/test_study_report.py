@@ -159,12 +159,14 @@ def test_page_shows_every_setup_with_its_numbers(study):
     assert f"halfstep study digits --steps {STEPS} --seeds 2 --setup float32 --setup mixed-none" in page.text
 
 
+@pytest.mark.slow
 def test_titles_are_escaped(study):
     folder, _, page = study
     assert "<b>float16</b>" not in (folder / "report.html").read_text(encoding="utf-8")
     assert NONE.title in page.text
 
 
+@pytest.mark.slow
 def test_lost_losses_are_named(study):
     assert f"the loss of “float32”, seed 1, at 3 of {STEPS} steps, the first of them 7." in study[2].text
 

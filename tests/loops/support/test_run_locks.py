@@ -58,7 +58,7 @@ def looping(*actions):
         taken.assign_add(1)
         return {"loss": tf.cast(batch, tf.float32)}
 
-    return loops.Loop(step, tf.data.Dataset.range(100), actions=actions)
+    return loops.Loop(step, tf.data.Dataset.range(100), steps_per_call=1, actions=actions)
 
 
 def names(folder):

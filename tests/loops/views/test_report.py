@@ -99,6 +99,16 @@ def test_every_skip_has_a_mark(text):
     assert lane.count("M") == 2
 
 
+def test_overflows_that_were_retried_are_counted(tmp_path, text):
+    folder = write_run(tmp_path / "retried", trace=False)
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    lines[2]["retries"], lines[4]["retries"] = 3, 1
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    loops.observe.report([folder], tmp_path / "report.html")
+    assert "4 overflows were retried at a lower scale" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "retried" not in text
+
+
 def test_one_skip_was_and_two_were(text, tmp_path):
     assert "2 steps were skipped" in text
     write_run(tmp_path / "one", skips=(3,), trace=False)

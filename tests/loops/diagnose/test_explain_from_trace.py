@@ -1,0 +1,48 @@
+"""Where the log has every tenth step and a trace has all, `explain` chooses its step from the trace."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+
+STEPS, BAD = 60, (13, 43)
+
+pytestmark = pytest.mark.slow
+
+
+def loop(folder):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, name="one", dtype="mixed_float16")])
+    x = np.ones([STEPS, 4, 2], np.float32)
+    x[[step - 1 for step in BAD]] = 1e30
+    step = loops.TrainStep(
+        model,
+        keras.losses.MeanSquaredError(),
+        keras.optimizers.SGD(0.01),
+        loss_scaler=scaler.LossScaler(scaler.Dynamic(8.0)),
+    )
+    data = tf.data.Dataset.from_tensor_slices((x, np.ones([STEPS, 4, 1], np.float32)))
+    actions = [
+        loops.JsonLines(folder / "steps.jsonl", every=10),
+        loops.Trace(folder / "trace.arrow"),
+        loops.Checkpoint(folder / "checkpoints", every=20, resume=True),
+    ]
+    return loops.Loop(step, data, actions=actions)
+
+
+def test_the_step_is_that_of_the_last_skip_in_the_trace(tmp_path):
+    loop(tmp_path).run(STEPS)
+    found = loops.observe.explain(loop(tmp_path))
+    assert (found.step, found.verdict, found.where) == (43, "loss", "data")
+    assert "The log" not in found.sentence
+
+
+def test_a_trace_that_cannot_be_read_leaves_the_log(tmp_path):
+    loop(tmp_path).run(STEPS)
+    (tmp_path / "trace.arrow").write_bytes(b"no trace")
+    found = loops.observe.explain(loop(tmp_path))
+    assert (found.step, found.verdict) == (60, "unlogged")
+    assert "the run skipped 2 of 60, none of them logged." in found.sentence

@@ -1,0 +1,140 @@
+"""A log of every tenth step: no reader takes its skips for those of the run."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import loops
+import scaler
+from loops.record import read_run
+from loops.record.skips import health
+from loops.record.summary import digest, sentence
+from loops.record.thinned import Counted, said_of, thinned
+from loops.views.report.explanations import section
+from loops.views.report.figures import scale_chart
+from loops.views.report.strategies import strategies_table
+from loops.views.watch.progress import LiveRun
+from loops.views.watch.screen import line
+
+STEPS = 60
+
+
+def loop(folder, bad, every=10):
+    """A program whose steps in `bad` are skipped."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, dtype="mixed_float16")])
+    x = np.ones([STEPS, 4, 2], np.float32)
+    x[[step - 1 for step in bad]] = 1e30
+    step = loops.TrainStep(
+        model,
+        keras.losses.MeanSquaredError(),
+        keras.optimizers.SGD(0.01),
+        loss_scaler=scaler.LossScaler(scaler.Dynamic(8.0)),
+    )
+    data = tf.data.Dataset.from_tensor_slices((x, np.ones([STEPS, 4, 1], np.float32)))
+    saves = loops.Checkpoint(folder / "checkpoints", every=20, resume=True)
+    return loops.Loop(step, data, actions=[loops.JsonLines(folder / "steps.jsonl", every=every), saves])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("thinned") / "run"
+    loop(folder, [13, 43, 44]).run(STEPS)
+    return folder
+
+
+def every(distance, last, skips=()):
+    steps = range(distance, last + 1, distance)
+    return list(steps), [step for step in steps if step in skips]
+
+
+@pytest.mark.parametrize(
+    ("log", "counted", "unlogged", "is_open", "said"),
+    [
+        (every(10, 60), None, None, True, "only every 10th step, and nothing in the folder counts"),
+        (every(10, 60), Counted(60, 0), 0, False, "every 10th step; the run skipped none of 60."),
+        (every(10, 60), Counted(40, 0), 0, True, "skipped none of the 40 up to its newest checkpoint."),
+        (
+            every(10, 60),
+            Counted(60, 3),
+            3,
+            True,
+            "the run skipped 3 of 60, none of them logged. To learn why, log every",
+        ),
+        (every(2, 60, [8]), Counted(60, 3), 2, True, "every 2nd step; the run skipped 3 of 60, 2 of them not logged."),
+        (every(3, 60, [9]), Counted(63, 1), 0, False, "every 3rd step; the run skipped 1 of 63, which is logged."),
+        (every(11, 66), Counted(66, 1), 1, True, "every 11th step; the run skipped 1 of 66, not logged."),
+        (every(21, 63), Counted(63, 1), 1, True, "every 21st step;"),
+        (([1, 2, 4], [2]), Counted(4, 1), 0, False, "only 3 of 4 steps; the run skipped 1 of 4, which is logged."),
+        ((every(10, 60, [50])), Counted(40, 1), 1, True, "1 of the 40 up to its newest checkpoint, not logged."),
+    ],
+)
+def test_what_a_log_leaves_open(log, counted, unlogged, is_open, said):
+    found = thinned(*log, counted)
+    assert (found.unlogged, found.open) == (unlogged, is_open)
+    assert said in said_of(found)
+
+
+@pytest.mark.parametrize("steps", [[], [1], [1, 2, 3], [0, 1, 2]])
+def test_a_log_of_all_steps_leaves_nothing_open(steps):
+    assert thinned(steps, [], Counted(3, 2)) is None
+    assert not health([{"step": step, "applied": True} for step in steps]).open
+
+
+@pytest.mark.slow
+def test_readers_name_the_skips_that_are_not_logged(run):
+    recorded = read_run(run)
+    assert recorded.counted == Counted(60, 3)
+    found = digest(recorded)
+    said = sentence(recorded, found)
+    assert said.startswith("run: 6 logged steps, none skipped; ")
+    assert said.endswith(
+        "The log has only every 10th step; the run skipped 3 of 60, none of them logged. To learn why, log every step, "
+        "or add a loops.Trace, which has all of them."
+    )
+    table = {row[0]: row[1] for row in strategies_table([recorded], [found]).rows}
+    assert (table["steps"], table["skips"], table["skip rate"]) == ("60", "3", "5%")
+    assert "no logged step was skipped" in str(scale_chart(recorded, 600))
+    course = LiveRun(run)
+    course.look()
+    assert "skipped 0 of 6 logged steps" in line(course)
+
+
+@pytest.mark.slow
+def test_without_a_checkpoint_nothing_is_said_of_the_other_steps(run, tmp_path):
+    (tmp_path / "steps.jsonl").write_bytes((run / "steps.jsonl").read_bytes())
+    recorded = read_run(tmp_path)
+    found = digest(recorded)
+    assert sentence(recorded, found).endswith(
+        "nothing in the folder counts all skips: to know of all steps, log each of them."
+    )
+    table = {row[0]: row[1] for row in strategies_table([recorded], [found]).rows}
+    assert table["skips"] == table["skip rate"] == "–"
+
+
+@pytest.mark.slow
+def test_explain_is_not_content_with_the_steps_that_are_logged(run):
+    found = loops.observe.explain(loop(run, [13, 43, 44]))
+    assert (found.step, found.verdict) == (60, "unlogged")
+    assert found.sentence.startswith(
+        "The log shows nothing wrong: none of the 6 steps in the log was skipped. The log has"
+    )
+    assert "the run skipped 3 of 60, none of them logged." in found.sentence
+
+
+@pytest.mark.slow
+def test_a_run_that_counted_no_skip_is_healthy(tmp_path):
+    loop(tmp_path, []).run(STEPS)
+    found = loops.observe.explain(loop(tmp_path, []))
+    assert found.verdict == "healthy"
+    assert found.sentence.startswith("Nothing is wrong: none of the 6 steps")
+    assert "the run skipped none of 60." in found.sentence
+
+
+@pytest.mark.slow
+def test_a_logged_skip_is_not_all_that_is_said(tmp_path):
+    loop(tmp_path, [30, 43, 44]).run(STEPS)
+    recorded = read_run(tmp_path)
+    found = digest(recorded)
+    assert "3 of 60, 2 of them not logged." in section(recorded, found, None).said

@@ -1,0 +1,116 @@
+"""Guards `TrainStep(retry=True)`: the run of a scale that never overflows, to the bit, from any scale."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from mirrored import mirrored
+from models import batch, squared_error, stateful_model
+from rigs import Rig, raw
+
+import loops
+import scaler
+
+SOUND, HIGH = 2.0**6, 2.0**40
+BATCHES = [batch(seed) for seed in range(6)]
+
+
+def rig(scale, retry=True, **arguments):
+    keras.utils.set_random_seed(1)
+    loss_scaler = scaler.LossScaler(scaler.Dynamic(scale))
+    model = stateful_model("mixed_float16")
+    return Rig(model, keras.optimizers.Adam(1e-2), loss_scaler=loss_scaler, retry=retry, **arguments)
+
+
+def run(rig, call, batches=BATCHES):
+    outputs = [call(tuple(map(tf.constant, one))) for one in batches]
+    return [{name: np.asarray(value) for name, value in one.items()} for one in outputs]
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_run_from_too_high_a_scale_is_the_run_from_a_sound_one(mode, accumulate):
+    ends = []
+    for scale in (SOUND, HIGH):
+        here = rig(scale, accumulate=accumulate)
+        call = {"eager": here.step, "graph": here.call, "xla": tf.function(here.step, jit_compile=True)}[mode]
+        seen = run(here, call)
+        model, optimizer = here.step.model, here.step.optimizer
+        ends.append((raw(model.variables, optimizer.variables), [one["loss"].tobytes() for one in seen]))
+        assert [bool(one["applied"]) for one in seen] == [bool(one["attempted"]) for one in seen]
+    assert int(seen[0]["retries"]) > 10
+    assert float(seen[0]["loss_scale"]) < 2.0**30
+    assert ends[0] == ends[1]
+
+
+def test_without_retry_the_same_run_loses_its_batches():
+    seen = run(here := rig(HIGH, retry=False), here.call)
+    assert not any(bool(one["applied"]) for one in seen)
+    assert "retries" not in seen[0]
+
+
+@pytest.mark.slow_with("1-1", "2-0", "2-1")
+@pytest.mark.parametrize("replica", [0, 1])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_replicas_retry_together_whoever_overflowed(replica, accumulate):
+    strategy, ends = mirrored(2), []
+    for scale in (SOUND, 2.0**20):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = stateful_model("mixed_float16")
+            loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic(scale)), keras.optimizers.Adam(1e-2)
+            step = loops.TrainStep(
+                model, squared_error, optimizer, loss_scaler=loss_scaler, retry=True, accumulate=accumulate
+            )
+
+        @tf.function
+        def call(x, y, step=step):
+            def own():
+                # One replica's examples have gradients a thousand times those of the other.
+                here = tf.distribute.get_replica_context().replica_id_in_sync_group
+                return step((x, y * tf.where(tf.equal(here, replica), 1000.0, 1.0)))
+
+            return strategy.run(own)
+
+        seen = []
+        for x, y in BATCHES:
+            outputs = call(tf.constant(x), tf.constant(y))
+            both = [strategy.experimental_local_results(outputs[name]) for name in ("retries", "loss_scale", "applied")]
+            assert all(len(set(map(float, one))) == 1 for one in both)
+            seen.append(int(both[0][0]))
+            assert bool(both[2][0]) == bool(strategy.experimental_local_results(outputs["attempted"])[0])
+        ends.append(raw(model.variables, optimizer.variables))
+    assert seen[0] > 0
+    assert ends[0] == ends[1]
+
+
+def test_a_retried_step_is_traced_once():
+    here = rig(HIGH)
+    run(here, here.call)
+    assert here.call.experimental_get_tracing_count() == 1
+
+
+def refused(**arguments):
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    return loops.TrainStep(model, squared_error, keras.optimizers.SGD(), **arguments)
+
+
+def test_a_retry_that_cannot_work_is_refused():
+    with pytest.raises(scaler.InvalidArgument, match=r"retry='yes'.*True or False"):
+        refused(retry="yes")
+    with pytest.raises(scaler.InvalidArgument, match="Compile the whole step"):
+        refused(retry=True, jit_compile=True)
+    with pytest.raises(scaler.InvalidArgument, match="Compile the whole step"):
+        refused(retry=True).jit_compile = True
+
+
+def test_a_step_that_calls_python_is_refused():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+
+    def loss(y, prediction):
+        return tf.py_function(lambda a, b: tf.reduce_mean(tf.square(a - b)), [y, prediction], tf.float32)
+
+    step = loops.TrainStep(model, loss, keras.optimizers.SGD(), loss_scaler=scaler.LossScaler(), retry=True)
+    with pytest.raises(scaler.InvalidArgument, match="can be taken only once"):
+        tf.function(step)((tf.zeros([2, 3]), tf.zeros([2, 1])))
