@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from scaler import gradients
 from scaler.backend import apply_steps, replicas
 from scaler.backend.graphs import in_xla
 from scaler.backend.iterations import read_once, read_once_a_device
@@ -99,6 +100,9 @@ def joined_on_replicas(
     if tf.executing_eagerly() or in_xla() or not _has_copies(targets):
         return None
     if not joined.leaves_gradients_alone(optimizer) or not (masters is None or masters.compiles):
+        return None
+    # A new value in place of a gradient is neither divided nor limited.
+    if any(map(gradients.overwrites, variables)):
         return None
     # A joined gradient has no position by which to limit it.
     if clip is not None and not clip.limits_all_alike:
