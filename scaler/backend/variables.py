@@ -29,6 +29,9 @@ def overwrites(variable: object) -> bool:
 
     Such a gradient is not a derivative of the loss: it is not unscaled, not clipped, and not counted in any norm.
     """
+    if isinstance(variable, tf.distribute.DistributedValues):
+        # It looks for what it lacks in its component, which costs an operation.
+        return bool(vars(variable).get("overwrite_with_gradient", False))
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
