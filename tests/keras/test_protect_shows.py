@@ -111,6 +111,25 @@ def test_a_number_under_a_metrics_name_is_the_steps_own_where_both_are_not_finit
     np.testing.assert_allclose(float(model.m.result()), np.mean([true_loss(model, (x[:24], y[:24]))]), rtol=2e-3)
 
 
+class TwiceTheMetric(OwnUnderAMetricsName):
+    """Returns what it computes from the metric m under its name."""
+
+    def train_step(self, batch):
+        super().train_step(batch)
+        return {"m": 2.0 * self.m.result()}
+
+
+def test_what_is_computed_from_a_metric_and_is_not_its_result_is_shown_as_it_was():
+    model = own_model(TwiceTheMetric)
+    x, y = data(8)
+    model.train_on_batch(x, y)
+    before = float(model.m.result())
+    y[0] = 1e18  # Its square is finite, its gradient's is not.
+    logs = model.train_on_batch(x, y, return_dict=True)
+    assert model.optimizer.loss_scaler.counters.skipped == 1
+    np.testing.assert_allclose(logs["m"], before + 1e36 / 8, rtol=1e-3)
+
+
 def test_validation_is_shown_beside_a_step_of_its_own():
     model = own_model(metrics=["mae"])
     x, y = data(16)
