@@ -86,13 +86,15 @@ def _try(strategy: Strategy, grads: Sequence, carried: Carried, again: Again, st
         return tf.reduce_all([tf.logical_not(finite), carried.loss_finite, lower, tries < MOST])
 
     def back_off(tries: tf.Tensor, state: Any, loss_scale: tf.Tensor, finite: tf.Tensor, grads: list) -> tuple:
+        grads = list(map(_with_shape, grads, here))
         state = _after_overflow(strategy, state, grads, loss_scale)
         loss_scale = tf.maximum(state.loss_scale, floor)
         grads = _taken(again, loss_scale / carried.loss_scale, given, grads)
-        return tries + 1, state, loss_scale, _all_finite(grads), grads
+        return tries + 1, state, loss_scale, _all_finite(grads), list(map(_without_shape, grads))
 
-    start = (tf.constant(0), state, tf.identity(carried.loss_scale), _all_finite(here), here)
-    tries, backed_off, loss_scale, finite, here = tf.while_loop(overflowed, back_off, start)
+    start = (tf.constant(0), state, tf.identity(carried.loss_scale), _all_finite(here), list(map(_without_shape, here)))
+    tries, backed_off, loss_scale, finite, found = tf.while_loop(overflowed, back_off, start)
+    here = list(map(_with_shape, found, here))
     helped = tf.logical_and(finite, tries > 0)
     taken = list(grads)
     for place, grad in zip(given, here, strict=True):
@@ -122,14 +124,14 @@ def _together(strategy: Strategy, tried: Retry, carried: Carried, again: Again, 
     loss_scale = tf.where(most > 0, state.loss_scale, carried.loss_scale)
     given = [place for place, grad in enumerate(tried.grads) if grad is not None]
     here = [tried.grads[place] for place in given]
-    here = tf.cond(
-        tf.less(tried.retries, most),
-        lambda: apart(lambda: _taken(again, loss_scale / carried.loss_scale, given, here)),
-        lambda: here,
-    )
+
+    def at_the_lowest() -> list:
+        return list(map(_without_shape, _taken(again, loss_scale / carried.loss_scale, given, here)))
+
+    found = tf.cond(tf.less(tried.retries, most), lambda: apart(at_the_lowest), lambda: list(map(_without_shape, here)))
     taken = list(tried.grads)
-    for place, grad in zip(given, here, strict=True):
-        taken[place] = grad
+    for place, grad, like in zip(given, found, here, strict=True):
+        taken[place] = _with_shape(grad, like)
     return Retry(taken, loss_scale, state, most)
 
 
@@ -156,6 +158,16 @@ def _taken(again: Again, small: tf.Tensor, given: list[int], like: Sequence[Grad
             "None: expected a gradient wherever `grads` has one, in the same order."
         )
     return found
+
+
+def _without_shape(grad: Gradient) -> Any:
+    """What of a gradient may change: XLA has to know the shape of slices, which a loop or a branch would hide."""
+    return (grad.values, grad.indices) if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def _with_shape(found: Any, like: Gradient) -> Gradient:
+    """The gradient again, with the shape of `like`."""
+    return tf.IndexedSlices(*found, like.dense_shape) if isinstance(like, tf.IndexedSlices) else found
 
 
 def _all_finite(grads: Sequence[Gradient]) -> tf.Tensor:
