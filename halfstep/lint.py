@@ -29,6 +29,7 @@ def add_parser(commands: Any) -> None:
         help="a function of your program, importable from the current folder, that takes nothing, or the folder of a "
         "run (here an empty one), and returns a loops.Loop, or (model, optimizer, loss, sample)",
     )
+    parser.add_argument("--xla", action="store_true", help="also name the layers that XLA cannot compile")
     parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")
 
 
@@ -38,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     from loops.support.user_function import called
 
     with tempfile.TemporaryDirectory(prefix="halfstep-lint-") as folder:
-        findings = lint_program(called(options.build, pathlib.Path(folder)), options.build)
+        findings = lint_program(called(options.build, pathlib.Path(folder)), options.build, xla=options.xla)
     if options.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     elif findings:

@@ -30,11 +30,12 @@ from loops.diagnose.lint.losses import half_loss, half_outputs, lost_share
 from loops.diagnose.lint.sample import sample_findings
 from loops.diagnose.lint.scaling import scaling_findings, scaling_of
 from loops.diagnose.lint.stress import CannotStress, Failure, float_inputs, stress
+from loops.diagnose.lint.xla import not_compiled
 
 _NOT_STRESSED = (keras.layers.Bidirectional, keras.layers.TimeDistributed, keras.layers.Embedding)
 
 
-def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any) -> list[Finding]:
+def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any, *, xla: bool = False) -> list[Finding]:
     """Finds what is known to hurt training in 16 bits, by running each layer at rising magnitudes.
 
         for finding in loops.observe.lint(model, optimizer, loss_fn, next(iter(dataset))):
@@ -52,6 +53,8 @@ def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any) -> lis
         loss: A function of (y, prediction), or of (y, prediction, sample_weight), as `TrainStep` takes it.
         sample: A batch `(x, y)` or `(x, y, sample_weight)` of arrays or tensors, or a dataset, whose first batch is
             used.
+        xla: Whether each layer is also compiled by XLA, forward and backward, in its own dtype, to name those that it
+            refuses. It takes about a second for a layer.
 
     Returns:
         The findings: those about the whole set-up first, then layer by layer, with notes at the end.
@@ -85,6 +88,7 @@ def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any) -> lis
             *rounded_indices(traced),
             *_stressed(traced, seen),
             *odd_shapes(traced),
+            *(not_compiled(traced) if xla else []),
         ]
     return sorted(findings, key=lambda finding: finding.is_note)
 

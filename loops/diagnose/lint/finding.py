@@ -26,6 +26,7 @@ class Kind(str, enum.Enum):
     ENLARGES = "enlarges"
     NOT_STRESSED = "not_stressed"
     SHAPES = "shapes"
+    XLA = "xla"
 
 
 class Severity(str, enum.Enum):

@@ -17,13 +17,14 @@ from loops.support.errors import OutOfData
 _PARTS = ("model", "optimizer", "loss", "sample")
 
 
-def lint_program(built: Any, name: str) -> list[Finding]:
+def lint_program(built: Any, name: str, *, xla: bool = False) -> list[Finding]:
     """Lints the program that a user's function returned.
 
     Args:
         built: A `loops.Loop` of a `loops.TrainStep`, whose dataset gives the sample; or a tuple, or a dict with these
             keys, of model, optimizer, loss and sample. Of a dataset as the sample the first batch is used.
         name: The name of the function, for errors.
+        xla: As for `lint`.
 
     Raises:
         scaler.InvalidArgument: For anything else.
@@ -32,7 +33,7 @@ def lint_program(built: Any, name: str) -> list[Finding]:
     model, optimizer, loss, sample = _parts(built, name)
     if isinstance(sample, tf.data.Dataset):
         sample = _first(iter(sample), name)
-    return lint(model, optimizer, loss, sample)
+    return lint(model, optimizer, loss, sample, xla=xla)
 
 
 def _parts(built: Any, name: str) -> tuple:

@@ -1,0 +1,109 @@
+"""Which layers XLA cannot compile, forward or backward, in the model's own policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import scaler
+from loops.diagnose.graph.calls import LayerCall, Traced
+from loops.diagnose.graph.policies import layers_in_float32
+from loops.diagnose.graph.restore import restored
+from loops.diagnose.lint.finding import Finding, Kind
+from loops.support.text import one_line
+
+
+def not_compiled(traced: Traced) -> list[Finding]:
+    """A finding for each layer whose forward or backward pass XLA refuses to compile on this machine's first device.
+
+    Inner layers come first, and a failure is reported once, where it begins. A layer is called with the shapes of the
+    sample.
+    """
+    findings: list[Finding] = []
+    faulty: set[int] = set()
+    done: set[int] = set()
+    for call in traced.calls:
+        if id(call.layer) in faulty | done:
+            continue
+        done.add(id(call.layer))
+        why = _why_not(call)
+        if why is not None:
+            faulty |= {id(one) for one in (call.layer, *call.inside)}
+            findings.append(_finding(traced.place(call.layer), call, *why))
+    return findings
+
+
+def _why_not(call: LayerCall) -> tuple[str, str, bool] | None:
+    """Which pass fails, the error, and whether float32 helps; None if XLA compiles both, or if neither runs without."""
+    specs = [one for one in tf.nest.flatten((call.args, call.kwargs)) if isinstance(one, tf.TensorSpec)]
+    if any(not spec.shape.is_fully_defined() for spec in specs):
+        return None
+    values = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
+    with restored(call.layer):
+        for said, backward in (("forward pass", False), ("backward pass", True)):
+            try:
+                # What fails without XLA has another cause.
+                _run(call, values, backward, compiled=False)
+            except Exception:
+                return None
+            try:
+                _run(call, values, backward, compiled=True)
+            except Exception as error:
+                return said, _shortened(error), _compiles_in_float32(call, values, backward)
+    return None
+
+
+def _compiles_in_float32(call: LayerCall, values: Sequence[tf.Tensor], backward: bool) -> bool:
+    wide = [tf.cast(value, tf.float32) if value.dtype.is_floating else value for value in values]
+    try:
+        with layers_in_float32(scaler.observe.layers_of(call.layer)):
+            _run(call, wide, backward, compiled=True)
+    except Exception:
+        return False
+    return True
+
+
+def _shortened(error: Exception) -> str:
+    """The error without the name of the graph, which no user knows."""
+    return re.sub(r" when trying to compile graph \S+ on", " on", one_line(error))[:200]
+
+
+def _run(call: LayerCall, values: Sequence[tf.Tensor], backward: bool, *, compiled: bool) -> None:
+    run = tf.function(lambda *given: _pass(call, given, backward), jit_compile=compiled)
+    run.get_concrete_function(*values)(*values)
+
+
+def _pass(call: LayerCall, given: Sequence[tf.Tensor], backward: bool) -> Any:
+    rest = iter(given)
+    args, kwargs = tf.nest.map_structure(
+        lambda spec: next(rest) if isinstance(spec, tf.TensorSpec) else spec, (call.args, call.kwargs)
+    )
+    watched = [one for one in given if one.dtype.is_floating]
+    with tf.GradientTape() as tape:
+        tape.watch(watched)
+        outputs = call.layer(*args, **kwargs)
+    outputs = [one for one in tf.nest.flatten(outputs) if tf.is_tensor(one) and one.dtype.is_floating]
+    if not backward:
+        return outputs
+    sources = [*watched, *call.layer.trainable_variables]
+    return tape.gradient(outputs, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+
+def _finding(place: str, call: LayerCall, said: str, error: str, float32_helps: bool) -> Finding:
+    kind, policy = type(call.layer).__name__, call.layer.dtype_policy.name
+    other = (
+        f"Give this layer dtype='float32': {kind}(..., dtype='float32')."
+        if float32_helps
+        else ("Put another layer in its place: XLA refuses it in float32, too.")
+    )
+    return Finding(
+        place,
+        f"XLA cannot compile the {said} of {kind} in {policy}.",
+        f"Without XLA it runs. With it: {error}",
+        f"{other} Or do not compile the step as a whole: loops.Loop(..., jit_compile=False), and jit_compile=False in "
+        "Keras's compile.",
+        Kind.XLA,
+    )

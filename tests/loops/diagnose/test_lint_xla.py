@@ -1,0 +1,71 @@
+"""Guards `lint(xla=True)`: it names what XLA cannot compile, with a way out that was tried, and nothing else."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scaler
+from loops.diagnose.lint.finding import Kind
+from loops.observe import lint
+
+L = keras.layers
+LABELS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+BATCH = np.ones([4, 8, 8, 3], np.float32), np.zeros([4])
+
+
+@keras.saving.register_keras_serializable(package="test")
+class InFloat32Alone(L.Layer):
+    """Calls Python in 16 bits, which XLA cannot."""
+
+    def call(self, x):
+        if x.dtype == tf.float32:
+            return tf.sqrt(x + 1.0)
+        return tf.ensure_shape(tf.numpy_function(lambda value: np.sqrt(value + 1), [x], x.dtype), x.shape)
+
+
+class FailsBackward(L.Layer):
+    def call(self, x):
+        @tf.custom_gradient
+        def same(x):
+            return tf.identity(x), lambda dy: tf.ensure_shape(tf.numpy_function(lambda v: v, [dy], dy.dtype), dy.shape)
+
+        return same(x)
+
+
+def found(*layers, **arguments):
+    policy = keras.DTypePolicy("mixed_float16")
+    inside = [kind(dtype=policy) for kind in layers]
+    model = keras.Sequential([keras.Input([8, 8, 3]), *inside, L.Flatten(), L.Dense(8, dtype="float32")])
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD())
+    return [one for one in lint(model, optimizer, LABELS, BATCH, **arguments) if one.kind is Kind.XLA]
+
+
+def bicubic(dtype):
+    return L.UpSampling2D(2, interpolation="bicubic", dtype=dtype, name="up")
+
+
+def test_a_layer_without_a_kernel_is_named_once_with_what_helps():
+    (one,) = found(bicubic, L.ReLU, xla=True)
+    assert (one.layer, one.is_note) == ("up", False)
+    assert one.finding == "XLA cannot compile the forward pass of UpSampling2D in mixed_float16."
+    assert "refuses it in float32, too" in one.instead
+    assert "__inference" not in one.measured
+
+
+@pytest.mark.slow
+def test_float32_is_proposed_where_it_compiles():
+    (one,) = found(InFloat32Alone, xla=True)
+    assert "dtype='float32'" in one.instead
+
+
+@pytest.mark.slow
+def test_a_backward_pass_is_told_from_a_forward_pass():
+    (one,) = found(FailsBackward, xla=True)
+    assert "the backward pass of FailsBackward" in one.finding
+
+
+@pytest.mark.slow
+def test_what_compiles_is_not_named_and_nothing_is_compiled_unasked():
+    assert found(L.BatchNormalization, L.ReLU, lambda dtype: L.Dropout(0.5, dtype=dtype), xla=True) == []
+    assert found(bicubic) == []
