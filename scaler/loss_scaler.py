@@ -27,7 +27,7 @@ from scaler.gate.optimizers import (
     name_of,
     waits_for_values,
 )
-from scaler.gate.retry import Again, retry
+from scaler.gate.retry import Again, first_gradients, retry
 from scaler.gate.rollback import Snapshot
 from scaler.gate.state import Counters, StoredState
 from scaler.gate.targets import Targets
@@ -225,7 +225,7 @@ class LossScaler(tf.Module):
     def apply(
         self,
         optimizer: Optimizer,
-        grads: Sequence[gradients.Gradient],
+        grads: Sequence[gradients.Gradient] | None,
         variables: Sequence | MasterWeights | None = None,
         *,
         clip_norm: float | tf.Tensor | None = None,
@@ -277,8 +277,8 @@ class LossScaler(tf.Module):
                 instead of OVERFLOW if they are non-finite at both, or if those that are non-finite at 1 are flushed to
                 zero at the lower scale. Each replica calls the function by itself. It must not need other replicas, as
                 the gradient of a synchronised BatchNorm does.
-            again: Such a function, too. If only the scaled backward pass overflows, gradients are taken again, in this
-                step, at the scales that the strategy backs off to. `outcome.retries` says how often.
+            again: Such a function, with None for `grads`: it is called for them, with 1. If only the scaled backward
+                pass overflows it is called again, in this step, for the scales that the strategy backs off to.
             update: False leaves the scale and the counters to one `update` after several `apply`. With several
                 optimizers call `update(Event(a.finite & b.finite))`.
             when: Scalar bool. False does nothing, for accumulation. The outcome is then not applied, with norms of NaN
@@ -304,9 +304,9 @@ class LossScaler(tf.Module):
         # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
         reaches_all = update and when is True and hasattr(optimizer, "apply")
         when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
-        check_apply(variables, rollback, {"diagnose": diagnose, "again": again}, unscaled)
+        check_apply(grads, variables, rollback, {"diagnose": diagnose, "again": again}, unscaled, update)
         masters = variables if isinstance(variables, MasterWeights) else None
-        grads = as_list("apply", grads)
+        grads = as_list("apply", first_gradients(again) if again else grads)
         targets = masters.weights if masters else as_variables("apply", variables)
         check_pairs(grads, targets, allow_16bit_updates)
         model = masters.model_variables if masters else targets
@@ -329,7 +329,7 @@ class LossScaler(tf.Module):
         )
         retries = tf.constant(0)
         if again is not None:
-            grads, carried, retries = self._retry(grads, carried, again)
+            grads, carried, retries = self._retry(grads, carried, again, when)
         loss_scale = carried.loss_scale
         if moved:
             rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
@@ -369,15 +369,15 @@ class LossScaler(tf.Module):
         return decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
 
     def retry(self, grads: Sequence[gradients.Gradient], again: Again) -> tuple[list, tf.Tensor, tf.Tensor]:
-        """Does what `apply(again=...)` does first, for a micro-batch whose gradients are summed and applied later.
+        """Does what `apply(again=...)` does first. `again` has to return `grads` for 1, which nothing checks.
 
         Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int32.
         """
-        found, carried, retries = self._retry(grads, self.carried("retry", grads), again)
+        found, carried, retries = self._retry(grads, self.carried("retry", grads), again, True)
         return found, carried.loss_scale, retries
 
-    def _retry(self, grads: Sequence, carried: Carried, again: Again) -> tuple[list, Carried, tf.Tensor]:
-        found = retry(self.strategy, grads, carried, again, self._stored.now())
+    def _retry(self, grads: Sequence, carried: Carried, again: Again, when: Any) -> tuple[list, Carried, tf.Tensor]:
+        found = retry(self.strategy, grads, carried, again, self._stored.now(), when)
         self._stored.back_off(found.state, found.retries)
         return found.grads, carried._replace(loss_scale=found.loss_scale), found.retries
 

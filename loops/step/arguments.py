@@ -47,7 +47,7 @@ def check_masters(masters: object, allow_16bit_updates: bool, layerwise: object)
         )
 
 
-def check_retry(retry: object, layerwise: object, jit_compile: bool) -> None:
+def check_retry(retry: object, layerwise: object, jit_compile: bool, probes: object) -> None:
     """Refuses a `retry` that is no bool, and steps whose gradients cannot be taken again."""
     if not isinstance(retry, bool):
         raise scaler.InvalidArgument(f"TrainStep(retry={retry!r}): expected True or False.")
@@ -55,6 +55,11 @@ def check_retry(retry: object, layerwise: object, jit_compile: bool) -> None:
         raise scaler.InvalidArgument(
             "TrainStep(retry=True, layerwise=...): each group of layers has a scale of its own, which moves by itself. "
             "Use one of the two."
+        )
+    if retry and probes is not None:
+        raise scaler.InvalidArgument(
+            "TrainStep(retry=True, probes=...): probes, which a loops.Trace needs, measure the first backward pass and "
+            "not the one that is applied. Use one of the two."
         )
     if retry and jit_compile:
         raise scaler.InvalidArgument(

@@ -88,8 +88,8 @@ class TrainStep(tf.Module):
         probes: What `scaler.observe.watch` returned for `model`, measured in every step; not with `layerwise`.
         retry: Whether a scaled backward pass that overflows is repeated in the same step, at the scale that the
             strategy backs off to, so that no batch is lost. BatchNorm, Dropout and the loss are those of the first
-            forward pass. Not with `layerwise`, nor on several replicas with a BatchNorm that synchronises its
-            statistics.
+            forward pass. Not with `layerwise` or `probes`, nor on several replicas with a BatchNorm that synchronises
+            its statistics.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -129,7 +129,7 @@ class TrainStep(tf.Module):
         check_scaling(model, optimizer, self.loss_scaler, layerwise)
         self.loss_scaler.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
         self._make_masters, self.layerwise = masters, layerwise
-        check_retry(retry, layerwise, jit_compile)
+        check_retry(retry, layerwise, jit_compile, probes)
         self.retry = retry
         self._jit_compile = jit_compile
         self._compiled = self._make_compiled()
@@ -210,6 +210,7 @@ class TrainStep(tf.Module):
     def probes(self, watch: scaler.observe.Watch | None) -> None:
         self._check_not_traced("probes")
         check_probes(watch, self.model, self.layerwise)
+        check_retry(self.retry, self.layerwise, self.jit_compile, watch)
         self._probing = Probing(watch)
 
     @property
@@ -225,7 +226,7 @@ class TrainStep(tf.Module):
     @jit_compile.setter
     def jit_compile(self, compiles: bool) -> None:
         self._check_not_traced("jit_compile")
-        check_retry(self.retry, self.layerwise, compiles)
+        check_retry(self.retry, self.layerwise, compiles, self.probes)
         self._jit_compile = compiles
         self._compiled = self._make_compiled()
 
@@ -376,11 +377,13 @@ class TrainStep(tf.Module):
     ) -> tuple[tf.Tensor, scaler.Outcome, dict[str, tf.Tensor]]:
         """Whether a step was attempted, its outcome, and what a retry returns."""
         complete: bool | tf.Tensor = True
-        loss_scale, retries, in_window = None, tf.constant(0), self.window is not None
+        loss_scale, retried, in_window = None, {}, self.window is not None
         if self.window:
             loss_scale = self.loss_scaler.scale_of_gradients
-            if self.retry and again:
-                grads, loss_scale, retries = self.loss_scaler.retry(grads, again)
+        if self.retry and again:
+            grads, loss_scale, retries = self.loss_scaler.retry(grads, again)
+            retried = {"loss_scale": loss_scale, "retries": retries}
+        if self.window:
             self.window.add(grads, loss_scale, may_branch=not self.loss_scaler.selects())
             before.restore_unless(self.window.whole)
             grads, complete = self.window.gradients(grads), self.window.complete
@@ -394,16 +397,9 @@ class TrainStep(tf.Module):
             allow_16bit_updates=self.allow_16bit_updates,
             # It would see only the last micro-batch of a window.
             diagnose=again if self.loss_scaler.may_diagnose() and not in_window else None,
-            again=again if self.retry and not in_window else None,
             when=complete,
             loss_scale=loss_scale,
         )
-        retried = {}
-        if self.retry:
-            retried = {
-                "loss_scale": loss_scale if in_window else outcome.loss_scale,
-                "retries": retries if in_window else outcome.retries,
-            }
         return tf.convert_to_tensor(complete), outcome, retried
 
 

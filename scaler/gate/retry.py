@@ -41,7 +41,24 @@ class Retry(NamedTuple):
     retries: tf.Tensor
 
 
-def retry(strategy: Strategy, grads: Sequence, carried: Carried, again: Again, state: Any) -> Retry:
+def first_gradients(again: Again) -> list:
+    """The gradients that a step begins with: those for an output gradient of 1.
+
+    Raises:
+        InvalidArgument: If `again` returns no list.
+    """
+    grads = as_called(again)(tf.constant(1.0))
+    if not isinstance(grads, (list, tuple)):
+        raise InvalidArgument(
+            f"apply(again=...): it returned {type(grads).__name__}: expected a list with a gradient for each variable, "
+            "such as lambda small: tape.gradient(scaled, weights, output_gradients=small)."
+        )
+    return list(grads)
+
+
+def retry(
+    strategy: Strategy, grads: Sequence, carried: Carried, again: Again, state: Any, when: bool | tf.Tensor = True
+) -> Retry:
     """Takes gradients again if only their scaled backward pass overflowed. Every replica calls it.
 
     Where the loss is finite and a gradient is not, the strategy sees the overflow and backs off, and `again` takes the
@@ -55,13 +72,14 @@ def retry(strategy: Strategy, grads: Sequence, carried: Carried, again: Again, s
         strategy: The strategy. One with a single scale has nothing to retry at.
         grads: Scaled gradients of this replica, or None.
         carried: What they are scaled by, and whether their loss was finite.
-        again: From a scalar output gradient to the gradients for it.
+        again: From a scalar output gradient to the gradients for it; for 1 these are `grads`.
         state: The strategy's, as the step began.
+        when: Scalar bool, whether the gradients will be used at all.
 
     Raises:
         InvalidArgument: On several replicas, for a strategy that needs statistics of all replicas' gradients.
     """
-    if only_scale(strategy) is not None:
+    if only_scale(strategy) is not None or when is False:
         return Retry(list(grads), carried.loss_scale, state, tf.constant(0))
     several = replicas.replica_count() > 1
     if several and any(needs_of(strategy)):
@@ -70,69 +88,104 @@ def retry(strategy: Strategy, grads: Sequence, carried: Carried, again: Again, s
             "gradients again does not know the statistics of the others, which this strategy needs. Use a strategy "
             "that looks at `finite` alone, such as scaler.Dynamic(), or do without retry."
         )
-    tried = _try(strategy, grads, carried, again, state)
-    return _together(strategy, tried, carried, again, state) if several else tried
-
-
-def _try(strategy: Strategy, grads: Sequence, carried: Carried, again: Again, state: Any) -> Retry:
-    """The retries of this replica."""
     given = [place for place, grad in enumerate(grads) if grad is not None]
     here = [grads[place] for place in given]
-    # A smaller output gradient would be flushed to zero.
-    floor = tf.maximum(float_bounds_of(strategy)[0], carried.loss_scale * SMALLEST_SCALE)
-
-    def overflowed(tries: tf.Tensor, state: Any, loss_scale: tf.Tensor, finite: tf.Tensor, grads: list) -> tf.Tensor:
-        lower = tf.logical_or(tf.equal(tries, 0), loss_scale > floor)
-        return tf.reduce_all([tf.logical_not(finite), carried.loss_finite, lower, tries < MOST])
-
-    def back_off(tries: tf.Tensor, state: Any, loss_scale: tf.Tensor, finite: tf.Tensor, grads: list) -> tuple:
-        grads = list(map(_with_shape, grads, here))
-        state = _after_overflow(strategy, state, grads, loss_scale)
-        loss_scale = tf.maximum(state.loss_scale, floor)
-        grads = _taken(again, loss_scale / carried.loss_scale, given, grads)
-        return tries + 1, state, loss_scale, _all_finite(grads), list(map(_without_shape, grads))
-
-    start = (tf.constant(0), state, tf.identity(carried.loss_scale), _all_finite(here), list(map(_without_shape, here)))
-    tries, backed_off, loss_scale, finite, found = tf.while_loop(overflowed, back_off, start)
-    here = list(map(_with_shape, found, here))
-    helped = tf.logical_and(finite, tries > 0)
+    usable = carried.loss_finite if when is True else tf.logical_and(carried.loss_finite, when)
+    step = _Step(strategy, carried, again, state, given, here)
+    finite = _all_finite(here)
+    nothing_to_retry = tf.logical_or(finite, tf.logical_not(usable))
+    found, tries, loss_scale, state = tf.cond(nothing_to_retry, step.as_it_was, lambda: apart(step.tried))
+    if several:
+        usable = tf.logical_and(usable, tf.logical_or(finite, tries > 0))
+        found, tries, loss_scale, state = step.agreed(found, tries, usable)
     taken = list(grads)
-    for place, grad in zip(given, here, strict=True):
-        taken[place] = grad
-    return Retry(
-        taken,
-        tf.where(helped, loss_scale, carried.loss_scale),
-        _chosen(helped, backed_off, state),
-        tf.where(helped, tries, 0),
-    )
-
-
-def _together(strategy: Strategy, tried: Retry, carried: Carried, again: Again, state: Any) -> Retry:
-    """The retries of all replicas, each of which has made its own."""
-    finite = tf.logical_and(_all_finite([grad for grad in tried.grads if grad is not None]), carried.loss_finite)
-
-    def agree(merged: Any, finite: tf.Tensor, tries: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return replicas.all_of(merged, finite), replicas.largest_of(merged, tries)
-
-    helped, most = replicas.merge(agree, finite, tf.cast(tried.retries, tf.float32))
-    most = tf.where(helped, tf.cast(most, tf.int32), 0)
-
-    def back_off(tries: tf.Tensor, state: Any) -> tuple[tf.Tensor, Any]:
-        return tries + 1, _after_overflow(strategy, state, (), state.loss_scale)
-
-    _, state = tf.while_loop(lambda tries, state: tries < most, back_off, (tf.constant(0), state))
-    loss_scale = tf.where(most > 0, state.loss_scale, carried.loss_scale)
-    given = [place for place, grad in enumerate(tried.grads) if grad is not None]
-    here = [tried.grads[place] for place in given]
-
-    def at_the_lowest() -> list:
-        return list(map(_without_shape, _taken(again, loss_scale / carried.loss_scale, given, here)))
-
-    found = tf.cond(tf.less(tried.retries, most), lambda: apart(at_the_lowest), lambda: list(map(_without_shape, here)))
-    taken = list(tried.grads)
     for place, grad, like in zip(given, found, here, strict=True):
         taken[place] = _with_shape(grad, like)
-    return Retry(taken, loss_scale, state, most)
+    return Retry(taken, loss_scale, state, tries)
+
+
+class _Step(NamedTuple):
+    """The backward pass of a step on one replica, which may be repeated.
+
+    Attributes:
+        strategy: The strategy.
+        carried: What the gradients are scaled by.
+        again: Takes them again.
+        state: The strategy's, as the step began.
+        given: The places of the gradients that are not None.
+        here: These gradients.
+    """
+
+    strategy: Strategy
+    carried: Carried
+    again: Again
+    state: Any
+    given: list[int]
+    here: list
+
+    def as_it_was(self) -> tuple[list, tf.Tensor, tf.Tensor, Any]:
+        """The gradients, no retries, their scale and the strategy's state."""
+        parts = list(map(_without_shape, self.here))
+        return parts, tf.constant(0), tf.identity(self.carried.loss_scale), self.state
+
+    def tried(self) -> tuple[list, tf.Tensor, tf.Tensor, Any]:
+        """The same after retries; as it was if none helps."""
+        # A smaller output gradient would be flushed to zero.
+        floor = tf.maximum(float_bounds_of(self.strategy)[0], self.carried.loss_scale * SMALLEST_SCALE)
+
+        def goes_on(tries: tf.Tensor, state: Any, loss_scale: tf.Tensor, finite: tf.Tensor, grads: list) -> tf.Tensor:
+            lower = tf.logical_or(tf.equal(tries, 0), loss_scale > floor)
+            return tf.reduce_all([tf.logical_not(finite), lower, tries < MOST])
+
+        def back_off(tries: tf.Tensor, state: Any, loss_scale: tf.Tensor, finite: tf.Tensor, grads: list) -> tuple:
+            whole = list(map(_with_shape, grads, self.here))
+            state = _after_overflow(self.strategy, state, whole, loss_scale)
+            loss_scale = tf.maximum(state.loss_scale, floor)
+            grads = self.taken(loss_scale)
+            return tries + 1, state, loss_scale, _all_finite(grads), list(map(_without_shape, grads))
+
+        parts, no, loss_scale, state = self.as_it_was()
+        start = (no, state, loss_scale, tf.constant(False), parts)
+        tries, state, loss_scale, finite, grads = tf.while_loop(goes_on, back_off, start)
+        return tf.cond(finite, lambda: (grads, tries, loss_scale, state), self.as_it_was)
+
+    def agreed(self, found: list, tries: tf.Tensor, usable: tf.Tensor) -> tuple[list, tf.Tensor, tf.Tensor, Any]:
+        """The same at the lowest scale of all replicas; as it was if a replica has no gradients to use."""
+
+        def agree(merged: Any, usable: tf.Tensor, tries: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return replicas.all_of(merged, usable), replicas.largest_of(merged, tries)
+
+        helped, most = replicas.merge(agree, usable, tf.cast(tries, tf.float32))
+        most = tf.where(helped, tf.cast(most, tf.int32), 0)
+
+        def back_off(tries: tf.Tensor, state: Any) -> tuple[tf.Tensor, Any]:
+            return tries + 1, _after_overflow(self.strategy, state, (), state.loss_scale)
+
+        def at_the_lowest() -> tuple[list, tf.Tensor, tf.Tensor, Any]:
+            _, state = tf.while_loop(lambda tries, state: tries < most, back_off, (tf.constant(0), self.state))
+            scale = state.loss_scale
+            grads = tf.cond(tf.equal(tries, most), lambda: found, lambda: list(map(_without_shape, self.taken(scale))))
+            return grads, most, scale, state
+
+        return tf.cond(tf.equal(most, 0), self.as_it_was, lambda: apart(at_the_lowest))
+
+    def taken(self, loss_scale: tf.Tensor) -> list:
+        """The gradients at another scale, of the same types as those of the step."""
+        try:
+            grads = list(as_called(self.again)(loss_scale / self.carried.loss_scale))
+        except RuntimeError as error:
+            if "non-persistent" not in str(error):
+                raise
+            raise InvalidArgument(
+                "apply(again=...): its tape gives gradients only once. Make it with tf.GradientTape(persistent=True)."
+            ) from error
+        found = [grads[place] for place in self.given] if len(grads) > len(self.given) else grads
+        if len(found) != len(self.here) or any(grad is None for grad in found):
+            raise InvalidArgument(
+                f"apply(again=...): it returned {len(grads)} gradients, {sum(grad is None for grad in grads)} of them "
+                "None: expected a gradient wherever it returned one for 1, in the same order."
+            )
+        return found
 
 
 def _after_overflow(strategy: Strategy, state: Any, grads: Sequence, loss_scale: tf.Tensor) -> Any:
@@ -148,18 +201,6 @@ def _after_overflow(strategy: Strategy, state: Any, grads: Sequence, loss_scale:
     return usable_state(strategy, as_called(strategy.update)(state, event))
 
 
-def _taken(again: Again, small: tf.Tensor, given: list[int], like: Sequence[Gradient]) -> list:
-    """The gradients for an output gradient of `small`, of the same types as those of the step."""
-    grads = list(as_called(again)(small))
-    found = [grads[place] for place in given] if len(grads) > len(given) else grads
-    if len(found) != len(like) or any(grad is None for grad in found):
-        raise InvalidArgument(
-            f"apply(again=...): it returned {len(grads)} gradients, {sum(grad is None for grad in grads)} of them "
-            "None: expected a gradient wherever `grads` has one, in the same order."
-        )
-    return found
-
-
 def _without_shape(grad: Gradient) -> Any:
     """What of a gradient may change: XLA has to know the shape of slices, which a loop or a branch would hide."""
     return (grad.values, grad.indices) if isinstance(grad, tf.IndexedSlices) else grad
@@ -173,8 +214,3 @@ def _with_shape(found: Any, like: Gradient) -> Gradient:
 def _all_finite(grads: Sequence[Gradient]) -> tf.Tensor:
     """Whether every value is finite, also where a sum of their squares would not be."""
     return tf.logical_not(tf.reduce_any(not_finite(list(map(gradients.values_of, grads)))))
-
-
-def _chosen(first: tf.Tensor, one: Any, other: Any) -> Any:
-    """The state `one` where `first` is true, else `other`."""
-    return type(other)(*(tf.where(first, a, b) for a, b in zip(one, other, strict=True)))

@@ -31,12 +31,11 @@ class Line:
         with tf.GradientTape(persistent=True) as tape:
             line = tf.cast(tf.cast(self.weight, tf.float16) * tf.cast(slope, tf.float16), tf.float32)
             scaled = self.loss_scaler.scale(tf.reduce_sum(line) + loss)
-        grads = tape.gradient(scaled, [self.weight])
 
         def again(small):
             return tape.gradient(scaled, [self.weight], output_gradients=small)
 
-        return self.loss_scaler.apply(self.optimizer, grads, [self.weight], again=again)
+        return self.loss_scaler.apply(self.optimizer, None, [self.weight], again=again)
 
 
 def moved(line, slopes):
@@ -126,18 +125,17 @@ def test_a_backward_pass_that_no_scale_makes_finite_costs_one_backoff():
     def take():
         with tf.GradientTape(persistent=True) as tape:
             scaled = loss_scaler.scale(tf.reduce_sum(tf.sqrt(weight * 0.0)))
-        grads = tape.gradient(scaled, [weight])
 
         def again(small):
             seen.append(float(small))
             return tape.gradient(scaled, [weight], output_gradients=small)
 
-        return loss_scaler.apply(keras.optimizers.SGD(1.0), grads, [weight], again=again)
+        return loss_scaler.apply(keras.optimizers.SGD(1.0), None, [weight], again=again)
 
     outcome = take()
     assert (bool(outcome.finite), int(outcome.retries)) == (False, 0)
     assert (float(outcome.loss_scale), float(loss_scaler.loss_scale)) == (2.0**10, 2.0**9)
-    assert seen == [2.0**-n for n in range(1, 25)]  # Down to the floor of 2^-14.
+    assert seen == [2.0**-n for n in range(25)]  # Down to the floor of 2^-14.
 
 
 STRATEGIES = {
@@ -178,56 +176,51 @@ def test_a_scale_far_above_the_floor_is_not_flushed_to_zero_by_a_retry():
     moved(line, [2.0**10])
 
 
-def apply(**arguments):
-    weight = tf.Variable([1.0])
-    loss_scaler = scaler.LossScaler()
-    with tf.GradientTape() as tape:
-        scaled = loss_scaler.scale(tf.reduce_sum(weight * np.inf))
-    grads = [tf.constant([np.inf])]
-    del tape, scaled
-    return loss_scaler.apply(keras.optimizers.SGD(), grads, [weight], **arguments)
+def apply(grads=None, when=True, scale=2.0**30, persistent=True, **arguments):
+    weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler(scaler.Dynamic(scale))
+    with tf.GradientTape(persistent=persistent) as tape:
+        scaled = loss_scaler.scale(tf.reduce_sum(tf.cast(tf.cast(weight, tf.float16) * 4.0, tf.float32)))
+
+    def again(small):
+        return tape.gradient(scaled, [weight], output_gradients=small)
+
+    arguments = {"again": again, **arguments}
+    return loss_scaler, loss_scaler.apply(keras.optimizers.SGD(), grads, [weight], when=when, **arguments)
 
 
-@pytest.mark.slow_with("xla")
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_slices_are_retried_too(mode):
-    table, loss_scaler = tf.Variable(tf.zeros([5, 2])), scaler.LossScaler(scaler.Dynamic(2.0**20))
-    optimizer = keras.optimizers.SGD(RATE)
-    optimizer.build([table])
-
-    @tf.function(jit_compile=mode == "xla")
-    def step():
-        with tf.GradientTape(persistent=True) as tape:
-            rows = tf.gather(table, [1, 3, 1])
-            scaled = loss_scaler.scale(tf.reduce_sum(tf.cast(tf.cast(rows, tf.float16) * 8.0, tf.float32)))
-        grads = tape.gradient(scaled, [table])
-        assert isinstance(grads[0], tf.IndexedSlices)
-
-        def again(small):
-            return tape.gradient(scaled, [table], output_gradients=small)
-
-        return loss_scaler.apply(optimizer, grads, [table], again=again)
-
-    outcome = step()
-    assert bool(outcome.finite)
-    # XLA keeps more digits between operations.
-    assert int(outcome.retries) == 8 if mode == "graph" else int(outcome.retries) > 0
-    expected = np.zeros([5, 2], np.float32)
-    expected[1], expected[3] = -16 * RATE, -8 * RATE
-    np.testing.assert_array_equal(table, expected)
+def test_where_nothing_is_applied_nothing_is_retried():
+    loss_scaler, outcome = apply(when=tf.constant(False))
+    assert (int(outcome.retries), float(loss_scaler.loss_scale)) == (0, 2.0**30)
+    assert int(apply(when=tf.constant(True))[1].retries) > 0
 
 
-def test_arguments_that_cannot_work_are_refused():
-    with pytest.raises(scaler.InvalidArgument, match=r"again='twice'.*function of a scalar tensor"):
-        apply(again="twice")
-    with pytest.raises(scaler.InvalidArgument, match="unscaled gradients cannot be taken again"):
-        apply(again=lambda small: [small], unscaled=True)
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"again": "twice"}, r"again='twice'.*function of a scalar tensor"),
+        ({"again": lambda: []}, "expected a function of a scalar tensor"),
+        ({"again": lambda small: None}, "returned NoneType: expected a list with a gradient for each variable"),
+        ({"again": lambda small: 1.0}, "returned float: expected a list"),
+        ({"grads": [tf.constant([1.0])]}, "expected None for grads"),
+        ({"unscaled": True}, "takes scaled gradients"),
+        ({"update": False}, "moves the scale at once"),
+        ({"persistent": False}, r"GradientTape\(persistent=True\)"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_arguments_that_cannot_work_are_refused(arguments, says):
+    with pytest.raises(scaler.InvalidArgument, match=says):
+        apply(**arguments)
 
 
 def test_gradients_that_are_missing_the_second_time_are_named():
-    line = Line(scaler.Dynamic(2.0**30))
-    with tf.GradientTape() as tape:
-        scaled = line.loss_scaler.scale(tf.reduce_sum(tf.cast(tf.cast(line.weight, tf.float16) * 4.0, tf.float32)))
-    grads = tape.gradient(scaled, [line.weight])
+    weight, loss_scaler, calls = tf.Variable([1.0]), scaler.LossScaler(scaler.Dynamic(2.0**30)), []
+    with tf.GradientTape(persistent=True) as tape:
+        scaled = loss_scaler.scale(tf.reduce_sum(tf.cast(tf.cast(weight, tf.float16) * 4.0, tf.float32)))
+
+    def again(small):
+        calls.append(small)
+        return tape.gradient(scaled, [weight], output_gradients=small) if len(calls) == 1 else [None]
+
     with pytest.raises(scaler.InvalidArgument, match="returned 1 gradients, 1 of them None"):
-        line.loss_scaler.apply(line.optimizer, grads, [line.weight], again=lambda small: [None])
+        loss_scaler.apply(keras.optimizers.SGD(), None, [weight], again=again)

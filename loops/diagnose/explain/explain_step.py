@@ -61,6 +61,7 @@ def explain_step(moment: Any, progress: Callable[[], None] = lambda: None, *, re
         comparable=moment.comparable,
         verdict=_VERDICTS[cause],
         loss_scale=attempts.loss_scale,
+        retried=_retried(moment.logged or {}),
         applied=attempt.applied,
         attempted=bool((moment.logged or {}).get("attempted", True)),
         magnitudes=magnitudes(seen, layers),
@@ -82,6 +83,14 @@ def explain_step(moment: Any, progress: Callable[[], None] = lambda: None, *, re
         known, seen = _without_overflow(known, attempts, layers, seen)
         known = _with_origin(known, attempts, layers, seen, attempt, remedies or not known.scale_was_too_high)
     return dataclasses.replace(known, sentence=describe(known))
+
+
+def _retried(logged: Mapping) -> tuple[int, float] | None:
+    """How often the log says that a step was retried, and the loss scale at which it was applied."""
+    retries, loss_scale = logged.get("retries"), logged.get("loss_scale")
+    if not isinstance(retries, (int, float)) or not isinstance(loss_scale, (int, float)) or retries <= 0:
+        return None
+    return int(retries), float(loss_scale)
 
 
 def failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:

@@ -61,7 +61,9 @@ class Explanation:
         applied: Whether the step was applied. With the verdict "loss" its gradients are finite and its loss is not.
         applied_at: For a skipped step whose loss is not finite, the largest power of two as a loss scale at which its
             gradients are finite, so that it would be applied; or None.
-        loss_scale: The loss scale of the step.
+        loss_scale: The loss scale of the step; of a step that was retried, that of its first backward pass.
+        retried: For an applied step, how often it was retried, and the loss scale at which it was applied, as the log
+            says; None if it was not retried, or the log does not say.
         seen_at: The lower loss scale at which the step was measured. It is used if the step is finite at no scale, and
             an overflow caused by its own scale would hide the reason. None for its own scale.
         attempted: Whether the step decided on an update, as only the last micro-batch of a window does.
@@ -109,6 +111,7 @@ class Explanation:
     applied: bool = False
     applied_at: float | None = None
     loss_scale: float | None = None
+    retried: tuple[int, float] | None = None
     seen_at: float | None = None
     attempted: bool = True
     example: int | None = None

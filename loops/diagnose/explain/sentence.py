@@ -39,6 +39,13 @@ def _what(found: Explanation) -> str:
         return f"Step {found.step} is a micro-batch of a window, and its gradients are finite{at}.{_masked(found)}"
     if found.verdict == "healthy" and found.finite_again:
         return f"In the replay, step {found.step} was applied{at}: this does not show why the run skipped it."
+    if found.verdict == "healthy" and found.retried:
+        retries, scale = found.retried
+        times = "once" if retries == 1 else f"{retries} times"
+        return (
+            f"Step {found.step} was applied at loss scale {scale:g}: its backward pass overflowed{at} and was retried "
+            f"{times}. Nothing is wrong with it."
+        )
     if found.verdict == "healthy":
         return f"Step {found.step} was applied{at}: nothing is wrong with it.{_masked(found)}"
     if found.verdict == "zero":

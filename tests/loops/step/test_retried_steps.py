@@ -84,6 +84,35 @@ def test_replicas_retry_together_whoever_overflowed(replica, accumulate):
     assert ends[0] == ends[1]
 
 
+def test_a_batch_that_one_replica_cannot_use_is_skipped_though_another_could_retry():
+    """The first has an infinite loss with finite gradients, and the second overflows."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        weight = tf.Variable([0.0])
+        loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic(2.0**20)), keras.optimizers.SGD(1.0)
+        optimizer.build([weight])
+
+    @tf.function
+    def step():
+        def own():
+            first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+            with tf.GradientTape(persistent=True) as tape:
+                narrow = tf.reduce_sum(tf.cast(tf.cast(weight, tf.float16) * 8.0, tf.float32))
+                loss = tf.where(first, tf.reduce_sum(weight) + np.float32(np.inf), narrow)
+                scaled = loss_scaler.scale(loss)
+            return loss_scaler.apply(
+                optimizer, None, [weight], again=lambda small: tape.gradient(scaled, [weight], output_gradients=small)
+            )
+
+        return strategy.run(own)
+
+    outcome = step()
+    assert not any(map(bool, strategy.experimental_local_results(outcome.finite)))
+    assert not any(map(int, strategy.experimental_local_results(outcome.retries)))
+    assert float(loss_scaler.loss_scale) == 2.0**19
+    assert [part.numpy().tolist() for part in weight.values] == [[0.0], [0.0]]
+
+
 def test_a_retried_step_is_traced_once():
     here = rig(HIGH)
     run(here, here.call)
@@ -98,6 +127,9 @@ def refused(**arguments):
 def test_a_retry_that_cannot_work_is_refused():
     with pytest.raises(scaler.InvalidArgument, match=r"retry='yes'.*True or False"):
         refused(retry="yes")
+    probed = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    with pytest.raises(scaler.InvalidArgument, match="measure the first backward pass"):
+        loops.TrainStep(probed, squared_error, keras.optimizers.SGD(), probes=scaler.observe.watch(probed), retry=True)
     with pytest.raises(scaler.InvalidArgument, match="Compile the whole step"):
         refused(retry=True, jit_compile=True)
     with pytest.raises(scaler.InvalidArgument, match="Compile the whole step"):
