@@ -62,7 +62,11 @@ def has_columns(schema: Any) -> bool:
     types = {"kind": pa.string(), "step": pa.int64(), "cause": pa.string(), "amax": pa.list_(pa.float32())}
     types |= {name: pa.float64() for name in NUMBERS} | {name: pa.bool_() for name in DECISIONS}
     types |= dict(zip(_LISTS, (pa.list_(pa.int32()), pa.list_(pa.int16()), pa.list_(pa.int64())), strict=True))
-    return all(schema.names.count(name) == 1 and schema.field(name).type == kind for name, kind in types.items())
+    try:
+        names = schema.names
+    except UnicodeDecodeError:
+        return False
+    return all(names.count(name) == 1 and schema.field(name).type == kind for name, kind in types.items())
 
 
 def _fits(batch: Any, tensors: int) -> bool:
