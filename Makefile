@@ -79,6 +79,11 @@ wheel-test: dist
 promise: .venv/ready
 	HYPOTHESIS_PROFILE=slow $(BIN)/pytest -m exhaustive "tests/properties/test_promise_machine.py::test_many_rules[100000]"
 
+# A hundred thousand files of each kind that a reader may meet, each damaged on purpose.
+.PHONY: fuzz
+fuzz: .venv/ready
+	$(BIN)/pytest -m exhaustive tests/properties/test_hostile_files.py
+
 # Keras's own tests of its LossScaleOptimizer, and of optimizers on replicas, with ours in its place.
 keras-tests: .venv/ready
 	$(BIN)/python tests/keras/keras_own_tests.py
