@@ -30,7 +30,7 @@ def parse(text: str | bytes) -> dict[str, Any]:
     """
     facts = read_object(text)
     if facts.get("format") != FORMAT:
-        raise ValueError(f"its format is {str(facts.get('format'))[:40]!r}, and this version reads {FORMAT}")
+        raise ValueError(f"its format is {repr(facts.get('format'))[:40]}, and this version reads {FORMAT}")
     for name, kind in {**_PARTS, **_OPTIONAL}.items():
         if not isinstance(facts.get(name, None if name in _PARTS else kind()), kind):
             raise ValueError(f"its {name} are not those of a run")
