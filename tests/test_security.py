@@ -44,9 +44,8 @@ def found_in(path):
             if name in UNSAFE_NAMES | UNSAFE_ATTRIBUTES:
                 yield name, node.lineno
             for keyword in node.keywords:
-                if keyword.arg in ("allow_pickle", "shell") and not isinstance(keyword.value, ast.Constant | None):
-                    yield keyword.arg, node.lineno
-                elif keyword.arg in ("allow_pickle", "shell") and keyword.value.value:
+                off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
+                if keyword.arg in ("allow_pickle", "shell") and not off:
                     yield keyword.arg, node.lineno
 
 
