@@ -84,7 +84,7 @@ def replayed_in(folder: pathlib.Path, notes: list[str]) -> tuple[Mapping[str, An
         return ()
     try:
         rows = read_object(text)["strategies"]
-        if isinstance(rows, list) and all(isinstance(row["strategy"], str) for row in rows):
+        if all(isinstance(row["strategy"], str) for row in rows):
             return tuple(rows)
     except (ValueError, KeyError, TypeError):
         pass

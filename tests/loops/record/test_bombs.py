@@ -147,3 +147,14 @@ def test_a_kept_batch_that_was_made_to_do_harm_is_none(change, tmp_path):
     found = batch_files.KeptBatches(tmp_path, spec)
     assert found.get(1) is None
     batch_files.sweep(tmp_path, 1)
+
+
+def test_a_text_that_says_it_lies_outside_of_the_message_is_not_read():
+    """The texts of the column `kind` of three rows: where each begins and ends, of which pyarrow would believe all."""
+    schema = schema_of([])
+    batch = batch_of(schema, 1, {"loss": np.zeros(3)}, [None] * 3, None, [])
+    ends = struct.pack("<4i", 0, 4, 8, 12)
+    assert batch.count(ends) == 1
+    for wrong in ((0, 4, 8, 2**30), (0, 4, -8, 12), (2**30, 2**30, 2**30, 2**30)):
+        found = contents(opening(schema) + sealed_again(batch.replace(ends, struct.pack("<4i", *wrong))))
+        assert (len(found.batches), found.whole) == (0, False)
