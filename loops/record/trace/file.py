@@ -80,8 +80,8 @@ class TraceFile:
         if not self.path.exists():
             self.end = 0
         else:
-            with self.path.open("rb") as file:
-                self.end = contents(file.read(end)).end
+            # `read(end)` would take as much memory as a checkpoint says that the file is long.
+            self.end = contents(self.path.read_bytes()[:end]).end
         if self.end < end:
             self._set_aside(end)
         if self.path.exists():
