@@ -28,7 +28,8 @@ def cause_name(value: Any) -> str:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return scaler.Cause(value).name if value and value in list(scaler.Cause) else ""
-    return value[:_LONGEST_CAUSE] if isinstance(value, str) else ""
+    # A terminal obeys what cannot be printed.
+    return value[:_LONGEST_CAUSE] if isinstance(value, str) and value.isprintable() else ""
 
 
 def cause_names(values: np.ndarray) -> list[str | None]:

@@ -158,3 +158,12 @@ def test_a_text_that_says_it_lies_outside_of_the_message_is_not_read():
     for wrong in ((0, 4, 8, 2**30), (0, 4, -8, 12), (2**30, 2**30, 2**30, 2**30)):
         found = contents(opening(schema) + sealed_again(batch.replace(ends, struct.pack("<4i", *wrong))))
         assert (len(found.batches), found.whole) == (0, False)
+
+
+def test_a_cause_that_a_terminal_would_obey_is_unknown(tmp_path):
+    rows = [
+        {"step": 1, "applied": False, "cause": "\x1b]0;title\x07"},
+        {"step": 2, "applied": False, "cause": "overflow"},
+    ]
+    (tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert read_columns(tmp_path / "steps.jsonl").cause.tolist() == ["", "overflow"]
