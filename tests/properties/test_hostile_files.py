@@ -230,11 +230,14 @@ def test_a_strategy_as_text(inputs):
             check_sentence(error, text)
 
 
+LARGE = {**ROWS[-1], "step": 30, "loss_scale": 1e308}
+
+
 @pytest.mark.parametrize("inputs", [6, pytest.param(1000, marks=pytest.mark.exhaustive)])
 def test_a_report_of_them(inputs, tmp_path):
     for seed in range(inputs):
         chance = random.Random(seed)
-        (tmp_path / "steps.jsonl").write_text("\n".join(json.dumps(changed(row, chance)) for row in ROWS))
+        (tmp_path / "steps.jsonl").write_text("\n".join(json.dumps(changed(row, chance)) for row in [*ROWS, LARGE]))
         (tmp_path / "summary.json").write_text(json.dumps(changed({"task": "digits", **FACTS}, chance)))
         (tmp_path / "replay.json").write_text(json.dumps({"strategies": [{"strategy": "x", "skips": 10**400}]}))
         try:
