@@ -24,7 +24,7 @@ from loops.run.strategy_text import parse_strategy
 from loops.views.report import write_report
 from loops.views.watch.progress import LiveRun
 
-INPUTS = [100, pytest.param(100_000, marks=pytest.mark.exhaustive)]
+INPUTS = [300, pytest.param(100_000, marks=pytest.mark.exhaustive)]
 """How many of each kind; `make fuzz` runs the many."""
 NASTY = (
     None,
@@ -38,7 +38,7 @@ NASTY = (
     float("nan"),
     "",
     "x" * 5000,
-    "<script>",
+    "<script>alert(1)</script>",
     "\0",
     [],
     {},
