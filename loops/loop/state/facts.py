@@ -43,6 +43,8 @@ def parse(text: str | bytes) -> dict[str, Any]:
         raise ValueError("its data is not that of a run")
     if not all(isinstance(group, list) and all(map(_is_variable, group)) for group in facts["variables"].values()):
         raise ValueError("its variables are not those of a run")
+    if not all(isinstance(flags, str) for flags in facts.get("trainable", {}).values()):
+        raise ValueError("its trainable are not those of a run")
     keys = facts.get("action_keys", {}).values()
     if not all(isinstance(one, list) and all(isinstance(key, str) for key in one) for one in keys):
         raise ValueError("its action_keys are not those of a run")

@@ -358,6 +358,14 @@ def test_a_checkpoint_of_a_later_format_is_named(tmp_path, monkeypatch):
         Counting(tmp_path, resume=True).go(4)
 
 
+@pytest.mark.parametrize("states", [{}, {"tf_generator": None, "keras_generator": None, "op_seeds": None, "python": 7}])
+def test_states_of_generators_that_are_none_are_one_sentence(tmp_path, monkeypatch, states):
+    monkeypatch.setattr("loops.loop.state.state.generators", lambda: states)
+    Counting(tmp_path).go(2)
+    with pytest.raises(loops.CheckpointError, match="the states of random generators in it are not those of a run"):
+        Counting(tmp_path, resume=True).go(4)
+
+
 def test_facts_are_json_that_others_can_read(saved):
     reader = tf.train.load_checkpoint(str(saved / "ckpt-2"))
     facts = json.loads(reader.get_tensor("facts/.ATTRIBUTES/py_state"))
