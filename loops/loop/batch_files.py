@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -85,7 +86,14 @@ class KeptBatches:
             content = self._paths[step].read_bytes()
         except (KeyError, OSError):
             return None
-        fields, rest = _fields(content.partition(b"\n")[0]), content.partition(b"\n")[2]
+        try:
+            return self._parsed(content, step)
+        except (ValueError, tf.errors.OpError):  # Its checksums hold, but nobody who writes batches made it.
+            return None
+
+    def _parsed(self, content: bytes, step: int) -> Any:
+        line, _, rest = content.partition(b"\n")
+        fields = _fields(line)
         if fields is None or int(fields[0]) != step or fields[1] != _digest(self._spec):
             return None
         parts = []
@@ -94,7 +102,7 @@ class KeptBatches:
             part, rest = rest[: int(length)], rest[int(length) :]
             if _checksum(part).numpy().decode() != checksum:
                 return None
-            parts.append(tf.io.parse_tensor(part, spec.dtype))
+            parts.append(tf.ensure_shape(tf.io.parse_tensor(part, spec.dtype), spec.shape))
         return tf.nest.pack_sequence_as(self._spec, parts, expand_composites=True)
 
 
@@ -124,13 +132,13 @@ def _step_of(path: pathlib.Path) -> int | None:
     except OSError:
         return None
     fields = _fields(line.removesuffix(b"\n"))
-    return None if fields is None else int(fields[0])
+    return int(fields[0]) if fields and re.fullmatch(r"\d{1,18}", fields[0]) else None
 
 
 def _fields(line: bytes) -> list[str] | None:
     """The fields of a line after its checksum; None if the checksum does not match."""
     checksum, _, text = line.partition(b" ")
-    return text.decode().split() if text and _checksum(text).numpy() == checksum else None
+    return text.decode("ascii", "replace").split() if text and _checksum(text).numpy() == checksum else None
 
 
 def _digest(element_spec: Any) -> str:

@@ -14,6 +14,8 @@ RETRIES = "retries"
 """How often a step took its gradients again: a column of numbers that only a log has."""
 DECISIONS = ("attempted", "applied")
 """Columns of bools."""
+_LONGEST_CAUSE = 40
+"""An array of texts has room for the longest at each place, so that one long text would take all of the memory."""
 
 
 def cause_name(value: Any) -> str:
@@ -26,7 +28,8 @@ def cause_name(value: Any) -> str:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return scaler.Cause(value).name if value and value in list(scaler.Cause) else ""
-    return value if isinstance(value, str) else ""
+    # A terminal obeys what cannot be printed.
+    return value[:_LONGEST_CAUSE] if isinstance(value, str) and value.isprintable() else ""
 
 
 def cause_names(values: np.ndarray) -> list[str | None]:

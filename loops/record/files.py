@@ -9,7 +9,7 @@ from typing import Any
 
 import scaler
 from loops.support.errors import LoopError
-from loops.support.json_values import read_json, without_nan
+from loops.support.json_values import read_object, without_nan
 from loops.support.written.place import writing
 
 CHECKPOINTS = "checkpoints"
@@ -72,10 +72,9 @@ def _one(folder: pathlib.Path, usual: str, pattern: str) -> pathlib.Path | None:
 def read_summary(folder: pathlib.Path) -> dict[str, Any] | None:
     """The summary that a run writes at its end; None if it does not exist or cannot be read."""
     try:
-        found = read_json((folder / SUMMARY).read_text(encoding="utf-8"))
+        return read_object((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
 
 
 def to_json(value: dict) -> str:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loops.record.columns import DECISIONS, NUMBERS, RETRIES, cause_name
-from loops.support.json_values import is_row, read_json, row_of, without_nan
+from loops.support.json_values import as_float, is_row, read_json, row_of, without_nan
 
+_COLUMNS = (*NUMBERS, *DECISIONS, RETRIES)
 _CHUNK = 10_000
 """Lines that are parsed at a time: a million dicts at once take a gigabyte."""
 _DIGITS = 18
@@ -97,17 +98,10 @@ def _number(text: str) -> float | None:
 def _columns(rows: Sequence[dict]) -> Log:
     step = np.array([row["step"] for row in rows], np.int64)
     columns = {}
-    for name in (*NUMBERS, *DECISIONS, RETRIES):
+    for name in _COLUMNS:
         if any(name in row for row in rows):
-            columns[name] = np.array([_float(row.get(name)) for row in rows], np.float64)
+            columns[name] = np.array([as_float(row.get(name)) for row in rows], np.float64)
     return Log(step, columns, np.array([cause_name(row.get("cause")) for row in rows], np.str_), 0)
-
-
-def _float(value: Any) -> float:
-    try:
-        return float(value) if isinstance(value, (int, float)) else np.nan
-    except OverflowError:
-        return np.inf
 
 
 def _joined(parts: Iterable[Log], lines: int) -> Log:
@@ -127,6 +121,16 @@ def _joined(parts: Iterable[Log], lines: int) -> Log:
     return Log(step[kept], {name: values[kept] for name, values in columns.items()}, cause[kept], lines - len(step))
 
 
+def _with_numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with numbers or null in the columns of numbers, for whoever computes with them."""
+    wrong = {name: as_float(row[name]) for name in _COLUMNS if name in row and not _is_number(row[name])}
+    return {**row, **{name: without_nan(value) for name, value in wrong.items()}} if wrong else row
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 2**63)
+
+
 COMPARED = ("loss", "loss_scale", "applied")
 """The outputs that must be equal when a step is repeated."""
 
@@ -138,7 +142,7 @@ def read_log(path: pathlib.Path | None) -> list[dict[str, Any]]:
     """
     if path is None or not path.is_file():
         return []
-    rows = {row["step"]: row for line in _lines(path) if (row := row_of(line))}
+    rows = {row["step"]: _with_numbers(row) for line in _lines(path) if (row := row_of(line))}
     return [rows[step] for step in sorted(rows)]
 
 

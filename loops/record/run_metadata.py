@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from loops.loop.state import folder as checkpoints
 from loops.record.files import CHECKPOINTS, REPLAY, read_summary
 from loops.record.thinned import Counted, lacks_steps
-from loops.support.json_values import read_json
+from loops.support.json_values import read_object
 
 
 class RunMetadata(NamedTuple):
@@ -83,7 +83,7 @@ def replayed_in(folder: pathlib.Path, notes: list[str]) -> tuple[Mapping[str, An
     except (OSError, UnicodeDecodeError):
         return ()
     try:
-        rows = read_json(text)["strategies"]
+        rows = read_object(text)["strategies"]
         if all(isinstance(row["strategy"], str) for row in rows):
             return tuple(rows)
     except (ValueError, KeyError, TypeError):

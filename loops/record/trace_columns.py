@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from loops.record.columns import DECISIONS, NUMBERS
+from loops.record.columns import DECISIONS, NUMBERS, cause_name
 from loops.record.log import Log
 from loops.record.run import Measured
 from loops.record.trace import TraceTables
@@ -23,7 +23,7 @@ def columns_of(steps: Any) -> Log:
         for name in (*NUMBERS, *DECISIONS)
         if name in steps.column_names and steps[name].null_count < len(steps)
     }
-    cause = np.array([one or "" for one in steps["cause"].to_pylist()], np.str_)
+    cause = np.array([cause_name(one) for one in steps["cause"].to_pylist()], np.str_)
     return Log(steps["step"].to_numpy().astype(np.int64), columns, cause, 0)
 
 

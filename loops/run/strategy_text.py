@@ -54,12 +54,16 @@ def parse_strategy(text: str) -> scaler.Strategy:
     Raises:
         scaler.InvalidArgument: For another form, an unknown name, or a value that the strategy refuses.
     """
+    if len(text) > _LONGEST:
+        raise scaler.InvalidArgument(f"strategy {text[:40]!r}...: {len(text)} characters: expected at most {_LONGEST}.")
     try:
         return _scheduled(_SEPARATOR.split(text))
     except scaler.InvalidArgument as error:
         raise scaler.InvalidArgument(f"strategy {text!r}: {error}") from error
 
 
+_LONGEST = 1000
+"""Strategies that lie in each other are made one in the other, and Python's stack is not endless."""
 _SEPARATOR = re.compile(r"\+(?=[A-Za-z_])")
 """A plus before a name; not that of a number, as in 1e+3."""
 
@@ -169,5 +173,5 @@ def _number(value: str) -> Any:
             return parts[0]
         result = math.pow(*map(float, parts))
         return int(result) if all(isinstance(part, int) for part in parts) and result >= 1 else result
-    except (ValueError, SyntaxError, TypeError, OverflowError) as error:
+    except (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError) as error:
         raise scaler.InvalidArgument(f"{value!r} is not a number.") from error

@@ -15,6 +15,7 @@ from loops.study.costs import has_costs
 from loops.study.page import page
 from loops.study.summaries import Steps, split_rows
 from loops.support.drawing import require_matplotlib
+from loops.support.errors import LoopError
 from loops.support.written.place import writing
 
 
@@ -68,10 +69,17 @@ def report_study(folder: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def read_steps(folder: pathlib.Path, summary: Mapping) -> Steps:
-    """The steps of each run, by its `folder`; none for a run that failed before its first step."""
+    """The steps of each run, by its `folder`; none for a run that failed before its first step.
+
+    Raises:
+        FileNotFoundError: If the steps of a run that finished are missing.
+        LoopError: If a run's folder does not lie in that of the study.
+    """
     steps: dict[str, list[dict]] = {}
     for run in summary["runs"]:
         path = folder / run["folder"] / STEPS
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise LoopError(f"{folder / SUMMARY}: its run {run['folder']!r} lies outside of the study's folder.")
         if "error" not in run and not path.exists():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         steps[run["folder"]] = read_log(path)

@@ -6,13 +6,15 @@ among those of its class.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from loops.support.errors import ResumeWarning
+import scaler
+from loops.support.errors import CheckpointError, ResumeWarning
 from loops.support.written.acting import named, place_of
 
 _KEYS = "action_keys"
@@ -55,6 +57,9 @@ class ActionStates:
             path: Of the checkpoint.
             facts: Its facts.
             step: That it was saved at.
+
+        Raises:
+            CheckpointError: If an action cannot take its state.
         """
         saved, keys = facts["actions"], self._keys()
         # A checkpoint without keys was saved by a version that went by the order alone.
@@ -64,7 +69,8 @@ class ActionStates:
         for label, action in self._actions.items():
             with named(action):
                 if label in taken:
-                    action.load_state(saved[taken[label]])
+                    with _its_state(path, label):
+                        action.load_state(saved[taken[label]])
                 elif hasattr(action, "load_no_state"):
                     action.load_no_state(step)
                 elif id(_state_of(action)) not in loaded:
@@ -84,6 +90,19 @@ class ActionStates:
             return [absolute, os.path.relpath(absolute, os.path.abspath(self._folder))]
         name = getattr(action, "name", None)
         return [name] if isinstance(name, str) else []
+
+
+@contextlib.contextmanager
+def _its_state(path: str, label: str) -> Iterator[None]:
+    """Turns what goes wrong with a state of another form into one sentence."""
+    try:
+        yield
+    except scaler.ScalerError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(
+            f"{path}: {_short(label)} cannot take the state that was saved for it ({type(error).__name__}: {error})."
+        ) from error
 
 
 def _matched(here: Mapping[str, list[str]], saved: Mapping[str, list[str]]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import pathlib
 import re
 import shutil
@@ -11,9 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from loops.loop.state import facts
+
 NAME = "ckpt"
 _FACTS = "facts/.ATTRIBUTES/py_state"
-_FORMAT = 1
 
 
 class Damaged(Exception):
@@ -43,15 +44,25 @@ def read_facts(path: str, *, whole: bool = True) -> dict[str, Any]:
     """
     try:
         reader = tf.train.load_checkpoint(path)
+        _check_sizes(path, reader)
         for key, dtype in reader.get_variable_to_dtype_map().items() if whole else ():
             # One at a time to save memory; the reader's own get_tensor refuses the variants of iterators.
             tf.raw_ops.RestoreV2(prefix=path, tensor_names=[key], shape_and_slices=[""], dtypes=[dtype])
-        facts = json.loads(reader.get_tensor(_FACTS))
+        return facts.parse(reader.get_tensor(_FACTS))
     except Exception as error:  # TensorFlow raises RuntimeError, IndexError or OpError, by what is damaged.
         raise Damaged(" ".join(str(error).split())[:200]) from error
-    if facts.get("format") != _FORMAT:
-        raise Damaged(f"its format is {facts.get('format')!r}, and this version reads {_FORMAT}")
-    return facts
+
+
+def _check_sizes(path: str, reader: Any) -> None:
+    """Compares what an index says with the data: TensorFlow allocates what it says before it looks at the data."""
+    place = pathlib.Path(path)
+    there = sum(part.stat().st_size for part in place.parent.glob(f"{place.name}.data-*"))
+    dtypes = reader.get_variable_to_dtype_map()
+    sizes = {tf.string: 1, tf.variant: 0}
+    shapes = reader.get_variable_to_shape_map()
+    said = sum(math.prod(shape) * sizes.get(dtypes[key], dtypes[key].size) for key, shape in shapes.items())
+    if said > there:
+        raise ValueError(f"its index tells of {said} bytes, and its data has {there}")
 
 
 def newest_whole(folder: pathlib.Path, limit: int | None = None) -> tuple[int | None, dict[str, Any], dict[int, str]]:
@@ -121,7 +132,7 @@ def sweep_leftovers(folder: pathlib.Path) -> None:
     present = numbers(folder)
     for path in folder.iterdir():
         if _is_leftover(path.name, present):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def copy(source: pathlib.Path, target: pathlib.Path, number: int) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from loops.loop.counters import CounterVariables
 from loops.loop.state.actions import ActionStates
+from loops.loop.state.facts import FORMAT
 from loops.loop.state.identity import check_layout, warn_of_places
 from loops.loop.state.position import Position
 from loops.loop.state.randomness import generators, set_generators
@@ -20,8 +21,6 @@ from loops.loop.state.resources import StepResources
 from loops.loop.state.trainable import check_trainable
 from loops.loop.state.variables import Groups, layout
 from loops.support.errors import CheckpointError, ResumeWarning
-
-_FORMAT = 1
 
 
 class RunState:
@@ -127,12 +126,18 @@ class RunState:
         if self._position.problem:
             self._position.skip_to(facts["data"]["batches"])
         self._actions.restore(path, facts, facts["counters"]["data"])
-        set_generators(facts["random"])
+        try:
+            set_generators(facts["random"])
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise CheckpointError(
+                f"{path}: the states of random generators in it are not those of a run ({error}). Use a checkpoint "
+                "that Halfstep wrote."
+            ) from error
 
     def _describe(self) -> dict:
         counters = self._counters.read()
         facts: dict[str, Any] = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__},
             "identity": self.identity,
             "settings": self.settings,

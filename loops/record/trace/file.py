@@ -9,7 +9,9 @@ import shutil
 import warnings
 from typing import Any, NamedTuple
 
-from loops.record.trace.messages import arrow, whole_messages
+from loops.record.trace.checked import Batches, schema_in
+from loops.record.trace.messages import whole_messages
+from loops.record.trace.stream import read_tensors
 from loops.support.errors import ResumeWarning
 from loops.support.written.append_file import AppendFile
 
@@ -39,15 +41,21 @@ class Contents(NamedTuple):
 
 def contents(data: bytes) -> Contents:
     """Parses the bytes of a file."""
-    ipc = arrow().ipc
-    schema, batches, starts, end = None, [], [], 0
+    schema, reader, batches, starts, end = None, None, [], [], 0
     for message, after in whole_messages(data):
-        if message.type != ("schema" if schema is None else "record batch"):
+        if message.type != ("schema" if reader is None else "record batch"):
             break
-        if schema is None:
-            schema = ipc.read_schema(message)
+        if reader is None:
+            schema = schema_in(message)
+            if schema is None:
+                break
+            tensors = read_tensors(schema)
+            reader = Batches(schema, None if tensors is None else len(tensors), len(data))
         else:
-            batches.append(ipc.read_record_batch(message, schema))
+            batch = reader.read(message)
+            if batch is None:
+                break
+            batches.append(batch)
             starts.append(end)
         end = after
     return Contents(schema, batches, starts, end, len(data))
@@ -72,8 +80,8 @@ class TraceFile:
         if not self.path.exists():
             self.end = 0
         else:
-            with self.path.open("rb") as file:
-                self.end = contents(file.read(end)).end
+            # `read(end)` would take as much memory as a checkpoint says that the file is long.
+            self.end = contents(self.path.read_bytes()[:end]).end
         if self.end < end:
             self._set_aside(end)
         if self.path.exists():

@@ -9,6 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from loops.support.errors import LoopError
+
+MOST = 2**28
+"""The most bytes of the histograms that a checkpoint holds: a hundred steps of a thousand tensors take a third."""
 AFTER = 4
 """The number of steps after a skip whose histograms are also written."""
 
@@ -75,6 +79,17 @@ def pack(frames: Sequence[Frame]) -> str:
 
 
 def unpack(text: str) -> list[Frame]:
-    """The inverse of `pack`."""
-    table = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8").astype(np.int64).reshape(4, -1)
+    """The inverse of `pack`.
+
+    Raises:
+        LoopError: If the text is none that `pack` made, or is one of more than `MOST` bytes.
+    """
+    try:
+        unpacking = zlib.decompressobj()
+        data = unpacking.decompress(base64.b64decode(text, validate=True), MOST)
+        if not unpacking.eof:
+            raise ValueError("it is cut off, or too large")
+        table = np.frombuffer(data, "<i8").astype(np.int64).reshape(4, -1)
+    except (TypeError, ValueError, zlib.error) as error:
+        raise LoopError(f"the histograms that a checkpoint holds for a trace cannot be read: {error}.") from error
     return [Frame(int(step), *table[1:, table[0] == step]) for step in np.unique(table[0])]

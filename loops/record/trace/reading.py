@@ -12,7 +12,7 @@ import numpy as np
 from loops.record.columns import DECISIONS, NUMBERS
 from loops.record.trace.file import Contents, contents
 from loops.record.trace.messages import arrow
-from loops.record.trace.stream import HISTOGRAMS, STEP, read_lacks, read_tensors
+from loops.record.trace.stream import HISTOGRAMS, STEP, VERSION, read_lacks, read_tensors
 from loops.record.trace.tensors import Tensor
 from loops.support.errors import LoopError, TraceWarning
 from loops.support.written.place import as_path
@@ -80,8 +80,10 @@ def _why(found: Contents, data: bytes) -> str:
         return "it is empty, as before the first visit of a run."
     if found.schema is None:
         return "it does not begin with a complete Arrow schema and its checksum."
-    version = (found.schema.metadata or {}).get(b"halfstep.trace", b"none").decode()
-    return f"its format is {version}."
+    version = (found.schema.metadata or {}).get(b"halfstep.trace", b"none").decode(errors="replace")
+    if version == VERSION:
+        return "its columns, or the list of its tensors, are not those of a trace."
+    return f"its format is {version[:40]}."
 
 
 def _tables(found: Contents, tensors: list[Tensor]) -> TraceTables:

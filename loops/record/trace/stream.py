@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from loops.record.columns import DECISIONS, NUMBERS
+from loops.record.trace.checked import has_columns
 from loops.record.trace.frames import Frame
 from loops.record.trace.messages import BLANK, KEY, arrow, sealed
 from loops.record.trace.tensors import Tensor
+from loops.support.json_values import read_json
 
 VERSION = "1"
 """The version of the format. A reader refuses any other."""
@@ -57,14 +59,27 @@ def read_tensors(schema: Any) -> list[Tensor] | None:
         schema: A `pyarrow.Schema`.
     """
     metadata = schema.metadata or {}
-    if metadata.get(b"halfstep.trace") != VERSION.encode():
+    if metadata.get(b"halfstep.trace") != VERSION.encode() or not has_columns(schema):
         return None
-    return [Tensor(**fields) for fields in json.loads(metadata[b"tensors"])]
+    try:
+        tensors = [Tensor(**fields) for fields in read_json(metadata[b"tensors"])]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return tensors if all(map(_is_tensor, tensors)) else None
+
+
+def _is_tensor(tensor: Tensor) -> bool:
+    texts, flags = (tensor.name, tensor.format), (tensor.carries_scale, tensor.certain)
+    return all(isinstance(text, str) for text in texts) and all(isinstance(flag, bool) for flag in flags)
 
 
 def read_lacks(schema: Any) -> tuple[str, ...]:
     """The argument `lacks` of `schema_of`."""
-    return tuple(json.loads((schema.metadata or {}).get(b"lacks", b"[]")))
+    try:
+        lacks = read_json((schema.metadata or {}).get(b"lacks", b"[]"))
+    except ValueError:
+        return ()
+    return tuple(one for one in lacks if isinstance(one, str)) if isinstance(lacks, list) else ()
 
 
 def opening(schema: Any) -> bytes:

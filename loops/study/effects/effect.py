@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -136,6 +137,9 @@ def from_values(values: Mapping[str, Any]) -> Effect:
         scaler.InvalidArgument: For values in another form.
     """
     try:
+        if not re.fullmatch(r"[\w-]+", values["name"]):
+            # The page and the figure are files of that name.
+            raise TypeError(f"name {values['name'][:40]!r}")
         panels = tuple(
             Panel(**{**panel, **_tuples(panel, "reference", "ticks"), "lines": tuple(map(_line, panel["lines"]))})
             for panel in values["panels"]

@@ -85,7 +85,7 @@ def scale_chart(run: Recorded, columns: int) -> Figure | None:
     x, fits = steps_axis(int(run.step[0]), int(run.step[-1])), run.critical
     # In float32 the critical scale may lie 100 octaves above the loss scale, which sets the axis.
     usual = scale[np.isfinite(scale) & (scale > 0)]
-    near = fits[fits < 2.0**12 * usual.max(initial=1.0)]
+    near = fits[fits < 2.0**12 * float(usual.max(initial=1.0))]
     y = octave_axis(np.concatenate([usual, near]))
     lines = [Curve("loss scale", _at(x, run), y.of(scale), "blue", stairs=True)]
     if len(near):

@@ -8,6 +8,7 @@ from typing import Any
 
 from loops.record.run import Recorded
 from loops.record.summary import Digest, number
+from loops.support.json_values import as_float
 from loops.support.pages import Table
 from loops.support.text import share
 from loops.views.report.tables import NONE, cell
@@ -57,8 +58,7 @@ def replayed_table(run: Recorded) -> Table | None:
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:
-    value = row.get(name)
-    return float(value) if isinstance(value, (int, float)) else math.nan
+    return as_float(row.get(name))
 
 
 def _share(value: float) -> str:

@@ -352,9 +352,17 @@ def test_a_checkpoint_that_is_not_ours_is_named(tmp_path):
 
 
 def test_a_checkpoint_of_a_later_format_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("loops.loop.state.state._FORMAT", 2)
+    monkeypatch.setattr("loops.loop.state.state.FORMAT", 2)
     Counting(tmp_path).go(2)
     with pytest.raises(loops.CheckpointError, match="its format is 2, and this version reads 1"):
+        Counting(tmp_path, resume=True).go(4)
+
+
+@pytest.mark.parametrize("states", [{}, {"tf_generator": None, "keras_generator": None, "op_seeds": None, "python": 7}])
+def test_states_of_generators_that_are_none_are_one_sentence(tmp_path, monkeypatch, states):
+    monkeypatch.setattr("loops.loop.state.state.generators", lambda: states)
+    Counting(tmp_path).go(2)
+    with pytest.raises(loops.CheckpointError, match="the states of random generators in it are not those of a run"):
         Counting(tmp_path, resume=True).go(4)
 
 

@@ -219,3 +219,33 @@ def test_a_metric_that_an_evaluation_no_longer_has_is_not_shown(tmp_path):
     assert other.results == {"f": 9.0}
     best.look()
     assert best.value is None
+
+
+@pytest.mark.parametrize(
+    ("made", "state"),
+    [
+        (loops.JsonLines, []),
+        (loops.JsonLines, {"step": "x", "line": None}),
+        (loops.Trace, {"end": 2**62, "last_skip": 0, "held": 7}),
+        (loops.Trace, {"end": 0}),
+        (loops.Trace, None),
+    ],
+)
+def test_a_state_of_another_form_is_one_sentence(tmp_path, made, state):
+    action = made(tmp_path / "file", every=1)
+    (tmp_path / "file").write_text('{"step": 1}\n')
+    facts = ActionStates([action], tmp_path / "ckpt").save()
+    facts["actions"] = dict.fromkeys(facts["actions"], state)
+    with pytest.raises(loops.LoopError) as caught:
+        ActionStates([action], tmp_path / "ckpt").restore("ckpt-3", facts, 3)
+    assert "\n" not in str(caught.value)
+    del facts["actions"]["JsonLines" if made is loops.JsonLines else "Trace"]
+    with pytest.raises(loops.CheckpointError, match="cannot take the state that was saved for it"):
+        ActionStates([action], tmp_path / "ckpt").restore("ckpt-3", facts, 3)
+
+
+def test_a_trace_that_is_said_to_be_huge_takes_no_memory(tmp_path):
+    trace = loops.Trace(tmp_path / "trace.arrow")
+    (tmp_path / "trace.arrow").write_bytes(b"no trace")
+    with pytest.warns(loops.ResumeWarning, match="is damaged"):
+        trace.load_state({**trace.save_state(), "end": 2**62})

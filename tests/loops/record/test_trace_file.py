@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pyarrow
 import pyarrow.ipc as pa
 import pytest
 
@@ -170,3 +171,23 @@ def test_what_a_checkpoint_does_not_know_is_cut_off(path, parts):
     file = TraceFile(path)
     file.keep(len(parts[0] + parts[1]))
     assert path.read_bytes() == parts[0] + parts[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda schema: schema.remove(schema.get_field_index("loss")),
+        lambda schema: schema.set(0, schema.field(0).with_name("sort")),
+        lambda schema: schema.set(1, schema.field(1).with_type(pyarrow.int8())),
+        lambda schema: schema.with_metadata({**schema.metadata, b"tensors": b"[" * 10**5}),
+        lambda schema: schema.with_metadata(
+            {**schema.metadata, b"tensors": b'[{"name": 7, "format": [], "carries_scale": 1}]'}
+        ),
+        lambda schema: schema.with_metadata({k: v for k, v in schema.metadata.items() if k != b"tensors"}),
+    ],
+    ids=["a column less", "another name", "another type", "too deep", "no texts", "no tensors"],
+)
+def test_a_schema_of_other_columns_or_tensors_is_one_sentence(tmp_path, change):
+    (tmp_path / "trace.arrow").write_bytes(opening(change(schema_of(TENSORS))))
+    with pytest.raises(loops.LoopError, match="its columns, or the list of its tensors, are not those of a trace"):
+        loops.observe.read(tmp_path / "trace.arrow")

@@ -106,6 +106,11 @@ def test_a_file_that_holds_no_effect_is_refused(tmp_path, text):
         pages.read(tmp_path / "a.json")
 
 
+def test_an_effect_named_like_a_path_is_refused():
+    with pytest.raises(pages.scaler.InvalidArgument, match="effect"):
+        pages.from_values({**pages.to_values(SMALL), "name": "../small"})
+
+
 def test_the_command_writes_a_page(capsys, tmp_path, stub):
     status, printed, _ = run(capsys, "small", "--out", tmp_path / "new")
     assert status == 0

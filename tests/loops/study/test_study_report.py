@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+import loops
 from loops.study import report, sentences, summaries
 from loops.study.compare import summarise
 from loops.study.setups import SETUPS, SMALL, Setup
@@ -236,7 +237,7 @@ def test_command_of_a_whole_study_names_no_setup():
 
 def figures_of(folder):
     summary = json.loads((folder / "summary.json").read_text())
-    return summary, report.read_steps(folder, summary)
+    return summary, report.report.read_steps(folder, summary)
 
 
 @pytest.mark.slow
@@ -287,3 +288,12 @@ def test_every_number_of_the_table_has_its_heading_for_a_narrow_page(study):
     assert re.findall(r'<th scope="col">([^<]*)</th>', source) == ["Set-up", *heads]
     assert "content: attr(data-head)" in source
     assert source.count('<svg class="mark"') == 3
+
+
+def test_a_run_outside_of_the_study_is_not_read(tmp_path):
+    write_study(tmp_path / "other", [FLOAT32], seeds=1, steps=1)
+    folder = write_study(tmp_path / "study", [FLOAT32], seeds=1, steps=1)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["runs"][0]["folder"] = "../other/runs/float32-seed0"
+    with pytest.raises(loops.LoopError, match="lies outside of the study's folder"):
+        report.read_steps(folder, summary)

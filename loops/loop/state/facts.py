@@ -1,0 +1,66 @@
+"""The facts of a checkpoint: JSON that says what run it is of. A file can hold anything, so their form is checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loops.support.json_values import read_object
+
+FORMAT = 1
+"""The version of the facts. A reader refuses any other."""
+_PARTS = {
+    "identity": dict,
+    "versions": dict,
+    "counters": dict,
+    "data": dict,
+    "variables": dict,
+    "actions": dict,
+    "random": dict,
+}
+_OPTIONAL = {"settings": dict, "trainable": dict, "held": list, "action_keys": dict, "loss_scaler": dict}
+"""Parts that older checkpoints lack."""
+_COUNTERS = ("data", "attempted", "applied", "skipped")
+
+
+def parse(text: str | bytes) -> dict[str, Any]:
+    """The facts in a text.
+
+    Raises:
+        ValueError: If it has another form, or is of another version.
+    """
+    facts = read_object(text)
+    if facts.get("format") != FORMAT:
+        raise ValueError(f"its format is {repr(facts.get('format'))[:40]}, and this version reads {FORMAT}")
+    for name, kind in {**_PARTS, **_OPTIONAL}.items():
+        if not isinstance(facts.get(name, None if name in _PARTS else kind()), kind):
+            raise ValueError(f"its {name} are not those of a run")
+    counters, data = facts["counters"], facts["data"]
+    if not all(_is_count(counters.get(name)) for name in _COUNTERS):
+        raise ValueError("its counters are not those of a run")
+    if not (_is_count(data.get("batches")) and isinstance(data.get("problem", 0), (str, type(None)))):
+        raise ValueError("its data is not that of a run")
+    if not (isinstance(data.get("caveats"), list) and all(isinstance(one, str) for one in data["caveats"])):
+        raise ValueError("its data is not that of a run")
+    if not all(isinstance(group, list) and all(map(_is_variable, group)) for group in facts["variables"].values()):
+        raise ValueError("its variables are not those of a run")
+    if not all(isinstance(flags, str) for flags in facts.get("trainable", {}).values()):
+        raise ValueError("its trainable are not those of a run")
+    keys = facts.get("action_keys", {}).values()
+    if not all(isinstance(one, list) and all(isinstance(key, str) for key in one) for one in keys):
+        raise ValueError("its action_keys are not those of a run")
+    return facts
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_variable(entry: Any) -> bool:
+    """Whether it is a name, a dtype and a shape."""
+    return (
+        isinstance(entry, list)
+        and len(entry) == 3
+        and isinstance(entry[0], str)
+        and isinstance(entry[1], str)
+        and isinstance(entry[2], list)
+    )

@@ -1,0 +1,80 @@
+"""Guards what SECURITY.md says: no pickle, nothing evaluated, and nothing imported by a name from a file."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+SOURCES = [path for room in ("scaler", "loops", "halfstep") for path in sorted((ROOT / room).rglob("*.py"))]
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "torch"}
+UNSAFE_NAMES = {"eval", "exec", "compile", "__import__"}
+UNSAFE_ATTRIBUTES = {"np.load", "numpy.load", "np.fromregex", "os.system", "os.popen", "keras.models.load_model"}
+UNSAFE_ATTRIBUTES |= {"keras.saving.load_model", "tf.saved_model.load", "tf.keras.models.load_model", "runpy.run_path"}
+IMPORTING = {
+    "scaler/__init__.py": "names of its own rooms",
+    "scaler/backend/old_paths.py": "a fixed table of old names",
+    "loops/__init__.py": "names of its own rooms",
+    "loops/actions/__init__.py": "a fixed table of names that moved",
+    "loops/views/__init__.py": "one name",
+    "loops/backend/generators.py": "names that stand in it",
+    "loops/support/user_function.py": "--build and --model",
+    "halfstep/__init__.py": "its own commands",
+}
+"""The files that import by a name, and where the name comes from: never a file of a run."""
+STARTING = {"halfstep/launch.py": "workers", "loops/study/energy/gpus.py": "nvidia-smi"}
+"""The files that start a process."""
+
+
+def spelled(node):
+    return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
+
+
+def found_in(path):
+    """What a file does that a reader of files must not do."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names if alias.name.split(".")[0] in UNSAFE_MODULES)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            if (node.module or "").split(".")[0] in UNSAFE_MODULES:
+                yield node.module, node.lineno
+        elif isinstance(node, ast.Call):
+            name = spelled(node.func)
+            if name in UNSAFE_NAMES | UNSAFE_ATTRIBUTES:
+                yield name, node.lineno
+            for keyword in node.keywords:
+                off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
+                if keyword.arg in ("allow_pickle", "shell") and not off:
+                    yield keyword.arg, node.lineno
+
+
+def calling(*names):
+    """The files that call one of these."""
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and spelled(node.func) in names
+    }
+
+
+@pytest.mark.parametrize("room", ["scaler", "loops", "halfstep"])
+def test_no_pickle_and_nothing_evaluated(room):
+    for path in SOURCES:
+        if path.relative_to(ROOT).parts[0] == room:
+            assert list(found_in(path)) == [], path
+
+
+def test_the_search_finds_them(tmp_path):
+    path = tmp_path / "bad.py"
+    path.write_text("import pickle\nfrom dill import x\neval(x)\nnp.load(x, allow_pickle=True)\nrun(x, shell=True)\n")
+    assert sorted(name for name, _ in found_in(path)) == ["allow_pickle", "dill", "eval", "np.load", "pickle", "shell"]
+
+
+def test_only_these_files_import_by_a_name():
+    assert calling("importlib.import_module", "import_module") <= set(IMPORTING)
+
+
+def test_only_these_files_start_a_process():
+    assert calling("subprocess.Popen", "subprocess.run", "subprocess.check_output", "os.execv") == set(STARTING)
