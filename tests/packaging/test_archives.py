@@ -81,10 +81,10 @@ def test_the_wheel_holds_both_packages_and_nothing_else(archives):
         metadata = {name.partition(".dist-info/")[2] for name in wheel.namelist()} - {""}
         points = wheel.read(next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))).decode()
     assert names == {name for name in tracked() if name.startswith(("scaler/", "loops/", "halfstep/"))}
-    assert {"scaler/py.typed", "loops/py.typed"} <= names
+    assert {"scaler/py.typed", "loops/py.typed", "halfstep/py.typed"} <= names
     assert {"loops/support/pages/style.css", "loops/views/report/page.html"} <= names
     assert metadata == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
-    assert "halfstep = halfstep:main" in points
+    assert "halfstep = halfstep.command:main" in points
 
 
 def test_the_sdist_holds_what_the_tests_need(archives):
