@@ -33,6 +33,7 @@ WATCHES = {
     "histograms of weight gradients, every 10th step": (1.02, {"kinds": ["weight_gradients"], "every": STEPS}),
     "amax of all activations and gradients": (1.03, {"every": 2**30}),
     "histograms of all activations and gradients": (None, {}),
+    "histograms of all activations and gradients, every 10th step": (1.03, {"every": STEPS}),
 }
 """Targets, and what is watched."""
 PLAIN, OFF = "no probes", "probes turned off"

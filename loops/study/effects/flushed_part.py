@@ -49,7 +49,10 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
         title="How much of what float16 flushes matters",
         question="Papers count how many gradients float16 makes zero. How many of them can go before it matters, and "
         "is it their loss that matters, or the rounding of the rest?",
-        published="Nobody has measured it, as far as we know. Nearest: in SSD, [Micikevicius et al. "
+        published="[Chmiel et al. 2021](https://arxiv.org/abs/2006.08173) set up to 85 % of the gradients of "
+        "activations to zero in networks for ImageNet, small ones at random so that the mean is kept, without a loss "
+        "of accuracy. [Chmiel et al. 2021](https://arxiv.org/abs/2112.10769) round what their 4-bit format would flush "
+        "at random to zero or its smallest number: the last of the four ways here. In SSD, [Micikevicius et al. "
         "2018](https://arxiv.org/abs/1710.03740), 67 % of the gradients of activations are zero, and those in "
         "[2^-27, 2^-24) mattered.",
         design="A network (64-64-32-10, ReLU, SGD with momentum, batches of 64 digits) whose loss is multiplied by "
@@ -60,7 +63,9 @@ def run(seeds: int = 3, steps: int = 400) -> Effect:
         f"gradients reach {percent(exact.accuracy)}. Flushed: of the non-zero gradients of activations.",
         seeds=seeds,
         steps=steps,
-        beside=(("gradients that may be flushed within a point of accuracy", "none", f"up to {100 * survives:.0f} %"),),
+        beside=(
+            ("gradients that may be flushed within a point of accuracy", "up to 85 %", f"up to {100 * survives:.0f} %"),
+        ),
         columns=("loss times", "flushed in float16", *(f"accuracy, {mode}" for mode in _MODES)),
         rows=tuple(
             (f"2^{factor}", percent(flushed[plain, at]), *(percent(accuracy[mode, at]) for mode in range(len(_MODES))))
