@@ -13,7 +13,10 @@ import tensorflow as tf
 
 NAME = "ckpt"
 _FACTS = "facts/.ATTRIBUTES/py_state"
-_FORMAT = 1
+FORMAT = 1
+"""The format of a checkpoint that is saved."""
+READ = (1,)
+"""The formats that are read: those of every release."""
 
 
 class Damaged(Exception):
@@ -49,8 +52,8 @@ def read_facts(path: str, *, whole: bool = True) -> dict[str, Any]:
         facts = json.loads(reader.get_tensor(_FACTS))
     except Exception as error:  # TensorFlow raises RuntimeError, IndexError or OpError, by what is damaged.
         raise Damaged(" ".join(str(error).split())[:200]) from error
-    if facts.get("format") != _FORMAT:
-        raise Damaged(f"its format is {facts.get('format')!r}, and this version reads {_FORMAT}")
+    if facts.get("format") not in READ:
+        raise Damaged(f"its format is {facts.get('format')!r}, and this version reads {', '.join(map(str, READ))}")
     return facts
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from loops.loop.counters import CounterVariables
 from loops.loop.state.actions import ActionStates
+from loops.loop.state.folder import FORMAT
 from loops.loop.state.identity import check_layout, warn_of_places
 from loops.loop.state.position import Position
 from loops.loop.state.randomness import generators, set_generators
@@ -20,8 +21,6 @@ from loops.loop.state.resources import StepResources
 from loops.loop.state.trainable import check_trainable
 from loops.loop.state.variables import Groups, layout
 from loops.support.errors import CheckpointError, ResumeWarning
-
-_FORMAT = 1
 
 
 class RunState:
@@ -132,7 +131,7 @@ class RunState:
     def _describe(self) -> dict:
         counters = self._counters.read()
         facts: dict[str, Any] = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__},
             "identity": self.identity,
             "settings": self.settings,
