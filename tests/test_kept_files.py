@@ -48,6 +48,7 @@ def test_a_kept_checkpoint_says_what_it_holds(kept):
     assert main(["inspect", "checkpoints"]) == 0
 
 
+@pytest.mark.slow
 def test_a_kept_checkpoint_resumes(kept, tmp_path, monkeypatch):
     before = logged(kept)
     loop = keep.make_loop()
