@@ -39,6 +39,9 @@ def logged(place):
 def test_the_first_release_is_there():
     assert "0.2.0" in RELEASES
     assert folder.FORMAT in folder.READ
+    page = (DATA.parents[1] / "docs" / "stability.md").read_text(encoding="utf-8")
+    assert f"Both are {folder.FORMAT}." in page
+    assert str(folder.FORMAT) == stream.VERSION
 
 
 def test_a_kept_checkpoint_says_what_it_holds(kept):
