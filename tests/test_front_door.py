@@ -1,7 +1,9 @@
 """Guards `import halfstep as hs`: few names, the packages' own objects, imported when they are used."""
 
 import json
+import pathlib
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -46,6 +48,12 @@ def test_nothing_is_imported_before_a_name_is_used():
     assert {"scaler", "loops", "tensorflow", "keras", "numpy", "argparse"}.isdisjoint(before)
     assert set(hs.__all__) <= set(shown)
     assert (scaler_after, loops_after) == (True, False)
+
+
+def test_the_first_page_names_them():
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "getting_started.md").read_text(encoding="utf-8")
+    section = page.split("## One import\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"`hs\.(\w+)`", section)) == set(hs.__all__)
 
 
 def test_star_gives_all_names():
