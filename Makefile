@@ -6,7 +6,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Without compiled files every process of pytest rewrites the assertions of all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dist wheel-test study test test-select test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench gpu effects mutants mutants-by-hand
+.PHONY: dist dist-check wheel-test release study test test-select test-slow test-all lint clean matrix oldest promise crash conformance keras-tests bench gpu effects mutants mutants-by-hand
 
 study: .venv/ready
 	$(BIN)/halfstep study --out study
@@ -93,10 +93,19 @@ dist: .venv/ready
 	rm -rf dist
 	$(BIN)/hatchling build -d dist -t sdist -t wheel
 
+# What an index refuses, or shows wrongly.
+dist-check: dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
 # The wheel in new environments outside of the checkout, on the oldest and the newest Python: ten minutes, most to install.
 wheel-test: dist
 	tests/packaging/outside.sh $$(tests/matrix/python.sh 3.10 3.11 3.12) constraints-oldest.txt
 	tests/packaging/outside.sh $$(tests/matrix/python.sh 3.13) constraints.txt
+
+# All that a release needs, and what a person then has to push: this pushes nothing.
+release: dist-check wheel-test
+	@$(BIN)/python tests/packaging/what_to_push.py dist
 
 # The promise, driven through a hundred thousand random rules.
 promise: .venv/ready
@@ -152,7 +161,7 @@ gpu: .venv/ready $(if $(wildcard /dev/nvidia0),.venv/cuda-ready)
 	$(BIN)/python benchmarks/gpu_page.py
 
 .venv/cuda-ready: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt "tensorflow[and-cuda]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gpu]"
 	touch .venv/cuda-ready
 
 # The pages in docs/effects, all of them anew: two minutes.

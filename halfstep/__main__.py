@@ -2,6 +2,6 @@
 
 import sys
 
-from halfstep import main
+from halfstep.command import main
 
 sys.exit(main())

@@ -9,6 +9,7 @@ The inner loop takes steps on the device; the outer loop visits the host and cal
 import importlib
 import importlib.util
 import types
+import typing
 
 from loops import observe as observe
 from loops.actions import Best as Best
@@ -112,9 +113,10 @@ _MOVED = {
 }
 """Old paths of modules with public names. `scaler` resolves them for both packages, with a warning."""
 
+if not typing.TYPE_CHECKING:  # A type checker would believe any name.
 
-def __getattr__(name: str) -> types.ModuleType:
-    """Imports a subpackage that is not yet imported, such as `loops.study`."""
-    if name.isidentifier() and name[0] != "_" and importlib.util.find_spec(f"loops.{name}"):
-        return importlib.import_module(f"loops.{name}")
-    raise AttributeError(f"module 'loops' has no attribute {name!r}")
+    def __getattr__(name: str) -> types.ModuleType:
+        """Imports a subpackage that is not yet imported, such as `loops.study`."""
+        if name.isidentifier() and name[0] != "_" and importlib.util.find_spec(f"loops.{name}"):
+            return importlib.import_module(f"loops.{name}")
+        raise AttributeError(f"module 'loops' has no attribute {name!r}")

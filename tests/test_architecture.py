@@ -37,6 +37,14 @@ def imported(path, package):
             yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith(f"{package}."))
 
 
+def packages(path):
+    """The packages that a file imports from, wherever in it."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
 @functools.cache
 def arrows(package):
     return {(room, other) for room, path in files(package) for other in imported(path, package) if other != room}
@@ -63,7 +71,21 @@ def test_a_house_stays_small(package, entries, floors):
 
 @pytest.mark.parametrize(("package", "others"), [("scaler", ["loops", "halfstep"]), ("loops", ["halfstep"])])
 def test_a_package_knows_nothing_of_those_above_it(package, others):
-    assert [path for _, path in files(package) for other in others if any(imported(path, other))] == []
+    assert [path for _, path in files(package) for other in others if other in packages(path)] == []
+
+
+def test_the_front_door_holds_names_and_nothing_else():
+    tree = ast.parse((ROOT / "halfstep" / "__init__.py").read_text(encoding="utf-8"))
+    functions = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    assert sorted(functions) == ["__dir__", "__getattr__"]
+    assert packages(ROOT / "halfstep" / "__init__.py") == {
+        "__future__",
+        "importlib",
+        "typing",
+        "loops",
+        "scaler",
+        "halfstep",
+    }
 
 
 def test_files_that_are_named_are_there():

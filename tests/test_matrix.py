@@ -6,6 +6,7 @@ import runpy
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -47,6 +48,18 @@ def test_the_newest_version_claimed_is_one_that_is_tested(package):
     (limit,) = [Version(each.version) for each in claimed()[package] if each.operator == "<"]
     newest = max(pinned("constraints.txt")[package])
     assert (limit.major, limit.minor) == (newest.major, newest.minor + 1)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/stability.md"])
+def test_pages_name_the_versions_claimed(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (pythons,) = re.findall(r'^requires-python = "(.*)"$', PROJECT, flags=re.MULTILINE)
+    for name, specifiers in {**claimed(), "Python": SpecifierSet(pythons)}.items():
+        if name in ("tensorflow", "keras", "Python"):
+            bounds = {each.operator: Version(each.version) for each in specifiers}
+            low, high = bounds[">="], bounds["<"]
+            span = f"{low.major}.{low.minor} to {high.major}.{high.minor - 1}"
+            assert re.search(rf"{name}\W+{re.escape(span)}\b", text, re.IGNORECASE), span
 
 
 def test_the_core_names_tests_that_exist():

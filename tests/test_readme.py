@@ -1,10 +1,14 @@
-"""The README's step is that of `docs/getting_started.md`, which runs, and differs from a float32 step by five lines."""
+"""The README's step is that of `docs/getting_started.md`, by its names in `halfstep`: float32 and five lines."""
 
 import pathlib
 import re
 
 import pytest
+import tensorflow as tf
 from markdown_blocks import python_blocks, run_blocks
+
+import halfstep
+import scaler
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,15 +26,34 @@ def test_the_first_page_runs_in_order(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "".join(shown)
 
 
+def long(text):
+    """The text with the names as `scaler` has them."""
+    names = "|".join(name for name in halfstep.__all__ if name in scaler.__all__)
+    text = re.sub(rf"\bhs\.({names})\b", r"scaler.\1", text)
+    return text.replace("import halfstep as hs, keras, tensorflow", "import keras, scaler, tensorflow")
+
+
 def test_the_readme_shows_that_step_and_the_lines_for_keras():
     step, keras_lines = python_blocks(README)
-    assert step == SCALED
+    assert "scaler." not in step.replace("loss_scaler.", "")
+    assert long(step) == SCALED
     assert [line for line in keras_lines.splitlines() if "model.compile(" not in line] == [
-        "scaler.protect(model)  # a skipped step also rolls back BatchNorm, seed generators and metrics"
+        "hs.protect(model)  # a skipped step also rolls back BatchNorm, seed generators and metrics"
     ]
     page = (ROOT / "docs" / "keras.md").read_text(encoding="utf-8")
+    assert "scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), scaler.Dynamic())" in long(keras_lines)
     assert "scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), scaler.Dynamic())" in page
     assert len(README.splitlines()) < 120
+
+
+@pytest.mark.slow
+def test_the_readme_trains_as_it_stands(tmp_path):
+    names = run_blocks(README, tmp_path)
+    x, y = tf.random.stateless_normal((8, 64), (1, 2)), tf.range(8)
+    assert names["train_step"](x, y)["applied"]
+    assert names["loss_scaler"].counters.applied == 1
+    names["model"].fit(x, y, verbose=0)
+    assert names["model"].optimizer.loss_scaler.counters.applied == 1
 
 
 def test_the_start_page_shows_the_lines_of_that_step():

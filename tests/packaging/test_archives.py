@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import tarfile
 import zipfile
 
 import pytest
+from markdown_it import MarkdownIt
+from what_to_push import lacking, metadata
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("hatchling"), reason="hatchling is not installed"),
@@ -20,6 +23,7 @@ pytestmark = [
 ROOT = pathlib.Path(__file__).parents[2]
 LEFT_OUT = {".ci/run", ".pre-commit-config.yaml"}
 """What only the repository needs."""
+EXTRAS = ("gpu", "study", "trace", "tensorboard", "all")
 
 
 def tracked():
@@ -81,13 +85,90 @@ def test_the_wheel_holds_both_packages_and_nothing_else(archives):
         metadata = {name.partition(".dist-info/")[2] for name in wheel.namelist()} - {""}
         points = wheel.read(next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))).decode()
     assert names == {name for name in tracked() if name.startswith(("scaler/", "loops/", "halfstep/"))}
-    assert {"scaler/py.typed", "loops/py.typed"} <= names
+    assert {"scaler/py.typed", "loops/py.typed", "halfstep/py.typed"} <= names
     assert {"loops/support/pages/style.css", "loops/views/report/page.html"} <= names
     assert metadata == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
-    assert "halfstep = halfstep:main" in points
+    assert "halfstep = halfstep.command:main" in points
 
 
 def test_the_sdist_holds_what_the_tests_need(archives):
     with tarfile.open(archives[0]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert names == tracked() - LEFT_OUT | {"PKG-INFO"}
+
+
+def addresses(markdown):
+    """Where links and images lead, as a renderer sees them."""
+    page = MarkdownIt("commonmark").enable("table").render(markdown)
+    return re.findall(r'(?:href|src)="([^"]*)"', page)
+
+
+def test_no_link_of_the_page_on_the_index_leads_into_a_repository(archives):
+    found = metadata(archives[1])
+    text = found.get_payload(decode=True).decode()
+    assert found["Description-Content-Type"] == "text/markdown"
+    assert [place for place in addresses(text) if not place.startswith("https://")] == []
+    assert "](" not in text or addresses(text)
+    assert "Your own loop in five minutes" in text
+    assert len(text.splitlines()) > 80
+
+
+def test_with_a_repository_the_links_lead_to_the_tag(tmp_path):
+    source = copied(tmp_path / "source", 1_500_000_000)
+    project = source / "pyproject.toml"
+    urls = '[project.urls]\nRepository = "https://example.org/halfstep/"\n\n[project.scripts]'
+    project.write_text(project.read_text().replace("[project.scripts]", urls))
+    found = metadata(built(source, tmp_path / "built")[1])
+    places = addresses(found.get_payload(decode=True).decode())
+    start = f"https://example.org/halfstep/{{}}/v{found['Version']}/"
+    assert f"{start.format('blob')}docs/getting_started.md" in places
+    assert f"{start.format('raw')}docs/small_loss.png" in places
+    assert len(places) == len(addresses((ROOT / "README.md").read_text(encoding="utf-8"))) > 25
+    assert all(place.startswith((start.format("blob"), start.format("raw"))) for place in places)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("twine"), reason="twine is not installed")
+def test_an_index_takes_the_archives(archives):
+    command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, archives)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.count("PASSED") == 2
+
+
+@pytest.mark.skipif(
+    not importlib.util.find_spec("check_wheel_contents"), reason="check-wheel-contents is not installed"
+)
+def test_the_wheel_holds_no_mistake_that_is_known(archives):
+    command = [sys.executable, "-m", "check_wheel_contents", str(archives[1])]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+def test_what_a_release_lacks_is_said(archives):
+    found = metadata(archives[1])
+    version = found["Version"]
+    right = f"# Changelog\n\n## Unreleased\n\n## {version} - 2026-11-25\n\n- A line.\n\n## 0.0.1 - 2026-01-01\n"
+    found["Project-URL"] = "Repository, https://example.org/halfstep"
+    assert lacking(found, right, "") == []
+    assert "heading" in lacking(found, right.replace(version, "9.9.9"), "")[0]
+    assert "Unreleased" in lacking(found, right.replace("Unreleased\n", "Unreleased\n\n- A line.\n"), "")[0]
+    assert "committed" in lacking(found, right, " M README.md\n")[0]
+    del found["Project-URL"]
+    assert "urls" in lacking(found, right, "")[0]
+
+
+def test_this_version_is_the_newest_in_the_changelog_and_the_supported_pythons_are_classifiers(archives):
+    found = metadata(archives[1])
+    assert "heading" not in " ".join(lacking(found, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), ""))
+    minors = [int(one.rpartition(".")[2]) for one in found.get_all("Classifier") if ":: 3." in one]
+    assert found["Requires-Python"] == f"<3.{max(minors) + 1},>=3.{min(minors)}"
+    assert minors == list(range(min(minors), max(minors) + 1))
+
+
+def test_the_extra_of_all_holds_every_one_but_the_libraries_of_cuda(archives):
+    wanted = metadata(archives[1]).get_all("Requires-Dist")
+    held = {name: {one.partition(";")[0] for one in wanted if f"extra == '{name}'" in one} for name in EXTRAS}
+    assert held["all"] == held["study"] | held["trace"] | held["tensorboard"]
+    assert held["gpu"] == {"tensorflow[and-cuda]"}
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == list(EXTRAS)

@@ -1,6 +1,8 @@
-"""A program of three lines in which a type checker finds nothing."""
+"""A program of a few lines in which a type checker finds nothing."""
 
+import halfstep as hs
 import loops
 import scaler
 
 print(scaler.LossScaler(scaler.Dynamic(initial_scale=2.0**10)), loops.Seconds(10.0))
+print(hs.LossScaler(hs.Static(2.0**10)), hs.loops.Seconds(10.0))

@@ -7,7 +7,9 @@ from typing import Any
 from loops.support.json_values import read_object
 
 FORMAT = 1
-"""The version of the facts. A reader refuses any other."""
+"""The format of a checkpoint that is saved."""
+READ = (1,)
+"""The formats that are read: those of every release."""
 _PARTS = {
     "identity": dict,
     "versions": dict,
@@ -29,8 +31,9 @@ def parse(text: str | bytes) -> dict[str, Any]:
         ValueError: If it has another form, or is of another version.
     """
     facts = read_object(text)
-    if facts.get("format") != FORMAT:
-        raise ValueError(f"its format is {repr(facts.get('format'))[:40]}, and this version reads {FORMAT}")
+    if facts.get("format") not in READ:
+        said = ", ".join(map(str, READ))
+        raise ValueError(f"its format is {repr(facts.get('format'))[:40]}, and this version reads {said}")
     for name, kind in {**_PARTS, **_OPTIONAL}.items():
         if not isinstance(facts.get(name, None if name in _PARTS else kind()), kind):
             raise ValueError(f"its {name} are not those of a run")

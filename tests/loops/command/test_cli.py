@@ -104,20 +104,26 @@ def test_doctor_measures_and_has_a_verdict(capsys, monkeypatch):
     assert printed.rstrip().endswith(".")
 
 
-@pytest.mark.parametrize("told_by", ["top_level.txt", "RECORD"])
-def test_doctor_names_another_distribution_that_owns_one_of_our_packages(capsys, monkeypatch, tmp_path, told_by):
+@pytest.mark.parametrize(
+    ("package", "told_by"), [("scaler", "top_level.txt"), ("loops", "RECORD"), ("halfstep", "RECORD")]
+)
+def test_doctor_names_another_distribution_that_owns_one_of_our_packages(
+    capsys, monkeypatch, tmp_path, package, told_by
+):
     folder = tmp_path / "autoscaler-1.2.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: autoscaler\nVersion: 1.2\n")
-    (folder / told_by).write_text("scaler" if told_by == "top_level.txt" else "scaler/__init__.py,,\nREADME,,\n")
+    (folder / told_by).write_text(package if told_by == "top_level.txt" else f"{package}/__init__.py,,\nREADME,,\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("loops.diagnose.doctor.machine._SECONDS_EACH", 0.001)
     status, printed, _ = run(capsys, "doctor", "--json")
     (found,) = strict(printed)["namesakes"]
     assert status == 0
-    assert (found["package"], found["distribution"], found["version"]) == ("scaler", "autoscaler", "1.2")
+    assert (found["package"], found["distribution"], found["version"]) == (package, "autoscaler", "1.2")
     _, printed, _ = run(capsys, "doctor")
-    assert "The distribution autoscaler 1.2 also installs a top-level package 'scaler'." in " ".join(printed.split())
+    assert f"The distribution autoscaler 1.2 also installs a top-level package {package!r}." in " ".join(
+        printed.split()
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""The command `halfstep`, also `python -m halfstep`.
+
+Each command is a module that declares its arguments and defines `run`. Only `run` imports TensorFlow, so help and
+usage errors are fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Iterator, Sequence
+
+from halfstep import statuses, streams
+from halfstep.parsing import parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one subcommand.
+
+    Returns:
+        One of `halfstep.statuses`: 0 for success, 1 for failure, 2 for a usage error; docs/commands.md lists all. After
+        SIGINT or SIGTERM, a run that saves checkpoints has saved its last step, and --resume goes on from there.
+    """
+    try:
+        try:
+            return _answered(sys.argv[1:] if arguments is None else list(arguments))
+        finally:
+            streams.flush()
+    except BrokenPipeError:
+        streams.give_up()
+        return statuses.EXIT_CLOSED_PIPE
+    except OSError as error:
+        streams.give_up()
+        return _fail(f"standard output: {error.strerror or error}.", statuses.EXIT_ERROR)
+
+
+def _answered(arguments: list[str]) -> int:
+    asked = parser()
+    options = asked.parse_args(arguments)
+    options.arguments, options.parser = arguments, asked
+    try:
+        with _termination_is_an_exit():
+            return _run(options)
+    except KeyboardInterrupt:
+        return _fail("interrupted; what was written so far is kept.", statuses.EXIT_INTERRUPTED)
+    except SystemExit as error:
+        if error.code != statuses.EXIT_TERMINATED:
+            raise
+        return _fail("terminated; what was written so far is kept.", statuses.EXIT_TERMINATED)
+
+
+def _run(options: argparse.Namespace) -> int:
+    # Hides TensorFlow's own log messages, except its errors.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        return importlib.import_module(f"halfstep.{options.command}").run(options) or statuses.EXIT_DONE
+    except Exception as error:
+        answer = _message_and_status(error)
+        if answer is None:
+            raise
+        return _fail(*answer)
+
+
+def _message_and_status(error: Exception) -> tuple[str, int] | None:
+    """The message and exit status for an error; None for a closed pipe or a bug."""
+    if isinstance(error, BrokenPipeError) and streams.reader_is_gone():
+        return None
+    # Both import TensorFlow.
+    import scaler
+    from loops.support.errors import WorkerLost
+
+    if isinstance(error, scaler.InvalidArgument):
+        return str(error), statuses.EXIT_USAGE
+    if isinstance(error, WorkerLost):
+        return str(error), statuses.EXIT_WORKER_LOST
+    if isinstance(error, scaler.ScalerError):
+        return str(error), statuses.EXIT_ERROR
+    if isinstance(error, OSError):
+        place, reason = error.filename or "the output folder", error.strerror or error
+        return f"{place}: {reason}. Choose a folder that can be written with --out.", statuses.EXIT_ERROR
+    return None
+
+
+@contextlib.contextmanager
+def _termination_is_an_exit() -> Iterator[None]:
+    """Makes SIGTERM end the command as Ctrl-C does: files are closed, and the status is `EXIT_TERMINATED`."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: types.FrameType | None) -> None:
+        raise SystemExit(statuses.EXIT_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"halfstep: {message}", file=sys.stderr)
+    return status
