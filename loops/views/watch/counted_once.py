@@ -13,7 +13,7 @@ from loops.record.log import Log
 class CountedOnce:
     """The steps that were counted, as far as a file may still bring them a second time."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._ends: dict[str, float] = {}
         self._ahead: set[int] = set()
         self._both_until = -1.0
