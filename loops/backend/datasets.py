@@ -9,6 +9,9 @@
     _batch_size, _buffer_size  of Batch, Shuffle and others                 absent: a change of it is not noticed
     _num_shards, _index        of Shard                                     absent: the same
     _count                     of Skip, Take                                absent: the same
+    _batch_sizes               of Rebatch                                   absent: the same
+    _size, _shift, _stride     of Window                                    absent: the same
+    _selector_input            of DirectedInterleave                        absent: a change of weights is not noticed
 
 A dataset's inputs and functions are found among its attributes by their type, whatever their names.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 _KEPT = {
@@ -52,6 +56,19 @@ def argument(dataset: Any, name: str, default: object = None) -> Any:
     """An argument of the dataset's operation; the default if it is hidden."""
     value = getattr(dataset, f"_{name}", default)
     return tf.get_static_value(value) if tf.is_tensor(value) else value
+
+
+def weights(dataset: Any) -> list[float] | None:
+    """The constant weights of `sample_from_datasets`, as shares of 1; None if there are none."""
+    selector = getattr(dataset, "_selector_input", None)
+    for function in functions(selector) if isinstance(selector, tf.data.Dataset) else ():
+        found = {node.name: node for node in function.graph.as_graph_def().node}
+        drawn = next((node for node in found.values() if node.op == "StatelessMultinomial"), None)
+        logits = found.get(drawn.input[0].split(":")[0]) if drawn else None
+        if logits is not None and logits.op == "Const":
+            shares = np.exp(tf.make_ndarray(logits.attr["value"].tensor)[0], dtype=np.float64)
+            return [round(share, 6) for share in (shares / shares.sum()).tolist()]
+    return None
 
 
 def order(dataset: Any, kind: str) -> str:

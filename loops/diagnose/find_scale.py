@@ -19,6 +19,7 @@ from loops.record.trace.tensors import tensors_of
 from loops.step.train_step import TrainStep
 from loops.support.checks import check_count
 from loops.support.errors import LoopError, OutOfData
+from loops.support.text import agreeing
 
 STATIC_MARGIN, START_MARGIN = 3, 1
 """The distance below the first overflow, in powers of two, of a static scale and of a dynamic scale's start."""
@@ -89,7 +90,8 @@ class FoundScale:
     def __str__(self) -> str:
         width = max([5, *(len(one.layer) for one in self.layers)])
         lines = [
-            f"static {self.static:g}, start {self.start:g}, overflow above {self.critical:g} ({self.batches} batches)",
+            f"static {self.static:g}, start {self.start:g}, overflow above {self.critical:g} "
+            f"({_batches(self.batches)})",
             *self._remarks(),
             f"{'layer':{width}}  {'format':8}  {'activation':>10}  {'gradient':>10}  flushed",
         ]
@@ -102,7 +104,7 @@ class FoundScale:
     def _remarks(self) -> list[str]:
         found = []
         if self.left_out:
-            which = f"{'batch' if len(self.left_out) == 1 else 'batches'} {', '.join(map(str, self.left_out))}"
+            which = f"{agreeing(len(self.left_out), 'batch', 'batches')} {', '.join(map(str, self.left_out))}"
             found.append(f"left out: {which}, with values that are not finite, which no scale or format changes")
         moved = self._moved_bounds()
         for name, value in moved.items():
@@ -119,6 +121,10 @@ class FoundScale:
         if self.start <= usual.min_scale:
             return {"min_scale": max(self.start * usual.min_scale / usual.initial_scale, 2.0**-126)}
         return {}
+
+
+def _batches(count: int) -> str:
+    return f"{count} {agreeing(count, 'batch', 'batches')}"
 
 
 class _Measured(NamedTuple):
@@ -201,7 +207,7 @@ def _measure(
         )
     if not seen:
         raise LoopError(
-            f"find_scale: none of {len(spoilt)} batches had finite gradients, not even at a loss scale of "
+            f"find_scale: none of {_batches(len(spoilt))} had finite gradients, not even at a loss scale of "
             f"{spoilt[-1].scale:g}: no scale helps. Look at the data, or at a float32 model."
         )
     return seen, spoilt, left_out

@@ -15,6 +15,7 @@ import numpy as np
 import scaler
 from loops.record.columns import DECISIONS, NUMBERS
 from loops.record.files import STEPS, TRACE, check_run, log_of, trace_of
+from loops.record.joined import joined
 from loops.record.log import Log, read_columns
 from loops.record.run import Measured, Recorded
 from loops.record.run_metadata import counted_in, metadata_of, replayed_in
@@ -93,6 +94,12 @@ def read_run(run: str | os.PathLike) -> Recorded:
     return dataclasses.replace(recorded, replayed=replayed, counted=counted_in(folder, recorded.step.tolist()))
 
 
+def read_steps(trace: pathlib.Path, log: pathlib.Path | None) -> Recorded:
+    """The steps of a trace and of a log, each of which may be missing or damaged, without metadata."""
+    found = read_columns(log) if log is not None and log.is_file() else None
+    return _made("", "", found, _tables(trace, False, []) if trace.is_file() else None, {}, {}, [])
+
+
 def files_of(place: pathlib.Path) -> tuple[pathlib.Path | None, pathlib.Path | None]:
     """The trace and the log of a run; None for each that it does not have.
 
@@ -134,18 +141,19 @@ def _made(
     tensors = measured_in(tables) if tables else None
     if tables:
         notes = notes + _missing(tensors)
-    base, other = (traced, log) if log is None or (traced and len(traced.step) >= len(log.step)) else (log, traced)
-    if base is None:
-        base = Log(np.zeros(0, np.int64), {}, np.zeros(0, np.str_), 0)
-    columns, cause = dict(base.columns), base.cause
-    if other is not None and len(other.step):
-        at = np.searchsorted(other.step, base.step).clip(0, len(other.step) - 1)
-        same = other.step[at] == base.step
-        for column in set(other.columns) - set(columns):
-            columns[column] = np.where(same, other.columns[column][at], np.nan)
-        if not (cause != "").any():
-            cause = np.where(same, other.cause[at], "")
-    return Recorded(name, place, base.step, columns, cause, tensors, facts, versions, notes=tuple(notes))
+    both = joined(traced, log)
+    return Recorded(
+        name,
+        place,
+        both.step,
+        both.columns,
+        both.cause,
+        tensors,
+        facts,
+        versions,
+        notes=tuple(notes),
+        traced=bool(tables),
+    )
 
 
 def _missing(tensors: Measured | None) -> list[str]:

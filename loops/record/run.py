@@ -63,6 +63,7 @@ class Recorded:
             `halfstep replay --json`.
         notes: What is missing or damaged: sentences that say how to record it.
         counted: What the run counted itself up to its newest checkpoint, or its end; None if nothing says it.
+        traced: Whether steps were read from a trace.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Recorded:
     replayed: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     counted: Counted | None = None
+    traced: bool = False
 
     def __len__(self) -> int:
         return len(self.step)

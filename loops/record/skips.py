@@ -76,13 +76,14 @@ class Health:
         return self.thinned is not None and self.thinned.open
 
 
-def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None) -> Health:
+def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None, *, traced: bool = False) -> Health:
     """Judges a run by the rows of its log.
 
     Args:
         rows: The rows in the order of the steps, with "step", "applied", "loss" and, for a `TrainStep`, "attempted",
             "grad_norm" and "cause".
         counted: What the run counted itself, for a log without some of its steps.
+        traced: Whether rows of a trace are among them.
     """
     moved, unseen = _of_applied([row for row in rows if "applied" in row])
     attempts = [row for row in rows if row.get("attempted", True) and "applied" in row]
@@ -119,7 +120,7 @@ def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None) ->
         later=later,
         often=often,
         last=rows[-1]["step"] if rows else 0,
-        thinned=thinned([row["step"] for row in rows], skipped, counted),
+        thinned=thinned([row["step"] for row in rows], skipped, counted, traced=traced),
     )
 
 

@@ -79,7 +79,7 @@ def digest(run: Recorded) -> Digest:
         final_scale=float(usable[-1]) if len(usable) else math.nan,
         mean_log2_scale=float(np.log2(usable).mean()) if len(usable) else math.nan,
         margin=float(np.median(margin[~np.isnan(margin)])) if (~np.isnan(margin)).any() else math.nan,
-        health=health(rows_of(run), run.counted),
+        health=health(rows_of(run), run.counted, traced=run.traced),
     )
 
 

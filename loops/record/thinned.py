@@ -1,4 +1,4 @@
-"""What a log with some of a run's steps leaves open about its skips."""
+"""What a log with some of a run's steps leaves open about its skips. A trace may be part of the log."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Thinned:
         every: The number that all of them are a multiple of, or None.
         counted: What the run counted itself, or None if nothing in its folder says it.
         shown: How many of the skips that the run counted are in the log.
+        traced: Whether steps of a trace are among those in the log.
     """
 
     logged: int
@@ -40,6 +41,7 @@ class Thinned:
     every: int | None
     counted: Counted | None
     shown: int = 0
+    traced: bool = False
 
     @property
     def unlogged(self) -> int | None:
@@ -62,28 +64,31 @@ def lacks_steps(steps: Sequence[int]) -> bool:
     return len(steps) > 0 and len(steps) < steps[-1]
 
 
-def thinned(steps: Sequence[int], skipped: Sequence[int], counted: Counted | None) -> Thinned | None:
+def thinned(
+    steps: Sequence[int], skipped: Sequence[int], counted: Counted | None, *, traced: bool = False
+) -> Thinned | None:
     """What is known of a log that lacks steps; None for one that has all steps up to its last.
 
     Args:
         steps: The steps in the log, in order.
         skipped: Those of them that were skipped.
         counted: What the run counted itself, if that is known.
+        traced: Whether steps of a trace are among them.
     """
     if not lacks_steps(steps):
         return None
     every = functools.reduce(math.gcd, map(int, steps))
     regular = every > 1 and len(steps) == steps[-1] // every
     shown = sum(step <= counted.steps for step in skipped) if counted else 0
-    return Thinned(len(steps), int(steps[-1]), every if regular else None, counted, shown)
+    return Thinned(len(steps), int(steps[-1]), every if regular else None, counted, shown, traced)
 
 
 def said_of(found: Thinned) -> str:
     """What the log leaves open, as sentences."""
-    said = f"The log has only {found.what}"
+    said = f"The {'record' if found.traced else 'log'} has only {found.what}"
     if found.counted is None or found.unlogged is None:
         return f"{said}, and nothing in the folder counts all skips: to know of all steps, log each of them."
-    counted = found.counted
+    counted, logged = found.counted, "recorded" if found.traced else "logged"
     until = (
         f"{counted.steps:,}" if counted.steps >= found.last else f"the {counted.steps:,} up to its newest checkpoint"
     )
@@ -91,10 +96,13 @@ def said_of(found: Thinned) -> str:
         return f"{said}; the run skipped none of {until}."
     run = f"the run skipped {counted.skips:,} of {until}"
     if not found.unlogged:
-        return f"{said}; {run}, {agreeing(counted.skips, 'which is', 'all of them')} logged."
-    none = agreeing(counted.skips, "not logged", "none of them logged")
-    which = f"{found.unlogged:,} of them not logged" if found.shown else none
-    return f"{said}; {run}, {which}. To learn why, log every step, or add a loops.Trace, which has all of them."
+        return f"{said}; {run}, {agreeing(counted.skips, 'which is', 'all of them')} {logged}."
+    none = agreeing(counted.skips, f"not {logged}", f"none of them {logged}")
+    which = f"{found.unlogged:,} of them not {logged}" if found.shown else none
+    remedy = (
+        "keep the loops.Trace from the first step on" if found.traced else "add a loops.Trace, which has all of them"
+    )
+    return f"{said}; {run}, {which}. To learn why, log every step, or {remedy}."
 
 
 def _ordinal(number: int) -> str:

@@ -17,6 +17,9 @@ import scaler
 from loops.backend.variables import native
 from loops.step.scalers_in_graph import captured
 
+_MANY = 1000
+"""A container of more parts holds data: containers in it are not searched, which would take seconds."""
+
 
 def models_of(train_step: object) -> list[keras.layers.Layer]:
     """The models and layers that a step refers to, as `named_by` finds them.
@@ -28,9 +31,11 @@ def models_of(train_step: object) -> list[keras.layers.Layer]:
 
 
 def named_by(train_step: object, sought: type) -> list[Any]:
-    """The objects of a class that a step refers to: in its closure, as globals, or as attributes of its object.
+    """The objects of a class that a step refers to.
 
-    Functions of the same module that it refers to are searched, too. Other references are not found.
+    They are found in its closure, as globals, as default arguments and as attributes of its object, also inside of
+    dicts, lists and tuples. Functions of the same module that it refers to are searched, too. Other references are not
+    found.
 
     Args:
         train_step: Any callable.
@@ -46,8 +51,10 @@ def named_by(train_step: object, sought: type) -> list[Any]:
         seen[id(one)] = one
         if isinstance(one, sought):
             found.append(one)
-        elif isinstance(one, (list, tuple)):
-            waiting += [part for part in one if isinstance(part, sought)]
+        elif isinstance(one, (dict, list, tuple)):
+            parts = one.values() if isinstance(one, dict) else one
+            held = (sought, dict, list, tuple) if len(one) <= _MANY else sought
+            waiting += [part for part in parts if isinstance(part, held)]
         elif isinstance(one, functools.partial):
             waiting += [one.func, *one.args, *one.keywords.values()]
         elif isinstance(one, types.MethodType):
@@ -80,7 +87,8 @@ def _attributes(owner: object) -> list[Any]:
 def _named_by(function: types.FunctionType) -> Iterator[Any]:
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
     names = (function.__globals__.get(name) for name in _names(function.__code__))
-    for value in (*cells, *names):
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    for value in (*cells, *defaults, *names):
         if not isinstance(value, types.FunctionType) or value.__module__ == function.__module__:
             yield value
 

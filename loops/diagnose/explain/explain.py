@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -17,11 +16,11 @@ from loops.diagnose.explain.second_fault import second_fault
 from loops.loop.loop import Loop
 from loops.record.files import TRACE
 from loops.record.log import read_log
-from loops.record.reading import read_run
+from loops.record.reading import read_steps
 from loops.record.run_metadata import counted_in
 from loops.record.skips import SHARE, Health, health, in_words, not_logged, what_is_wrong
 from loops.record.summary import rows_of
-from loops.record.thinned import Counted, lacks_steps
+from loops.record.thinned import Counted
 from loops.record.trace import Trace
 from loops.run.rewind.rewind import log_of, rewind
 from loops.support.errors import LoopError
@@ -60,10 +59,9 @@ def explain(
         loop: A new loop as the program creates it, with the run's `Checkpoint` among its actions. Nothing is written,
             and no action runs. The loop cannot be used afterwards.
         step: The number of the step, counted in batches from 1, as in the log. By default the step in which the last
-            problem in the log began, or in the run's trace if the log lacks some of its steps. If there was none, the
-            explanation says that the run is healthy, or how many skips the log does not show. If that step was skipped
-            because of its batch, and steps after it in the same streak for another reason, it is the first of these,
-            and the sentence says both.
+            problem in the run's log and trace began. If there was none, the explanation says that the run is healthy,
+            or how many skips they do not show. If that step was skipped because of its batch, and steps after it in
+            the same streak for another reason, it is the first of these, and the sentence says both.
         run: The folder with the log `steps.jsonl`, if the loop has no `JsonLines`.
         progress: Called now and then with a text that says what is done.
 
@@ -73,8 +71,8 @@ def explain(
     """
     found = None
     if step is None:
-        rows = _rows(loop, None if run is None else pathlib.Path(run))
-        found = health(rows, _counted(loop, [row["step"] for row in rows]))
+        rows, traced = _rows(loop, None if run is None else pathlib.Path(run))
+        found = health(rows, _counted(loop, [row["step"] for row in rows]), traced=traced)
         step = found.step or found.last
         if not step:
             raise LoopError(
@@ -116,18 +114,16 @@ def _with_health(explanation: Explanation, found: Health) -> Explanation:
     return dataclasses.replace(explanation, verdict=verdict, sentence=text)
 
 
-def _rows(loop: Loop, run: pathlib.Path | None) -> list[dict[str, Any]]:
-    """The steps in the run's log, or those in its trace if the log lacks some of these."""
-    rows = read_log(log_of(loop, run))
+def _rows(loop: Loop, run: pathlib.Path | None) -> tuple[list[dict[str, Any]], bool]:
+    """The steps in the run's log, and those in its trace if it has one; whether there are some of a trace."""
+    log = log_of(loop, run)
     traces = [action.writes.path for action in loop.actions if isinstance(action, Trace)]
     trace = next(iter(traces), run / TRACE if run else None)
-    if trace is None or not trace.is_file() or not lacks_steps([row["step"] for row in rows]):
-        return rows
-    # A trace that cannot be read leaves the log.
-    with contextlib.suppress(LoopError):
-        traced = rows_of(read_run(trace))
-        return traced if len(traced) > len(rows) else rows
-    return rows
+    if trace is not None:
+        recorded = read_steps(trace, log)
+        if recorded.traced:
+            return rows_of(recorded), True
+    return read_log(log), False
 
 
 def _counted(loop: Loop, steps: Sequence[int]) -> Counted | None:

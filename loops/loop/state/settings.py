@@ -6,17 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.backend.datasets import argument
+from loops.backend.datasets import argument, weights
 from loops.loop.state.identity import as_json, describe_optimizer, flat, same
 from loops.loop.state.operations import kind, spelled
 from loops.loop.state.pipeline import bottom_up
 from loops.loop.state.values import text_of
 from loops.step.frozen_weights import named_by
 
-_ARGUMENTS = ("batch_size", "buffer_size", "seed", "seed2", "reshuffle_each_iteration", "num_shards", "index")
+_ARGUMENTS = (
+    *("batch_size", "batch_sizes", "buffer_size", "seed", "seed2", "reshuffle_each_iteration", "num_shards", "index"),
+    *("size", "shift", "stride"),
+)
 _COUNTED = ("Skip", "Take")
 """Operations whose count decides which examples there are; that of a repeat is only how long a run may be."""
 
@@ -37,7 +41,9 @@ def settings(train_step: object, dataset: tf.data.Dataset) -> dict:
     for part in bottom_up(dataset):
         what = kind(type(part).__name__) or type(part).__name__
         names = (*_ARGUMENTS, "count") if what in _COUNTED else _ARGUMENTS
-        made_with = {name: value for name in names if (value := argument(part, name)) is not None}
+        made_with = {name: _plain(value) for name in names if (value := argument(part, name)) is not None}
+        if (shares := weights(part)) is not None:
+            _add(facts, "sample_from_datasets", {"weights": shares})
         if made_with:
             _add(facts, spelled(what), made_with)
     return as_json(facts)
@@ -48,6 +54,11 @@ def differences(saved: Mapping, here: Mapping) -> list[str]:
     then, now = flat(saved), flat(here)
     names = [name for name in then if name in now and not same(then[name], now[name])]
     return [f"{name} was {then[name]!r} and is {now[name]!r}" for name in names]
+
+
+def _plain(value: Any) -> Any:
+    """Arrays, such as the sizes that `rebatch` takes in turn, as lists."""
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _add(facts: dict, name: str, value: Any) -> None:

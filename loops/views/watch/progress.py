@@ -12,9 +12,11 @@ from collections.abc import Callable
 import numpy as np
 
 from loops.record.files import read_summary
+from loops.record.joined import joined
 from loops.record.log import Log
 from loops.record.reading import files_of
 from loops.record.run import Recorded
+from loops.views.watch.counted_once import CountedOnce
 from loops.views.watch.tail import LogTail, TraceTail
 
 HISTORY = 2000
@@ -57,6 +59,7 @@ class LiveRun:
 
     def _start(self) -> None:
         self.step, self.logged, self.attempted, self.last_skip = 0, 0, 0, 0
+        self._once = CountedOnce()
         self.skips: collections.Counter[str] = collections.Counter()
         self.loss: collections.deque[float] = collections.deque(maxlen=HISTORY)
         self.scale: collections.deque[float] = collections.deque(maxlen=HISTORY)
@@ -70,9 +73,7 @@ class LiveRun:
         """
         self._open()
         before, now = self.step, self._clock()
-        for tail, main in ((self._log, True), (self._trace, self._log is None)):
-            if tail is not None:
-                self._read(tail, main)
+        self._read()
         if self.step != before:
             if self.step < before:
                 self._seen.clear()
@@ -89,41 +90,55 @@ class LiveRun:
     def _open(self) -> None:
         trace, log = files_of(self._place)
         if log is not None and self._log is None:
-            # Until now the steps came from the trace alone.
-            self._start()
             self._log = LogTail(log)
-            if self._trace:
-                self._trace.rewind()
+            self._again()
         if trace is not None and self._trace is None and importlib.util.find_spec("pyarrow"):
             self._trace = TraceTail(trace)
+            self._again()
 
-    def _read(self, tail: LogTail | TraceTail, main: bool) -> None:
-        found, from_start = tail.more()
-        if found is None or not len(found.step):
-            return
-        if main and (from_start or found.step[0] <= self.step):
-            # A run that resumes truncates its files.
-            if not from_start:
+    def _again(self) -> None:
+        """Makes the next read begin at the start of the files."""
+        self._start()
+        for tail in (self._trace, self._log):
+            if tail is not None:
                 tail.rewind()
-                found, _ = tail.more()
-                assert found is not None
-            self._start()
-        run = Recorded("", "", found.step, found.columns, found.cause)
-        if main:
-            self._count(run, found)
-        elif from_start:
-            self.margin.clear()
-        margin = run.margin
-        self.margin.extend(margin[~np.isnan(margin)].tolist())
+
+    def _read(self) -> None:
+        pieces = self._pieces()
+        # A run that resumes truncates its files.
+        if any(piece is not None and len(piece.step) and again for piece, again in pieces):
+            self._again()
+            pieces = self._pieces()
+        trace, log = (piece for piece, _ in pieces)
+        for piece in (trace, log):
+            if piece is not None:
+                margin = _as_run(piece).margin
+                self.margin.extend(margin[~np.isnan(margin)].tolist())
+        found = self._once.new(trace, log)
+        self._count(_as_run(found), found)
+
+    def _pieces(self) -> list[tuple[Log | None, bool]]:
+        """What is new in the trace and in the log, None of a file that does not exist; whether it was there before."""
+        pieces: list[tuple[Log | None, bool]] = []
+        for file, tail in (("trace", self._trace), ("log", self._log)):
+            piece, _ = tail.more() if tail else (None, False)
+            if piece is None and tail:
+                piece = joined(None, None)
+            pieces.append((piece, piece is not None and len(piece.step) > 0 and self._once.goes_back(file, piece)))
+        return pieces
 
     def _count(self, run: Recorded, found: Log) -> None:
         if not len(found.step):
             return
-        self.step = int(found.step[-1])
+        self.step = max(self.step, int(found.step[-1]))
         self.logged += len(found.step)
         self.attempted += int(run.attempted.sum())
         self.skips.update({cause: len(steps) for cause, steps in run.causes.items()})
         if run.skipped.any():
-            self.last_skip = int(run.step[run.skipped][-1])
+            self.last_skip = max(self.last_skip, int(run.step[run.skipped][-1]))
         self.loss.extend(found.columns.get("loss", np.zeros(0)).tolist())
         self.scale.extend(found.columns.get("loss_scale", np.zeros(0)).tolist())
+
+
+def _as_run(found: Log) -> Recorded:
+    return Recorded("", "", found.step, found.columns, found.cause)

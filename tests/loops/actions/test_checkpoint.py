@@ -457,6 +457,55 @@ def test_other_settings_of_a_step_of_ones_own_are_named(two_steps, tmp_path, oth
     assert len(said) == 1
 
 
+def sampled(weights):
+    zeros, ones = (tf.data.Dataset.from_tensors(value).repeat() for value in (tf.zeros([4]), tf.ones([4])))
+    return tf.data.Dataset.sample_from_datasets([zeros, ones], weights, seed=0).batch(2)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "named"),
+    [
+        (lambda data: data.rebatch(2), lambda data: data.rebatch(1), r"rebatch\.batch_sizes was 2 and is 1\."),
+        (
+            lambda data: data.rebatch([2, 1]),
+            lambda data: data.rebatch([1, 2]),
+            r"rebatch\.batch_sizes was \[2, 1\] and is \[1, 2\]\.",
+        ),
+        (
+            lambda data: data.window(2).flat_map(lambda part: part),
+            lambda data: data.window(3, shift=2).flat_map(lambda part: part),
+            r"window\.size was 2 and is 3\.",
+        ),
+        (
+            lambda data: sampled([0.9, 0.1]),
+            lambda data: sampled([0.25, 0.75]),
+            r"sample_from_datasets\.weights was \[0\.9, 0\.1\] and is \[0\.25, 0\.75\]\.",
+        ),
+        (
+            lambda data: sampled(None),
+            lambda data: sampled([0.25, 0.75]),
+            r"sample_from_datasets\.weights was \[0\.5, 0\.5\] and is \[0\.25, 0\.75\]\.",
+        ),
+    ],
+    ids=["rebatch", "rebatch in turn", "window", "weights", "no weights"],
+)
+def test_other_settings_of_the_operations_of_a_dataset_are_named(tmp_path, then, now, named):
+    total = tf.Variable(0.0)
+    data = tf.data.Dataset.from_tensors(tf.ones([4])).repeat().batch(4)
+
+    def loop(change):
+        return one_by_one(
+            lambda x: {"loss": total.assign_add(tf.reduce_sum(x))},
+            change(data),
+            loops.Checkpoint(tmp_path, every=2, resume=True),
+        )
+
+    loop(then).run(2)
+    loop(then).run(4)
+    with pytest.warns(loops.ResumeWarning, match=named):
+        loop(now).run(6)
+
+
 @pytest.mark.slow
 def test_a_learning_rate_that_the_run_itself_moved_is_no_other_setting(tmp_path):
     loop = of_own_step(tmp_path, layers("first"))

@@ -13,7 +13,7 @@ STEPS, BAD = 60, (13, 43)
 pytestmark = pytest.mark.slow
 
 
-def loop(folder):
+def loop(folder, traced=True, every=10):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, name="one", dtype="mixed_float16")])
     x = np.ones([STEPS, 4, 2], np.float32)
@@ -26,8 +26,8 @@ def loop(folder):
     )
     data = tf.data.Dataset.from_tensor_slices((x, np.ones([STEPS, 4, 1], np.float32)))
     actions = [
-        loops.JsonLines(folder / "steps.jsonl", every=10),
-        loops.Trace(folder / "trace.arrow"),
+        loops.JsonLines(folder / "steps.jsonl", every=every),
+        *([loops.Trace(folder / "trace.arrow")] if traced else []),
         loops.Checkpoint(folder / "checkpoints", every=20, resume=True),
     ]
     return loops.Loop(step, data, actions=actions)
@@ -38,6 +38,17 @@ def test_the_step_is_that_of_the_last_skip_in_the_trace(tmp_path):
     found = loops.observe.explain(loop(tmp_path))
     assert (found.step, found.verdict, found.where) == (43, "loss", "data")
     assert "The log" not in found.sentence
+
+
+def test_a_trace_that_began_when_the_run_resumed_has_the_last_skip(tmp_path):
+    """Also where the log has more steps: every second of 60, and the trace 20."""
+    loop(tmp_path, traced=False, every=2).run(40)
+    with pytest.warns(loops.ResumeWarning, match="the trace goes on with step 41"):
+        loop(tmp_path, every=2).run(STEPS)
+    found = loops.observe.explain(loop(tmp_path, every=2))
+    assert (found.step, found.verdict, found.where) == (43, "loss", "data")
+    assert "The record has only 40 of 60 steps; the run skipped 2 of 60, 1 of them not recorded." in found.sentence
+    assert "add a loops.Trace" not in found.sentence
 
 
 def test_a_trace_that_cannot_be_read_leaves_the_log(tmp_path):

@@ -1,5 +1,7 @@
 """Guards the scale that is found from a few batches: at it nothing overflows, twice the critical one does."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -85,6 +87,12 @@ def test_what_cannot_be_found(data, arguments, error, said):
     given = {"model": model_of("float32"), "data": data.take(1), "loss_fn": squared_error, **arguments}
     with pytest.raises(error, match=said):
         loops.observe.find_scale(**given)
+
+
+def test_one_batch_is_said_as_one(data):
+    found = loops.observe.find_scale(model_of("float32"), data.take(1), squared_error)
+    assert "(1 batch)" in str(found)
+    assert "(2 batches)" in str(dataclasses.replace(found, batches=2))
 
 
 @pytest.mark.parametrize("as_arrays", [False, pytest.param(True, marks=pytest.mark.exhaustive)])

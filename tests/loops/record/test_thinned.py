@@ -76,6 +76,14 @@ def test_what_a_log_leaves_open(log, counted, unlogged, is_open, said):
     assert said in said_of(found)
 
 
+def test_where_a_trace_is_there_it_is_not_advised_to_add_one():
+    found = thinned([2, 4, 5, 6], [5], Counted(6, 3), traced=True)
+    assert said_of(found) == (
+        "The record has only 4 of 6 steps; the run skipped 3 of 6, 2 of them not recorded. To learn why, log every "
+        "step, or keep the loops.Trace from the first step on."
+    )
+
+
 @pytest.mark.parametrize("steps", [[], [1], [1, 2, 3], [0, 1, 2]])
 def test_a_log_of_all_steps_leaves_nothing_open(steps):
     assert thinned(steps, [], Counted(3, 2)) is None

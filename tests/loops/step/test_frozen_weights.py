@@ -45,12 +45,52 @@ def in_a_list():
     return lambda x: layers[0](x)
 
 
+def in_a_dict():
+    layers = {"body": GLOBAL}
+    return lambda x: layers["body"](x)
+
+
+def nested():
+    layers = {"first": [{"body": (GLOBAL,)}]}
+    layers["itself"] = layers
+    return lambda x: layers["first"][0]["body"][0](x)
+
+
+def as_a_default(x, layer=GLOBAL):
+    return layer(x)
+
+
+def as_a_keyword_default():
+    def step(x, *, layers={"body": GLOBAL}):  # noqa: B006
+        return layers["body"](x)
+
+    return lambda x: step(x)
+
+
+class WithDict:
+    def __init__(self):
+        self.layers = {"body": [GLOBAL]}
+
+    def __call__(self, x):
+        return self.layers["body"][0](x)
+
+    def step(self, x):
+        return self(x)
+
+
 STEPS = {
     "global": names_a_global,
     "helper": by_way_of_another,
     "inner": inside_of_an_inner_function,
     "closure": in_a_closure(),
     "list": in_a_list(),
+    "dict": in_a_dict(),
+    "nested": nested(),
+    "default": as_a_default,
+    "keyword default": as_a_keyword_default(),
+    "object with a dict": WithDict(),
+    "method with a dict": WithDict().step,
+    "partial with a dict": functools.partial(lambda layers, x: layers["body"](x), {"body": GLOBAL}),
     "object": Step(),
     "method": Step().step,
     "partial": functools.partial(lambda layer, x: layer(x), GLOBAL),

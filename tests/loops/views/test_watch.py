@@ -105,6 +105,29 @@ def test_a_trace_is_followed_with_its_headroom(tmp_path, whole):
     assert (course.step, course.attempted, len(course.margin)) == (60, 60, 60)
 
 
+@pytest.mark.parametrize("log_first", [True, False])
+def test_a_log_of_some_steps_and_a_trace_are_counted_as_one_run(tmp_path, whole, log_first):
+    """Whichever file is ahead. Steps 3 and 4 are skipped; the log shows the second of them only."""
+    logged = b"".join(line for line in lines_of(whole) if json.loads(line)["step"] % 2 == 0)
+    traced = (whole / "trace.arrow").read_bytes()
+    files = [(tmp_path / "steps.jsonl", logged), (tmp_path / "trace.arrow", traced)]
+    for path, _ in files:
+        path.touch()
+    course = LiveRun(tmp_path)
+    for share in (0.3, 0.5, 0.8, 1.0):
+        for path, data in files if log_first else files[::-1]:
+            with path.open("ab") as file:
+                file.write(data[path.stat().st_size : int(share * len(data))])
+            course.look()
+    assert (course.step, course.logged, course.attempted) == (60, 60, 60)
+    assert (course.skips.total(), course.last_skip, len(course.margin)) == (2, 4, 60)
+    assert "skipped 2 of 60" not in line(course)
+    (tmp_path / "trace.arrow").write_bytes(traced[: len(traced) // 2])
+    course.look()
+    assert (course.step, course.skips.total()) == (60, 2)
+    assert 30 < course.logged < 60
+
+
 def test_a_csv_is_followed(tmp_path):
     course = LiveRun(tmp_path)
     with (tmp_path / "steps.csv").open("w") as file:
