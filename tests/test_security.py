@@ -19,7 +19,8 @@ IMPORTING = {
     "loops/views/__init__.py": "one name",
     "loops/backend/generators.py": "names that stand in it",
     "loops/support/user_function.py": "--build and --model",
-    "halfstep/__init__.py": "its own commands",
+    "halfstep/__init__.py": "names of its own list",
+    "halfstep/command.py": "its own commands",
 }
 """The files that import by a name, and where the name comes from: never a file of a run."""
 STARTING = {"halfstep/launch.py": "workers", "loops/study/energy/gpus.py": "nvidia-smi"}

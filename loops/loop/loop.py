@@ -152,15 +152,13 @@ class Loop:
         self._contradicted = False
         self._unseen, self._zero_gradients = UnseenLosses(), ZeroGradients()
 
-    def restarted(self, dataset: tf.data.Dataset, actions: Iterable[Action]) -> Loop:
-        """A loop of the same traced step from step 0, over another dataset with the same `element_spec`.
+    def restart(self, dataset: tf.data.Dataset, actions: Iterable[Action]) -> None:
+        """Begins again at step 0 with the same traced step, over another dataset with the same `element_spec`.
 
-        The two share their variables, which are the caller's to put back: this loop must not run again.
+        The variables of model, optimizer and scaler are the caller's to put back.
         """
-        other = copy.copy(self)
-        other._start(dataset, actions, Pace(self.steps_per_call))
-        other._counters.reset()
-        return other
+        self._start(dataset, actions, Pace(self.steps_per_call))
+        self._counters.reset()
 
     @property
     def counters(self) -> Counters:

@@ -49,7 +49,7 @@ class SharedTrace:
             variable.assign(fresh)
         # The scaler looks back over its counters, which are zero again.
         step.loss_scaler.check()
-        self._loop = self._loop.restarted(task.dataset(options.batch_size, options.seed), actions(step.model))
+        self._loop.restart(task.dataset(options.batch_size, options.seed), actions(step.model))
         return self._loop
 
     def forget(self) -> None:

@@ -99,6 +99,8 @@ def joined_on_replicas(
     optimizer, variables, masters = targets.optimizer, targets.updated, targets.masters
     if tf.executing_eagerly() or in_xla() or not _has_copies(targets):
         return None
+    if apply_steps.missing(optimizer, apply_steps.SUM):
+        return None  # Which the plain update refuses.
     if not joined.leaves_gradients_alone(optimizer) or not (masters is None or masters.compiles):
         return None
     # A new value in place of a gradient is neither divided nor limited.

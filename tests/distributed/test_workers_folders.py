@@ -1,6 +1,7 @@
 """Guards the step that workers go on from, and what they cannot agree on: each has a folder, threads stand for them."""
 
 import concurrent.futures
+import json
 import threading
 
 import pytest
@@ -10,6 +11,16 @@ import loops
 from loops.loop.state import folder
 from loops.loop.state.common import newest_common, place
 from loops.loop.workers.workers import Workers
+
+FACTS = json.dumps(
+    {
+        "format": 1,
+        **{part: {} for part in ("identity", "versions", "variables", "actions", "random")},
+        "counters": dict.fromkeys(("data", "attempted", "applied", "skipped"), 0),
+        "data": {"batches": 0, "problem": None, "caveats": []},
+    }
+)
+"""Those of a run that has done nothing."""
 
 
 class Threads:
@@ -40,7 +51,7 @@ class Thread(Workers):
 def write(where, *numbers, damaged=()):
     where.mkdir(parents=True, exist_ok=True)
     for number in numbers:
-        facts = tf.Variable('{"format": 1}')
+        facts = tf.Variable(FACTS)
         tf.train.Checkpoint(facts=Facts(facts)).write(folder.prefix(where, number))
         if number in damaged:
             (where / f"ckpt-{number}.data-00000-of-00001").write_bytes(b"torn")

@@ -237,7 +237,7 @@ def test_command_of_a_whole_study_names_no_setup():
 
 def figures_of(folder):
     summary = json.loads((folder / "summary.json").read_text())
-    return summary, report.report.read_steps(folder, summary)
+    return summary, report.read_steps(folder, summary)
 
 
 @pytest.mark.slow
