@@ -15,7 +15,7 @@ import pytest
 import loops
 from halfstep import main
 from loops.loop.state import facts, folder
-from loops.record.trace import stream
+from loops.record.trace import reading, stream
 
 DATA = pathlib.Path(__file__).parent / "data"
 RELEASES = sorted(path.name for path in DATA.iterdir() if path.is_dir() and path.name[0].isdigit())
@@ -96,6 +96,7 @@ def test_a_format_of_the_future_is_refused_by_name(kept, monkeypatch):
     monkeypatch.setattr(facts, "READ", (99,))
     with pytest.raises(folder.Damaged, match=r"its format is 1, and this version reads 99"):
         folder.read_facts(folder.prefix(kept / "checkpoints", keep.STEPS))
-    monkeypatch.setattr(stream, "VERSION", "99")
+    for reader in (reading, stream):
+        monkeypatch.setattr(reader, "VERSION", "99")
     with pytest.raises(loops.LoopError, match=r"its format is 1\."):
         loops.observe.read("trace.arrow")
