@@ -30,6 +30,18 @@ def joined(trace: Log | None, log: Log | None) -> Log:
     return Log(step, columns, np.where(causes[0] == "", causes[1], causes[0]), 0)
 
 
+def parts_at(trace: Log, log: Log) -> int | None:
+    """The first step that both have with another finite number in one of their columns: then they are of two runs."""
+    common, here, there = np.intersect1d(trace.step, log.step, return_indices=True)
+    differs = np.zeros(len(common), bool)
+    for name in ("loss", "loss_scale", "grad_norm"):
+        if name in trace.columns and name in log.columns:
+            one, other = trace.columns[name][here], log.columns[name][there]
+            known = np.isfinite(one) & np.isfinite(other)
+            differs |= known & ~np.isclose(one, np.where(known, other, 0.0), rtol=1e-6, atol=0.0)
+    return int(common[differs][0]) if differs.any() else None
+
+
 def _spread(values: np.ndarray | None, at: np.ndarray, length: int) -> np.ndarray:
     """The values at their places among all steps, and NaN at the others."""
     found = np.full(length, np.nan)

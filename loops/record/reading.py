@@ -15,7 +15,7 @@ import numpy as np
 import scaler
 from loops.record.columns import DECISIONS, NUMBERS
 from loops.record.files import STEPS, TRACE, check_run, log_of, trace_of
-from loops.record.joined import joined
+from loops.record.joined import joined, parts_at
 from loops.record.log import Log, read_columns
 from loops.record.run import Measured, Recorded
 from loops.record.run_metadata import counted_in, metadata_of, replayed_in
@@ -138,6 +138,9 @@ def _made(
     notes: list[str],
 ) -> Recorded:
     traced = columns_of(tables.steps) if tables else None
+    if traced and log and (step := parts_at(traced, log)) is not None:
+        notes = [*notes, _OTHER_RUN.format(step=step)]
+        tables = traced = None
     tensors = measured_in(tables) if tables else None
     if tables:
         notes = notes + _missing(tensors)
@@ -154,6 +157,12 @@ def _made(
         notes=tuple(notes),
         traced=bool(tables),
     )
+
+
+_OTHER_RUN = (
+    "The trace is of another run than the log, which has other numbers at step {step:,}: it was left out. Remove it, "
+    "or give each run a folder of its own."
+)
 
 
 def _missing(tensors: Measured | None) -> list[str]:

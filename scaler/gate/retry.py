@@ -147,7 +147,20 @@ class _Step(NamedTuple):
         parts, no, loss_scale, state = self.as_it_was()
         start = (no, state, loss_scale, tf.constant(False), parts)
         tries, state, loss_scale, finite, grads = tf.while_loop(goes_on, back_off, start)
-        return tf.cond(finite, lambda: (grads, tries, loss_scale, state), self.as_it_was)
+        helped = tf.logical_and(finite, self.came_back(list(map(_with_shape, grads, self.here))))
+        return tf.cond(helped, lambda: (grads, tries, loss_scale, state), self.as_it_was)
+
+    def came_back(self, found: list) -> tf.Tensor:
+        """Whether some value that was not finite is not zero now. Else all that overflowed was flushed.
+
+        Of several that overflowed some may be zero in truth, such as those of a mask.
+        """
+        pairs = [(gradients.values_of(a), gradients.values_of(b)) for a, b in zip(self.here, found, strict=True)]
+        back = [
+            tf.reduce_any(tf.logical_and(tf.logical_not(tf.math.is_finite(before)), tf.not_equal(now, 0)))
+            for before, now in pairs
+        ]
+        return tf.reduce_any(tf.stack(back))
 
     def agreed(self, found: list, tries: tf.Tensor, usable: tf.Tensor) -> tuple[list, tf.Tensor, tf.Tensor, Any]:
         """The same at the lowest scale of all replicas; as it was if a replica has no gradients to use."""

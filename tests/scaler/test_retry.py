@@ -138,6 +138,24 @@ def test_a_backward_pass_that_no_scale_makes_finite_costs_one_backoff():
     assert seen == [2.0**-n for n in range(25)]  # Down to the floor of 2^-14.
 
 
+def test_a_retry_that_flushes_all_that_overflowed_is_none():
+    """On its way the gradient is 2^29 times what is in front of it, and 2^-11 times in the end."""
+    weight, loss_scaler = tf.Variable([1.0]), scaler.LossScaler(scaler.Dynamic(2.0**10))
+    with tf.GradientTape(persistent=True) as tape:
+        half = tf.cast(weight, tf.float16)
+        for factor in (2.0**-20, 2.0**-20, 2.0**14, 2.0**15):
+            half *= tf.constant(factor, tf.float16)
+        scaled = loss_scaler.scale(tf.reduce_sum(tf.cast(half, tf.float32)))
+
+    def again(small):
+        return tape.gradient(scaled, [weight], output_gradients=small)
+
+    assert float(again(2.0**-24)[0][0]) == 0.0
+    outcome = loss_scaler.apply(keras.optimizers.SGD(1.0), None, [weight], again=again)
+    assert (bool(outcome.finite), int(outcome.retries)) == (False, 0)
+    assert (float(outcome.loss_scale), float(loss_scaler.loss_scale)) == (2.0**10, 2.0**9)
+
+
 STRATEGIES = {
     "dynamic": scaler.Dynamic(2.0**40),
     "grows at each step": scaler.Dynamic(2.0**12, growth_interval=1),

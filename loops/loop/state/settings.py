@@ -35,6 +35,8 @@ def settings(train_step: object, dataset: tf.data.Dataset) -> dict:
     facts: dict[str, Any] = {}
     for optimizer in reversed(named_by(train_step, keras.optimizers.Optimizer)):
         _add(facts, type(optimizer).__name__, describe_optimizer(optimizer))
+    if isinstance(retry := getattr(train_step, "retry", None), bool):
+        _add(facts, type(train_step).__name__, {"retry": retry})
     for one in reversed(named_by(train_step, scaler.LossScaler)):
         said = {"strategy": text_of(one.strategy), "sum_duplicates": one.sum_duplicates, "select": one.select}
         _add(facts, type(one).__name__, said)

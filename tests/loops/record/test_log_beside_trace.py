@@ -29,6 +29,20 @@ def test_each_step_of_either_is_there_once_with_the_columns_of_both():
     np.testing.assert_array_equal(both.columns["retries"], [0.0, np.nan, 1.0, np.nan, 0.0])
 
 
+def test_a_trace_of_another_run_is_left_out_and_named(tmp_path):
+    """The same folder, used again without a trace: the log is new, and the trace is that of the first run."""
+    folder = write_run(tmp_path / "twice")
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    lines = [{**line, "loss": 7.0, "applied": True, "cause": None} for line in lines[:4]]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_run(folder)
+    assert (found.step.tolist(), found.skipped.any()) == ([1, 2, 3, 4], False)
+    assert found.tensors is None
+    assert any(
+        "trace is of another run than the log, which has other numbers at step 1" in note for note in found.notes
+    )
+
+
 @pytest.mark.parametrize("more", [0, 5])
 def test_of_a_step_in_both_the_number_of_the_trace_counts(more):
     """However long the log is, which has null for an infinite loss; what the trace does not say is the log's."""
