@@ -25,6 +25,8 @@ import ways
 from mirrored import let_strategies_follow_each_other
 from tensorflow.python.framework import config
 
+from scaler.gate import joined
+
 # Devices are fixed once TensorFlow starts; replicas of a MirroredStrategy need several.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
@@ -164,3 +166,14 @@ def _tensors(args):
     return tf.nest.map_structure(
         lambda x: tf.convert_to_tensor(x) if isinstance(x, (np.ndarray, np.generic)) else x, args
     )
+
+
+@pytest.fixture
+def chunks(monkeypatch):
+    """The chunks of small variables that a step joins; as small as possible, so that a few variables make several."""
+    made = []
+    real = joined.chunks_of
+    monkeypatch.setattr(joined, "_CHUNK", 18)
+    monkeypatch.setattr(joined, "_FEWEST", 2)
+    monkeypatch.setattr(joined, "chunks_of", lambda *arguments: made.append(real(*arguments)) or made[-1])
+    return made

@@ -11,6 +11,8 @@
     _count                     of Skip, Take                                absent: the same
     _batch_sizes               of Rebatch                                   absent: the same
     _size, _shift, _stride     of Window                                    absent: the same
+    _start, _stop, _step       of Range                                     absent: the same
+    _cycle_length, ...         _block_length, of Interleave                 absent: the same
     _selector_input            of DirectedInterleave                        absent: a change of weights is not noticed
 
 A dataset's inputs and functions are found among its attributes by their type, whatever their names.

@@ -88,7 +88,7 @@ class KeptBatches:
             return None
         try:
             return self._parsed(content, step)
-        except (ValueError, tf.errors.OpError):  # Its checksums hold, but nobody who writes batches made it.
+        except (ValueError, tf.errors.OpError):  # The checksums match, but the bytes are no batch.
             return None
 
     def _parsed(self, content: bytes, step: int) -> Any:

@@ -27,16 +27,16 @@ class SharedTrace:
 
     def __init__(self) -> None:
         self._loop: Loop | None = None
-        self._options: RunOptions | None = None
+        self._key: tuple = ()
         self._first: list[tuple[tf.Variable, tf.Tensor]] = []
 
     def build(
         self, task: Task, options: RunOptions, actions: Callable[[keras.Model], Iterable[Action]], **settings: Any
     ) -> Loop:
         """The loop of a run before its first step. Arguments are those of `build`, the same but for the seed."""
-        if self._loop is None or self._options != dataclasses.replace(options, seed=0):
-            self._loop = build(task, options, actions, **settings)
-            self._options = dataclasses.replace(options, seed=0)
+        key = (task, dataclasses.replace(options, seed=0), settings)
+        if self._loop is None or self._key != key:
+            self._loop, self._key = build(task, options, actions, **settings), key
             groups = variable_groups(self._loop.train_step, self._loop.calls.trace())
             self._first = [(one, tf.identity(one)) for group in groups.values() for one in group]
             return self._loop
@@ -53,5 +53,5 @@ class SharedTrace:
         return self._loop
 
     def forget(self) -> None:
-        """The next loop is built and traced anew."""
+        """Has the next loop built and traced again."""
         self._loop = None

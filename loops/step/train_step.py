@@ -265,7 +265,7 @@ class TrainStep(tf.Module):
             "loss": loss,
             "attempted": attempted,
             "applied": outcome.finite,
-            "loss_scale": retried.pop("loss_scale", loss_scale),
+            "loss_scale": loss_scale,
             "grad_norm": outcome.grad_norm,
             "clipped_norm": outcome.clipped_norm,
             "cause": outcome.cause,

@@ -58,8 +58,6 @@ def _takes_one(function: Any) -> bool:
         return False
     try:
         inspect.signature(function).bind(None)
-    except TypeError:
-        return False
-    except ValueError:
-        return True
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # It has no signature that Python could read.
     return True

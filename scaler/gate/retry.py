@@ -20,7 +20,7 @@ from scaler.mistakes.carried import Carried
 from scaler.strategies import Event, Strategy
 from scaler.strategies.base import float_bounds_of, needs_of, only_scale, usable_state
 
-MOST = 256
+_MOST = 256
 """The most overflows of one step: as many halvings as float32 has powers of two."""
 Again = Callable[[tf.Tensor], Sequence[Gradient]]
 
@@ -135,7 +135,7 @@ class _Step(NamedTuple):
 
         def goes_on(tries: tf.Tensor, state: Any, loss_scale: tf.Tensor, finite: tf.Tensor, grads: list) -> tf.Tensor:
             lower = tf.logical_or(tf.equal(tries, 0), loss_scale > floor)
-            return tf.reduce_all([tf.logical_not(finite), lower, tries < MOST])
+            return tf.reduce_all([tf.logical_not(finite), lower, tries < _MOST])
 
         def back_off(tries: tf.Tensor, state: Any, loss_scale: tf.Tensor, finite: tf.Tensor, grads: list) -> tuple:
             whole = list(map(_with_shape, grads, self.here))

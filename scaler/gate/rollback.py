@@ -103,7 +103,7 @@ def put_back_non_finite(strategy: Any, state: Sequence[tuple[Any, Any]]) -> None
         for variable, value in state:
             replicas.assign_each(strategy, variable, chosen_state, value)
         return
-    # One look at all of them, where a choice for each would assign every one anew.
+    # Look at all of them at once: a choice for each would assign every variable in every step.
     state = [(variable, value) for variable, value in state if replicas.native(variable).dtype.is_floating]
 
     def look(before: list) -> None:

@@ -107,7 +107,7 @@ class StoredState:
             after = type(state)(*(replicas.of_each(strategy, value)[0] for value in state))
             retried = replicas.of_each(strategy, retries)[0] > 0
             for field, variable in self.fields.items():
-                variable.assign(tf.where(retried, getattr(after, field), variable))
+                replicas.assign_alike(variable, tf.where(retried, getattr(after, field), variable))
 
         replicas.merge(assign, state, retries)
 

@@ -50,7 +50,8 @@ def check_pairs(grads: Sequence[Gradient], variables: Sequence, allow_16bit_upda
     if grads and all(grad is None for grad in grads):
         raise InvalidArgument(
             "apply: every gradient is None: the scaled loss does not depend on these variables. Compute the loss and "
-            "loss_scaler.scale(loss) inside the tape, and pass the tape the scaled loss."
+            "loss_scaler.scale(loss) inside the tape, and pass the tape the scaled loss. If this loss is not meant to "
+            "reach them, pass tf.zeros_like(variable) in place of None."
         )
     for variable in variables:
         _check_variable(variable, allow_16bit_updates)

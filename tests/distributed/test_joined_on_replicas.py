@@ -7,7 +7,7 @@ import replica_cases as cases
 import tensorflow as tf
 
 import scaler
-from scaler.gate import choose, joined
+from scaler.gate import choose
 
 OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
@@ -16,17 +16,6 @@ OPTIMIZERS = {
 }
 SHAPES = [(2, 3)] * 3 + [(4,)] * 2 + [()] + [(5,)] * 3 + [(1, 3)]
 STEPS, BAD = 4, 2
-
-
-@pytest.fixture
-def chunks(monkeypatch):
-    """The chunks that were made, and a few variables to a chunk at most."""
-    made = []
-    real = joined.chunks_of
-    monkeypatch.setattr(joined, "_CHUNK", 18)
-    monkeypatch.setattr(joined, "_FEWEST", 2)
-    monkeypatch.setattr(joined, "chunks_of", lambda *arguments: made.append(real(*arguments)) or made[-1])
-    return made
 
 
 def train(make, dtype="float32", **arguments):

@@ -27,17 +27,6 @@ ALIKE = SHAPES[:5]
 STEPS = 4
 
 
-@pytest.fixture
-def chunks(monkeypatch):
-    """The chunks that were made, and three variables to a chunk at most."""
-    made = []
-    real = joined.chunks_of
-    monkeypatch.setattr(joined, "_CHUNK", 18)
-    monkeypatch.setattr(joined, "_FEWEST", 2)
-    monkeypatch.setattr(joined, "chunks_of", lambda *arguments: made.append(real(*arguments)) or made[-1])
-    return made
-
-
 def weights(dtype, shapes=SHAPES):
     rng = np.random.default_rng(0)
     return [keras.Variable(rng.normal(size=shape), dtype=dtype, name=f"w{i}") for i, shape in enumerate(shapes)]

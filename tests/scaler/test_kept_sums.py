@@ -262,7 +262,7 @@ def test_so_does_one_in_a_loop_of_the_graph(step):
 @pytest.mark.parametrize("step", [momentum, last_gradient, where])
 def test_a_scale_that_cannot_move_is_not_suspected(step, strategy):
     own = Step(strategy)
-    tf.function(lambda: step(own))()
+    tf.function(lambda: step(own))()  # A warning would be an error.
 
 
 def with_its_own_scale(own):

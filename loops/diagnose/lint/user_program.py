@@ -24,7 +24,7 @@ def lint_program(built: Any, name: str, *, xla: bool = False) -> list[Finding]:
         built: A `loops.Loop` of a `loops.TrainStep`, whose dataset gives the sample; or a tuple, or a dict with these
             keys, of model, optimizer, loss and sample. Of a dataset as the sample the first batch is used.
         name: The name of the function, for errors.
-        xla: As for `lint`.
+        xla: Whether to name the layers that XLA cannot compile, too.
 
     Raises:
         scaler.InvalidArgument: For anything else.

@@ -45,13 +45,12 @@ def _why_not(call: LayerCall) -> tuple[str, str, bool] | None:
     with restored(call.layer):
         for said, backward in (("forward pass", False), ("backward pass", True)):
             try:
-                # What fails without XLA has another cause.
                 _run(call, values, backward, compiled=False)
-            except Exception:
+            except Exception:  # Of any kind, from a user's layer: what fails without XLA has another cause.
                 return None
             try:
                 _run(call, values, backward, compiled=True)
-            except Exception as error:
+            except Exception as error:  # XLA refuses with errors of several kinds.
                 return said, _shortened(error), _compiles_in_float32(call, values, backward)
     return None
 
@@ -61,7 +60,7 @@ def _compiles_in_float32(call: LayerCall, values: Sequence[tf.Tensor], backward:
     try:
         with layers_in_float32(scaler.observe.layers_of(call.layer)):
             _run(call, wide, backward, compiled=True)
-    except Exception:
+    except Exception:  # Of any kind, as above.
         return False
     return True
 

@@ -157,8 +157,17 @@ def describe_optimizer(optimizer: object) -> Any:
         except NotImplementedError:  # By a schedule of one's own, which Keras's `fit` takes.
             config = {name: value for name, value in vars(optimizer).items() if _is_setting(name, value)}
             config["learning_rate"] = schedule(optimizer)
-        return {"class": type(optimizer).__name__, **{k: value for k, value in config.items() if k != "name"}}
+        return {"class": type(optimizer).__name__, **_without_names(config)}
     return getattr(optimizer, "__qualname__", type(optimizer).__qualname__)
+
+
+def _without_names(config: Mapping) -> dict:
+    """A configuration without the names that Keras numbers in each process, also those of optimizers inside."""
+    return {
+        key: _without_names(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if key != "name"
+    }
 
 
 def _is_setting(name: str, value: object) -> bool:

@@ -19,7 +19,7 @@ from loops.step.frozen_weights import named_by
 
 _ARGUMENTS = (
     *("batch_size", "batch_sizes", "buffer_size", "seed", "seed2", "reshuffle_each_iteration", "num_shards", "index"),
-    *("size", "shift", "stride"),
+    *("size", "shift", "stride", "start", "stop", "step", "cycle_length", "block_length"),
 )
 _COUNTED = ("Skip", "Take")
 """Operations whose count decides which examples there are; that of a repeat is only how long a run may be."""
@@ -37,6 +37,10 @@ def settings(train_step: object, dataset: tf.data.Dataset) -> dict:
         _add(facts, type(optimizer).__name__, describe_optimizer(optimizer))
     if isinstance(retry := getattr(train_step, "retry", None), bool):
         _add(facts, type(train_step).__name__, {"retry": retry})
+    for one in reversed(named_by(train_step, scaler.layerwise.Layerwise)):
+        _add(facts, type(one).__name__, {"strategy": text_of(one.strategy)})
+    for losses in reversed(named_by(train_step, scaler.PerLoss)):
+        _add(facts, type(losses).__name__, {loss: text_of(losses[loss].strategy) for loss in losses.names})
     for one in reversed(named_by(train_step, scaler.LossScaler)):
         said = {"strategy": text_of(one.strategy), "sum_duplicates": one.sum_duplicates, "select": one.select}
         _add(facts, type(one).__name__, said)

@@ -1,4 +1,4 @@
-"""Whether a message of a trace is what it should be. Its checksum keeps accidents out, and nobody who means harm."""
+"""Checks that a message of a trace is well formed. Its checksum catches accidents, but stops no attacker."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from loops.support.json_values import without_nan
+from loops.views.compare.aligned import STEP
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,10 @@ class Comparison:
         Then something other than arithmetic parts them.
         """
         at = self.parts_at
-        if at is None or at == 1 or self.differs_at != at or any(row.formats[0] != row.formats[1] for row in self.rows):
+        # Of steps that a log lacks nothing is known: what parts the runs may have begun there.
+        if at is None or at == 1 or self.by == STEP or self.differs_at != at:
+            return False
+        if any(row.formats[0] != row.formats[1] for row in self.rows):
             return False
         if self.other_batches_at is not None and self.other_batches_at <= at:
             return False

@@ -60,8 +60,11 @@ def as_a_default(x, layer=GLOBAL):
     return layer(x)
 
 
+HELD = {"body": GLOBAL}
+
+
 def as_a_keyword_default():
-    def step(x, *, layers={"body": GLOBAL}):  # noqa: B006
+    def step(x, *, layers=HELD):
         return layers["body"](x)
 
     return lambda x: step(x)

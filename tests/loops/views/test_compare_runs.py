@@ -309,3 +309,16 @@ def test_settings_are_read_from_the_checkpoints_of_a_run(tmp_path):
         step = loops.TrainStep(plain_model(), squared_error, keras.optimizers.SGD(rate))
         loops.Loop(step, dataset(2, 8), actions=[loops.Checkpoint(runs[-1] / "checkpoints", every=1)]).run(1)
     assert loops.observe.compare(*runs).settings == ("optimizer.learning_rate is 0.1 and 0.2",)
+
+
+def test_logs_that_lack_steps_are_not_said_to_part_by_something_else(tmp_path):
+    """The loss parts at the second logged step, and what was before it is in no log."""
+    places = [write_run(tmp_path / name, skips=(), trace=False) for name in ("one", "other")]
+    for place, more in zip(places, (0.0, 1.0), strict=True):
+        lines = [json.loads(line) for line in (place / "steps.jsonl").read_text().splitlines()][4::5]
+        for line in lines[1:]:
+            line["loss"] += more
+        (place / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = loops.observe.compare(*places)
+    assert (found.by, found.at_once) == ("step", False)
+    assert "other than arithmetic" not in found.sentence
