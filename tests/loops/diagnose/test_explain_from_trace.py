@@ -1,36 +1,16 @@
 """Where the log has every tenth step and a trace has all, `explain` chooses its step from the trace."""
 
-import keras
-import numpy as np
 import pytest
-import tensorflow as tf
+from thinned_cases import STEPS, thinned_loop
 
 import loops
-import scaler
-
-STEPS, BAD = 60, (13, 43)
 
 pytestmark = pytest.mark.slow
 
 
 def loop(folder, traced=True, every=10):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, name="one", dtype="mixed_float16")])
-    x = np.ones([STEPS, 4, 2], np.float32)
-    x[[step - 1 for step in BAD]] = 1e30
-    step = loops.TrainStep(
-        model,
-        keras.losses.MeanSquaredError(),
-        keras.optimizers.SGD(0.01),
-        loss_scaler=scaler.LossScaler(scaler.Dynamic(8.0)),
-    )
-    data = tf.data.Dataset.from_tensor_slices((x, np.ones([STEPS, 4, 1], np.float32)))
-    actions = [
-        loops.JsonLines(folder / "steps.jsonl", every=every),
-        *([loops.Trace(folder / "trace.arrow")] if traced else []),
-        loops.Checkpoint(folder / "checkpoints", every=20, resume=True),
-    ]
-    return loops.Loop(step, data, actions=actions)
+    trace = [loops.Trace(folder / "trace.arrow")] if traced else []
+    return thinned_loop(folder, (13, 43), every=every, actions=trace)
 
 
 def test_the_step_is_that_of_the_last_skip_in_the_trace(tmp_path):

@@ -1,12 +1,9 @@
 """A log of every tenth step: no reader takes its skips for those of the run."""
 
-import keras
-import numpy as np
 import pytest
-import tensorflow as tf
+from thinned_cases import STEPS, thinned_loop
 
 import loops
-import scaler
 from loops.record import read_run
 from loops.record.skips import health
 from loops.record.summary import digest, sentence
@@ -17,30 +14,11 @@ from loops.views.report.strategies import strategies_table
 from loops.views.watch.progress import LiveRun
 from loops.views.watch.screen import line
 
-STEPS = 60
-
-
-def loop(folder, bad, every=10):
-    """A program whose steps in `bad` are skipped."""
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, dtype="mixed_float16")])
-    x = np.ones([STEPS, 4, 2], np.float32)
-    x[[step - 1 for step in bad]] = 1e30
-    step = loops.TrainStep(
-        model,
-        keras.losses.MeanSquaredError(),
-        keras.optimizers.SGD(0.01),
-        loss_scaler=scaler.LossScaler(scaler.Dynamic(8.0)),
-    )
-    data = tf.data.Dataset.from_tensor_slices((x, np.ones([STEPS, 4, 1], np.float32)))
-    saves = loops.Checkpoint(folder / "checkpoints", every=20, resume=True)
-    return loops.Loop(step, data, actions=[loops.JsonLines(folder / "steps.jsonl", every=every), saves])
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("thinned") / "run"
-    loop(folder, [13, 43, 44]).run(STEPS)
+    thinned_loop(folder, [13, 43, 44]).run(STEPS)
     return folder
 
 
@@ -123,7 +101,7 @@ def test_without_a_checkpoint_nothing_is_said_of_the_other_steps(run, tmp_path):
 
 @pytest.mark.slow
 def test_explain_is_not_content_with_the_steps_that_are_logged(run):
-    found = loops.observe.explain(loop(run, [13, 43, 44]))
+    found = loops.observe.explain(thinned_loop(run, [13, 43, 44]))
     assert (found.step, found.verdict) == (60, "unlogged")
     assert found.sentence.startswith(
         "The log shows nothing wrong: none of the 6 steps in the log was skipped. The log has"
@@ -133,8 +111,8 @@ def test_explain_is_not_content_with_the_steps_that_are_logged(run):
 
 @pytest.mark.slow
 def test_a_run_that_counted_no_skip_is_healthy(tmp_path):
-    loop(tmp_path, []).run(STEPS)
-    found = loops.observe.explain(loop(tmp_path, []))
+    thinned_loop(tmp_path, []).run(STEPS)
+    found = loops.observe.explain(thinned_loop(tmp_path, []))
     assert found.verdict == "healthy"
     assert found.sentence.startswith("Nothing is wrong: none of the 6 steps")
     assert "the run skipped none of 60." in found.sentence
@@ -142,7 +120,7 @@ def test_a_run_that_counted_no_skip_is_healthy(tmp_path):
 
 @pytest.mark.slow
 def test_a_logged_skip_is_not_all_that_is_said(tmp_path):
-    loop(tmp_path, [30, 43, 44]).run(STEPS)
+    thinned_loop(tmp_path, [30, 43, 44]).run(STEPS)
     recorded = read_run(tmp_path)
     found = digest(recorded)
     assert "3 of 60, 2 of them not logged." in section(recorded, found, None).said
