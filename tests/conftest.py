@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib.util
 import os
 import pathlib
 import signal
@@ -166,6 +167,19 @@ def _tensors(args):
     return tf.nest.map_structure(
         lambda x: tf.convert_to_tensor(x) if isinstance(x, (np.ndarray, np.generic)) else x, args
     )
+
+
+@pytest.fixture
+def tensorboard(monkeypatch):
+    """Says whether TensorBoard is installed, which this environment need not have: it is, until a test says no."""
+    found = importlib.util.find_spec
+    said = {"tensorboard": True}
+
+    def find_spec(name, *arguments):
+        return said[name] or None if name in said else found(name, *arguments)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    return lambda installed: said.update(tensorboard=installed)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import tensorflow as tf
 from mirrored import mirrored
 
 import loops
-import loops.record.tensorboard.action
 import scaler
 from loops.loop.replicate import replicate
 
@@ -220,8 +219,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_a_place_that_cannot_be_written_is_told_before_the_first_step(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(loops.record.tensorboard.action.importlib.util, "find_spec", lambda name: name)
+def test_a_place_that_cannot_be_written_is_told_before_the_first_step(name, tmp_path, tensorboard):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "in it", pathlib.Path("/proc/none")):
         taken = []

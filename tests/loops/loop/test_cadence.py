@@ -10,13 +10,10 @@ import tensorflow as tf
 from tensorboard_cases import events
 
 import loops
-import loops.record.tensorboard.action
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
-    monkeypatch.setattr(loops.record.tensorboard.action.importlib.util, "find_spec", lambda name: name)
-
+def run(tensorboard, tmp_path):
     def run(steps_per_call, every, steps):
         data = tf.data.Dataset.range(1, 1000).map(lambda number: tf.cast(number, tf.float32))
         held_out = tf.data.Dataset.from_tensors((tf.zeros([1, 1]), tf.zeros([1, 1])))

@@ -8,7 +8,6 @@ import tensorflow as tf
 from recorded_cases import NAMES, visit
 
 import loops
-import loops.record.tensorboard.action
 
 
 def written(folder):
@@ -32,8 +31,7 @@ def write(folder, probes, every=5):
     return written(folder)
 
 
-def test_headroom_and_exponents(tmp_path, monkeypatch):
-    monkeypatch.setattr(loops.record.tensorboard.action.importlib.util, "find_spec", lambda name: name)
+def test_headroom_and_exponents(tmp_path, tensorboard):
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, dtype="mixed_float16", name="dense")])
     probes = types.SimpleNamespace(names=list(NAMES), model=model, dtypes={"dense": ("float16",)})
     found = write(tmp_path / "probed", probes)

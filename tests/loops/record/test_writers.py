@@ -13,16 +13,9 @@ from tensorboard_cases import events
 
 import loops
 import loops.loop.cadence
-import loops.record.tensorboard.action
 import scaler
 
 VALUES = [1.0, math.nan, -math.inf, 4.0, 5.0, 6.0, 7.0]
-
-
-@pytest.fixture
-def no_hint(monkeypatch):
-    """As if TensorBoard were installed."""
-    monkeypatch.setattr(loops.record.tensorboard.action.importlib.util, "find_spec", lambda name: name)
 
 
 def looping(*actions, steps_per_call=3):
@@ -115,7 +108,7 @@ def real_run(folder, *actions, **arguments):
 
 
 @pytest.mark.slow
-def test_curves_are_those_of_the_run(no_hint, tmp_path):
+def test_curves_are_those_of_the_run(tensorboard, tmp_path):
     real_run(tmp_path).run(6)
     curves = events(tmp_path / "tb")
     written = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
@@ -152,7 +145,7 @@ def without_time(folder):
 
 
 @pytest.mark.slow
-def test_files_of_a_run_that_goes_on_are_those_of_the_whole_one(no_hint, tmp_path):
+def test_files_of_a_run_that_goes_on_are_those_of_the_whole_one(tensorboard, tmp_path):
     """The first run went on after its checkpoint, and was then killed in the middle of a record and of a line."""
     real_run(tmp_path / "whole").run(6)
     place = tmp_path / "stopped"
@@ -168,8 +161,8 @@ def test_files_of_a_run_that_goes_on_are_those_of_the_whole_one(no_hint, tmp_pat
         assert (place / name).read_text() == (tmp_path / "whole" / name).read_text()
 
 
-def test_without_tensorboard_a_warning_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr(loops.record.tensorboard.action.importlib.util, "find_spec", lambda name: None)
+def test_without_tensorboard_a_warning_says_what_to_install(tensorboard, tmp_path):
+    tensorboard(installed=False)
     with pytest.warns(UserWarning, match=r'pip install "halfstep\[tensorboard\]"'):
         looping(loops.TensorBoard(tmp_path, every=1)).run(3)
     assert events(tmp_path)["loss"][0][0] == 1

@@ -14,7 +14,6 @@ import rich.console
 import tensorflow as tf
 
 import loops
-import loops.record.tensorboard.action
 from loops.loop.state import folder
 from loops.record.files import write_json
 from loops.support.written.append_file import AppendFile
@@ -30,10 +29,7 @@ ACTIONS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_hint(monkeypatch):
-    """As if TensorBoard were installed."""
-    monkeypatch.setattr(loops.record.tensorboard.action.importlib.util, "find_spec", lambda name: name)
+pytestmark = pytest.mark.usefixtures("tensorboard")
 
 
 def looping(*actions, steps_per_call=1):
