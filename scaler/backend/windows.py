@@ -70,6 +70,11 @@ def take_windows_over(inner: Any) -> None:
     vars(inner).update({WINDOW: window, GIVEN: _overwrite, "apply": checked_apply})
 
 
+def are_taken_over(inner: Any) -> bool:
+    """Whether `take_windows_over` has changed this optimizer."""
+    return WINDOW in vars(inner)
+
+
 def _apply_window(inner: Any, grads: Sequence, variables: Sequence) -> None:
     # Keras counts the last micro-batch itself.
     inner._iterations.assign_add(inner.gradient_accumulation_steps - 1)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from scaler.backend import replicas
+from scaler.backend import replicas, windows
 from scaler.backend.keras_two import KerasTwo, is_of_keras_two
 from scaler.backend.optimizers import built_for, key_of, knowing_masters
 from scaler.backend.variables import made_outside, without_values
@@ -31,13 +31,8 @@ def check_optimizer(optimizer: Optimizer) -> None:
             f"apply: the optimizer divides gradients by loss_scale_factor={optimizer.loss_scale_factor!r}, after they "
             "were unscaled already. Leave loss_scale_factor unset."
         )
-    every = getattr(optimizer, "ema_overwrite_frequency", None)
-    if every and replicas.replica_count() > 1 and not tf.executing_eagerly():
-        raise InvalidArgument(
-            f"apply: ema_overwrite_frequency={every!r} on several replicas: Keras cannot overwrite variables there "
-            "inside a tf.function. Leave it out. fit assigns the averages at its end, and "
-            "optimizer.finalize_variable_values(model.trainable_variables) whenever you call it."
-        )
+    if replicas.replica_count() > 1:
+        _check_on_replicas(optimizer)
     if hasattr(optimizer, "get_scaled_loss"):
         raise InvalidArgument(
             f"apply: {type(optimizer).__name__} of tf-keras scales losses by itself. Pass its inner_optimizer: one "
@@ -54,6 +49,23 @@ def check_optimizer(optimizer: Optimizer) -> None:
                 if hasattr(optimizer, "apply_gradients")
                 else ""
             )
+        )
+
+
+def _check_on_replicas(optimizer: Optimizer) -> None:
+    every = getattr(optimizer, "ema_overwrite_frequency", None)
+    if every and not tf.executing_eagerly():
+        raise InvalidArgument(
+            f"apply: ema_overwrite_frequency={every!r} on several replicas: Keras cannot overwrite variables there "
+            "inside a tf.function. Leave it out. fit assigns the averages at its end, and "
+            "optimizer.finalize_variable_values(model.trainable_variables) whenever you call it."
+        )
+    steps = getattr(optimizer, "gradient_accumulation_steps", None)
+    if steps and not windows.are_taken_over(optimizer):
+        raise InvalidArgument(
+            f"apply: the optimizer has gradient_accumulation_steps={steps!r}, and Keras cannot add gradients up on "
+            "several replicas. Leave it out, and use loops.TrainStep(accumulate=...), or "
+            "LossScaleOptimizer(optimizer), which adds them up itself."
         )
 
 

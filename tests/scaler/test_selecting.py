@@ -210,19 +210,27 @@ def test_no_other_value_is_taken(value):
         scaler.LossScaleOptimizer(keras.optimizers.Adam(), select=value)
 
 
-def test_averages_that_overwrite_weights_are_refused_on_replicas():
+@pytest.mark.parametrize(
+    ("options", "runs", "said"),
+    [
+        ({"use_ema": True, "ema_overwrite_frequency": 2}, tf.function, "ema_overwrite_frequency=2 on several replicas"),
+        ({"gradient_accumulation_steps": 2}, tf.function, "gradient_accumulation_steps=2, and Keras cannot add"),
+        ({"gradient_accumulation_steps": 2}, lambda run: run, "gradient_accumulation_steps=2, and Keras cannot add"),
+    ],
+)
+def test_what_keras_cannot_do_on_replicas_is_refused(options, runs, said):
     strategy = mirrored(2)
     with strategy.scope():
         variable, loss_scaler = tf.Variable([1.0, 2.0]), scaler.LossScaler()
-        optimizer = keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=2)
+        optimizer = keras.optimizers.Adam(**options)
 
     def step():
         with tf.GradientTape() as tape:
             scaled = loss_scaler.scale(tf.reduce_sum(variable))
         return loss_scaler.apply(optimizer, tape.gradient(scaled, [variable]), [variable]).finite
 
-    with pytest.raises(InvalidArgument, match="ema_overwrite_frequency=2 on several replicas"):
-        tf.function(lambda: strategy.run(step))()
+    with pytest.raises(InvalidArgument, match=said):
+        runs(lambda: strategy.run(step))()
 
 
 @pytest.mark.exhaustive_with("4-3")

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from loops.record.joined import joined
+from loops.record.joined import joined, parts_at
 from loops.record.log import Log
 
 
@@ -17,10 +17,22 @@ class CountedOnce:
         self._ends: dict[str, float] = {}
         self._ahead: set[int] = set()
         self._both_until = -1.0
+        self._unlogged = joined(None, None)
 
     def goes_back(self, file: str, piece: Log) -> bool:
         """Whether a piece has steps that its file has brought before."""
         return bool(piece.step[0] <= self._ends.get(file, -1))
+
+    def are_of_two_runs(self, trace: Log | None, log: Log | None) -> bool:
+        """Whether a step that the log has now has other numbers in the trace, which may have brought it before."""
+        traced = joined(self._unlogged, trace)
+        if log is None or not len(log.step):
+            self._unlogged = traced
+            return False
+        later = traced.step > log.step[-1]
+        columns = {name: values[later] for name, values in traced.columns.items()}
+        self._unlogged = Log(traced.step[later], columns, traced.cause[later], 0)
+        return parts_at(traced, log) is not None
 
     def new(self, trace: Log | None, log: Log | None) -> Log:
         """The steps of two pieces that were not counted before. A piece is None if there is no such file."""

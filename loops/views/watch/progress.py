@@ -45,6 +45,7 @@ class LiveRun:
         rate: Steps per second over the last reads with new steps; NaN before there were two.
         quiet: Seconds since the last new step.
         summary: The summary that the run writes at its end; None before.
+        other_trace: Whether the folder's trace is of another run than its log. It is then left out.
     """
 
     def __init__(self, place: pathlib.Path, clock: Callable[[], float] = time.monotonic):
@@ -55,6 +56,7 @@ class LiveRun:
         self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=_LOOKS)
         self.rate, self.quiet = math.nan, 0.0
         self.summary: dict | None = None
+        self.other_trace = False
         self._start()
 
     def _start(self) -> None:
@@ -92,7 +94,7 @@ class LiveRun:
         if log is not None and self._log is None:
             self._log = LogTail(log)
             self._again()
-        if trace is not None and self._trace is None and importlib.util.find_spec("pyarrow"):
+        if trace is not None and self._trace is None and not self.other_trace and importlib.util.find_spec("pyarrow"):
             self._trace = TraceTail(trace)
             self._again()
 
@@ -107,6 +109,11 @@ class LiveRun:
         pieces = self._pieces()
         # A run that resumes truncates its files.
         if any(piece is not None and len(piece.step) and again for piece, again in pieces):
+            self._again()
+            self.other_trace = False
+            pieces = self._pieces()
+        if self._once.are_of_two_runs(pieces[0][0], pieces[1][0]):
+            self._trace, self.other_trace = None, True
             self._again()
             pieces = self._pieces()
         trace, log = (piece for piece, _ in pieces)

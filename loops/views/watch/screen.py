@@ -14,6 +14,7 @@ from loops.views.watch.progress import LiveRun
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=*#"
 _SLOW = 30.0
 """Seconds without a new step after which the panel says so."""
+_OTHER_TRACE = "its trace is of another run, and left out"
 
 
 def line(course: LiveRun) -> str:
@@ -31,6 +32,8 @@ def line(course: LiveRun) -> str:
         parts.append(f"{course.rate:.3g} steps/s")
     if course.summary is not None:
         parts.append(ended(course.summary))
+    if course.other_trace:
+        parts.append(_OTHER_TRACE)
     return "  ".join(parts)
 
 
@@ -64,6 +67,8 @@ def panel(course: LiveRun, name: str, width: int, *, blocks: bool) -> rich.text.
     text.append(_skipped(course), "yellow" if course.skips else "")
     if course.skips:
         text.append(f"  last at step {course.last_skip:,}", "dim")
+    if course.other_trace:
+        text.append(f"\n  {_OTHER_TRACE}", "yellow")
     return text
 
 

@@ -128,6 +128,25 @@ def test_a_log_of_some_steps_and_a_trace_are_counted_as_one_run(tmp_path, whole,
     assert 30 < course.logged < 60
 
 
+def test_a_trace_that_another_run_left_is_not_counted(tmp_path, whole):
+    """Its steps are ahead of the log's until the log shows that they are of another run."""
+    shutil.copy(whole / "trace.arrow", tmp_path)
+    course = LiveRun(tmp_path)
+    course.look()
+    assert course.step == 60
+    rows = [json.loads(line) | {"loss": 7.0} for line in lines_of(whole)[:5]]
+    (tmp_path / "steps.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    course.look()
+    assert (course.step, course.logged, list(course.loss), len(course.margin)) == (5, 5, [7.0] * 5, 0)
+    assert line(course).endswith("its trace is of another run, and left out")
+    assert "its trace is of another run" in panel(course, "run", 100, blocks=True).plain
+    # A new run in this folder has a trace of its own.
+    for lines in ([], lines_of(whole), lines_of(whole)):
+        (tmp_path / "steps.jsonl").write_bytes(b"".join(lines))
+        course.look()
+    assert (course.step, course.logged, len(course.margin), course.other_trace) == (60, 60, 60, False)
+
+
 def test_a_csv_is_followed(tmp_path):
     course = LiveRun(tmp_path)
     with (tmp_path / "steps.csv").open("w") as file:
