@@ -32,7 +32,7 @@ def odd(n):
 
 
 def lines(place, seed=None):
-    for name in "abc":
+    for name in "abcdefgh":
         (place / f"{name}.txt").write_text("".join(f"{name}{n}\n" for n in range(4)))
     return Dataset.list_files(str(place / "*.txt"), seed=seed)
 
