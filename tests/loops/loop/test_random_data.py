@@ -32,8 +32,8 @@ def odd(n):
 
 
 def lines(place, seed=None):
-    for name in "abcdefgh":
-        (place / f"{name}.txt").write_text("".join(f"{name}{n}\n" for n in range(4)))
+    for name in "abcdefg":
+        (place / f"{name}.txt").write_text("".join(f"{name}{n}\n" for n in range(2)))
     return Dataset.list_files(str(place / "*.txt"), seed=seed)
 
 
