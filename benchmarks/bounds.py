@@ -1,0 +1,175 @@
+"""How much of a step's cost is there to take away: the same with the cause left out, beside ours and beside Keras.
+
+    python benchmarks/bounds.py [--json] [--quick]
+
+"The least" is a loss scaler by hand: a fixed scale, one norm, one branch around Keras's own update. Nothing is counted,
+explained or put back, and the scale never moves. No checked step can be expected to be faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import models
+import paired
+import steps
+import tensorflow as tf
+from fit import MODELS as FIT_MODELS
+from fit import OURS, PROTECTED, THEIRS, contender
+from loop import BATCH_SIZE, STEPS, fit, loop
+
+import loops
+import loops.tasks
+
+LEAST = "the least"
+SCALE = 2.0**10
+SECONDS = 3.0
+
+
+def update(optimizer, grads, variables) -> tf.Tensor:
+    """Moves the variables if the gradients of the scaled loss are finite, and says whether they were."""
+    finite = tf.math.is_finite(tf.linalg.global_norm(grads))
+
+    def applied():
+        optimizer.apply([grad / tf.cast(SCALE, grad.dtype) for grad in grads], variables)
+        return tf.constant(True)
+
+    return tf.cond(finite, applied, lambda: tf.constant(False))
+
+
+def least(problem: models.Problem) -> Callable:
+    model, (x, y), optimizer = problem.model, problem.batch, keras.optimizers.Adam(1e-4)
+    optimizer.build(model.trainable_variables)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = problem.loss(y, model(x, training=True))
+            scaled = loss * SCALE
+        update(optimizer, tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    return step
+
+
+def of_a_step(quick: bool, found: dict) -> list[paired.Figure]:
+    figures = []
+    for jit in (False, True)[: 1 if quick else 2]:
+        made = {**{name: steps.STEPS[name] for name in ("halfstep", "no scaler")}, LEAST: least}
+        batch_size = 2 if quick else 128
+        contenders = {
+            name: tf.function(step(models.digits_cnn("mixed_float16", batch_size)), jit_compile=jit or None)
+            for name, step in made.items()
+        }
+        taken = paired.take_turns(contenders, SECONDS, quick)
+        title = f"digits CNN, mixed_float16, {'jit' if jit else 'graph'}"
+        found[title] = paired.case(taken, "no scaler")
+        figures += [
+            paired.figure(f"{title}: {name} to no scaler", taken, name, "no scaler") for name in ("halfstep", LEAST)
+        ]
+        keras.backend.clear_session()
+    return figures
+
+
+def bare_loop(make_model, policy, dataset, taken: int, **arguments) -> Callable[[], None]:
+    """A `Loop` whose step has no scaler and returns its loss alone."""
+    model, optimizer = make_model(policy), keras.optimizers.Adam(1e-3)
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer.build(model.trainable_variables)
+
+    def step(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, model(x, training=True))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return {"loss": loss}
+
+    made = loops.Loop(step, dataset, **arguments)
+    return lambda: made.run(made.counters.data + taken)
+
+
+def of_a_loop(quick: bool, found: dict) -> list[paired.Figure]:
+    taken_steps = 6 if quick else STEPS
+    many = taken_steps // 3
+    task = loops.tasks.load("digits")
+    chosen = {
+        "Loop": (loop, {"steps_per_call": many}),
+        "Loop, no scaler": (bare_loop, {"steps_per_call": many}),
+        "Loop, a visit at each step": (loop, {"steps_per_call": 1}),
+        "Loop, no scaler, a visit at each step": (bare_loop, {"steps_per_call": 1}),
+        "fit": (fit, {}),
+        f"fit, {many} steps per execution": (fit, {"steps_per_execution": many, "jit_compile": False}),
+    }
+    taken = paired.take_turns(
+        {
+            name: make(models.digits_mlp, "float32", task.dataset(BATCH_SIZE, seed=0), taken_steps, **arguments)
+            for name, (make, arguments) in chosen.items()
+        },
+        SECONDS,
+        quick,
+    )
+    found["digits MLP, float32"] = paired.case(taken, "fit")
+    keras.backend.clear_session()
+    pairs = [(name, "fit" if "visit" in name else f"fit, {many} steps per execution") for name in chosen]
+    figures = []
+    for name, reference in pairs[:4]:
+        value, quartiles = paired.ratio(taken, reference, name)
+        title = f"digits MLP, float32: {name}, times as fast as {reference}"
+        figures.append(paired.Figure(title, value, quartiles, at_least=True))
+    return figures
+
+
+class Least(keras.Model):
+    """A model whose `fit` takes the least step, and updates its metrics where the step is applied."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(x, y, predicted)
+            scaled = loss * SCALE
+        variables = self.trainable_variables
+        finite = update(self.optimizer, tape.gradient(scaled, variables), variables)
+        tf.cond(finite, lambda: self._loss_tracker.update_state(loss), lambda: None)
+        return self.get_metrics_result()
+
+
+def least_fit(make: Callable, steps_in_a_turn: int, **arguments) -> Callable[[], object]:
+    problem = make("mixed_float16")
+    inputs = keras.Input(problem.model.input_shape[1:])
+    model = Least(inputs, problem.model(inputs))
+    model.compile(
+        keras.optimizers.Adam(1e-4), keras.losses.SparseCategoricalCrossentropy(from_logits=True), **arguments
+    )
+    model.optimizer.build(model.trainable_variables)
+    dataset = tf.data.Dataset.from_tensors(problem.batch).repeat()
+    return lambda: model.fit(dataset, steps_per_epoch=steps_in_a_turn, shuffle=False, verbose=0)
+
+
+def of_fit(quick: bool, found: dict) -> list[paired.Figure]:
+    figures = []
+    make, count = FIT_MODELS["digits MLP"]
+    count = 4 if quick else count
+    settings = {"graph": {}, "jit": {"jit_compile": True}, "50 steps per execution": {"steps_per_execution": 50}}
+    for setting, arguments in list(settings.items())[: 1 if quick else None]:
+        arguments = {"jit_compile": False, **arguments}
+        contenders = {side: contender(make, side, count, **arguments) for side in (OURS, PROTECTED, THEIRS)}
+        contenders[LEAST] = least_fit(make, count, **arguments)
+        taken = paired.take_turns(contenders, SECONDS, quick)
+        title = f"digits MLP, mixed_float16, fit, {setting}"
+        found[title] = paired.case(taken, THEIRS, steps_in_a_turn=count)
+        figures += [
+            paired.figure(f"{title}: {side} to Keras's", taken, side, THEIRS) for side in (OURS, PROTECTED, LEAST)
+        ]
+        keras.backend.clear_session()
+    return figures
+
+
+def run(quick: bool) -> paired.Report:
+    found: dict[str, dict] = {}
+    figures = [figure for part in (of_a_step, of_a_loop, of_fit) for figure in part(quick, found)]
+    return paired.Report(figures, found)
+
+
+if __name__ == "__main__":
+    paired.main(__doc__, "bounds", run)
