@@ -57,6 +57,7 @@ def alone(name):
     return trained(ADAPTIVE[name], by_itself)
 
 
+@pytest.mark.slow_with("Adam", "Adafactor", "accumulating")
 @pytest.mark.exhaustive_with("AMSGrad", "AdamW", "Adamax", "Lamb", "Nadam", "scheduled")
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_an_optimizer_moves_as_by_itself(name):
@@ -128,6 +129,7 @@ class Counting(keras.optimizers.Adam):
         super().update_step(gradient, variable, learning_rate)
 
 
+@pytest.mark.slow
 def test_optimizers_of_others_are_left_alone():
     _, found = trained(lambda: Counting(0.01), gated)
     _, expected = alone("Adam")
@@ -135,6 +137,7 @@ def test_optimizers_of_others_are_left_alone():
         np.testing.assert_allclose(own, other, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_without_iterations_it_is_read_for_each_variable(monkeypatch):
     monkeypatch.setattr(iterations, "_can_be_read_once", lambda optimizer: False)
     _, found = trained(ADAPTIVE["Adam"], gated)

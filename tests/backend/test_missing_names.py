@@ -77,7 +77,7 @@ def test_without_autograph_artifact_functions_are_rewritten_as_well(monkeypatch)
     assert trained(plain_sgd) == MOVED
 
 
-@pytest.mark.slow_with("tf_convert")
+@pytest.mark.slow_with("tf_convert", "control_status_ctx")
 @pytest.mark.parametrize("name", ["tf_convert", "control_status_ctx"])
 def test_without_tf_convert_users_functions_are_traced_as_they_are(monkeypatch, name):
     assert trained(sgd) == MOVED
@@ -96,6 +96,7 @@ def test_without_could_possibly_record_a_scale_by_hand_is_still_the_one_divided_
     assert trained(plain_sgd, by_hand=True) == MOVED
 
 
+@pytest.mark.slow_with("True")
 @pytest.mark.parametrize("jit", [False, True])
 def test_without_the_xla_context_every_function_is_traced_as_if_compiled(monkeypatch, jit):
     monkeypatch.setattr(ops, "control_flow_util", types.ModuleType("control_flow_util"))
@@ -167,6 +168,7 @@ def test_without_get_function_what_happens_in_a_function_counts_as_unknown(monke
     assert variable.numpy().tolist() == (np.array(START) * 0.75).tolist()
 
 
+@pytest.mark.slow
 def test_without_watched_variables_a_missing_rollback_is_said(monkeypatch):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1), keras.layers.BatchNormalization()])
     loss_scaler = scaler.LossScaler(scaler.Dynamic(1024.0))
@@ -323,6 +325,7 @@ def test_a_window_that_nobody_calls_is_refused_before_anything_moves(monkeypatch
     assert np.asarray(renamed).tolist() == START
 
 
+@pytest.mark.slow_with("_clip_gradients")
 @pytest.mark.parametrize("name", ["_clip_gradients", "_backend_update_step", "_update_model_variables_moving_average"])
 def test_a_part_of_a_window_that_is_missing_is_refused(monkeypatch, name):
     for kind in keras.optimizers.SGD.__mro__:
@@ -332,6 +335,7 @@ def test_a_part_of_a_window_that_is_missing_is_refused(monkeypatch, name):
         window_of_two(tf.function)
 
 
+@pytest.mark.slow
 def test_a_count_that_a_window_needs_is_refused_where_it_is_missing():
     variable = keras.Variable(START)
     inner = keras.optimizers.SGD(0.125, gradient_accumulation_steps=2)

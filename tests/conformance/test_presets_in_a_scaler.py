@@ -93,7 +93,7 @@ def their_first_raise(preset, arguments, word):
     return None
 
 
-@pytest.mark.slow_with("False")
+@pytest.mark.slow_with("False", "True")
 @pytest.mark.parametrize("consecutive", [False, True])
 @settings(max_examples=30)
 @given(word=st.lists(st.sampled_from([True, False, False]), min_size=1, max_size=20), hysteresis=st.integers(1, 3))

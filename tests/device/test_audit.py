@@ -37,6 +37,7 @@ def check(kind):
     assert predicates == PREDICATES.get(kind, 0) + ends
 
 
+@pytest.mark.exhaustive_with("loop of 5, until the data ends", "fit, protect", "probes of all", "measured by hand")
 @pytest.mark.parametrize("kind", USUAL)
 def test_the_usual_steps(kind):
     check(kind)

@@ -54,6 +54,7 @@ def traced(name, on_gpu):
         return tf.function(measure).get_concrete_function(*specs)
 
 
+@pytest.mark.slow_with("bfloat16", "float16")
 @pytest.mark.parametrize("name", PATTERNS)
 @settings(max_examples=25)
 @given(data=st.data())

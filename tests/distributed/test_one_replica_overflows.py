@@ -73,6 +73,7 @@ def test_no_bit_moves_on_any_replica_and_the_next_step_trains(rig, where):
         assert cases.raw(rig.model.trainable_variables) != before[: len(rig.model.trainable_variables)]
 
 
+@pytest.mark.slow_with("python loop, float32")
 @pytest.mark.exhaustive_with("jit", "python loop, four replicas")
 def test_the_statistics_put_back_differ_between_replicas(rig):
     """Else the test above would not see replica 0's written over the others'."""

@@ -77,7 +77,7 @@ class Applying:
         variables[0].assign_sub(grads[0])
 
 
-@pytest.mark.slow_with("slots")
+@pytest.mark.slow_with("slots", "apply")
 @pytest.mark.parametrize("optimizer", [Slotted(), Applying()], ids=["slots", "apply"])
 def test_functions_and_foreign_objects(optimizer):
     assert moved_by(by_scaler, optimizer) == -2.0
@@ -101,6 +101,7 @@ def test_plain_functions_whatever_the_aggregation_of_the_variable():
         assert found == [-2.0, -2.0], aggregation
 
 
+@pytest.mark.slow_with("Momentum")
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_an_optimizer_of_keras_2_does_not_sum_again(make):
     strategy = cases.mirrored(2)

@@ -61,6 +61,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow_with("graph-loss infinite, gradients sound", "loop-overflow", "loop-loss NaN", "xla-overflow")
 @pytest.mark.exhaustive_with(
     "graph-applied",
     "loop-applied",
@@ -107,7 +108,7 @@ def float32_step(mode):
     return run_in(mode, step), loss_scaler
 
 
-@pytest.mark.slow_with("x1-y1-4-1-False-xla")
+@pytest.mark.slow_with("x1-y1-4-1-False-xla", "x1-y1-4-1-False-graph", "x3-y3-3-2-True-loop", "x3-y3-3-2-True-xla")
 @pytest.mark.exhaustive_with(
     "x0-y0-4-2-False-graph",
     "x0-y0-4-2-False-loop",
@@ -140,7 +141,7 @@ def test_the_first_that_is_not_finite_or_the_largest(mode, x, y, cause, index, n
     assert ("'x:0'", "'y:0'")[index - 1] in loss_scaler.explain(outcome)
 
 
-@pytest.mark.slow_with("by hand-graph")
+@pytest.mark.slow_with("by hand-graph", "by hand-eager")
 @pytest.mark.exhaustive_with("by hand-xla", "composed-loop")
 def test_the_last_skip_stays_when_steps_are_applied_again_and_the_next_is_judged_anew(rig):
     assert rig.loss_scaler.last_skip.finite
@@ -187,6 +188,7 @@ def test_a_look_again_with_python_branches_is_rewritten_as_the_step_is():
     assert int(step(np.float32(100.0)).cause) == Cause.OVERFLOW
 
 
+@pytest.mark.slow_with("default")
 @pytest.mark.parametrize("how", ["default", "one device", "mirrored"])
 @second_look
 def test_one_replica_looks_again_as_a_replica(how):

@@ -12,6 +12,7 @@ from fault_cases import batch, batches, run_in
 import scaler
 
 
+@pytest.mark.slow_with("composed-eager-default", "composed-eager-2^-126", "by hand-eager-default")
 @pytest.mark.exhaustive_with(
     "by hand-eager-2^-40",
     "by hand-graph-2^-126",

@@ -22,6 +22,7 @@ def test_the_scale_rests_at_its_ceiling_and_comes_back(compiled_rig, high):
     rests_and_comes_back(rig, high, steps=300 if high == 2.0**126 else 120)
 
 
+@pytest.mark.slow_with("by hand")
 @pytest.mark.exhaustive_with("composed")
 @pytest.mark.parametrize("style", ["by hand", "composed"])
 def test_in_eager_mode_too_from_near_the_ceiling(style):

@@ -24,6 +24,7 @@ def test_a_nan_once_costs_one_step(rig):
         rig.assert_finite()
 
 
+@pytest.mark.slow_with("by hand-graph")
 @pytest.mark.exhaustive_with("composed-loop")
 def test_nan_for_ever_moves_nothing_and_is_reported(compiled_rig):
     rig = compiled_rig

@@ -133,7 +133,7 @@ def corrupt(tmp_path, loss_scaler, **fields):
     tf.train.Checkpoint(loss_scaler=loss_scaler).restore(path).assert_consumed()
 
 
-@pytest.mark.slow_with("xla-static")
+@pytest.mark.slow_with("xla-static", "loop-dynamic")
 @pytest.mark.exhaustive_with("graph-none", "graph-static", "loop-none", "loop-static", "xla-dynamic", "xla-none")
 @pytest.mark.parametrize("strategy", BOUNDED)
 def test_a_bad_scale_is_never_used_and_heals(tmp_path, mode, strategy):

@@ -106,7 +106,7 @@ def test_growth_by_the_first_does_not_reach_the_second(mode):
         np.testing.assert_array_equal(weight.numpy(), pair.weights[0].numpy())
 
 
-@pytest.mark.slow_with("xla-momentum-second")
+@pytest.mark.slow_with("xla-momentum-second", "loop-momentum-second")
 @pytest.mark.exhaustive_with("graph-Adam-first", "loop-momentum-first", "xla-momentum-first")
 @pytest.mark.parametrize("bad", [0, 1], ids=["first", "second"])
 @pytest.mark.parametrize(
@@ -132,6 +132,7 @@ def test_one_update_for_both_moves_the_scale_once(mode, kind, bad):
     assert [int(count) for count in pair.loss_scaler.counters] == [4, 2, 2, 0]
 
 
+@pytest.mark.slow_with("xla")
 def test_the_cause_is_found_for_the_second_apply_too(mode):
     # A weight of 1 times infinity: the losses are not finite, whichever apply comes first.
     pair = started(mode, "Adam" if mode in ("eager", "graph") else "momentum", True)

@@ -94,7 +94,7 @@ def test_skips_leave_every_bit_and_the_rest_equals_that_run_in_graphs(name, mode
     skips_leave_every_bit_and_the_rest_equals_an_unscaled_run(name, mode, 7, 3)
 
 
-@pytest.mark.slow_with("AdamW")
+@pytest.mark.slow_with("AdamW", "Lion")
 @pytest.mark.exhaustive_with("Muon", "accumulation", "clipnorm", "clipvalue")
 @pytest.mark.parametrize("name", parameters(name for name in OPTIMIZERS if name != "EMA"))
 def test_masters_under_the_same_optimizers(name):

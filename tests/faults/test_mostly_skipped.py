@@ -108,6 +108,8 @@ CALIBRATING = {
     "presets.openseq2seq_backoff",
     "presets.tf_contrib",
     "presets.tf_keras",
+    "presets.deepspeed",
+    "Warmup",
 )
 @pytest.mark.parametrize(("strategy", "levels"), CALIBRATING.values(), ids=CALIBRATING)
 def test_no_strategy_is_stuck_while_it_looks_for_its_level(strategy, levels):

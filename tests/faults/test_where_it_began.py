@@ -134,6 +134,8 @@ def singular(policy):
     "mixed_float16-4.0-8",
     "mixed_float16-8.507059173023462e+37-2048",
     "mixed_float16-8.507059173023462e+37-8",
+    "float32-32768.0-16384",
+    "float16-32768.0-16384",
 )
 @pytest.mark.parametrize("rows", [8, 2048, 16384])
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def fitted(optimizer, *, built, protect=False, policy="float32", batch=X, **comp
     return [variable.numpy().tolist() for variable in model.weights], optimizer
 
 
+@pytest.mark.slow_with("alone-float16")
 @pytest.mark.exhaustive_with("alone-float32", "protected-float16", "protected-float32")
 @pytest.mark.parametrize("policy", ["float32", "float16"])
 @pytest.mark.parametrize("protect", [False, True], ids=["alone", "protected"])

@@ -122,6 +122,7 @@ def test_a_callback_that_unfreezes_in_the_middle_of_a_fit_is_noticed_at_the_next
     assert model.optimizer.iterations == 12  # Two epochs of six batches.
 
 
+@pytest.mark.slow
 def test_an_eager_fit_follows():
     model = compiled(protect=False, stateful=False, run_eagerly=True)
     fit(model, callbacks=[scaler.LossScaleLogger()])

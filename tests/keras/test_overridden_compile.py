@@ -61,6 +61,7 @@ def loaded(saved):
         return keras.saving.load_model(saved[1] / "task.keras")
 
 
+@pytest.mark.slow
 def test_protect_says_so_at_once_and_the_first_step_refuses(loaded):
     with pytest.warns(scaler.ScaleWarning, match=f"compiled with Adam and not with.*{SAYS}"):
         scaler.protect(loaded)

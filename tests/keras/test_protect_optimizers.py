@@ -105,7 +105,7 @@ def test_an_optimizer_of_keras_beside_it_keeps_what_it_applied_too(where):
     assert learnt(model) == learnt(alone)
 
 
-@pytest.mark.slow_with("layer")
+@pytest.mark.slow_with("layer", "list")
 @pytest.mark.parametrize("where", ["compiled", "list", "layer"])
 def test_a_skip_of_the_second_puts_the_state_back(where):
     model = two(where)
@@ -124,6 +124,7 @@ def test_an_optimizer_that_cannot_be_found_is_refused_before_it_moves_anything(m
     assert raw(model.other.variables) == before
 
 
+@pytest.mark.slow_with("ours")
 @pytest.mark.parametrize("kind", [lambda inner: inner, scaler.LossScaleOptimizer], ids=["keras", "ours"])
 def test_a_teacher_that_was_trained_before_is_put_back(kind):
     """Its optimizer, which is still compiled with it, does not run in this step."""

@@ -128,6 +128,7 @@ def test_what_is_computed_from_a_metric_and_is_not_its_result_is_shown_as_it_was
     np.testing.assert_allclose(logs["m"], 2e36 / 8, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_validation_is_shown_beside_a_step_of_its_own():
     model = own_model(metrics=["mae"])
     x, y = data(16)

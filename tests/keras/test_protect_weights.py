@@ -128,7 +128,7 @@ class Function(keras.Sequential):
         return super().train_step(data)
 
 
-@pytest.mark.slow_with("Function-0")
+@pytest.mark.slow_with("Function-0", "Clipping-1", "Plain-0")
 @pytest.mark.parametrize(
     ("kind", "assigned"),
     [(keras.Sequential, 0), (Plain, 0), (Function, 0), (Clipping, 1)],

@@ -126,6 +126,7 @@ def trace_parts(chance):
         first += steps
 
 
+@pytest.mark.slow_with("300")
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_a_trace(inputs, tmp_path):
     path = tmp_path / "trace.arrow"

@@ -19,7 +19,7 @@ def variables(kind="float32"):
     ]
 
 
-@pytest.mark.slow_with("graph-SGD-float32")
+@pytest.mark.slow_with("graph-SGD-float32", "loop-plain-float32", "loop-SGD-float16")
 @pytest.mark.exhaustive_with("graph-Adam-float16", "xla-Adam-float32", "xla-SGD-float16")
 @modes_with(
     ("name", "kind"),
@@ -77,6 +77,7 @@ def test_a_variable_without_a_gradient_at_first_may_have_one_later(execute):
     assert optimizer.iterations.numpy() == 2
 
 
+@pytest.mark.slow_with("graph-overflowing square", "xla-overflowing square")
 @modes_with(
     ("where",),
     eager=[("overflow of the unscaled value",)],
@@ -94,7 +95,7 @@ def test_finite_gradients_that_an_optimizer_would_turn_into_nan_are_skipped(exec
     assert optimizer.iterations.numpy() == 0
 
 
-@pytest.mark.slow_with("graph-Adam")
+@pytest.mark.slow_with("graph-Adam", "loop-plain")
 @pytest.mark.exhaustive_with("xla-Adam")
 @modes_with(("name",), eager=[("plain",), ("SGD",)], graph=[("SGD",), ("Adam",)], loop=[("plain",)], xla=[("Adam",)])
 def test_embedding_gradients_with_duplicate_indices(execute, name):

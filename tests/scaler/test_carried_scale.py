@@ -45,7 +45,7 @@ class Two:
         return [float(weight[0]) for weight in self.weights]
 
 
-@pytest.mark.slow_with("xla-apply")
+@pytest.mark.slow_with("xla-apply", "graph-apply", "loop-apply")
 @pytest.mark.exhaustive_with("loop-update", "xla-update")
 @pytest.mark.parametrize("between", ["update", "apply"])
 @modes("eager", "graph", "loop", "xla")
@@ -78,6 +78,7 @@ def test_it_waits_for_unscale(execute):
     assert [float(grad[0]) for grad in execute(step)()] == [-1.0, -1.0]
 
 
+@pytest.mark.slow_with("False")
 @pytest.mark.parametrize("eager", [False, True])
 def test_a_loss_is_differentiated_after_another_was_scaled(eager):
     two = Two()
@@ -139,6 +140,7 @@ def test_a_gradient_that_a_variable_kept_for_a_step_is_refused(between):
         step()
 
 
+@pytest.mark.slow_with("graph")
 @modes("eager", "graph", "xla")
 def test_a_gradient_is_kept_unscaled(execute):
     two, kept = Two(), tf.Variable([0.0])
@@ -155,6 +157,7 @@ def test_a_gradient_is_kept_unscaled(execute):
     assert two.moved()[0] == 3.0
 
 
+@pytest.mark.slow_with("graph")
 @modes("eager", "graph", "xla")
 def test_a_gradient_is_kept_with_its_scale(execute):
     two, kept, scale = Two(), tf.Variable([0.0]), tf.Variable(1.0)
@@ -179,6 +182,7 @@ def test_a_scale_that_is_none_is_refused(scale):
         two.apply(0, two.gradients(0), loss_scale=scale)
 
 
+@pytest.mark.slow_with("graph")
 @modes("eager", "graph", "xla")
 def test_a_variable_that_this_step_filled_carries_its_scale(execute):
     two, kept = Two(), tf.Variable([0.0])
@@ -193,6 +197,7 @@ def test_a_variable_that_this_step_filled_carries_its_scale(execute):
     assert two.moved()[0] == 2.0
 
 
+@pytest.mark.slow_with("xla-said2")
 @modes_with(["said"], eager=[[contextlib.nullcontext()]], graph=[[SUMS]], xla=[[SUMS]])
 def test_micro_batches_that_a_user_sums_in_a_variable(execute, said):
     two, total, count = Two(), tf.Variable([0.0]), tf.Variable(0)
@@ -264,6 +269,7 @@ def test_a_loop_that_scales_at_several_scales_is_refused():
         step()
 
 
+@pytest.mark.slow_with("False")
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_gradients_that_a_function_returns(is_refused):
     two = Two()

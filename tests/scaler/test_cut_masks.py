@@ -112,7 +112,7 @@ def seen(model, x):
 
 
 @pytest.mark.slow_with("mask_of_a_cut", "two_of_each")
-@pytest.mark.exhaustive_with("behind_masking", "named_mask")
+@pytest.mark.exhaustive_with("behind_masking", "named_mask", "functional")
 @pytest.mark.parametrize("make", MODELS)
 def test_masks_and_outputs_pass_bit_for_bit(make):
     model, rescaled, _, x = cut_of(make)

@@ -43,6 +43,7 @@ def words(name):
     return st.one_of(*row).map(lambda patterns: values_of(patterns, name))
 
 
+@pytest.mark.slow_with("eager-gpu", "graph-cpu", "eager-cpu")
 @pytest.mark.exhaustive_with("graph-gpu", "loop-cpu", "loop-gpu")
 @settings(max_examples=40)
 @given(words("float16"), words("bfloat16"), words("float32"))

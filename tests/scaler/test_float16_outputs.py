@@ -89,7 +89,7 @@ def test_in_eager_mode_too():
         take(network(keras.layers.Dense(2, activation="softmax", dtype="float16")), PROBABILITIES, lambda step: step)
 
 
-@pytest.mark.slow_with("<lambda>-loss1", "<lambda>-loss2", "<lambda>-loss4")
+@pytest.mark.slow_with("<lambda>-loss1", "<lambda>-loss2", "<lambda>-loss4", "<lambda>-loss0")
 @pytest.mark.exhaustive_with("<lambda>-loss3")
 @pytest.mark.parametrize(
     ("make", "loss"),

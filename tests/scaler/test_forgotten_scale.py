@@ -16,7 +16,7 @@ def variables():
     return [tf.Variable([0.0])]
 
 
-@pytest.mark.slow_with("xla")
+@pytest.mark.slow_with("xla", "loop")
 def test_apply_without_scale_warns_once(execute):
     loss_scaler, targets = scaler.LossScaler(), variables()
     run = execute(lambda: loss_scaler.apply(plain_descent, GRADS, targets).finite)
@@ -69,6 +69,7 @@ def test_whoever_asked_for_the_scale_knows():
     assert scaler.LossScaler().apply(plain_descent, GRADS, variables(), unscaled=True).finite
 
 
+@pytest.mark.slow_with("loop")
 @modes("eager", "graph", "loop")
 def test_a_step_that_is_counted_twice_is_noticed(execute):
     loss_scaler, targets = scaler.LossScaler(scaler.Dynamic(8.0)), variables()

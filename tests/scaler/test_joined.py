@@ -49,7 +49,7 @@ def train(optimizer, dtype="float32", shapes=SHAPES, **clipping):
     return seen
 
 
-@pytest.mark.slow_with("amsgrad")
+@pytest.mark.slow_with("amsgrad", "nesterov", "EMA", "Lion")
 @pytest.mark.exhaustive_with("Adam", "Adamax", "Nadam", "SGD")
 @pytest.mark.parametrize("name", parameters(OPTIMIZERS))
 def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, chunks, monkeypatch):
@@ -60,7 +60,7 @@ def test_joined_variables_get_the_bits_of_the_optimizers_own_update(name, chunks
     assert ours[BAD - 1] == ours[BAD]
 
 
-@pytest.mark.slow_with("none")
+@pytest.mark.slow_with("none", "value")
 @pytest.mark.parametrize(
     "clipping", [{}, {"clip": scaler.ClipByValue(0.5)}, {"clip": scaler.ClipByNorm(0.5)}], ids=["none", "value", "norm"]
 )
@@ -76,6 +76,7 @@ class MyAdam(keras.optimizers.Adam):
     """A user's own class may look at a variable as a whole."""
 
 
+@pytest.mark.slow_with("my_adam")
 @pytest.mark.exhaustive_with("rm_sprop")
 @pytest.mark.parametrize(
     "optimizer", [MyAdam(0.01), keras.optimizers.RMSprop(0.01), keras.optimizers.Lamb(0.01)], ids=lambda each: each.name

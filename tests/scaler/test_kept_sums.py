@@ -217,7 +217,7 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.slow_with("xla-masked")
+@pytest.mark.slow_with("xla-masked", "xla-where")
 @pytest.mark.exhaustive_with(
     "xla-assign_add",
     "xla-assign_add_in_a_branch",
@@ -418,6 +418,7 @@ HEALTHY = [
 ]
 
 
+@pytest.mark.exhaustive_with("two_applies")
 @pytest.mark.parametrize("step", HEALTHY)
 def test_other_steps_that_keep_something_are_not_suspected(step):
     own = Step()

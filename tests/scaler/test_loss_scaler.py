@@ -87,7 +87,7 @@ def test_the_outcome_says_what_happened(execute):
     assert loss_scaler.loss_scale.numpy() == 8.0
 
 
-@pytest.mark.slow_with("xla")
+@pytest.mark.slow_with("xla", "loop")
 @modes("graph", "loop", "xla")
 def test_counters(execute):
     loss_scaler = by_hand(Dynamic(8.0))

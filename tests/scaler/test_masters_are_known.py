@@ -133,6 +133,7 @@ def test_learning_rates_by_variable(way):
     np.testing.assert_allclose(weights[1], 1.0 - 0.125, atol=2e-3)
 
 
+@pytest.mark.slow_with("with_train_step")
 @pytest.mark.skipif(not hasattr(keras.optimizers, "Muon"), reason="This Keras has no Muon.")
 @pytest.mark.parametrize("way", [with_train_step, with_keras])
 def test_layers_that_muon_leaves_out(way):

@@ -125,6 +125,7 @@ def test_losses_with_a_scale_each_are_added_up():
     assert u.numpy().tolist() == [-9.0]
 
 
+@pytest.mark.slow_with("each takes its own")
 @pytest.mark.parametrize("how", ["one takes both", "each takes its own", "in its branch"])
 def test_branches_of_two_scalers(how):
     one, other = scaler.LossScaler(scaler.Static(2.0**10)), scaler.LossScaler(scaler.Static(2.0**6))

@@ -67,6 +67,7 @@ def test_the_optimizer_of_the_skip_is_named():
     assert int(parts.loss_scaler.last_skip.index) == -1
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_whose_it_was(tmp_path):
     parts = Parts()
     run = tf.function(parts.step)
@@ -151,6 +152,7 @@ def test_a_saved_skip_of_other_variables_is_not_named(tmp_path):
         after.loss_scaler.check()
 
 
+@pytest.mark.slow
 def test_a_saved_learning_rate_is_blamed_before_its_step_is_traced(tmp_path):
     before = Apart(rate=np.nan)
     before.second(ONE)
@@ -161,6 +163,7 @@ def test_a_saved_learning_rate_is_blamed_before_its_step_is_traced(tmp_path):
     assert "the learning rate of Adam is NaN" in after.loss_scaler.explain()
 
 
+@pytest.mark.slow
 def test_a_saved_weight_is_not_named_either(tmp_path):
     before = Apart()
     before.first(ONE)
@@ -176,6 +179,7 @@ def test_a_saved_weight_is_not_named_either(tmp_path):
     assert f"because a weight is already non-finite, and so is the loss; {UNKNOWN}" in after.loss_scaler.explain()
 
 
+@pytest.mark.slow
 def test_places_do_not_overlap_and_are_never_full():
     names = Names()
     for number in range(30):

@@ -137,6 +137,7 @@ RIGHT = {
 FAST = {"itself", "a weighted sum", "chosen where finite", "the largest", "without its sign", "a root of a product"}
 
 
+@pytest.mark.slow_with("the largest", "itself", "a weighted sum", "without its sign")
 @pytest.mark.slow_with(*sorted(set(RIGHT) - FAST))
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_proportional_to_scaled_losses_trains_as_without_a_scale(name):

@@ -29,7 +29,7 @@ def constant_gradient(execute, strategy, masters=False):
     return weights, loss_scaler, execute(step)
 
 
-@pytest.mark.slow_with("xla-float16")
+@pytest.mark.slow_with("xla-float16", "graph-float16", "loop-float32")
 @modes_with(
     ("masters",),
     eager=[("float16",)],

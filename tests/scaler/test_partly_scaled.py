@@ -72,6 +72,7 @@ def run(loss_of, made):
     step(tf.ones([4, 3]))
 
 
+@pytest.mark.slow_with("a penalty is added to the scaled loss", "gradients are summed")
 @pytest.mark.parametrize("case", MISTAKES)
 def test_an_unscaled_part_is_noticed(case):
     with pytest.warns(scaler.ScaleWarning, match=SAID):

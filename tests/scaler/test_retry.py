@@ -72,6 +72,7 @@ def reference(slopes, scale, interval, backoff, hysteresis):
     return seen, scale
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from([*SLOPES, np.inf, np.nan]), min_size=1, max_size=6),
     st.sampled_from([2.0**40, 2.0**20, 2.0**16, 2.0**3, LOW]),
@@ -106,6 +107,7 @@ def test_every_mode_retries_to_the_same_bits(mode):
     moved(line, [3.0, 2.0**10, 1.0])
 
 
+@pytest.mark.slow_with("2-xla", "1-xla")
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 @pytest.mark.parametrize(("slope", "loss"), [(np.nan, 0.0), (2.0**10, np.inf)], ids=["1", "2"])
 def test_a_loss_that_is_not_finite_is_skipped_once_and_costs_one_backoff(mode, slope, loss):
@@ -168,6 +170,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.exhaustive_with("grows at each step", "fairseq", "headroom", "smooth", "warmup", "log normal")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_no_strategy_loses_a_batch(name):
     line = Line(STRATEGIES[name], "graph")

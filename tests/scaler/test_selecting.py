@@ -71,6 +71,8 @@ CASES = [
     "adam-float16-{'masters': 'stochastic', 'clip_norm': 1.0}",
     "decay and averages-mixed_float16-{}",
     "momentum-mixed_bfloat16-{'clip': ClipByValue(value=0.01)}",
+    "adam-float16-{'accumulate': 3, 'clip_norm': 0.5}",
+    "adam-float16-{'masters': 'kahan', 'clip_norm': 1.0}",
 )
 @pytest.mark.exhaustive_with(
     "adam-float16-{'masters': 'masters', 'clip_norm': 1.0}",
@@ -91,6 +93,7 @@ def test_a_run_is_the_same_bit_for_bit(optimizer, policy, options):
     assert 0 < sum(output["applied"] for output in outputs) < len(outputs)
 
 
+@pytest.mark.slow_with("adam-xla")
 @pytest.mark.exhaustive_with("adam-graph", "decay and averages-xla")
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize("optimizer", ["adam", "decay and averages"])

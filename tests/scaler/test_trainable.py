@@ -37,6 +37,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow_with("xla-float16")
 @pytest.mark.parametrize(
     ("way", "kind"),
     [
@@ -163,6 +164,7 @@ def test_on_replicas():
         run(X)
 
 
+@pytest.mark.slow
 def test_a_step_can_still_be_exported(tmp_path):
     made, module = two_layers(), tf.Module()
     module.model, optimizer = made, SGD(0.1)

@@ -92,7 +92,7 @@ class Run:
         raise AssertionError("it did not fail")
 
 
-@pytest.mark.slow_with("graph-Adafactor")
+@pytest.mark.slow_with("graph-Adafactor", "graph-a weight of a user's")
 @pytest.mark.exhaustive_with("graph-Ftrl", "loop-a slot of a user's", "xla-Adafactor", "xla-a function")
 @modes_with(
     ("fault",),
@@ -126,7 +126,7 @@ def test_state_is_put_back_too(fault):
     np.testing.assert_array_equal(run.state, [applied])
 
 
-@pytest.mark.slow_with("Adagrad-float16")
+@pytest.mark.slow_with("Adagrad-float16", "a slot of a user's-float16")
 @pytest.mark.exhaustive_with("Adafactor-float16", "Adagrad-bfloat16", "Ftrl-float16", "a weight of a user's-float16")
 @pytest.mark.parametrize(("fault", "dtype"), [*((fault, "float16") for fault in FAULTS), ("Adagrad", "bfloat16")])
 def test_masters_and_the_model_are_put_back(fault, dtype):

@@ -60,6 +60,7 @@ IN_LOOPS = {
 WAYS = KNOWN | IN_LOOPS
 
 
+@pytest.mark.slow_with("bits", "fft")
 @pytest.mark.exhaustive_with("TensorArray", "integers", "map_fn", "stop_gradient", "string")
 @pytest.mark.parametrize("way", WAYS)
 def test_two_steps_of_another_model_come_between(way):

@@ -55,12 +55,17 @@ def test_layers_that_changed_places_are_named(tmp_path, names):
         of_own_step(tmp_path, layers(*reversed(names))).run(4)
 
 
+@pytest.mark.slow
 def test_layers_that_keras_numbers_anew_are_the_same(tmp_path):
     """The names of three layers move by one: each but the last is that of another one in the checkpoint."""
     of_own_step(tmp_path, layers("dense", "dense_1", "dense_2")).run(2)
     of_own_step(tmp_path, layers("dense_1", "dense_2", "dense_3")).run(4)
 
 
+@pytest.mark.slow_with(
+    "{'momentum': 0.5}-settings: SGD\\\\.momentum was 0\\\\.9 and is 0\\\\.5\\\\. The learning rate",
+    "{'seed': 2}-settings: shuffle\\\\.seed2 was 1 and is 2\\\\. The learning rate",
+)
 @pytest.mark.parametrize(
     ("other", "named"),
     [
@@ -83,6 +88,7 @@ def sampled(weights):
     return tf.data.Dataset.sample_from_datasets([zeros, ones], weights, seed=0).batch(2)
 
 
+@pytest.mark.exhaustive_with("window")
 @pytest.mark.parametrize(
     ("then", "now", "named"),
     [
@@ -172,7 +178,7 @@ OF_ONES_OWN = {
 }
 
 
-@pytest.mark.slow_with("strategy", "path")
+@pytest.mark.slow_with("strategy", "path", "schedule")
 @pytest.mark.parametrize("name", OF_ONES_OWN)
 def test_objects_of_ones_own_are_told_apart_by_what_they_hold(tmp_path, name):
     """In another process they lie at other addresses, so that nothing may depend on these."""
@@ -267,7 +273,7 @@ def test_other_numbers_of_a_dataset_are_named(tmp_path, first, second, named):
         of_data(tmp_path, second).run(4)
 
 
-@pytest.mark.slow_with("interleave")
+@pytest.mark.slow_with("interleave", "range")
 @pytest.mark.parametrize(
     ("first", "second", "named"),
     [

@@ -290,7 +290,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.slow_with("scaling")
-@pytest.mark.exhaustive_with("model", "precision")
+@pytest.mark.exhaustive_with("model", "precision", "scaling's options")
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_checkpoint_of_another_run_is_refused_by_what_differs(saved, other):
     changes, named = OTHERS[other]

@@ -210,6 +210,7 @@ def test_the_table_of_arguments_is_that_of_the_register():
     assert set(KEPT) == set(datasets._KEPT)
 
 
+@pytest.mark.exhaustive_with("ParseExample-_deterministic")
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in datasets._KEPT.items() for name in names])
 def test_without_an_argument_of_a_dataset_a_run_is_told(kind, name):
     tf.random.set_seed(None)

@@ -208,6 +208,7 @@ def in_a_terminal(arguments, width):
     return status, printed.decode().replace("\r\n", "\n")
 
 
+@pytest.mark.exhaustive_with("doctor")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_terminal_is_too_narrow_for_a_number(ready, name):
     arguments, words = ready(name)

@@ -45,6 +45,7 @@ def bicubic(dtype):
     return L.UpSampling2D(2, interpolation="bicubic", dtype=dtype, name="up")
 
 
+@pytest.mark.slow
 def test_a_layer_without_a_kernel_is_named_once_with_what_helps():
     (one,) = found(bicubic, L.ReLU, xla=True)
     assert (one.layer, one.is_note) == ("up", False)

@@ -114,6 +114,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.slow_with("csv")
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_writer_that_was_left_out_for_a_while_keeps_its_file(tmp_path, kind):
     writer, read = WRITERS[kind]

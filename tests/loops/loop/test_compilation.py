@@ -35,6 +35,7 @@ def compiles(loop):
     return loop.calls.jit_compile
 
 
+@pytest.mark.slow_with("1")
 @pytest.mark.exhaustive_with("2")
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_a_step_is_compiled_on_a_gpu(gpu, steps_per_call):
@@ -85,6 +86,7 @@ def test_a_layer_that_says_no_is_named(gpu):
         assert not compiles(loops.Loop(step(layer=layer), DATA, steps_per_call=1))
 
 
+@pytest.mark.slow
 def test_a_release_that_does_not_list_kernels_runs_without(gpu, monkeypatch):
     from tensorflow.python.framework import kernels
 

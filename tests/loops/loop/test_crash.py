@@ -92,6 +92,7 @@ def test_files_that_cannot_grow_in_the_middle_of_a_save(whole, tmp_path, size):
     assert finish(tmp_path) == whole
 
 
+@pytest.mark.slow_with("300000")
 @pytest.mark.parametrize("room", [300_000, pytest.param(0, marks=pytest.mark.exhaustive)])
 def test_a_disk_that_is_full_in_the_middle_of_a_save(whole, tmp_path, room):
     process = start(run_on_a_full_disk, tmp_path, 8, room)

@@ -62,6 +62,7 @@ def by_python():
     return trained([20])
 
 
+@pytest.mark.slow_with("1000-steps1")
 @pytest.mark.exhaustive_with("7-steps0")
 @pytest.mark.parametrize(("steps_per_call", "steps"), [(7, [5, 6, 20]), (1000, [20])])
 def test_the_loop_in_the_graph_equals_the_python_loop_bit_for_bit(by_python, steps_per_call, steps):

@@ -121,6 +121,7 @@ def test_endless_data_that_ends_all_the_same_keeps_counters_and_outputs():
     assert list(visits[0].outputs["loss"]) == [1.0, 3.0]
 
 
+@pytest.mark.exhaustive_with("zip-True")
 @pytest.mark.parametrize(
     ("name", "endless"),
     [("numbers", True), ("filter", False), ("generator", False), ("zip", True), ("choice", True), ("once", False)],

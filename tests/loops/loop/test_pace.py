@@ -104,6 +104,7 @@ def test_an_action_that_names_a_step_of_the_past_does_not_stop_the_loop(names):
     assert Pace(None).limit(10, 100, [action]) == 1
 
 
+@pytest.mark.slow_with("growing")
 @pytest.mark.exhaustive_with("one by one")
 @pytest.mark.parametrize(
     "taken", [[1] * 99, [1, 4, 16, 64, 250], [3, 1, 50, 2] * 30], ids=["one by one", "growing", "of any lengths"]

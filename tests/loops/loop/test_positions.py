@@ -90,7 +90,7 @@ SAVABLE = {
 }
 
 
-@pytest.mark.slow_with("cached", "interleaved")
+@pytest.mark.slow_with("cached", "interleaved", "shuffled beyond an epoch")
 @pytest.mark.parametrize("kind", SAVABLE)
 def test_what_can_save_its_position_goes_on_without_a_warning(kind, tmp_path):
     whole = [int(number) for number in SAVABLE[kind]().take(12)]

@@ -129,7 +129,7 @@ def ended(make, *goals, folder=None, **arguments):
     return weight.numpy().tobytes()
 
 
-@pytest.mark.slow_with("iterator in a branch", "strings and vectors")
+@pytest.mark.slow_with("iterator in a branch", "strings and vectors", "iterator")
 @pytest.mark.exhaustive_with("DenseHashTable", "handle alone", "tables in functions")
 @pytest.mark.parametrize("kind", SAVED)
 def test_what_can_be_saved_goes_on_bit_for_bit_without_a_warning(kind, tmp_path):
@@ -242,6 +242,7 @@ NAMED = {
 }
 
 
+@pytest.mark.exhaustive_with("export")
 @pytest.mark.parametrize("kind", NAMED)
 def test_what_cannot_be_saved_is_named(kind, tmp_path):
     make, said = NAMED[kind]
@@ -333,6 +334,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.exhaustive_with("datasets")
 @pytest.mark.slow_with("constant tables beside one that is written")
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_an_ordinary_step_is_warned_of_nothing(kind):
@@ -365,6 +367,7 @@ def test_a_checkpoint_from_before_tables_were_saved_goes_on_without_them(tmp_pat
         looping(with_mutable_table, tmp_path)[0].run(11)
 
 
+@pytest.mark.slow
 def test_other_tables_are_those_of_another_run(tmp_path):
     looping(with_mutable_table, tmp_path)[0].run(2)
     with pytest.raises(loops.CheckpointError, match=r"MutableHashTable\(int64, float32\).*DenseHashTable"):

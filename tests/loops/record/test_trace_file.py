@@ -71,6 +71,7 @@ def test_tables_are_those_that_were_written(path):
     assert found.tensors["carries_scale"].to_pylist() == [False, True]
 
 
+@pytest.mark.slow
 def test_cut_anywhere_exactly_the_whole_batches_are_there(parts):
     data, ends = b"".join(parts), list(itertools.accumulate(map(len, parts)))
     for cut in range(len(data) + 1):
@@ -80,6 +81,7 @@ def test_cut_anywhere_exactly_the_whole_batches_are_there(parts):
         assert found.whole == (cut in [0, *ends])
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_found(parts):
     """Batches before it are read; nothing of its own and none after it."""
     data, ends = b"".join(parts), list(itertools.accumulate(map(len, parts)))
@@ -92,6 +94,7 @@ def test_every_flipped_byte_is_found(parts):
         assert len(found.batches) == max(sum(end <= place for end in ends) - 1, 0)
 
 
+@pytest.mark.slow_with("3")
 @pytest.mark.parametrize("kept", [1, 2, 3])
 def test_reading_says_up_to_which_step_it_went(path, parts, kept):
     path.write_bytes(path.read_bytes()[: sum(map(len, parts[: kept + 1])) - 1])

@@ -192,6 +192,7 @@ def test_the_loss_may_be_differentiated_by_a_tape_around_the_step():
     np.testing.assert_allclose(tf.function(gradient)(x, y), eagerly, rtol=1e-5)
 
 
+@pytest.mark.slow_with("2")
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_loss_that_calls_python_is_differentiated_once(replicas):
     """TensorFlow forgets what a `tf.py_function` computed when its gradient was taken."""

@@ -24,7 +24,7 @@ def made(losses, weights=None, named=True):
     return loops.TrainStep(model(named), losses, keras.optimizers.SGD(0.1), loss_weights=weights)
 
 
-@pytest.mark.slow_with("names for a list of outputs")
+@pytest.mark.slow_with("names for a list of outputs", "a dict")
 @pytest.mark.exhaustive_with("a list")
 @pytest.mark.parametrize(
     ("losses", "weights", "named", "outputs"),

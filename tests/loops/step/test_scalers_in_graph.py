@@ -184,6 +184,7 @@ def test_so_it_is_on_replicas(steps_per_call):
     assert loop.run(12) == loops.Counters(data=12, attempted=12, applied=10)
 
 
+@pytest.mark.slow_with("1")
 @both_loops
 def test_windows_of_a_step_of_ones_own_count_once(steps_per_call):
     loss_scaler, variable, optimizer = scaler.LossScaler(), weight(), keras.optimizers.SGD(0.01)
@@ -341,6 +342,7 @@ def test_the_owner_of_a_variable_is_found():
     assert scaler.LossScaler.owner_of(tf.Variable(0.0)) is None
 
 
+@pytest.mark.slow_with("deep")
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))], ids=["deep", "pickle"]
 )

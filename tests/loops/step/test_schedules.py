@@ -46,7 +46,7 @@ def rates_used(step, steps_per_call, steps=5):
     ]
 
 
-@pytest.mark.slow_with("applied-expected0-1")
+@pytest.mark.slow_with("applied-expected0-1", "attempted-expected1-3")
 @pytest.mark.exhaustive_with("applied-expected0-3", "attempted-expected1-1")
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 @pytest.mark.parametrize(

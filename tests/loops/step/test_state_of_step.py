@@ -36,7 +36,7 @@ SGD, RMSprop = keras.optimizers.SGD, keras.optimizers.RMSprop
 
 
 # Each model in each mode, with an optimizer whose update branches and with one whose does not.
-@pytest.mark.slow_with("SpectralNormalization-xla-RMSprop")
+@pytest.mark.slow_with("SpectralNormalization-xla-RMSprop", "LSTM-graph-RMSprop")
 @pytest.mark.exhaustive_with("GRU-graph-SGD", "GRU-xla-RMSprop", "LSTM-xla-SGD")
 @pytest.mark.parametrize(
     ("name", "mode", "optimizer"),
@@ -113,6 +113,7 @@ def test_a_step_by_hand_puts_it_back(name):
     assert everything(model) == before
 
 
+@pytest.mark.slow_with("LSTM-False")
 @pytest.mark.exhaustive_with("GRU-False", "LSTM-True", "SpectralNormalization-False", "SpectralNormalization-True")
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("name", MODELS)

@@ -35,6 +35,7 @@ def test_terms_of_a_loss_are_outputs(jit_compile, accumulate):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_terms_reach_the_actions_of_a_loop(tmp_path):
     seen = []
     step = loops.TrainStep(plain_model(), two_terms, keras.optimizers.SGD(0.1))
@@ -169,6 +170,7 @@ class Norm(keras.layers.Layer):
         return tf.cast(wide * tf.math.rsqrt(tf.reduce_mean(tf.square(wide), -1, True) + 1e-6) * self.gain, x.dtype)
 
 
+@pytest.mark.slow
 def test_a_layer_that_casts_by_itself():
     """Its inputs of 1000 have squares beyond float16; its float32 weight is its own master."""
     keras.utils.set_random_seed(1)

@@ -87,6 +87,7 @@ def test_every_part_of_an_effect_is_on_its_page():
     assert "`halfstep study --preset small --seeds 3 --steps 10 --out docs/effects`" in page
 
 
+@pytest.mark.slow
 def test_a_picture_is_the_same_for_the_same_numbers():
     assert png_of(SMALL).startswith(b"\x89PNG")
     assert png_of(SMALL) == png_of(SMALL)

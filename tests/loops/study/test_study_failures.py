@@ -117,7 +117,7 @@ TRACED = """in user code:
 """
 
 
-@pytest.mark.slow_with("error3-ValueError: shape")
+@pytest.mark.slow_with("error3-ValueError: shape", "error2-LoopError: One line and another.")
 @pytest.mark.exhaustive_with(
     "error0-InvalidArgument: static: too high.",
     "error1-InvalidArgument: expected a loss. (at a.py, line 3)",

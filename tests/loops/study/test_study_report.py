@@ -181,6 +181,7 @@ def test_losses_have_gaps_and_no_factor(tmp_path):
     np.testing.assert_allclose(table[0, :4], [1, np.nan, 1 / 3, 1 / 4])
 
 
+@pytest.mark.slow_with("float32")
 @pytest.mark.exhaustive_with("never-finite", "one-step", "small", "two")
 @pytest.mark.parametrize(
     ("setups", "options"),
@@ -277,6 +278,7 @@ def test_a_study_in_which_all_failed_has_a_report(tmp_path):
     assert "No run on digits finished." in Page(folder / "report.html").text
 
 
+@pytest.mark.slow
 def test_a_study_without_a_failure_speaks_of_none(study):
     assert "failed" not in study[2].text
 

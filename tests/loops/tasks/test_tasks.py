@@ -39,6 +39,7 @@ def test_the_digits_are_all_there_and_split_the_same_way(digits):
     np.testing.assert_array_equal(again.labels, digits.labels)
 
 
+@pytest.mark.slow
 def test_no_image_is_used_twice(digits):
     from sklearn.datasets import load_digits
 

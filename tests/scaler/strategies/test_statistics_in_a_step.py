@@ -37,7 +37,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow_with("Histogram-float-NoneType0")
+@pytest.mark.slow_with("Histogram-float-NoneType0", "Histogram-float-NoneType1")
 @pytest.mark.exhaustive_with("Headroom-float-NoneType", "Headroom-float-bool", "Histogram-float-bool")
 @pytest.mark.parametrize(
     ("strategy", "expected", "jit"),
