@@ -17,7 +17,7 @@ import sys
 
 import pages
 
-BENCHMARKS = ("gate", "step", "selecting", "replicas", "first_call", "memory", "loop", "fit", "observe")
+BENCHMARKS = ("gate", "step", "selecting", "replicas", "first_call", "memory", "loop", "fit", "observe", "bounds")
 _HERE = pathlib.Path(__file__).parent
 
 
