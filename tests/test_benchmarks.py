@@ -39,7 +39,18 @@ def test_faults_prints_a_verdict_for_each_side():
         "gate",
         *(
             pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in ("step", "replicas", "first_call", "growth", "memory", "loop", "fit", "transaction", "observe", "bounds")
+            for name in (
+                "step",
+                "replicas",
+                "first_call",
+                "growth",
+                "memory",
+                "loop",
+                "fit",
+                "transaction",
+                "observe",
+                "bounds",
+            )
         ),
     ],
 )

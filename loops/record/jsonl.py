@@ -6,9 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from loops.loop.visit import Visit
-from loops.record.columns import cause_names
 from loops.record.lines import StepLines
-from loops.step.train_step import TrainStep
+from loops.record.skip_names import skip_names
 from loops.support.json_values import row_of, without_nan
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ class JsonLines(StepLines):
     """Writes each step as a line such as `{"step": 1, "loss": 2.3, "applied": true, "loss_scale": 32768.0}`.
 
     For a `TrainStep`, `cause` is the name of a `scaler.Cause`, such as "OVERFLOW", and `variable` the path of a
-    variable; both are null if the step was not skipped. `Csv` and `TensorBoard` write their numbers.
+    variable; both are null if the step was not skipped. `Csv` writes their numbers.
 
     NaN and infinities, which JSON does not have, are written as null. An existing file is replaced when the first run
     begins; a further run of the same loop continues it. So does a run that resumes from a checkpoint, after removing
@@ -43,10 +42,7 @@ class JsonLines(StepLines):
 
     def _lines_of(self, visit: Visit) -> list[str]:
         columns = {name: values.tolist() for name, values in visit.outputs.items()}
-        if isinstance(self._train_step, TrainStep):
-            paths = [variable.path for variable in self._train_step.model.trainable_variables]
-            columns["cause"] = cause_names(visit.outputs["cause"])
-            columns["variable"] = [paths[value] if value >= 0 else None for value in columns["variable"]]
+        columns |= skip_names(visit, self._train_step)
         lines = []
         for row in self._cadence.rows(visit):
             line = {"step": visit.first + row, **{name: values[row] for name, values in columns.items()}}

@@ -14,20 +14,14 @@ import tensorflow as tf
 
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
+from loops.record.tensorboard.curves import SKIPS, TEXT, curves_of, metadata, skip_texts
 from loops.record.tensorboard.exponents import METADATA, headroom_curves, histograms
 from loops.record.trace.tensors import tensors_of
+from loops.step.train_step import TrainStep
 from loops.support.written.place import Place, as_path, check_folder
 
 if TYPE_CHECKING:
     from loops.loop.loop import Loop
-
-_TAGS = {
-    "loss": "loss",
-    "grad_norm": "gradient/global_norm",
-    "clipped_norm": "gradient/clipped_norm",
-    "applied": "step/applied",
-}
-_SCALAR = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"))
 
 
 class TensorBoard:
@@ -36,7 +30,11 @@ class TensorBoard:
     The curves: `loss`, unscaled; `scaler/log2_scale`; `scaler/skipped`, skipped steps so far; `gradient/global_norm`,
     unscaled and before clipping, and `gradient/clipped_norm`, after it; `optimizer/learning_rate`;
     `time/steps_per_second` since the curve's previous point; other outputs of the train step by their names; and each
-    result of the loop's `Evaluate` actions, such as `validation/accuracy`. Missing outputs have no curve.
+    result of the loop's `Evaluate` actions, such as `validation/accuracy`. Missing outputs have no curve. Each has a
+    description, which TensorBoard shows beside its name.
+
+    Each skipped step of a `TrainStep` has a text under `scaler/skips`, such as "OVERFLOW: dense/kernel", whatever
+    `every` is.
 
     If the train step has probes, there are two more curves, in octaves: `scaler/headroom`, from the loss scale to
     the critical scale, and `activations/headroom`, from the largest activation or weight to the largest number of its
@@ -120,7 +118,8 @@ class TensorBoard:
             raise RuntimeError("TensorBoard is written by Loop.run; outside of it, use it in a with statement.")
         self._step = visit.counters.data
         rows = self._cadence.rows(visit)
-        points = [(visit.first + row, *curve) for row in rows for curve in _outputs(visit, row).items()] + (
+        named = isinstance(self._train_step, TrainStep)
+        points = [(visit.first + row, *curve) for row in rows for curve in curves_of(visit, row, named).items()] + (
             [(self._step, *curve) for curve in self._of_the_host(visit).items()] if rows else []
         )
         tensors = tensors_of(self._train_step) if rows and {"amax", "counts"} <= set(visit.vectors) else []
@@ -130,10 +129,13 @@ class TensorBoard:
             if one.step != self._shown[id(one)]:
                 self._shown[id(one)] = one.step
                 points += [(one.step, f"{one.name}/{name}", value) for name, value in one.results.items()]
-        if points:
+        texts = skip_texts(visit, self._train_step)
+        if points or texts:
             with self._writer.as_default():
+                for step, text in texts:
+                    tf.summary.write(SKIPS, tf.constant([text]), step=step, metadata=TEXT)
                 for step, name, value in points:
-                    tf.summary.write(name, np.float32(value), step=step, metadata=_SCALAR)
+                    tf.summary.write(name, np.float32(value), step=step, metadata=metadata(name))
                 for step, name, table in bins:
                     tf.summary.write(name, table, step=step, metadata=METADATA)
             self._writer.flush()
@@ -150,15 +152,6 @@ class TensorBoard:
             curves["time/steps_per_second"] = (visit.counters.data - steps) / (visit.seconds - seconds)
         self._before = visit.counters.data, visit.seconds
         return curves
-
-
-def _outputs(visit: Visit, row: int) -> dict[str, float]:
-    """The train step's outputs at one step, by the curves' names."""
-    values = {name: float(column[row]) for name, column in visit.outputs.items()}
-    curves = {_TAGS.get(name, name): value for name, value in values.items() if name not in ("loss_scale", "attempted")}
-    if "loss_scale" in values:
-        curves["scaler/log2_scale"] = float(np.log2(values["loss_scale"]))
-    return curves
 
 
 def _keep_to(path: pathlib.Path, step: int) -> None:

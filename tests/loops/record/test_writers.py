@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from processes import kill_when
-from tensorboard_cases import events
+from tensorboard_cases import descriptions, events
 
 import loops
 import loops.loop.cadence
-import scaler
 
 VALUES = [1.0, math.nan, -math.inf, 4.0, 5.0, 6.0, 7.0]
 
@@ -122,11 +121,11 @@ def test_curves_are_those_of_the_run(tensorboard, tmp_path):
         "optimizer/learning_rate",
         "time/steps_per_second",
         "validation/mse",
-        "cause",
-        "variable",
+        "scaler/skips",
     }
-    assert curves["cause"] == [(step, scaler.Cause.LOSS if step == 3 else scaler.Cause.NONE) for step in range(1, 7)]
-    assert curves["variable"] == [(step, 1 if step == 3 else -1) for step in range(1, 7)]
+    (line,) = (line for line in written if line["cause"])
+    assert curves["scaler/skips"] == [(3, f"LOSS: {line['variable']}")]
+    assert {tag for tag, said in descriptions(tmp_path / "tb").items() if not said} == {"validation/mse"}
     for tag, name in (("loss", "loss"), ("gradient/global_norm", "grad_norm")):
         finite = [line[name] if line[name] is not None else math.inf for line in written]
         got = [value if math.isfinite(value) else math.inf for _, value in curves[tag]]
