@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import logging as python_logging
 import os
 import pathlib
 import re
@@ -80,7 +81,9 @@ def execute(app):
     cache = get_cache(app.config.nb_execution_cache_path)
     for source in notebooks():
         cache.add_nb_to_project(str(source), read_data={"type": "plugin", "name": "myst_nb_md"})
-    executor = load_executor("temp-parallel", cache, logging.getLogger(__name__).logger)
+    quiet = python_logging.getLogger("notebooks")
+    quiet.setLevel("WARNING")
+    executor = load_executor("temp-parallel", cache, quiet)
     executor.run_and_cache(timeout=app.config.nb_execution_timeout)
 
 
