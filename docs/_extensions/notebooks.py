@@ -81,9 +81,14 @@ def execute(app):
     cache = get_cache(app.config.nb_execution_cache_path)
     for source in notebooks():
         cache.add_nb_to_project(str(source), read_data={"type": "plugin", "name": "myst_nb_md"})
-    quiet = python_logging.getLogger("notebooks")
-    quiet.setLevel("WARNING")
-    executor = load_executor("temp-parallel", cache, quiet)
+    # Whoever builds may have a profile of their own, whose start files could change what is printed.
+    profile = pathlib.Path(app.outdir).parent / "ipython" / "profile_default"
+    profile.mkdir(parents=True, exist_ok=True)
+    (profile / "ipython_kernel_config.json").write_text('{"IPKernelApp": {"log_level": "ERROR"}}')
+    os.environ["IPYTHONDIR"] = str(profile.parent)
+    for name in ("notebooks", "traitlets"):
+        python_logging.getLogger(name).setLevel("WARNING")
+    executor = load_executor("temp-parallel", cache, python_logging.getLogger("notebooks"))
     executor.run_and_cache(timeout=app.config.nb_execution_timeout)
 
 
