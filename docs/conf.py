@@ -21,7 +21,6 @@ exclude_patterns = ["_build", "notebooks/*.ipynb"]
 nb_execution_mode = "cache"
 nb_execution_in_temp = True
 nb_execution_timeout = 180  # Seconds a cell.
-nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_output_stderr = "remove"
 nb_merge_streams = True

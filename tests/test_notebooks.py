@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import runpy
+import types
 
 import pytest
 
@@ -74,3 +75,21 @@ def test_a_page_links_to_colab_where_the_repository_is_known(extension):
     assert '<a href="gpu.ipynb" download>' in links("gpu", "")
     assert extension["repository_of"](["Documentation, https://a.b", f"Repository, {ADDRESS}/"]) == ADDRESS
     assert extension["repository_of"](None) == ""
+
+
+def test_files_for_colab_are_asked_for_once(extension, tmp_path, monkeypatch):
+    """It opens what is in a repository, so they have to be there, and only where the address is known."""
+    page = tmp_path / "one.md"
+    page.write_text(NOTEBOOKS[0].read_text())
+    said = []
+    names = extension["write"].__globals__
+    monkeypatch.setitem(names, "FOLDER", tmp_path)
+    monkeypatch.setitem(names, "LOGGER", types.SimpleNamespace(warning=lambda *words: said.append(words)))
+    site = types.SimpleNamespace(outdir=tmp_path / "html")
+    for repository, asked in (("", 0), (ADDRESS, 1), (ADDRESS, 1)):
+        monkeypatch.setitem(names, "REPOSITORY", repository)
+        extension["write"](site)
+        assert len(said) == asked
+        assert page.with_suffix(".ipynb").exists() == bool(repository)
+    made = (tmp_path / "html" / "notebooks" / "one.ipynb").read_text()
+    assert page.with_suffix(".ipynb").read_text() == made
