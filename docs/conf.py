@@ -6,14 +6,24 @@ import pathlib
 import re
 import sys
 
+# The kernels of the notebooks inherit these, and find the command `halfstep`.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # docs/costs.md: float16 on some processors.
+os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 project = "Halfstep"
 author = "The authors of Halfstep"
 version = release = importlib.metadata.version("halfstep")
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "_extensions"))
-extensions = ["api", "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build"]
+extensions = ["api", "notebooks", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build", "notebooks/*.ipynb"]
+
+nb_execution_mode = "cache"
+nb_execution_in_temp = True
+nb_execution_timeout = 180  # Seconds a cell.
+nb_execution_show_tb = True
+nb_output_stderr = "remove"
+nb_merge_streams = True
 
 html_theme = "furo"
 html_title = f"{project} {release}"

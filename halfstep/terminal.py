@@ -7,6 +7,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import rich.console
 import rich.progress
@@ -20,7 +21,15 @@ _BAR = 20
 
 
 class Console(rich.console.Console):
-    """A console that passes a closed pipe on to the command, which has an exit status for it."""
+    """A console that passes a closed pipe on to the command, which has an exit status for it.
+
+    It redraws on a terminal alone: FORCE_COLOR, which notebooks and CI set, makes no terminal of a pipe.
+    """
+
+    def __init__(self, **options: Any):
+        stream = options.get("file") or (sys.stderr if options.get("stderr") else sys.stdout)
+        options.setdefault("force_terminal", stream.isatty())
+        super().__init__(**options)
 
     def on_broken_pipe(self) -> None:
         """Raises the error again."""

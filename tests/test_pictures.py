@@ -1,13 +1,15 @@
-"""The pictures of `docs/concepts/` come from the script beside them, and show what the pages say."""
+"""The pictures of `docs/concepts/` come from the script beside them, and show what is said; the gallery has all."""
 
 import pathlib
+import re
 import runpy
 
 import numpy as np
 import PIL.Image
 import pytest
 
-CONCEPTS = pathlib.Path(__file__).parent.parent / "docs" / "concepts"
+DOCS = pathlib.Path(__file__).parent.parent / "docs"
+CONCEPTS = DOCS / "concepts"
 LARGEST = 60_000  # Bytes.
 
 
@@ -21,6 +23,12 @@ def test_each_picture_is_on_its_page_and_small(script):
     for name in script["DRAWN"]:
         assert f"]({name}.png)" in (CONCEPTS / f"{name}.md").read_text(encoding="utf-8")
         assert (CONCEPTS / f"{name}.png").stat().st_size < LARGEST
+
+
+def test_the_gallery_shows_each_picture_of_the_pages_once():
+    shown = re.findall(r"^!\[.+\]\((.+)\)$", (DOCS / "gallery.md").read_text(encoding="utf-8"), re.MULTILINE)
+    pictures = [path.relative_to(DOCS) for path in DOCS.rglob("*.png")]
+    assert sorted(shown) == sorted(str(path) for path in pictures if path.parts[0] != "_build")
 
 
 @pytest.mark.parametrize("name", ["formats", "masters"])

@@ -357,6 +357,17 @@ def test_columns_by_room():
     assert columns([("what", "how", "much"), ("x", "y", "3")], left=2) == "what  how  much\nx     y       3"
 
 
+def test_a_wish_for_colours_makes_no_terminal(monkeypatch, capsys):
+    """As in a cell of a notebook that runs a command."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with terminal.working("explain") as show:
+        show("ran the step 2 times")
+    with terminal.progress("train") as progress:
+        assert not progress._console.is_terminal
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_bar_moves_on_a_terminal_and_nothing_is_printed_elsewhere(monkeypatch, is_terminal):
     monkeypatch.setenv("TERM", "xterm")
