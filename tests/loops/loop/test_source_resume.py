@@ -7,10 +7,12 @@ import pytest
 import resume_cases
 import tensorflow as tf
 from processes import wait_for
+from rewind_cases import counting
 from source_cases import Drawn, InBytes, Loader, Numbered, Run, expected, plain
 
 import loops
 from loops.loop.state import folder
+from loops.run.rewind.rewind import rewind
 
 END = 12
 
@@ -126,6 +128,17 @@ def test_a_state_that_only_pickle_could_save_is_refused(tmp_path):
     with pytest.raises(loops.CheckpointError, match=r"its state\['order'\]\[0\] is a object.*never unpickled"):
         Run(Opaque(), folder=tmp_path).go(1)
     assert folder.numbers(tmp_path) == []
+
+
+def test_a_run_is_taken_back_to_one_of_its_steps(tmp_path):
+    """Whose batch the source gives again from the checkpoint before it."""
+
+    def made():
+        return counting(tmp_path, Numbered(lengths=((),)), steps_per_call=4)
+
+    made().run(12)
+    moment = rewind(made(), 11)
+    assert (moment.began_at, moment.reproduced, float(moment.batch)) == (8, True, 11)
 
 
 class Batches:
