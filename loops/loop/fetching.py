@@ -113,6 +113,7 @@ class Fetching(Iterator[Any]):
                 if len(found) == limit or (found and (one.shapes != ahead.ready[0].shapes or size > MOST_BYTES)):
                     break
                 found.append(one.batch)
+            ahead.in_use = len(found)
             return found
 
     def drop(self, count: int) -> None:
@@ -123,6 +124,7 @@ class Fetching(Iterator[Any]):
                 one = ahead.ready.popleft()
                 ahead.size -= one.size
                 self.state = one.state
+            ahead.in_use = 0
             ahead.changed.notify_all()
 
     def __next__(self) -> Any:
@@ -149,7 +151,7 @@ class _Ahead:
         self.changed = threading.Condition()
         self.ready: collections.deque[Fetched] = collections.deque()
         self.spec: Any = None
-        self.size, self.wanted = 0, 1
+        self.size, self.wanted, self.in_use = 0, 1, 0
         self.error: BaseException | None = None
         self.ended = self.recording = self._stopping = False
         self._thread: threading.Thread | None = None
@@ -192,7 +194,7 @@ class _Ahead:
         self._pause()
         restore()
         self.ready.clear()
-        self.size, self.error, self.ended = 0, None, False
+        self.size, self.in_use, self.error, self.ended = 0, 0, None, False
 
     def fetch(self) -> None:
         """Adds the next batch to those that are ready, or notes what came in its place."""
@@ -229,7 +231,8 @@ class _Ahead:
 
     def _is_full(self) -> bool:
         """Whether the next call has its batches beside those of this one."""
-        return len(self.ready) >= 2 * max(self.wanted, 2) or (len(self.ready) >= 2 and self.size > 2 * MOST_BYTES)
+        enough = self.in_use + max(self.wanted, 2)
+        return len(self.ready) >= enough or (len(self.ready) >= 2 and self.size > 2 * MOST_BYTES)
 
     def _pause(self) -> None:
         """Waits for the thread, which takes batches from the source until it ends."""

@@ -12,7 +12,7 @@ from source_cases import Drawn, InBytes, Loader, Numbered, Run, expected, plain
 
 import loops
 from loops.loop.state import folder
-from loops.run.rewind.rewind import rewind
+from loops.run.rewind import rewind
 
 END = 12
 
