@@ -1,5 +1,6 @@
 """Sources of batches that are no `tf.data` pipelines, and a step whose state depends on every batch and its place."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -90,19 +91,21 @@ def plain(count=10**6):
     yield from (np.full(2, number, np.float32) for number in range(1, count + 1))
 
 
+def dataset(count):
+    """The batches of `Numbered` from `tf.data`."""
+    return tf.data.Dataset.from_tensor_slices(np.arange(1, count + 1, dtype=np.float32).repeat(2).reshape(count, 2))
+
+
 class Run:
     """A loop over a source with a step that changes with the order of its batches, and what it saw."""
 
-    def __init__(self, source, *, steps_per_call=1, folder=None, every=100, actions=(), **arguments):
-        self.weight = tf.Variable(0.5)
+    def __init__(self, source, *, steps_per_call=1, folder=None, strategy=None):
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            self.weight = tf.Variable(0.5, aggregation=tf.VariableAggregation.MEAN)
         self.losses, self.visits = [], []
-        self.checkpoint = [loops.Checkpoint(folder, every=every, resume=True)] if folder else []
+        saves = [loops.Checkpoint(folder, every=100, resume=True)] if folder else []
         self.loop = loops.Loop(
-            self._step,
-            source,
-            steps_per_call=steps_per_call,
-            actions=[self._see, *actions, *self.checkpoint],
-            **arguments,
+            self._step, source, steps_per_call=steps_per_call, actions=[self._see, *saves], strategy=strategy
         )
 
     def _step(self, batch):

@@ -5,10 +5,10 @@ import shutil
 import numpy as np
 import pytest
 import resume_cases
-import tensorflow as tf
+from mirrored import mirrored
 from processes import wait_for
 from rewind_cases import counting
-from source_cases import Drawn, InBytes, Loader, Numbered, Run, expected, plain
+from source_cases import Drawn, InBytes, Loader, Numbered, Run, dataset, expected, plain
 
 import loops
 from loops.loop.state import folder
@@ -17,6 +17,7 @@ from loops.run.rewind import rewind
 END = 12
 
 
+@pytest.mark.slow_with("1-InBytes", "1-Loader", "1-Drawn")
 @pytest.mark.parametrize("make", [Numbered, InBytes, Loader, Drawn])
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, make, steps_per_call):
@@ -40,6 +41,7 @@ def test_a_position_is_that_of_the_batch_trained_last(tmp_path):
     assert facts["data"]["source"] == {"name": "Numbered", "length": None, "state": {"given": 3}}
 
 
+@pytest.mark.slow_with("1")
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 def test_a_source_without_a_state_is_named_and_skipped(tmp_path, steps_per_call):
     with pytest.warns(loops.ResumeWarning, match="generator has neither get_state and set_state nor state_dict"):
@@ -66,6 +68,15 @@ def test_a_run_at_its_end_is_resumed_there(tmp_path):
     assert run.visits == []
 
 
+@pytest.mark.slow
+def test_replicas_share_each_batch(tmp_path):
+    """As with a dataset, before and after a resume."""
+    whole = Run(dataset(8), steps_per_call=4, strategy=mirrored(2)).go(8)
+    run = Run(Numbered(), steps_per_call=4, strategy=mirrored(2), folder=tmp_path).go(5)
+    resumed = Run(Numbered(), steps_per_call=4, strategy=mirrored(2), folder=tmp_path).go(8)
+    assert [*run.losses, *resumed.losses] == whole.losses
+
+
 class Refusing(Numbered):
     def set_state(self, state):
         raise ValueError("of another sampler")
@@ -79,10 +90,9 @@ class Opaque(Numbered):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (Loader, "its name was Numbered and is Loader"),
-        (lambda: Refusing(), r"its name was Numbered and is Refusing"),
+        (InBytes, "its name was Numbered and is InBytes"),
         (plain, "this dataset's cannot be saved: generator has neither"),
-        (lambda: tf.data.Dataset.from_tensors(np.ones(2, np.float32)).repeat(), "took its batches from a Numbered"),
+        (lambda: dataset(9), "took its batches from a Numbered"),
     ],
 )
 def test_another_source_is_refused_and_nothing_is_lost(tmp_path, make, said):
@@ -95,7 +105,7 @@ def test_another_source_is_refused_and_nothing_is_lost(tmp_path, make, said):
 
 
 def test_a_checkpoint_of_a_dataset_is_refused(tmp_path):
-    Run(tf.data.Dataset.from_tensors(np.ones(2, np.float32)).repeat(), folder=tmp_path).go(2)
+    Run(dataset(9), folder=tmp_path).go(2)
     with pytest.raises(loops.CheckpointError, match=r"over a tf\.data\.Dataset, and this one.* from a Numbered"):
         Run(Numbered(), folder=tmp_path).go(4)
 
@@ -167,6 +177,7 @@ class Batches:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_with("graph on 2")
 @pytest.mark.parametrize("name", ["skip just before", "graph on 2"])
 def test_a_whole_run_is_resumed_exactly(tmp_path, name):
     """With dropout, masters, a batch that overflows, and on two replicas a window that is open."""
