@@ -26,7 +26,8 @@ def arrays_of(batch: Any, where: str = "a batch") -> Any:
     if isinstance(batch, Mapping):
         return {key: arrays_of(part, f"{where}[{key!r}]") for key, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(arrays_of(part, f"{where}.{name}") for name, part in batch._asdict().items()))
+        named = zip(batch._fields, batch, strict=True)
+        return type(batch)(*(arrays_of(part, f"{where}.{name}") for name, part in named))
     if isinstance(batch, tuple) or (isinstance(batch, list) and not _holds_numbers(batch)):
         return tuple(arrays_of(part, f"{where}[{number}]") for number, part in enumerate(batch))
     numpy = getattr(batch, "numpy", None)

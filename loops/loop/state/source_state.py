@@ -65,7 +65,7 @@ def decode(value: Any) -> Any:
         return value
     if _KIND not in value:
         return {key: decode(part) for key, part in value.items()}
-    kind, inner = value[_KIND], value.get(_VALUE)
+    kind, inner = value[_KIND], value.get(_VALUE, ())
     try:
         if kind == "bytes":
             return base64.b64decode(inner, validate=True)
