@@ -11,6 +11,8 @@ from rewind_cases import counting
 from source_cases import Drawn, InBytes, Loader, Numbered, Run, dataset, expected, plain
 
 import loops
+from loops.loop.fetching import Fetching
+from loops.loop.source import Source
 from loops.loop.state import folder
 from loops.run.rewind import rewind
 
@@ -39,6 +41,16 @@ def test_a_position_is_that_of_the_batch_trained_last(tmp_path):
     assert run.position == {"given": 3}
     facts = folder.read_facts(folder.prefix(tmp_path, 3))
     assert facts["data"]["source"] == {"name": "Numbered", "length": None, "state": {"given": 3}}
+
+
+def test_a_position_is_that_of_the_batch_dropped_last():
+    source = Numbered()
+    batches = Fetching(Source(source))
+    batches.record()
+    batches.take(2)
+    assert wait_for(lambda: source.given == 4, 10)
+    batches.drop(1)
+    assert batches.state == {"given": 1}
 
 
 @pytest.mark.slow_with("1")
