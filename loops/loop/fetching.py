@@ -114,6 +114,7 @@ class Fetching(Iterator[Any]):
                     break
                 found.append(one.batch)
             ahead.in_use = len(found)
+            ahead.changed.notify_all()  # Room for those of the next call, while this one computes.
             return found
 
     def drop(self, count: int) -> None:
