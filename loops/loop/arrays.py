@@ -70,15 +70,16 @@ def check_alike(batch: Any, spec: Any) -> None:
     Raises:
         BadBatch: If it has other parts, or another dtype.
     """
-    here = spec_of(batch)
     try:
-        tf.nest.assert_same_structure(spec, here)
-        same = all(one.dtype == other.dtype for one, other in zip(*map(tf.nest.flatten, (spec, here)), strict=True))
+        tf.nest.assert_same_structure(spec, batch)
+        pairs = zip(tf.nest.flatten(spec), tf.nest.flatten(batch), strict=True)
+        same = all(one.dtype == _dtype(array) for one, array in pairs)
     except (TypeError, ValueError):
         same = False
     if not same:
         raise BadBatch(
-            f"a batch of the source is {here}, and the first one was {spec}: expected the same parts and dtypes in all."
+            f"a batch of the source is {spec_of(batch)}, and the first one was {spec}: expected the same parts and "
+            "dtypes in all."
         )
 
 
