@@ -17,32 +17,42 @@ from loops.support.errors import CheckpointError
 
 _KIND, _VALUE = "halfstep", "value"
 _PLAIN = (bool, int, float, str, type(None))
+_DEEPEST = 80
+"""Below what `facts.parse` reads: a checkpoint that could not be read again would be no use."""
 _NUMBERS = "biufc"
 """The kinds of NumPy's dtypes that are bytes without a meaning of their own."""
 
 
-def encode(state: Any, where: str = "state") -> Any:
+def encode(state: Any, where: str = "state", level: int = 0) -> Any:
     """A position as JSON.
 
     Args:
         state: None, bools, numbers, text, bytes, arrays of numbers and PyTorch's tensors, in dicts, lists and tuples.
         where: How to name it in an error.
+        level: In how many lists and objects it lies.
 
     Raises:
-        CheckpointError: If it holds something else.
+        CheckpointError: If it holds something else, or is nested deeper than the facts of a checkpoint may be.
     """
+    if level > _DEEPEST:
+        raise CheckpointError(
+            f"the position of the source of batches cannot be saved: it is nested more than {_DEEPEST} levels deep."
+        )
     if type(state) in _PLAIN:
         return state
     if isinstance(state, (bytes, bytearray)):
         return _made("bytes", _text(bytes(state)))
     if isinstance(state, (list, tuple)) and not hasattr(state, "_fields"):
-        values = [encode(part, f"{where}[{number}]") for number, part in enumerate(state)]
+        deeper = level + (2 if isinstance(state, tuple) else 1)
+        values = [encode(part, f"{where}[{number}]", deeper) for number, part in enumerate(state)]
         return _made("tuple", values) if isinstance(state, tuple) else values
     if isinstance(state, Mapping):
-        items = [(key, encode(value, f"{where}[{key!r}]")) for key, value in state.items()]
-        if all(type(key) is str for key, _ in items) and _KIND not in state:
+        as_object = all(type(key) is str for key in state) and _KIND not in state
+        deeper = level + (1 if as_object else 3)
+        items = [(key, encode(value, f"{where}[{key!r}]", deeper)) for key, value in state.items()]
+        if as_object:
             return dict(items)
-        return _made("dict", [[encode(key, f"a key of {where}"), value] for key, value in items])
+        return _made("dict", [[encode(key, f"a key of {where}", deeper), value] for key, value in items])
     if type(state).__module__.split(".")[0] == "torch" and callable(getattr(state, "numpy", None)):
         return _made("tensor", encode(state.numpy(), where))
     if isinstance(state, (np.ndarray, np.generic)) and state.dtype.kind in _NUMBERS:

@@ -1,6 +1,7 @@
 """Guards the position of a source as JSON: it comes back as it was, and nothing is run or imported for it."""
 
 import collections
+import contextlib
 import json
 import sys
 import types
@@ -11,6 +12,7 @@ import pytest
 import loops
 from loops.loop.state.facts import _is_source
 from loops.loop.state.source_state import decode, encode
+from loops.support.json_values import read_object
 
 VALUES = {
     "plain": {"a": [1, 2.5, True, None, "text"], "b": {}},
@@ -90,6 +92,21 @@ def test_pytorch_is_not_imported_for_a_state(torch, monkeypatch):
 def test_what_is_none_of_these_is_refused(state, said):
     with pytest.raises(loops.CheckpointError, match=f"{said}. Expected numbers, text, bytes"):
         encode(state)
+
+
+@pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: (value,), lambda value: {1: value}])
+def test_a_state_is_as_deep_as_a_checkpoint_can_be_read(wrap):
+    states = [1]
+    for _ in range(100):
+        states.append(wrap(states[-1]))
+    found = []
+    with contextlib.suppress(loops.CheckpointError):
+        found.extend(map(encode, states))
+    deepest = found[-1]
+    with pytest.raises(loops.CheckpointError, match="nested more than 80 levels deep"):
+        encode(states[len(found)])
+    facts = {"data": {"source": {"state": deepest}}}
+    assert read_object(json.dumps(facts)) == facts
 
 
 @pytest.mark.parametrize(
