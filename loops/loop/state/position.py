@@ -47,6 +47,11 @@ class Position:
         """The shapes and dtypes of its batches."""
         return self._dataset.element_spec
 
+    @property
+    def batch_spec(self) -> Any:
+        """What holds of every batch."""
+        return self.element_spec
+
     @functools.cached_property
     def _findings(self) -> Findings:
         return look(self._dataset)

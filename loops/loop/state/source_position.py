@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from loops.loop.fetching import Fetching
 from loops.loop.out_of_data import why_empty
 from loops.loop.source import Source
@@ -43,6 +45,11 @@ class SourcePosition:
     def element_spec(self) -> Any:
         """The shapes and dtypes of the first batch."""
         return self._fetching.element_spec
+
+    @property
+    def batch_spec(self) -> Any:
+        """What holds of every batch: its parts and their dtypes."""
+        return tf.nest.map_structure(lambda spec: tf.TensorSpec(None, spec.dtype), self.element_spec)
 
     @property
     def iterator(self) -> Fetching:

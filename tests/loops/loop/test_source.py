@@ -16,6 +16,7 @@ import loops
 import scaler
 from loops.loop import fetching
 from loops.loop.source import Source
+from loops.run.rewind.stored_batches import stored_by
 
 Pair = collections.namedtuple("Pair", ["x", "y"])
 
@@ -114,6 +115,14 @@ def test_an_output_that_follows_the_shape_of_its_batch_is_refused():
     loop = loops.Loop(lambda batch: {"loss": batch[0], "all": batch}, source, steps_per_call=3)
     with pytest.raises(loops.BadOutputs, match=r"'all' with shape \(2,\) for one batch and \(3,\) for another"):
         loop.run(3)
+
+
+def test_batches_of_every_shape_are_kept(tmp_path):
+    keep = loops.KeepBatches(tmp_path, last=3)
+    loop = loops.Loop(lambda batch: {"loss": batch[0]}, Numbered(lengths=(2, 3)), steps_per_call=4, actions=[keep])
+    loop.run(5)
+    kept = stored_by(loop)
+    assert [kept.get(step).numpy().tolist() for step in (3, 4, 5)] == [[3.0] * 3, [4.0] * 2, [5.0] * 3]
 
 
 @pytest.mark.parametrize("make", [Numbered, Loader, plain])
