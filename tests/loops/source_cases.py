@@ -99,11 +99,11 @@ def dataset(count):
 class Run:
     """A loop over a source with a step that changes with the order of its batches, and what it saw."""
 
-    def __init__(self, source, *, steps_per_call=1, folder=None, strategy=None):
+    def __init__(self, source, *, steps_per_call=1, folder=None, every=100, strategy=None):
         with strategy.scope() if strategy else contextlib.nullcontext():
             self.weight = tf.Variable(0.5, aggregation=tf.VariableAggregation.MEAN)
         self.losses, self.visits = [], []
-        saves = [loops.Checkpoint(folder, every=100, resume=True)] if folder else []
+        saves = [loops.Checkpoint(folder, every=every, resume=True)] if folder else []
         self.loop = loops.Loop(
             self._step, source, steps_per_call=steps_per_call, actions=[self._see, *saves], strategy=strategy
         )
@@ -124,6 +124,11 @@ class Run:
     def position(self):
         """What a checkpoint would hold of the source."""
         return self.loop.position.described()["source"]["state"]
+
+
+def without_end(folder):
+    """A run that somebody else kills."""
+    Run(Numbered(), steps_per_call=3, folder=folder, every=5).go(10**6)
 
 
 def expected(count, lengths=(2,)):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import resume_cases
 from mirrored import mirrored
-from processes import wait_for
+from processes import kill_when, wait_for
 from rewind_cases import counting
-from source_cases import Drawn, InBytes, Loader, Numbered, Run, dataset, expected, plain
+from source_cases import Drawn, InBytes, Loader, Numbered, Run, dataset, expected, plain, without_end
 
 import loops
 from loops.loop.fetching import Fetching
@@ -78,6 +78,14 @@ def test_a_run_at_its_end_is_resumed_there(tmp_path):
         with pytest.raises(loops.OutOfData, match="ended after 4 of 9 steps"):
             run.go(9)
     assert run.visits == []
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_gone_on_from(tmp_path):
+    kill_when((tmp_path / "ckpt-21.index").exists, without_end, tmp_path)
+    saved = folder.numbers(tmp_path)[0]
+    resumed = Run(Numbered(), steps_per_call=3, folder=tmp_path).go(saved + 9)
+    assert resumed.losses[-9:] == pytest.approx(expected(saved + 9)[-9:])
 
 
 @pytest.mark.slow
