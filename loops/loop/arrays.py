@@ -25,11 +25,10 @@ def arrays_of(batch: Any, where: str = "a batch") -> Any:
     """
     if isinstance(batch, Mapping):
         return {key: arrays_of(part, f"{where}[{key!r}]") for key, part in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        named = zip(batch._fields, batch, strict=True)
-        return type(batch)(*(arrays_of(part, f"{where}.{name}") for name, part in named))
     if isinstance(batch, tuple) or (isinstance(batch, list) and not _holds_numbers(batch)):
-        return tuple(arrays_of(part, f"{where}[{number}]") for number, part in enumerate(batch))
+        parts = tuple(arrays_of(part, f"{where}[{number}]") for number, part in enumerate(batch))
+        named = isinstance(batch, tuple) and type(batch) is not tuple
+        return type(batch)(*parts) if named else parts
     numpy = getattr(batch, "numpy", None)
     try:
         # A copy: a source may use the memory of a batch again for the next one, which is fetched ahead.

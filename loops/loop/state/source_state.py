@@ -42,10 +42,10 @@ def encode(state: Any, where: str = "state", level: int = 0) -> Any:
         return state
     if isinstance(state, (bytes, bytearray)):
         return _made("bytes", _text(bytes(state)))
-    if isinstance(state, (list, tuple)) and not hasattr(state, "_fields"):
-        deeper = level + (2 if isinstance(state, tuple) else 1)
+    if type(state) in (list, tuple):
+        deeper = level + (2 if type(state) is tuple else 1)
         values = [encode(part, f"{where}[{number}]", deeper) for number, part in enumerate(state)]
-        return _made("tuple", values) if isinstance(state, tuple) else values
+        return _made("tuple", values) if type(state) is tuple else values
     if isinstance(state, Mapping):
         as_object = all(type(key) is str for key in state) and _KIND not in state
         deeper = level + (1 if as_object else 3)
