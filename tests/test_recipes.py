@@ -13,7 +13,7 @@ OWN_PROCESS = {"devices"}  # It sets up TensorFlow's devices: tests/distributed/
 LONGEST = 60  # Lines.
 
 
-@pytest.mark.slow_with("from_orbit", "manual_static", "own_layers", "pruning")
+@pytest.mark.slow_with("from_orbit", "manual_static", "own_layers", "own_source", "pruning")
 @pytest.mark.exhaustive_with(
     "bfloat16",
     "checkpointing",

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import tensorflow as tf
 
 import scaler
 from loops.support.checks import check_count
+
+_NO_SOURCES = (
+    *(str, bytes, Mapping, list, tuple),
+    *(tf.data.Iterator, tf.distribute.DistributedDataset, tf.distribute.DistributedIterator),
+)
+"""What can be iterated over, but gives no batches, or not those of every replica."""
 
 
 def check_parts(train_step: object, dataset: object, steps_per_call: object, actions: list) -> None:
@@ -19,10 +27,10 @@ def check_parts(train_step: object, dataset: object, steps_per_call: object, act
         )
     if not callable(train_step):
         raise scaler.InvalidArgument(f"Loop(train_step={train_step!r}): expected a callable that takes a batch.")
-    if not isinstance(dataset, tf.data.Dataset):
+    if not isinstance(dataset, tf.data.Dataset) and not _is_source(dataset):
         raise scaler.InvalidArgument(
-            f"Loop(dataset={type(dataset).__name__}): expected a tf.data.Dataset. Arrays become one with "
-            "tf.data.Dataset.from_tensor_slices((x, y)).batch(64)."
+            f"Loop(dataset={type(dataset).__name__}): expected a tf.data.Dataset, or an iterator or a loader of "
+            "batches. Arrays become a dataset with tf.data.Dataset.from_tensor_slices((x, y)).batch(64)."
         )
     if steps_per_call is not None:
         check_count(f"steps_per_call={steps_per_call!r}", steps_per_call)
@@ -33,6 +41,11 @@ def check_parts(train_step: object, dataset: object, steps_per_call: object, act
             )
         if not callable(action):
             raise scaler.InvalidArgument(f"Loop(actions=[{action!r}]): expected callables that take a Visit.")
+
+
+def _is_source(data: object) -> bool:
+    # What has a shape is data, and not batches of it.
+    return isinstance(data, Iterable) and not isinstance(data, _NO_SOURCES) and not hasattr(data, "shape")
 
 
 def check_strategy(strategy: object, jit_compile: bool) -> None:

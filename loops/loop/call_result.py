@@ -11,6 +11,7 @@ import tensorflow as tf
 import scaler
 from loops.loop.counters import Counters, CounterVariables
 from loops.loop.outputs import Outputs
+from loops.support.errors import BadOutputs
 
 _EACH = 5
 """How many numbers the counters have, and each scaler's `reading`."""
@@ -60,3 +61,25 @@ def call_result(
     counts, contradiction = counters.read_from(rows[0])
     readings = list(zip(scalers, rows[1:].tolist(), strict=False))
     return CallResult(int(status[0]), outputs, counts, contradiction, readings)
+
+
+def joined(parts: Sequence[CallResult]) -> CallResult:
+    """Calls that follow each other as one.
+
+    Args:
+        parts: At least one.
+
+    Raises:
+        BadOutputs: If an output has another shape in one than in another.
+    """
+    last = parts[-1]
+    for name, value in last.outputs.items():
+        shapes = [part.outputs[name].shape[1:] if name in part.outputs else None for part in parts]
+        if others := [shape for shape in shapes if shape != value.shape[1:]]:
+            raise BadOutputs(
+                f"the train step returned {name!r} with shape {others[0]} for one batch and {value.shape[1:]} for "
+                "another: expected one shape for all. Reduce it first, such as with tf.reduce_mean."
+            )
+    outputs = {name: np.concatenate([part.outputs[name] for part in parts]) for name in last.outputs}
+    contradiction = next((part.contradiction for part in parts if part.contradiction), None)
+    return CallResult(sum(part.steps for part in parts), outputs, last.counters, contradiction, last.readings)

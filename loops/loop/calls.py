@@ -14,6 +14,8 @@ import scaler
 from loops.loop.call_result import CallResult, call_result, status, status_size
 from loops.loop.compilation import can_be_compiled, may_compile
 from loops.loop.counters import CounterVariables
+from loops.loop.fetched_calls import take_fetched
+from loops.loop.fetching import Fetching
 from loops.loop.outputs import check_outputs
 from loops.loop.packing import pack, unpack
 from loops.loop.stacked import Arrays, Stacked
@@ -85,7 +87,7 @@ class StepCalls:
         self._step: tf.types.experimental.PolymorphicFunction
         self._compile()
 
-    def __call__(self, iterator: tf.data.Iterator, limit: int) -> CallResult:
+    def __call__(self, iterator: tf.data.Iterator | Fetching, limit: int) -> CallResult:
         """Takes up to `limit` batches."""
         with self._fresh_after_failure():
             result = self._take(iterator, limit)
@@ -106,8 +108,9 @@ class StepCalls:
             to: The function, or None to stop.
         """
         self._spectator = to
-        made = (tf.function(self._of_batch), tf.function(self._of_iterator), tf.function(self._loop))
-        self._one, self._next, self._many = self._functions.setdefault(to, made)
+        written = (self._of_batch, self._of_iterator, self._loop, self._loop_over_stack)
+        made = tuple(tf.function(one) for one in written)
+        self._one, self._next, self._many, self._stack = self._functions.setdefault(to, made)
 
     def trace(self) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function for the dataset's batches; tracing it creates the step's variables."""
@@ -135,10 +138,46 @@ class StepCalls:
     def _compile(self) -> None:
         self._step = tf.function(self.train_step, jit_compile=self.jit_compile or None)
         self._functions: dict[Spectator | None, tuple] = {}
+        self._stacked_by: dict[tf.types.experimental.ConcreteFunction, Stacked] = {}
         self.show_batches(self._spectator)
         self._worked = False
 
-    def _take(self, iterator: tf.data.Iterator, limit: int) -> CallResult:
+    @property
+    def taken(self) -> int:
+        """The steps that were taken so far."""
+        return int(self._counters.data)
+
+    def of_stack(self, stack: Any, steps: int) -> CallResult:
+        """Takes every batch of a stack, in a loop inside the graph, which is traced once for each shape of batches.
+
+        Args:
+            stack: Tensors [steps, ...] in the structure of a batch.
+            steps: How many there are.
+        """
+        spec = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), stack)
+        function = self._stack
+        if not tf.config.functions_run_eagerly():
+            function = function.get_concrete_function(spec, tf.TensorSpec([], tf.int32))
+            self._stacked_by.setdefault(function, self._stacked)
+        data = function(stack, tf.constant(steps))
+        return self._read(data, steps, self._stacked_by.get(function, self._stacked))
+
+    def of_one(self, batch: Any) -> CallResult:
+        """Takes one step."""
+        outputs, found = self._one(batch)
+        rows = {name: value.numpy()[np.newaxis] for name, value in outputs.items()}
+        return call_result(found.numpy(), rows, self._counters, self.scalers)
+
+    def of_none(self) -> CallResult:
+        """Takes no step."""
+        return call_result(status(0, self._counters, []).numpy(), {}, self._counters, [])
+
+    def _read(self, data: tf.Tensor, limit: int, stacked: Stacked) -> CallResult:
+        layout = [(tf.dtypes.float64, [status_size(self.scalers)]), *stacked.layout(limit)]
+        found, *arrays = unpack(data.numpy(), layout)
+        return call_result(found, stacked.split(arrays, int(found[0])), self._counters, self.scalers)
+
+    def _take(self, iterator: tf.data.Iterator | Fetching, limit: int) -> CallResult:
         why_not = self._why_not_in_graph(iterator) if self._open_loop else None
         self._open_loop = False
         if why_not:
@@ -146,21 +185,18 @@ class StepCalls:
             result = self._take(iterator, limit)
             warnings.warn(_ONE_BY_ONE.format(why=why_not), UserWarning, stacklevel=6)
             return result
+        if isinstance(iterator, Fetching):
+            return take_fetched(self, iterator, limit)
         if self.in_graph or (self._endless and self._shapes_known):
             data = self._many(iterator, tf.constant(int(limit))) if self.in_graph else self._next(iterator)
-            layout = self._stacked.layout(limit if self.in_graph else 1)
-            count = status_size(self.scalers)
-            found, *arrays = unpack(data.numpy(), [(tf.dtypes.float64, [count]), *layout])
-            return call_result(found, self._stacked.split(arrays, int(found[0])), self._counters, self.scalers)
+            return self._read(data, limit if self.in_graph else 1, self._stacked)
         try:
             batch = next(iterator)
         except StopIteration:
-            return call_result(status(0, self._counters, []).numpy(), {}, self._counters, [])
-        outputs, found = self._one(batch)
-        rows = {name: value.numpy()[np.newaxis] for name, value in outputs.items()}
-        return call_result(found.numpy(), rows, self._counters, self.scalers)
+            return self.of_none()
+        return self.of_one(batch)
 
-    def _why_not_in_graph(self, iterator: tf.data.Iterator) -> str | None:
+    def _why_not_in_graph(self, iterator: tf.data.Iterator | Fetching) -> str | None:
         """Why the step cannot be taken in a loop inside the graph; None if it can."""
         if tf.config.functions_run_eagerly():
             return "TensorFlow runs functions eagerly"
@@ -208,17 +244,30 @@ class StepCalls:
 
     @scaler.tracing.as_written
     def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor) -> tf.Tensor:
-        # The loop's arrays need the step's outputs; tracing the step also creates its variables.
-        specs = self._traced(self._spec).structured_outputs
-        check_outputs(specs)
-        self._stacked = Stacked(specs)
-        take = self._endlessly if self._endless else self._until_the_end
-        steps, arrays = take(iterator, limit, self._stacked.arrays(limit))
+        arrays = self._arrays(self._spec, limit)
+        if self._endless:
+            steps, arrays = self._all(lambda taken: iterator.get_next(), limit, arrays)
+        else:
+            steps, arrays = self._until_the_end(iterator, limit, arrays)
         return pack([self._status(steps), *self._stacked.stack(arrays)])
 
-    def _endlessly(self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: Arrays) -> tuple[tf.Tensor, Arrays]:
+    @scaler.tracing.as_written
+    def _loop_over_stack(self, stack: Any, limit: tf.Tensor) -> tf.Tensor:
+        spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), stack)
+        arrays = self._arrays(spec, limit)
+        steps, arrays = self._all(lambda taken: tf.nest.map_structure(lambda part: part[taken], stack), limit, arrays)
+        return pack([self._status(steps), *self._stacked.stack(arrays)])
+
+    def _arrays(self, batch: Any, limit: tf.Tensor) -> Arrays:
+        """Arrays for the outputs of the step for such batches; tracing the step also creates its variables."""
+        specs = self._traced(batch).structured_outputs
+        check_outputs(specs)
+        self._stacked = Stacked(specs)
+        return self._stacked.arrays(limit)
+
+    def _all(self, batch_at: Callable[[tf.Tensor], Any], limit: tf.Tensor, arrays: Arrays) -> tuple[tf.Tensor, Arrays]:
         def body(taken: tf.Tensor, arrays: Arrays) -> tuple:
-            outputs = self._counted(iterator.get_next())
+            outputs = self._counted(batch_at(taken))
             # A step that fails must not have taken the batch after its own.
             with tf.control_dependencies(outputs.values()):
                 following = taken + 1

@@ -8,6 +8,7 @@ import pathlib
 import time
 import warnings
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,6 +20,7 @@ from loops.loop.call_result import CallResult
 from loops.loop.calls import StepCalls, TrainStepFunction
 from loops.loop.compilation import check_jit_compile
 from loops.loop.counters import Counters, CounterVariables
+from loops.loop.out_of_data import END, why_endless_data_ended, why_out_of_data
 from loops.loop.outputs import Outputs, scalars_and_vectors
 from loops.loop.pace import Pace
 from loops.loop.replicate import check_batches, replicate
@@ -26,9 +28,10 @@ from loops.loop.signature import taking_batches
 from loops.loop.state.actions import ActionStates
 from loops.loop.state.identity import identity
 from loops.loop.state.kernels import caveats as kernels_of
-from loops.loop.state.position import Position
+from loops.loop.state.position import Position, position_in
 from loops.loop.state.resources import StepResources, resources_of
 from loops.loop.state.settings import settings
+from loops.loop.state.source_position import SourcePosition
 from loops.loop.state.state import RunState
 from loops.loop.state.trainable import trainable_flags
 from loops.loop.state.variables import variable_groups
@@ -85,7 +88,8 @@ class Loop:
             in the dict, or else what the loss scalers in its graph did, see `Counters`. Scalars become `visit.outputs`.
             Tensors of a known shape become `visit.vectors`; at least one output must be a scalar. On several replicas
             vectors of integers are summed, those of floats averaged, and those named "amax" reduced by the maximum.
-        dataset: A `tf.data.Dataset`. Make it repeat to run for more than an epoch.
+        dataset: A `tf.data.Dataset`, or any iterable of batches but a list or a tuple, such as a Grain `DataLoader`: it
+            is read ahead in a thread, and its first batch at once. Make it repeat to run for more than an epoch.
         steps_per_call: Steps between visits of the host. 1 runs a Python loop, more a loop inside the graph. None
             chooses: the first call takes one step, and calls grow until the host visits about four times a second. No
             call passes a step at which an action with `every=` in steps acts, so that saves and evaluations happen at
@@ -100,12 +104,13 @@ class Loop:
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
+        OutOfData: If an iterable has no batch.
     """
 
     def __init__(
         self,
         train_step: TrainStepFunction,
-        dataset: tf.data.Dataset,
+        dataset: tf.data.Dataset | Iterable[Any],
         *,
         steps_per_call: int | None = None,
         strategy: tf.distribute.Strategy | None = None,
@@ -117,23 +122,24 @@ class Loop:
         actions = list(actions)
         check_parts(train_step, dataset, steps_per_call, actions)
         check_jit_compile(jit_compile)
+        position = position_in(dataset)
         self._looked_at: tuple[tf.types.experimental.ConcreteFunction, StepResources] | None = None
         loss_scaler = getattr(train_step, "loss_scaler", None)
         self.train_step = train_step
-        train_step = taking_batches(train_step, dataset.element_spec)
+        train_step = taking_batches(train_step, position.element_spec)
         if strategy is not None:
             check_strategy(strategy, jit_compile is True)
-            check_batches(dataset.element_spec, strategy)
+            check_batches(position.element_spec, strategy)
             train_step = replicate(train_step, strategy)
         self.workers = Workers(strategy)
         self._loss_scaler = loss_scaler
         self._strategy = strategy
-        self.element_spec = dataset.element_spec
+        self.element_spec = position.element_spec
         self._counters = CounterVariables()
-        self._start(dataset, actions, Pace(steps_per_call))
+        self._start(position, actions, Pace(steps_per_call))
         self._call = StepCalls(
             train_step,
-            dataset.element_spec,
+            position.element_spec,
             self._counters,
             in_graph=None if steps_per_call is None else steps_per_call > 1,
             endless=self.position.endless,
@@ -142,22 +148,22 @@ class Loop:
             written=self.train_step,
         )
 
-    def _start(self, dataset: tf.data.Dataset, actions: Iterable[Action], pace: Pace) -> None:
+    def _start(self, position: Position | SourcePosition, actions: Iterable[Action], pace: Pace) -> None:
         """What the host knows of a run before its first step."""
         self.actions = [
             action for action in actions if self.workers.index == 0 or not getattr(action, "chief_only", False)
         ]
-        self.position, self._pace = Position(dataset), pace
+        self.position, self._pace = position, pace
         self._stopped_elsewhere: str | None = None
         self._contradicted = False
         self._unseen, self._zero_gradients = UnseenLosses(), ZeroGradients()
 
-    def restart(self, dataset: tf.data.Dataset, actions: Iterable[Action]) -> None:
+    def restart(self, dataset: tf.data.Dataset | Iterable[Any], actions: Iterable[Action]) -> None:
         """Begins again at step 0 with the same traced step, over another dataset with the same `element_spec`.
 
         The variables of model, optimizer and scaler are the caller's to put back.
         """
-        self._start(dataset, actions, Pace(self.steps_per_call))
+        self._start(position_in(dataset), actions, Pace(self.steps_per_call))
         self._counters.reset()
 
     @property
@@ -276,6 +282,9 @@ class Loop:
         start = time.perf_counter()
         with contextlib.ExitStack() as stack:
             signals = stack.enter_context(deferred_signals())
+            # Other workers would wait for the steps that a worker leaves out.
+            self.position.heed(signals.received if self.workers.count == 1 else [])
+            stack.callback(self.position.heed, [])
             held = self._hold(stack)
             for action in self.actions:
                 if hasattr(action, "begin"):
@@ -290,6 +299,7 @@ class Loop:
                 self._meet(signals)
                 signals.act()
                 while (done := int(self._counters.data)) < steps and not self.stopped:
+                    self.position.check()
                     whole = False
                     with self.workers.lost_is_an_error():
                         limit = self._limit(done, steps)
@@ -302,8 +312,9 @@ class Loop:
                     if call.steps:
                         self._check_scalers(visit, call)
                     signals.act()
-                    if call.steps < limit:
-                        raise OutOfData(_why_out_of_data(done + call.steps, steps))
+                    if call.steps < limit and self.position.ended:
+                        of_source = self.position.dataset is None
+                        raise OutOfData(why_out_of_data(done + call.steps, steps, of_source=of_source))
             except Exception as error:
                 failed = error
                 raise
@@ -333,6 +344,7 @@ class Loop:
             NotWritable: If a `KeepBatches` cannot write a batch.
             OutOfData: If a dataset of infinite cardinality ends.
         """
+        self.position.check()
         call = self._take(limit)
         return call.steps, call.outputs
 
@@ -341,8 +353,8 @@ class Loop:
         try:
             call = self._call(self.position.iterator, limit)
         except tf.errors.OpError as error:
-            if isinstance(error, tf.errors.OutOfRangeError) and _END in error.message:
-                raise OutOfData(_why_endless_data_ended(self.counters.data)) from error
+            if isinstance(error, tf.errors.OutOfRangeError) and END in error.message:
+                raise OutOfData(why_endless_data_ended(self.counters.data)) from error
             known = bad_batch(error, self.element_spec) or batch_files.write_error(error)
             if known is None:
                 raise
@@ -415,11 +427,6 @@ class Loop:
             )
 
 
-_EMPTY = "the dataset is empty: it gave no batch. Is the batch larger than the data, with drop_remainder?"
-_END = "End of sequence"
-"""Part of TensorFlow's message at the end of a dataset."""
-
-
 def _lacks(visit: Visit) -> str:
     """Advice for an action that could not write a visit."""
     last = visit.counters.data
@@ -435,22 +442,3 @@ def _alone(error: scaler.ScalerError) -> scaler.ScalerError:
     alone = copy.copy(error)
     alone.__traceback__ = None
     return alone
-
-
-def _why_endless_data_ended(done: int) -> str:
-    if not done:
-        return _EMPTY
-    return (
-        f"the dataset ended after {done} steps, although its cardinality is infinite: a generator that gives its "
-        "examples once cannot be repeated. The counters, the weights and what was written are kept; the outputs of the "
-        "steps since the last visit are lost."
-    )
-
-
-def _why_out_of_data(done: int, steps: int) -> str:
-    if not done:
-        return _EMPTY
-    return (
-        f"the dataset ended after {done} of {steps} steps. Let it .repeat(), or run fewer steps. The steps taken and "
-        "what was written are kept."
-    )

@@ -91,4 +91,4 @@ class KeepBatches:
 
     def _write(self, batch: Any, step: tf.Tensor) -> tf.Operation:
         assert self._loop is not None
-        return batch_files.write(self._folder, batch, step, last=self.last, element_spec=self._loop.element_spec)
+        return batch_files.write(self._folder, batch, step, last=self.last, element_spec=self._loop.position.batch_spec)

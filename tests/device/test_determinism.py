@@ -32,6 +32,7 @@ def test_a_step_with_probes_of_all_kinds():
     "layerwise",
     "loop of 1",
     "loop of 5",
+    "loop of 5, over a stack",
     "loop of 5, probes, Trace",
     "loop of 5, until the data ends",
     "measured by hand",

@@ -149,6 +149,13 @@ def looped(steps_per_call, *, epochs=None, traces=False, **options):
     return tf.function(lambda limit: loop.calls._many(iterator, limit)).get_concrete_function(tf.constant(5))
 
 
+def stacked():
+    """What a `Loop` over a source calls, which is no dataset: a loop over a stack of batches."""
+    loop = loops.Loop(made(), iter([BATCH] * 5), steps_per_call=5, jit_compile=False)
+    stack = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape], part.dtype), BATCH)
+    return tf.function(loop.calls._stack).get_concrete_function(stack, tf.TensorSpec([], tf.int32))
+
+
 def _scaler():
     return scaler.LossScaler(scaler.Dynamic())
 
@@ -181,6 +188,7 @@ TRACED = {
     "fit, protect, accumulate": functools.partial(fitted, True, gradient_accumulation_steps=4),
     "loop of 1": functools.partial(looped, 1),
     "loop of 5": functools.partial(looped, 5),
+    "loop of 5, over a stack": stacked,
     "loop of 5, until the data ends": functools.partial(looped, 5, epochs=7),
     "loop of 5, probes, Trace": functools.partial(looped, 5, probes=ALL_KINDS, traces=True),
 }

@@ -21,6 +21,7 @@ _PARTS = {
 }
 _OPTIONAL = {"settings": dict, "trainable": dict, "held": list, "action_keys": dict, "loss_scaler": dict}
 """Parts that older checkpoints lack."""
+_NO_SOURCE = {"name": "", "length": None, "state": None}
 _COUNTERS = ("data", "attempted", "applied", "skipped")
 
 
@@ -44,6 +45,8 @@ def parse(text: str | bytes) -> dict[str, Any]:
         raise ValueError("its data is not that of a run")
     if not (isinstance(data.get("caveats"), list) and all(isinstance(one, str) for one in data["caveats"])):
         raise ValueError("its data is not that of a run")
+    if not _is_source(data.get("source", _NO_SOURCE)):
+        raise ValueError("its data is not that of a run")
     if not all(isinstance(group, list) and all(map(_is_variable, group)) for group in facts["variables"].values()):
         raise ValueError("its variables are not those of a run")
     if not all(isinstance(flags, str) for flags in facts.get("trainable", {}).values()):
@@ -56,6 +59,13 @@ def parse(text: str | bytes) -> dict[str, Any]:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
+
+
+def _is_source(value: Any) -> bool:
+    """Whether it is a name, a length or None, and a position, which may be anything."""
+    if not (isinstance(value, dict) and {"name", "length", "state"} <= value.keys()):
+        return False
+    return isinstance(value["name"], str) and (value["length"] is None or type(value["length"]) is int)
 
 
 def _is_variable(entry: Any) -> bool:

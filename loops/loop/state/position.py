@@ -6,6 +6,8 @@ import functools
 import pathlib
 import re
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,6 +15,8 @@ from loops.backend.generators import ordered_by_force
 from loops.backend.versions import versions
 from loops.loop.state.operations import STATES, holds_state
 from loops.loop.state.pipeline import Findings, look, surely_endless
+from loops.loop.state.source_position import SourcePosition
+from loops.support.errors import CheckpointError
 
 
 class Position:
@@ -23,7 +27,10 @@ class Position:
     Attributes:
         problem: Why this position cannot be saved, with the operation's name and what to use instead; None if it can,
             and before `probe`.
+        ended: Whether a call that took too few steps met the end of the dataset: nothing else makes it so.
     """
+
+    ended = True
 
     def __init__(self, dataset: tf.data.Dataset):
         self._dataset = dataset
@@ -34,6 +41,16 @@ class Position:
     def dataset(self) -> tf.data.Dataset:
         """The dataset."""
         return self._dataset
+
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of its batches."""
+        return self._dataset.element_spec
+
+    @property
+    def batch_spec(self) -> Any:
+        """What holds of every batch."""
+        return self.element_spec
 
     @functools.cached_property
     def _findings(self) -> Findings:
@@ -64,6 +81,36 @@ class Position:
             except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
                 self.problem = refusal(error)
 
+    def check(self) -> None:
+        """Does nothing: what the dataset raises, the step raises."""
+
+    def heed(self, received: Sequence[int]) -> None:
+        """Does nothing: TensorFlow waits for its batches whatever signals there are."""
+
+    def trackables(self) -> dict[str, Any]:
+        """What a checkpoint saves and restores of it, by name."""
+        return {} if self.problem else {"position": self.iterator}
+
+    def described(self) -> dict[str, Any]:
+        """What the facts of a checkpoint say of it beyond `problem` and `caveats`."""
+        return {}
+
+    def go_to(self, path: str, data: Mapping[str, Any]) -> None:
+        """Before a checkpoint is restored: makes sure that it is of a dataset.
+
+        Args:
+            path: Of the checkpoint.
+            data: What it says of the data.
+
+        Raises:
+            CheckpointError: If it is of a source of batches.
+        """
+        if "source" in data:
+            raise CheckpointError(
+                f"{path} was saved by a run that took its batches from a {data['source']['name']}, and this one takes "
+                "them from a tf.data.Dataset. Use the source of that run, or choose another folder."
+            )
+
     def skip_to(self, batches: int) -> None:
         """Starts the dataset again and skips the batches that were taken."""
         self._iterator = iter(self._dataset.skip(batches))
@@ -85,6 +132,11 @@ class Position:
     def caveats_of_a_new_start(self) -> list[str]:
         """How the data of a run differs if it starts again from the beginning, one sentence per difference."""
         return unlike(self._findings, skipping=True)
+
+
+def position_in(data: tf.data.Dataset | Iterable[Any]) -> Position | SourcePosition:
+    """The position at the start of a dataset, or of any other iterable of batches."""
+    return Position(data) if isinstance(data, tf.data.Dataset) else SourcePosition(data)
 
 
 def unlike(findings: Findings, *, skipping: bool) -> list[str]:

@@ -25,12 +25,12 @@ _COUNTED = ("Skip", "Take")
 """Operations whose count decides which examples there are; that of a repeat is only how long a run may be."""
 
 
-def settings(train_step: object, dataset: tf.data.Dataset) -> dict:
+def settings(train_step: object, dataset: tf.data.Dataset | None) -> dict:
     """The arguments of a program's optimizers, loss scalers and dataset before the first step, as JSON.
 
     Args:
         train_step: Any callable. In a user's own step, the optimizers and loss scalers that it names are found.
-        dataset: The loop's.
+        dataset: The loop's; None if its batches come from elsewhere.
     """
     facts: dict[str, Any] = {}
     for optimizer in reversed(named_by(train_step, keras.optimizers.Optimizer)):
@@ -44,7 +44,7 @@ def settings(train_step: object, dataset: tf.data.Dataset) -> dict:
     for one in reversed(named_by(train_step, scaler.LossScaler)):
         said = {"strategy": text_of(one.strategy), "sum_duplicates": one.sum_duplicates, "select": one.select}
         _add(facts, type(one).__name__, said)
-    for part in bottom_up(dataset):
+    for part in bottom_up(dataset) if dataset is not None else ():
         what = kind(type(part).__name__) or type(part).__name__
         names = (*_ARGUMENTS, "count") if what in _COUNTED else _ARGUMENTS
         made_with = {name: _plain(value) for name in names if (value := argument(part, name)) is not None}

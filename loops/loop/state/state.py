@@ -18,6 +18,7 @@ from loops.loop.state.identity import check_layout, warn_of_places
 from loops.loop.state.position import Position
 from loops.loop.state.randomness import generators, set_generators
 from loops.loop.state.resources import StepResources
+from loops.loop.state.source_position import SourcePosition
 from loops.loop.state.trainable import check_trainable
 from loops.loop.state.variables import Groups, layout
 from loops.support.errors import CheckpointError, ResumeWarning
@@ -47,7 +48,7 @@ class RunState:
         groups: Groups,
         held: StepResources,
         counters: CounterVariables,
-        position: Position,
+        position: Position | SourcePosition,
         actions: ActionStates,
         identity: Mapping,
         settings: Mapping,
@@ -66,8 +67,7 @@ class RunState:
         saved: dict[str, Any] = {group: list(variables) for group, variables in self.groups.items()}
         saved["counters"] = [self._counters.data, self._counters.attempted, self._counters.applied]
         saved["facts"] = self._facts
-        if not self._position.problem:
-            saved["position"] = self._position.iterator
+        saved |= self._position.trackables()
         if self.held.saved:
             saved["held"] = self.held.saved
         return saved
@@ -116,6 +116,7 @@ class RunState:
                 f"{path} was saved with another train step: its tables and iterators were {then} and are "
                 f"{self.held.described}. Build what that run built, or choose another folder."
             )
+        self._position.go_to(path, facts["data"])
         try:
             checkpoint.restore(path).assert_consumed()
         except tf.errors.NotFoundError as error:
@@ -147,7 +148,12 @@ class RunState:
                 "applied": counters.applied,
                 "skipped": counters.skipped,
             },
-            "data": {"batches": counters.data, "problem": self._position.problem, "caveats": self._position.caveats},
+            "data": {
+                "batches": counters.data,
+                "problem": self._position.problem,
+                "caveats": self._position.caveats,
+                **self._position.described(),
+            },
             "variables": layout(self.groups),
             "trainable": self._trainable,
             "held": self.held.described,

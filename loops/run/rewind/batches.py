@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from loops.loop.batch_files import KeptBatches
 from loops.loop.state.position import Position
+from loops.loop.state.source_position import SourcePosition
 from loops.support.errors import LoopError
 
 _MOST_BYTES = 2**30
@@ -23,7 +24,8 @@ class Batches:
     """Gives a run's batches one by one, and can give those after a mark again.
 
     Batches that the run stored are read from its files. For others, a mark saves the position in the dataset, outside
-    of the run's folder. If the position cannot be saved, the batches after a mark are kept in memory, up to 1 GiB.
+    of the run's folder. If the position cannot be saved, and in a source of batches that is no dataset, the batches
+    after a mark are kept in memory, up to 1 GiB.
 
     Args:
         position: The loop's position, after a probe.
@@ -34,7 +36,7 @@ class Batches:
         from_dataset: The steps whose batches came from the dataset through `next`.
     """
 
-    def __init__(self, position: Position, began_at: int = 0, stored: KeptBatches | None = None):
+    def __init__(self, position: Position | SourcePosition, began_at: int = 0, stored: KeptBatches | None = None):
         self._position = position
         self._stored = stored
         self._folder: pathlib.Path | None = None
@@ -48,10 +50,10 @@ class Batches:
     @property
     def by_one(self) -> bool:
         """Whether all batches must be taken with `next`, since only those can be given again."""
-        return bool(self._position.problem) or self._stored is not None
+        return not self._position.trackables() or self._stored is not None
 
     @property
-    def iterator(self) -> tf.data.Iterator:
+    def iterator(self) -> Any:
         """The dataset's own iterator, to take many batches at once; only if `by_one` is false."""
         return self._position.iterator
 

@@ -17,7 +17,7 @@ def keeper_of(loop: Loop) -> KeepBatches | None:
 def stored_by(loop: Loop) -> KeptBatches | None:
     """The batches that the loop's `KeepBatches` has stored; None without one."""
     keeper = keeper_of(loop)
-    return KeptBatches(keeper.directory, loop.element_spec) if keeper else None
+    return KeptBatches(keeper.directory, loop.position.batch_spec) if keeper else None
 
 
 def caveats_of_data(loop: Loop, caveats: list[str], from_dataset: Set[int]) -> list[str]:

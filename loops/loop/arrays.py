@@ -1,0 +1,100 @@
+"""A batch of a source as arrays that belong to nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from loops.support.errors import BadBatch
+
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic)
+
+
+def arrays_of(batch: Any, where: str = "a batch") -> Any:
+    """A copy of a batch: arrays in dicts and tuples. A list of numbers is an array, any other list is a tuple.
+
+    Args:
+        batch: NumPy arrays, numbers and what has `numpy()`, such as tensors, in dicts, tuples and lists.
+        where: How to name the batch in an error.
+
+    Raises:
+        BadBatch: If a part of it is something else.
+    """
+    if isinstance(batch, Mapping):
+        return {key: arrays_of(part, f"{where}[{key!r}]") for key, part in batch.items()}
+    if isinstance(batch, tuple) or (isinstance(batch, list) and not _holds_numbers(batch)):
+        parts = tuple(arrays_of(part, f"{where}[{number}]") for number, part in enumerate(batch))
+        named = isinstance(batch, tuple) and type(batch) is not tuple
+        return type(batch)(*parts) if named else parts
+    numpy = getattr(batch, "numpy", None)
+    try:
+        # A copy: a source may use the memory of a batch again for the next one, which is fetched ahead.
+        array = np.array(numpy() if callable(numpy) else batch)
+    except ValueError:  # Lists of different lengths.
+        array = np.empty(0, object)
+    if array.dtype.kind not in "US":
+        try:
+            tf.as_dtype(array.dtype)
+        except TypeError:
+            array = array.astype(object)
+    if array.dtype.kind == "O":
+        raise BadBatch(
+            f"{where} of the source is a {type(batch).__qualname__} that is no array of numbers or text: expected "
+            "NumPy arrays, or tensors with numpy(), in dicts and tuples."
+        )
+    return array
+
+
+def spec_of(batch: Any) -> Any:
+    """The shapes and dtypes of a batch from `arrays_of`, as a dataset's `element_spec`."""
+    return tf.nest.map_structure(lambda array: tf.TensorSpec(array.shape, _dtype(array)), batch)
+
+
+def shapes_of(batch: Any) -> tuple:
+    """The shapes of a batch's arrays."""
+    return tuple(array.shape for array in tf.nest.flatten(batch))
+
+
+def size_of(batch: Any) -> int:
+    """The bytes of a batch."""
+    return sum(array.nbytes for array in tf.nest.flatten(batch))
+
+
+def check_alike(batch: Any, spec: Any) -> None:
+    """Compares a batch with the first one: only shapes may differ.
+
+    Raises:
+        BadBatch: If it has other parts, or another dtype.
+    """
+    try:
+        tf.nest.assert_same_structure(spec, batch)
+        pairs = zip(tf.nest.flatten(spec), tf.nest.flatten(batch), strict=True)
+        same = all(one.dtype == _dtype(array) for one, array in pairs)
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise BadBatch(
+            f"a batch of the source is {spec_of(batch)}, and the first one was {spec}: expected the same parts and "
+            "dtypes in all."
+        )
+
+
+def stack(batches: list[Any]) -> Any:
+    """Batches of one shape as tensors [batches, ...]."""
+    return tf.nest.map_structure(lambda *parts: tf.convert_to_tensor(np.stack(parts)), *batches)
+
+
+def tensors_of(batch: Any) -> Any:
+    """A batch as tensors."""
+    return tf.nest.map_structure(tf.convert_to_tensor, batch)
+
+
+def _dtype(array: np.ndarray) -> tf.DType:
+    return tf.string if array.dtype.kind in "US" else tf.as_dtype(array.dtype)
+
+
+def _holds_numbers(values: list) -> bool:
+    return all(isinstance(one, _PLAIN) or (isinstance(one, list) and _holds_numbers(one)) for one in values)
