@@ -93,6 +93,11 @@ class Recorded:
         return self.column("attempted") != 0
 
     @functools.cached_property
+    def known(self) -> np.ndarray:
+        """Bool [steps]: whether it says if the step was applied; all of them if it never says."""
+        return ~np.isnan(self.columns["applied"]) if "applied" in self.columns else np.full(len(self), True)
+
+    @functools.cached_property
     def skipped(self) -> np.ndarray:
         """Bool [steps]: attempted and not applied."""
         return self.attempted & (self.column("applied") == 0)

@@ -107,6 +107,8 @@ def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None, *,
         step, later = since, ()
     healthy = not bad and not unseen and not zeros
     skipped = [row["step"] for streak in streaks for row in streak]
+    # A step may be logged without its decision: then it says as little of skips as one that was not logged.
+    known = [row["step"] for row in rows if "applied" in row] or [row["step"] for row in rows]
     return Health(
         step=step,
         healthy=healthy,
@@ -120,7 +122,7 @@ def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None, *,
         later=later,
         often=often,
         last=rows[-1]["step"] if rows else 0,
-        thinned=thinned([row["step"] for row in rows], skipped, counted, traced=traced),
+        thinned=thinned(known, skipped, counted, traced=traced, silent=len(known) < len(rows)),
     )
 
 

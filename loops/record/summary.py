@@ -26,7 +26,7 @@ class Digest:
 
     Attributes:
         steps: The number of recorded steps.
-        attempts: The number of steps on which a decision was taken.
+        attempts: The number of steps on which a decision was taken; in a log with decisions, that say which.
         skips: The number of skipped steps.
         by_cause: The number of skipped steps for each cause, the most frequent one first.
         first_loss: The first finite loss; NaN if there is none.
@@ -70,7 +70,7 @@ def digest(run: Recorded) -> Digest:
     margin = run.margin[end]
     return Digest(
         steps=len(run),
-        attempts=int(run.attempted.sum()),
+        attempts=int((run.attempted & run.known).sum()),
         skips=int(run.skipped.sum()),
         by_cause={cause: len(steps) for cause, steps in run.causes.items()},
         first_loss=float(loss[finite][0]) if finite.any() else math.nan,
@@ -132,6 +132,8 @@ def _step(found: Digest) -> str:
 def _skips(run: Recorded, found: Digest) -> str:
     if "applied" not in run.columns:
         return "and the log does not say which were skipped"
+    if not found.skips and found.health.thinned is not None and found.health.thinned.silent:
+        return f"none of the {found.attempts:,} with a known decision skipped"
     if not found.skips:
         return "none skipped"
     if found.skips == found.attempts:
@@ -166,6 +168,8 @@ def rows_of(run: Recorded) -> list[dict[str, Any]]:
     scale = [None if math.isnan(value) else value for value in run.column("loss_scale").tolist()]
     steps = zip(run.step.tolist(), scale, strict=True)
     rows: list[dict[str, Any]] = [{"step": step, "applied": True, "loss_scale": value} for step, value in steps]
+    for place in np.flatnonzero(~run.known & run.attempted).tolist():
+        del rows[place]["applied"]
     for place in np.flatnonzero(~run.attempted).tolist():
         rows[place]["attempted"] = False
     for place in np.flatnonzero(run.skipped).tolist():

@@ -34,6 +34,7 @@ class Thinned:
         counted: What the run counted itself, or None if nothing in its folder says it.
         shown: How many of the skips that the run counted are in the log.
         traced: Whether steps of a trace are among those in the log.
+        silent: Whether the log has more steps, of which it does not say whether they were applied.
     """
 
     logged: int
@@ -42,6 +43,7 @@ class Thinned:
     counted: Counted | None
     shown: int = 0
     traced: bool = False
+    silent: bool = False
 
     @property
     def unlogged(self) -> int | None:
@@ -65,27 +67,36 @@ def lacks_steps(steps: Sequence[int]) -> bool:
 
 
 def thinned(
-    steps: Sequence[int], skipped: Sequence[int], counted: Counted | None, *, traced: bool = False
+    steps: Sequence[int],
+    skipped: Sequence[int],
+    counted: Counted | None,
+    *,
+    traced: bool = False,
+    silent: bool = False,
 ) -> Thinned | None:
     """What is known of a log that lacks steps; None for one that has all steps up to its last.
 
     Args:
-        steps: The steps in the log, in order.
+        steps: The steps in the log that say whether they were applied, in order.
         skipped: Those of them that were skipped.
         counted: What the run counted itself, if that is known.
         traced: Whether steps of a trace are among them.
+        silent: Whether the log has more steps, which do not say it.
     """
     if not lacks_steps(steps):
         return None
     every = functools.reduce(math.gcd, map(int, steps))
     regular = every > 1 and len(steps) == steps[-1] // every
     shown = sum(step <= counted.steps for step in skipped) if counted else 0
-    return Thinned(len(steps), int(steps[-1]), every if regular else None, counted, shown, traced)
+    return Thinned(len(steps), int(steps[-1]), every if regular else None, counted, shown, traced, silent)
 
 
 def said_of(found: Thinned) -> str:
     """What the log leaves open, as sentences."""
-    said = f"The {'record' if found.traced else 'log'} has only {found.what}"
+    record = "record" if found.traced else "log"
+    said = f"The {record} has only {found.what}"
+    if found.silent:
+        said = f"The {record} says of only {found.what} whether they were applied"
     if found.counted is None or found.unlogged is None:
         return f"{said}, and nothing in the folder counts all skips: to know of all steps, log each of them."
     counted, logged = found.counted, "recorded" if found.traced else "logged"

@@ -129,8 +129,9 @@ class PerLoss(tf.Module):
             rollback: As for `LossScaler.apply`.
 
         Returns:
-            What happened to the step. After a skip `loss_scale`, `cause` and its details describe the first loss with
-            non-finite gradients. If only the sum of the gradients was non-finite, the scale is 1.
+            What happened to the step. Its `loss_scale` is the largest of all losses if the step was applied. After a
+            skip `loss_scale`, `cause` and its details describe the first loss with non-finite gradients. If only the
+            sum of the gradients was non-finite, the scale is 1.
 
         Raises:
             InvalidArgument: If the names differ, or `LossScaler.apply` refuses an argument.
@@ -138,13 +139,15 @@ class PerLoss(tf.Module):
         self._check_names("apply", grads)
         # Masters must not be rounded into the model once per loss.
         targets = variables.weights if isinstance(variables, MasterWeights) else list(variables)
+        scales: list[tf.Tensor] = []
         unscaled, owners = {}, {loss: own._calls for loss, own in self._scalers.items()}
         for loss, own in self._scalers.items():
             with _named("apply", loss):
                 given = as_list("apply", grads[loss])
                 check_gradients(given, targets)
             refuse_exchanged(loss, given, owners)
-            unscaled[loss] = gradients.unscale(given, own.carried("apply", given, targets).loss_scale)
+            scales.append(own.carried("apply", given, targets).loss_scale)
+            unscaled[loss] = gradients.unscale(given, scales[-1])
         total = [_sum(parts) for parts in zip(*unscaled.values(), strict=True)]
         step = self._gate.apply(optimizer, total, variables, clip_norm=clip_norm, rollback=rollback)
         outcomes = []
@@ -153,7 +156,9 @@ class PerLoss(tf.Module):
             for loss, own in self._scalers.items():
                 with _named("apply", loss):
                     outcomes.append(own.apply(move_nothing, grads[loss], targets, rollback=snapshot([])))
-        outcome = _blamed(step, outcomes)
+        # Of an applied step as well: a log in which the scale of a skip stood beside a 1 would show a scale that grew.
+        largest = tf.where(step.finite, tf.reduce_max(scales), step.loss_scale)
+        outcome = _blamed(step._replace(loss_scale=largest), outcomes)
         self._gate.remember_skip(outcome, tf.logical_not(outcome.finite))
         return outcome
 

@@ -31,6 +31,9 @@ class StochasticRounding(WithoutMasters):
         variables: The model's trainable variables: float16, bfloat16, or float32, which are updated as they are.
         seed: An integer in [0, 2^31).
 
+    Attributes:
+        seed: As it was given.
+
     Raises:
         InvalidArgument: As for `MasterWeights`, and for another seed.
     """
@@ -39,7 +42,7 @@ class StochasticRounding(WithoutMasters):
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
             raise InvalidArgument(f"StochasticRounding(seed={seed!r}): expected an integer in [0, 2^31).")
         super().__init__(variables, name)
-        self._seed = seed
+        self.seed = seed
         with tf.init_scope():
             self._steps = count_for(self.weights[0], "steps")
 
@@ -53,7 +56,7 @@ class StochasticRounding(WithoutMasters):
         count = tf.identity(self._steps)
 
         def rounded(position: int, old: tf.Tensor, moved: tf.Tensor) -> tuple[tf.Tensor]:
-            seed = tf.stack([tf.constant(self._seed + position * 2**31, tf.int64), count])
+            seed = tf.stack([tf.constant(self.seed + position * 2**31, tf.int64), count])
             return (round_stochastically(moved, old.dtype, seed),)
 
         for position in self._positions(weights):

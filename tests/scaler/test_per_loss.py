@@ -95,7 +95,7 @@ def test_the_outcome_is_that_of_the_guilty():
     outcome = step({"large": CLEAN, "small": CLEAN})
     assert (int(outcome.cause), int(outcome.index)) == (Cause.NONE, -1)
     np.testing.assert_allclose(outcome.grad_norm, np.linalg.norm(sum(TRUE.values())), rtol=1e-6)
-    assert losses.explain(outcome) == "The step was applied at loss scale 1."
+    assert losses.explain(outcome) == "The step was applied at loss scale 1.07374e+09."
     outcome = step({"large": CLEAN, "small": OVERFLOW})
     assert (int(outcome.cause), float(outcome.loss_scale), int(outcome.index)) == (Cause.OVERFLOW, 2.0**30, 0)
     assert "overflowed at loss scale 1.07374e+09; the gradient of 'weight:0'" in losses.explain()

@@ -44,6 +44,8 @@ def settings(train_step: object, dataset: tf.data.Dataset | None) -> dict:
     for one in reversed(named_by(train_step, scaler.LossScaler)):
         said = {"strategy": text_of(one.strategy), "sum_duplicates": one.sum_duplicates, "select": one.select}
         _add(facts, type(one).__name__, said)
+    for one in reversed(named_by(train_step, scaler.weights.StochasticRounding)):
+        _add(facts, type(one).__name__, {"seed": one.seed})
     for part in bottom_up(dataset) if dataset is not None else ():
         what = kind(type(part).__name__) or type(part).__name__
         names = (*_ARGUMENTS, "count") if what in _COUNTED else _ARGUMENTS

@@ -22,6 +22,7 @@ from loops.loop.state.source_position import SourcePosition
 from loops.loop.state.trainable import check_trainable
 from loops.loop.state.variables import Groups, layout
 from loops.support.errors import CheckpointError, ResumeWarning
+from loops.support.written.place import reason
 
 
 class RunState:
@@ -123,6 +124,12 @@ class RunState:
             raise CheckpointError(
                 f"{path}: its position in the data does not fit this dataset, which is built of other operations "
                 "(repeat, shuffle, map, batch, ...) than that of the run. Use the same, or choose another folder."
+            ) from error
+        except (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
+            why = reason(error).removeprefix("Failed to restore dataset iterator from checkpoint: ")
+            raise CheckpointError(
+                f"{path}: its position in the data does not fit this dataset ({why}). Use the dataset of that run, or "
+                "choose another folder."
             ) from error
         if self._position.problem:
             self._position.skip_to(facts["data"]["batches"])

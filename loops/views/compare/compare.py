@@ -65,6 +65,7 @@ def compare(run: Any, other: Any, reference: Any = None) -> Comparison:
         batches=(len(runs[0]), len(runs[1])),
         other_batches_at=None if how.why else other_batches_at(runs, numbers),
         scale_differs_at=_first_difference(runs[0], runs[1], "loss_scale"),
+        scales_known=all(np.isfinite(run.column("loss_scale")).all() for run in runs),
         decision_differs_at=_first_difference(runs[0], runs[1], "applied"),
         parts_at_steps=None,
         rows=rows,

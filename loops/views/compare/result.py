@@ -58,6 +58,7 @@ class Comparison:
         other_batches_at: The first update at which they took different batches, since one of them had skipped more;
             None if there is none. Differences from there on come from the data, too.
         scale_differs_at: The first step at which their loss scales differ, or None.
+        scales_known: Whether both recorded the loss scale of each step.
         decision_differs_at: The first step that one of them skipped and the other did not, or None.
         parts_at_steps: The step of each run at `parts_at`, or None.
         rows: The loss, then the tensors that both have, in the order of the first run.
@@ -76,6 +77,7 @@ class Comparison:
     batches: tuple[int, int]
     other_batches_at: int | None
     scale_differs_at: int | None
+    scales_known: bool
     decision_differs_at: int | None
     parts_at_steps: tuple[int, int] | None
     rows: tuple[Row, ...]
@@ -98,9 +100,9 @@ class Comparison:
 
     @property
     def at_once(self) -> bool:
-        """Whether they part suddenly: bit for bit equal before, in the same formats and at the same loss scale.
+        """Whether they part suddenly: bit for bit equal before, in the same formats, at no loss scales known to differ.
 
-        Then something other than arithmetic parts them.
+        Then something other than arithmetic parts them, if the loss scales are known.
         """
         at = self.parts_at
         # Of steps that a log lacks nothing is known: what parts the runs may have begun there.

@@ -48,6 +48,12 @@ def _otherwise(found: Comparison) -> str:
     """What parts them other than arithmetic; "" if nothing is known."""
     if found.settings:
         return f"They were set up differently: {'; '.join(found.settings)}. Some differences come from that."
+    if found.at_once and not found.scales_known:
+        return (
+            "Until then they are equal to the last bit, in the same formats. Not every step has its loss scale in both "
+            "records: unless the scales differ, something other than arithmetic parts them, such as another learning "
+            "rate, other data or another seed."
+        )
     if found.at_once:
         return (
             "Until then they are equal to the last bit, in the same formats and at the same loss scale, so something "
@@ -140,7 +146,7 @@ def _closer(found: Comparison) -> str:
     place = found.runs.index(found.closer)
     wins = sum(row.closer == place for row in known)
     said = f"{found.closer} is closer to float32 ({found.reference}), in {wins} of {amount(len(known), 'value')}"
-    if found.settings or found.at_once:
+    if found.settings or (found.at_once and found.scales_known):
         said += ", which says nothing about their arithmetic"
     return f"{said}; for others this cannot be determined{hidden}" if hidden else f"{said}."
 

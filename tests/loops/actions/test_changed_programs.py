@@ -314,6 +314,14 @@ def test_a_retry_is_a_setting_of_a_step():
     assert state_differences(of(True), of(False)) == ["TrainStep.retry was True and is False"]
 
 
+def test_the_seed_of_stochastic_rounding_is_a_setting():
+    def of(seed):
+        rounded = scaler.weights.StochasticRounding([tf.Variable([1.0], dtype=tf.float16)], seed=seed)
+        return state_settings(lambda x: rounded, tf.data.Dataset.range(3))
+
+    assert state_differences(of(3), of(4)) == ["StochasticRounding.seed was 3 and is 4"]
+
+
 def test_an_optimizer_around_another_is_the_same_in_a_process_that_numbers_it_anew():
     def of():
         optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(0.1))

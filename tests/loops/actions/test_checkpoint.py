@@ -363,6 +363,22 @@ def test_a_dataset_that_cannot_be_iterated_is_not_blamed_on_the_folder(tmp_path)
     assert "folder" not in str(raised.value)
 
 
+def test_a_position_that_does_not_fit_the_dataset_is_not_blamed_on_the_folder(tmp_path):
+    def run(cycle_length, steps):
+        data = tf.data.Dataset.range(4).interleave(
+            lambda number: tf.data.Dataset.range(5), cycle_length=cycle_length, block_length=1, num_parallel_calls=1
+        )
+        saved = loops.Checkpoint(tmp_path / "saved", every=2, resume=True)
+        loops.Loop(lambda x: {"loss": tf.cast(x, tf.float32)}, data, actions=[saved]).run(steps)
+
+    run(2, 4)
+    with (
+        pytest.warns(loops.ResumeWarning, match="cycle_length was 2 and is 4"),
+        pytest.raises(loops.CheckpointError, match=r"does not fit this dataset \(The iterator cycle length 4 is"),
+    ):
+        run(4, 6)
+
+
 @pytest.mark.slow
 def test_nan_is_no_other_number(tmp_path):
     """A schedule that ends in NaN is one's own to find, and no other run."""

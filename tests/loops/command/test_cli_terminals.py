@@ -61,6 +61,7 @@ COMPARISON = Comparison(
     batches=(99, 99),
     other_batches_at=None,
     scale_differs_at=3,
+    scales_known=True,
     decision_differs_at=4,
     parts_at_steps=(17, 17),
     rows=(LONG_ROW,),

@@ -1,10 +1,12 @@
 """A log of every tenth step: no reader takes its skips for those of the run."""
 
+import numpy as np
 import pytest
 from thinned_cases import STEPS, thinned_loop
 
 import loops
 from loops.record import read_run
+from loops.record.run import Recorded
 from loops.record.skips import health
 from loops.record.summary import digest, sentence
 from loops.record.thinned import Counted, said_of, thinned
@@ -124,3 +126,20 @@ def test_a_logged_skip_is_not_all_that_is_said(tmp_path):
     recorded = read_run(tmp_path)
     found = digest(recorded)
     assert "3 of 60, 2 of them not logged." in section(recorded, found, None).said
+
+
+def test_steps_that_do_not_say_whether_they_were_applied_are_not_taken_for_applied():
+    """As of a run whose step returned its decision only after it was resumed."""
+    steps = np.arange(1, 41)
+    columns = {
+        "loss": np.where((steps > 2) & (steps < 12), np.nan, 1.0),
+        "applied": np.where(steps <= 20, np.nan, 1.0),
+    }
+    run = Recorded("run", "", steps, columns, np.full(40, ""), counted=Counted(40, 9))
+    found = digest(run)
+    assert (found.health.unseen, found.health.moved, found.skips, found.attempts) == (0, 20, 0, 20)
+    said = sentence(run, found)
+    assert "none of the 20 with a known decision skipped" in said
+    assert (
+        "The log says of only 20 of 40 steps whether they were applied; the run skipped 9 of 40, none of them" in said
+    )

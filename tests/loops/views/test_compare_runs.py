@@ -289,6 +289,18 @@ def test_a_parting_that_no_rounding_makes_is_put_down_to_something_else(tmp_path
         assert "nothing of their arithmetic" not in found.sentence
 
 
+def test_nothing_is_said_of_loss_scales_that_no_log_has(tmp_path):
+    runs = [tmp_path / "one", tmp_path / "other"]
+    for place, last in zip(runs, (1.0, 2.0), strict=True):
+        place.mkdir()
+        rows = [{"step": step, "loss": last if step == 9 else 0.5, "applied": True} for step in range(1, 10)]
+        (place / "steps.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = loops.observe.compare(*runs)
+    assert (found.at_once, found.scales_known) == (True, False)
+    assert "at the same loss scale" not in found.sentence
+    assert "unless the scales differ, something other than arithmetic parts them" in found.sentence
+
+
 def test_settings_that_the_runs_say_are_compared(tmp_path, three):
     near, far, true = three
     for run, rate in ((near, 0.1), (far, 0.2)):
