@@ -14,6 +14,7 @@ import scaler
 from loops.loop.call_result import CallResult, call_result, status, status_size
 from loops.loop.compilation import can_be_compiled, may_compile
 from loops.loop.counters import CounterVariables
+from loops.loop.held_batches import HeldBatches
 from loops.loop.outputs import check_outputs
 from loops.loop.packing import pack, unpack
 from loops.loop.stacked import Arrays, Stacked
@@ -25,6 +26,8 @@ from loops.support.text import one_line
 TrainStepFunction = Callable[..., dict[str, tf.Tensor]]
 Spectator = Callable[[Any, tf.Tensor], tf.Operation]
 """Takes a batch and the number of its step, in the graph, and returns an operation that the step waits for."""
+_Written = tuple[Arrays, list[tf.TensorArray]]
+"""The outputs of a call's steps, and the batches that are held."""
 
 
 class StepCalls:
@@ -80,6 +83,7 @@ class StepCalls:
         self._shapes_known = all(shape.is_fully_defined() for shape in shapes)
         self._worked = False
         self._spectator: Spectator | None = None
+        self._held: HeldBatches | None = None
         self._own = getattr(written or train_step, "loss_scaler", None)
         self.scalers: list[scaler.LossScaler] = []
         self._step: tf.types.experimental.PolymorphicFunction
@@ -106,8 +110,21 @@ class StepCalls:
             to: The function, or None to stop.
         """
         self._spectator = to
+        self._choose_functions()
+
+    def hold_batches(self, held: HeldBatches | None) -> None:
+        """Holds the last batches of each later call by reference. The step itself stays as it is.
+
+        Args:
+            held: What holds them, or None to stop.
+        """
+        self._held = held
+        self._choose_functions()
+
+    def _choose_functions(self) -> None:
         made = (tf.function(self._of_batch), tf.function(self._of_iterator), tf.function(self._loop))
-        self._one, self._next, self._many = self._functions.setdefault(to, made)
+        key = self._spectator, self._held is not None
+        self._one, self._next, self._many = self._functions.setdefault(key, made)
 
     def trace(self) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function for the dataset's batches; tracing it creates the step's variables."""
@@ -134,8 +151,8 @@ class StepCalls:
 
     def _compile(self) -> None:
         self._step = tf.function(self.train_step, jit_compile=self.jit_compile or None)
-        self._functions: dict[Spectator | None, tuple] = {}
-        self.show_batches(self._spectator)
+        self._functions: dict[tuple[Spectator | None, bool], tuple] = {}
+        self._choose_functions()
         self._worked = False
 
     def _take(self, iterator: tf.data.Iterator, limit: int) -> CallResult:
@@ -147,18 +164,41 @@ class StepCalls:
             warnings.warn(_ONE_BY_ONE.format(why=why_not), UserWarning, stacklevel=6)
             return result
         if self.in_graph or (self._endless and self._shapes_known):
-            data = self._many(iterator, tf.constant(int(limit))) if self.in_graph else self._next(iterator)
+            data, hold = self._many_steps(iterator, limit) if self.in_graph else self._next_step(iterator)
             layout = self._stacked.layout(limit if self.in_graph else 1)
             count = status_size(self.scalers)
             found, *arrays = unpack(data.numpy(), [(tf.dtypes.float64, [count]), *layout])
-            return call_result(found, self._stacked.split(arrays, int(found[0])), self._counters, self.scalers)
+            result = call_result(found, self._stacked.split(arrays, int(found[0])), self._counters, self.scalers)
+            hold(result)
+            return result
         try:
             batch = next(iterator)
         except StopIteration:
             return call_result(status(0, self._counters, []).numpy(), {}, self._counters, [])
         outputs, found = self._one(batch)
         rows = {name: value.numpy()[np.newaxis] for name, value in outputs.items()}
-        return call_result(found.numpy(), rows, self._counters, self.scalers)
+        result = call_result(found.numpy(), rows, self._counters, self.scalers)
+        if self._held:
+            self._held.saw(self._held.parts(batch), result.counters.data)
+        return result
+
+    def _many_steps(self, iterator: tf.data.Iterator, limit: int) -> tuple[tf.Tensor, Callable[[CallResult], None]]:
+        """What a call in the graph returns, and what to do with its result to hold its batches."""
+        held, steps = self._held, tf.constant(int(limit))
+        if held is None:
+            return self._many(iterator, steps), lambda result: None
+        held.forget()
+        places = held.most
+        data, lists = self._many(iterator, steps, tf.constant(places))
+        return data, lambda result: held.took(lists, result.counters.data, result.steps, places)
+
+    def _next_step(self, iterator: tf.data.Iterator) -> tuple[tf.Tensor, Callable[[CallResult], None]]:
+        """As `_many_steps`, for one step whose graph takes its batch."""
+        held = self._held
+        if held is None:
+            return self._next(iterator), lambda result: None
+        data, parts = self._next(iterator)
+        return data, lambda result: held.saw(parts, result.counters.data)
 
     def _why_not_in_graph(self, iterator: tf.data.Iterator) -> str | None:
         """Why the step cannot be taken in a loop inside the graph; None if it can."""
@@ -167,7 +207,8 @@ class StepCalls:
         if self._shapes_known:
             return None  # A Python loop would trace the step for the same shapes.
         try:
-            self._many.get_concrete_function(iterator, tf.TensorSpec([], tf.int32))
+            numbers = [tf.TensorSpec([], tf.int32)] * (2 if self._held else 1)
+            self._many.get_concrete_function(iterator, *numbers)
         except Exception as error:  # Of any kind: if the step itself is wrong, the Python loop raises it again.
             self._compile()
             return f"it cannot be traced for batches of unknown shape ({one_line(error)})"
@@ -198,45 +239,64 @@ class StepCalls:
         return outputs, self._status(1)
 
     @scaler.tracing.as_written
-    def _of_iterator(self, iterator: tf.data.Iterator) -> tf.Tensor:
-        outputs = self._counted(iterator.get_next())
+    def _of_iterator(self, iterator: tf.data.Iterator) -> Any:
+        batch = iterator.get_next()
+        outputs = self._counted(batch)
         self._stacked = Stacked(outputs)
-        return pack([self._status(1), *self._stacked.rows(outputs)])
+        data = pack([self._status(1), *self._stacked.rows(outputs)])
+        return (data, self._held.parts(batch)) if self._held else data
 
     def _status(self, steps: tf.Tensor | int) -> tf.Tensor:
         return status(steps, self._counters, self.scalers)
 
     @scaler.tracing.as_written
-    def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor) -> tf.Tensor:
+    def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor, places: tf.Tensor | None = None) -> Any:
         # The loop's arrays need the step's outputs; tracing the step also creates its variables.
         specs = self._traced(self._spec).structured_outputs
         check_outputs(specs)
         self._stacked = Stacked(specs)
         take = self._endlessly if self._endless else self._until_the_end
-        steps, arrays = take(iterator, limit, self._stacked.arrays(limit))
-        return pack([self._status(steps), *self._stacked.stack(arrays)])
+        empty = self._stacked.arrays(limit), self._held.arrays(limit) if self._held else []
+        steps, (arrays, batches) = take(iterator, limit, empty, places)
+        data = pack([self._status(steps), *self._stacked.stack(arrays)])
+        return (data, [batch.flow for batch in batches]) if self._held else data
 
-    def _endlessly(self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: Arrays) -> tuple[tf.Tensor, Arrays]:
-        def body(taken: tf.Tensor, arrays: Arrays) -> tuple:
-            outputs = self._counted(iterator.get_next())
+    def _written(
+        self, arrays: _Written, taken: tf.Tensor, outputs: dict, batch: Any, places: tf.Tensor | None
+    ) -> _Written:
+        """The arrays with the outputs of one step, and its batch where batches are held."""
+        rows, batches = arrays
+        if self._held:
+            batches = self._held.write(batches, taken % places, batch)
+        return self._stacked.write(rows, taken, outputs), batches
+
+    def _endlessly(
+        self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: _Written, places: tf.Tensor | None
+    ) -> tuple[tf.Tensor, _Written]:
+        def body(taken: tf.Tensor, arrays: _Written) -> tuple:
+            batch = iterator.get_next()
+            outputs = self._counted(batch)
             # A step that fails must not have taken the batch after its own.
             with tf.control_dependencies(outputs.values()):
                 following = taken + 1
-            return following, self._stacked.write(arrays, taken, outputs)
+            return following, self._written(arrays, taken, outputs, batch, places)
 
         return tf.while_loop(lambda taken, arrays: taken < limit, body, (0, arrays))
 
-    def _until_the_end(self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: Arrays) -> tuple[tf.Tensor, Arrays]:
+    def _until_the_end(
+        self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: _Written, places: tf.Tensor | None
+    ) -> tuple[tf.Tensor, _Written]:
         def next_unless_done(taken: tf.Tensor) -> tf.experimental.Optional:
             nothing = tf.experimental.Optional.empty(self._spec)
             return tf.cond(taken < limit, iterator.get_next_as_optional, lambda: nothing)
 
-        def body(taken: tf.Tensor, batch: tf.experimental.Optional, arrays: Arrays) -> tuple:
-            outputs = self._counted(batch.get_value())
+        def body(taken: tf.Tensor, ready: tf.experimental.Optional, arrays: _Written) -> tuple:
+            batch = ready.get_value()
+            outputs = self._counted(batch)
             # A step that fails must not have taken the batch after its own.
             with tf.control_dependencies(outputs.values()):
                 following = next_unless_done(taken + 1)
-            return taken + 1, following, self._stacked.write(arrays, taken, outputs)
+            return taken + 1, following, self._written(arrays, taken, outputs, batch, places)
 
         taken, _, arrays = tf.while_loop(
             lambda taken, batch, arrays: batch.has_value(), body, (0, next_unless_done(0), arrays)

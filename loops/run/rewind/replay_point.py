@@ -77,6 +77,8 @@ class ReplayPoint:
         next_batch: The batch of step N+1, or None if there is none.
         before: The batches of up to three steps before N, oldest first; as many as were replayed.
         replicas: How many replicas share a batch.
+        alone: False: all replicas take part.
+        other_batch: "next": which batch `next_batch` is, seen from the step's.
         began_at: The step of the checkpoint that was restored, 0 for the beginning of the run.
         reproduced: Whether every repeated step, and step N, returned what the run's log has.
         comparable: Whether the log has any of these steps.
@@ -101,6 +103,7 @@ class ReplayPoint:
         self.take, self.jit_compile = loop.calls.train_step, loop.calls.jit_compile
         self.step, self.began_at = step, began_at
         self.replicas = int(loop.identity({})["replicas"])
+        self.alone, self.other_batch = False, "next"
         self.before = before
         self.batch, self.next_batch = batches.next(), None
         with contextlib.suppress(tf.errors.OpError):  # An error of the next batch is not one of this step.
