@@ -187,7 +187,7 @@ class StepCalls:
         held, steps = self._held, tf.constant(int(limit))
         if held is None:
             return self._many(iterator, steps), lambda result: None
-        held.forget()
+        held.make_room(int(limit))
         places = held.most
         data, lists = self._many(iterator, steps, tf.constant(places))
         return data, lambda result: held.took(lists, result.counters.data, result.steps, places)

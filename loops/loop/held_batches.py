@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,35 +13,32 @@ from loops.loop.batch_files import writable
 _BYTES = 2**27
 """The most memory for the batches of one call."""
 _UNKNOWN = 16
-"""How many batches of unknown size are held until one has been seen."""
-_ALONE = 2
-"""How many batches are held of calls that take one step: that of the last step, and one to compare it with."""
+"""How many batches of unknown size are held of a call until one has been seen."""
 
 
 class HeldBatches:
-    """The last batches of the newest call: of a call of many steps as many as fit into 128 MiB, but at least two.
+    """The last batches of the newest call, and of calls before it where that took too few steps.
 
-    Nothing is copied. The host, or a list in the graph, refers to the tensors that the dataset gave. The last of the
-    list's batches takes the place of the oldest.
+    Of a call of many steps they are as many as fit into 128 MiB. Nothing is copied: the host, or lists in the graph,
+    refer to the tensors that the dataset gave.
 
     Args:
         element_spec: The dataset's.
+        least: How many of the newest batches are held in any case.
 
     Attributes:
         possible: Whether batches can be held: not those with a dataset inside.
         most: How many batches of the next call are held.
     """
 
-    def __init__(self, element_spec: Any):
+    def __init__(self, element_spec: Any, least: int = 2):
         self.possible = writable(element_spec)
         self._spec = element_spec
         self._specs = tf.nest.flatten(element_spec, expand_composites=True)
-        known = self.possible and all(spec.shape.is_fully_defined() for spec in self._specs)
-        self.most = _most(self._specs) if known else _UNKNOWN
-        self._measured = known
-        self._lists: list[tf.Tensor] = []
-        self._first = self._newest = self._places = 0
-        self._alone: collections.deque[tuple[int, list]] = collections.deque(maxlen=_ALONE)
+        self._least = least
+        self._measured = self.possible and all(spec.shape.is_fully_defined() for spec in self._specs)
+        self.most = self._room_for(self._specs) if self._measured else max(_UNKNOWN, self._least)
+        self._calls: list[_Call] = []
 
     def parts(self, batch: Any) -> list[tf.Tensor]:
         """The tensors of a batch."""
@@ -62,54 +58,69 @@ class HeldBatches:
         with tf.device("CPU:0"):
             return [array.write(place, part) for array, part in zip(arrays, self.parts(batch), strict=True)]
 
-    def forget(self) -> None:
-        """Lets go of the batches of the last call of many steps, before another one takes the memory."""
-        self._lists = []
+    def make_room(self, limit: int) -> None:
+        """Lets go of batches that a call of so many steps makes superfluous, before it takes the memory for its own."""
+        while self._calls and sum(one.steps for one in self._calls[1:]) + limit >= self._least:
+            self._calls.pop(0)
 
     def took(self, lists: Sequence[tf.Tensor], newest: int, steps: int, places: int) -> None:
-        """Remembers the batches of a call.
+        """Remembers the batches of a call in the graph.
 
         Args:
             lists: The `flow` of each list.
             newest: The number of its last step.
             steps: How many steps it took.
-            places: The places that its batches had in the lists.
+            places: The number of places in the lists that its batches took in turn.
         """
-        self._alone.clear()
-        self._lists, self._first, self._newest, self._places = list(lists), newest - steps + 1, newest, places
-        if steps and not self._measured:
+        if not steps:
+            return
+        self._calls.append(_Call(newest, steps, places, lists=list(lists)))
+        if not self._measured:
             self._measured = True
-            self.most = _most([tf.TensorSpec(part.shape, part.dtype) for part in self._parts_at(0)])
+            self.most = self._room_for([tf.TensorSpec(one.shape, one.dtype) for one in self._parts_of(newest) or ()])
 
     def saw(self, parts: Sequence[tf.Tensor], step: int) -> None:
         """Remembers the batch of a call that took one step."""
-        self._alone.append((step, list(parts)))
+        self.make_room(1)
+        self._calls.append(_Call(step, 1, 1, parts=list(parts)))
 
     def holds(self, step: int) -> bool:
         """Whether the batch of a step is still held."""
-        return self._in_lists(step) or any(number == step for number, _ in self._alone)
-
-    def _in_lists(self, step: int) -> bool:
-        first = max(self._first, self._newest - self._places + 1)
-        return bool(self._lists) and first <= step <= self._newest
+        return any(one.has(step) for one in self._calls)
 
     def get(self, step: int) -> Any:
         """The batch of a step, or None if it is no longer held."""
-        parts = next((parts for number, parts in self._alone if number == step), None)
-        if parts is None and self._in_lists(step):
-            parts = self._parts_at((step - self._first) % self._places)
+        parts = self._parts_of(step)
         return None if parts is None else tf.nest.pack_sequence_as(self._spec, parts, expand_composites=True)
 
-    def _parts_at(self, place: int) -> list[tf.Tensor]:
+    def _parts_of(self, step: int) -> list[tf.Tensor] | None:
+        call = next((one for one in self._calls if one.has(step)), None)
+        if call is None or call.parts is not None:
+            return call and call.parts
+        place = (step - call.first) % call.places
         with tf.device("CPU:0"):
             return [
                 tf.raw_ops.TensorListGetItem(
                     input_handle=one, index=place, element_shape=tf.constant(-1), element_dtype=spec.dtype
                 )
-                for one, spec in zip(self._lists, self._specs, strict=True)
+                for one, spec in zip(call.lists, self._specs, strict=True)
             ]
 
+    def _room_for(self, specs: Sequence[tf.TensorSpec]) -> int:
+        size = sum(int(np.prod(spec.shape.as_list(), dtype=np.int64)) * max(spec.dtype.size or 1, 1) for spec in specs)
+        return max(self._least, _BYTES // max(size, 1))
 
-def _most(specs: Sequence[tf.TensorSpec]) -> int:
-    size = sum(int(np.prod(spec.shape.as_list(), dtype=np.int64)) * max(spec.dtype.size or 1, 1) for spec in specs)
-    return max(_ALONE, _BYTES // max(size, 1))
+
+class _Call(NamedTuple):
+    newest: int
+    steps: int
+    places: int
+    lists: Sequence[tf.Tensor] = ()
+    parts: list[tf.Tensor] | None = None
+
+    @property
+    def first(self) -> int:
+        return self.newest - self.steps + 1
+
+    def has(self, step: int) -> bool:
+        return max(self.first, self.newest - self.places + 1) <= step <= self.newest

@@ -75,7 +75,8 @@ class Explain:
         self._loop = loop
         self._progress = next((action for action in loop.actions if isinstance(action, Progress)), None)
         self._file = Explanations.beside(loop.actions)
-        self._held = HeldBatches(loop.element_spec)
+        # The micro-batches of a window, and one before them to compare with.
+        self._held = HeldBatches(loop.element_spec, _window(loop) + 1)
 
     def __enter__(self) -> Explain:
         # Not in `begin`: a Checkpoint's `begin` may run later, and sets how many steps were taken.
@@ -144,7 +145,7 @@ class Explain:
         return text
 
     def _recent(self, skip: SkippedStep) -> Recent:
-        following, previous = self._held.get(skip.step + 1), self._held.get(skip.step - 1)
+        following, previous = self._held.get(skip.step + 1), self._held.get(skip.step - _window(self._loop))
         before = [self._held.get(skip.step - back) for back in range(_window(self._loop) - 1, 0, -1)]
         rows = [row for visit in (self._before, self._visit) if visit is not None for row in _rows(visit)]
         logged = next((row for row in rows if row["step"] == skip.step), None)

@@ -78,12 +78,15 @@ def test_a_batch_with_a_nan_is_explained_and_the_run_keeps_its_bits(tmp_path):
 
 
 def test_a_stuck_run_says_why_in_its_error():
-    policy = scaler.StuckPolicy(consecutive_skips=2)
-    run = Run(batches(2, 3), loops.Explain(seconds=0, most=1), steps_per_call=1, stuck=policy, model=plain_model)
+    found, policy = loops.Explain(seconds=0), scaler.StuckPolicy(consecutive_skips=1)
+    run = Run(batches(2), found, steps_per_call=1, stuck=policy, model=plain_model)
     with pytest.raises(
-        scaler.StuckError, match=r"2 steps in a row were skipped.*Step 3 was skipped at loss scale 512: the"
-    ):
+        scaler.StuckError, match=r"the last step was skipped.*Step 2 was skipped at loss scale"
+    ) as error:
         run.loop.run(6)
+    # It was explained at this visit, and not once more.
+    (one,) = found.explanations
+    assert str(error.value).endswith(one.sentence)
 
 
 def test_an_explanation_that_fails_does_not_end_the_run(monkeypatch, capsys):
@@ -106,6 +109,19 @@ def test_arguments_that_cannot_work_are_refused(wrong):
 
 
 @pytest.mark.slow
+def test_a_run_that_is_stuck_at_its_floor_is_explained_then(tmp_path):
+    """An overflow is none of the skips that are explained by themselves."""
+    found, loop = loops.Explain(), planted.high_floor(tmp_path)
+    loop.actions.append(found)
+    loop.train_step.loss_scaler.stuck = scaler.StuckPolicy(consecutive_skips=3)
+    with pytest.raises(scaler.StuckError) as error:
+        loop.run(20)
+    (one,) = found.explanations
+    assert (one.verdict, one.where, one.layer, one.fits_at) == ("floor", "backward", "out", 4096.0)
+    assert str(error.value).endswith(one.sentence)
+
+
+@pytest.mark.slow
 def test_the_updates_since_a_step_are_counted():
     found = loops.Explain(seconds=0)
     run = Run(batches(2), found, steps_per_call=6, model=plain_model)
@@ -115,14 +131,30 @@ def test_the_updates_since_a_step_are_counted():
     assert "4 updates lie between the step and this repetition." in one.sentence
 
 
+def with_states(loop):
+    """Before and after the actions of each visit, the bytes of all that a run with this step moves."""
+    step, states = loop.train_step, []
+    window = step.window.variables if step.window else []
+
+    def now():
+        return raw(step.model.variables, step.optimizer.variables, step.loss_scaler.variables, window)
+
+    loop.actions.insert(0, lambda visit: states.append([now()]))
+    loop.actions.append(lambda visit: states[-1].append(now()))
+    return states
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["float16_softmax", "root_at_zero", "outlier_in_a_window"])
+@pytest.mark.exhaustive_with("root_at_zero")
+@pytest.mark.parametrize("name", ["large_weights", "root_at_zero", "outlier_in_a_window"])
 def test_it_finds_what_is_found_of_the_past_run(tmp_path, name):
     """The weights had not moved since: the first skip lies at the end of a call."""
     here = loops.Explain()
     loop = getattr(planted, name)(tmp_path)
     loop.actions.append(here)
+    states = with_states(loop)
     loop.run(planted.STEPS[name])
+    assert all(before == after for before, after in states)
     there = explain(getattr(planted, name)(tmp_path), here.explanations[0].step)
     first = here.explanations[0]
     for field in ("step", "verdict", "where", "layer", "kind", "fits_at", "octaves_over", "example", "reproduced"):
@@ -150,12 +182,12 @@ def test_a_step_of_ones_own_is_explained_right_behind_it():
         explain_batch(step, first)
     step(*second)
     before = raw(model.variables, optimizer.variables, loss_scaler.variables)
-    found = explain_batch(step, second)
+    found = explain_batch(step, second, seconds=0)
     assert raw(model.variables, optimizer.variables, loss_scaler.variables) == before
     assert (found.step, found.verdict, found.where, found.loss_scale, found.example) == (2, "loss", "data", 2.0**10, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_share_of_a_replica_is_found(tmp_path):
     here = loops.Explain(seconds=0)
     loop = planted.on_replicas(tmp_path)

@@ -22,9 +22,9 @@ def data(*, endless=True, sizes=False):
     return found.repeat() if endless else found
 
 
-def held_by(dataset, steps, **arguments):
+def held_by(dataset, steps, least=2, **arguments):
     loop = loops.Loop(step, dataset, **arguments)
-    held = HeldBatches(loop.element_spec)
+    held = HeldBatches(loop.element_spec, least)
     loop.calls.hold_batches(held)
     loop.run(steps)
     return held
@@ -37,10 +37,19 @@ def names(held):
     return list(found)
 
 
-@pytest.mark.parametrize("dataset", [data(), data(endless=False), data(sizes=True)], ids=["endless", "ending", "sizes"])
-@pytest.mark.parametrize(("steps_per_call", "expected"), [(1, [9, 10]), (4, [9, 10]), (10, list(range(1, 11)))])
-def test_the_batches_of_the_newest_call_are_held(dataset, steps_per_call, expected):
-    assert names(held_by(dataset, 10, steps_per_call=steps_per_call)) == expected
+@pytest.mark.parametrize("options", [{}, {"endless": False}, {"sizes": True}], ids=["endless", "ending", "sizes"])
+@pytest.mark.parametrize(("steps_per_call", "expected"), [(1, [9, 10]), (4, [9, 10])])
+def test_the_batches_of_the_newest_call_are_held(options, steps_per_call, expected):
+    assert names(held_by(data(**options), 10, steps_per_call=steps_per_call)) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps_per_call", "expected"), [(1, [7, 8, 9, 10]), (3, [7, 8, 9, 10]), (None, [7, 8, 9, 10])]
+)
+def test_a_window_of_batches_is_held_over_calls(steps_per_call, expected):
+    """A loop that chooses takes one step at first, in the graph of calls of many."""
+    held = held_by(data(), 10, least=4, steps_per_call=steps_per_call)
+    assert names(held)[-4:] == expected
 
 
 @pytest.mark.parametrize("endless", [True, False])
@@ -52,8 +61,8 @@ def test_the_oldest_give_way(monkeypatch, endless):
     assert names(held) == [8, 9, 10]
 
 
-def test_the_first_batch_says_how_many_of_unknown_size_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(held_batches, "_BYTES", 3 * 9)
+def test_the_last_batch_says_how_many_of_unknown_size_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(held_batches, "_BYTES", 3 * (20 * 8 + 1))
     held = held_by(data(sizes=True), 20, steps_per_call=20)
     assert (names(held), held.most) == (list(range(5, 21)), 3)
 
