@@ -259,6 +259,6 @@ def _cure(found: Explanation) -> str:
     empty = "; ".join(f"{one.name}, since {one.why_not}" for one in found.remedies if one.why_not)
     empty = f" Finite, but no help: {empty}." if empty else ""
     if not helping:
-        return f"Nothing that was tried helps.{empty}" if found.remedies else ""
+        return f"Nothing that was tried helps.{empty}" if any(one.tried for one in found.remedies) else ""
     others = f" Also helped: {', '.join(one.name for one in helping[1:])}." if len(helping) > 1 else ""
     return f"What helped: {helping[0].name}. {helping[0].advice}{others}{empty}"

@@ -69,6 +69,7 @@ def test_a_batch_with_a_nan_is_explained_and_the_run_keeps_its_bits(tmp_path):
         "batch",
     )
     assert (one.reproduced, one.loss_scale, one.other_batch) == (True, 2.0**10, "previous")
+    assert not any(remedy.tried for remedy in one.remedies)
     assert one.sentence.startswith("Step 4 was skipped at loss scale 1024: the batch held a NaN, first in example 2")
     assert one.sentence.endswith("Not everything was tried: the time of 0 seconds was over.")
     assert one.sentence in shown.getvalue()
