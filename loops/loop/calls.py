@@ -189,8 +189,8 @@ class StepCalls:
             return self._many(iterator, steps), lambda result: None
         held.make_room(int(limit))
         places = held.most
-        data, lists = self._many(iterator, steps, tf.constant(places))
-        return data, lambda result: held.took(lists, result.counters.data, result.steps, places)
+        data, whole = self._many(iterator, steps, tf.constant(places))
+        return data, lambda result: held.took(whole, result.counters.data, result.steps, places)
 
     def _next_step(self, iterator: tf.data.Iterator) -> tuple[tf.Tensor, Callable[[CallResult], None]]:
         """As `_many_steps`, for one step whose graph takes its batch."""

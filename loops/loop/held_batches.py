@@ -19,8 +19,8 @@ _UNKNOWN = 16
 class HeldBatches:
     """The last batches of the newest call, and of calls before it where that took too few steps.
 
-    Of a call of many steps they are as many as fit into 128 MiB. Nothing is copied: the host, or lists in the graph,
-    refer to the tensors that the dataset gave.
+    Of a call of many steps they are as many as fit into 128 MiB. Nothing is copied: the host, or a list in the graph,
+    refers to the tensors that the dataset gave.
 
     Args:
         element_spec: The dataset's.
@@ -45,36 +45,37 @@ class HeldBatches:
         return tf.nest.flatten(batch, expand_composites=True)
 
     def arrays(self, limit: tf.Tensor) -> list[tf.TensorArray]:
-        """Empty lists in the graph of a call, one for each tensor of a batch.
+        """An empty list of batches in the graph of a call, which costs its loop less than one for each of their parts.
 
         Args:
             limit: The most steps of the call, a scalar int32.
         """
         with tf.device("CPU:0"):
-            return [tf.TensorArray(spec.dtype, size=limit, infer_shape=False) for spec in self._specs]
+            return [tf.TensorArray(tf.variant, size=limit, element_shape=[])]
 
     def write(self, arrays: Sequence[tf.TensorArray], place: tf.Tensor, batch: Any) -> list[tf.TensorArray]:
-        """The lists with the batch of one step at a place, a scalar int32."""
+        """The list with the batch of one step at a place, a scalar int32."""
         with tf.device("CPU:0"):
-            return [array.write(place, part) for array, part in zip(arrays, self.parts(batch), strict=True)]
+            whole = tf.raw_ops.OptionalFromValue(components=self.parts(batch))
+            return [array.write(place, whole) for array in arrays]
 
     def make_room(self, limit: int) -> None:
         """Lets go of batches that a call of so many steps makes superfluous, before it takes the memory for its own."""
         while self._calls and sum(one.steps for one in self._calls[1:]) + limit >= self._least:
             self._calls.pop(0)
 
-    def took(self, lists: Sequence[tf.Tensor], newest: int, steps: int, places: int) -> None:
+    def took(self, whole: Sequence[tf.Tensor], newest: int, steps: int, places: int) -> None:
         """Remembers the batches of a call in the graph.
 
         Args:
-            lists: The `flow` of each list.
+            whole: The `flow` of its list.
             newest: The number of its last step.
             steps: How many steps it took.
-            places: The number of places in the lists that its batches took in turn.
+            places: The number of places in the list that its batches took in turn.
         """
         if not steps:
             return
-        self._calls.append(_Call(newest, steps, places, lists=list(lists)))
+        self._calls.append(_Call(newest, steps, places, whole=whole[0]))
         if not self._measured:
             self._measured = True
             self.most = self._room_for([tf.TensorSpec(one.shape, one.dtype) for one in self._parts_of(newest) or ()])
@@ -99,12 +100,17 @@ class HeldBatches:
             return call and call.parts
         place = (step - call.first) % call.places
         with tf.device("CPU:0"):
-            return [
-                tf.raw_ops.TensorListGetItem(
-                    input_handle=one, index=place, element_shape=tf.constant(-1), element_dtype=spec.dtype
-                )
-                for one, spec in zip(call.lists, self._specs, strict=True)
-            ]
+            whole = tf.raw_ops.TensorListGetItem(
+                input_handle=call.whole,
+                index=place,
+                element_shape=tf.constant([], tf.int32),
+                element_dtype=tf.variant,
+            )
+            return tf.raw_ops.OptionalGetValue(
+                optional=whole,
+                output_types=[spec.dtype for spec in self._specs],
+                output_shapes=[spec.shape for spec in self._specs],
+            )
 
     def _room_for(self, specs: Sequence[tf.TensorSpec]) -> int:
         size = sum(int(np.prod(spec.shape.as_list(), dtype=np.int64)) * max(spec.dtype.size or 1, 1) for spec in specs)
@@ -115,7 +121,7 @@ class _Call(NamedTuple):
     newest: int
     steps: int
     places: int
-    lists: Sequence[tf.Tensor] = ()
+    whole: tf.Tensor | None = None
     parts: list[tf.Tensor] | None = None
 
     @property
