@@ -9,6 +9,7 @@ from typing import Any
 from loops.record.files import EXPLANATIONS, write_json
 from loops.record.lines import StepLines
 from loops.support.json_values import read_object
+from loops.support.written.place import writing
 
 
 class Explanations:
@@ -29,13 +30,18 @@ class Explanations:
         return cls(paths[0].absolute().parent / EXPLANATIONS) if paths else None
 
     def go_on(self, step: int) -> None:
-        """Keeps the explanations of steps up to this one, and removes the file if there are none."""
+        """Keeps the explanations of steps up to this one, and removes the file if there are none.
+
+        Raises:
+            NotWritable: If the file cannot be written or removed.
+        """
         found = self._found or _read(self._path)
         self._found = [one for one in found if one["step"] <= step]
         if self._found:
             write_json(self._path, {"explanations": self._found})
         else:
-            self._path.unlink(missing_ok=True)
+            with writing("Explain", self._path):
+                self._path.unlink(missing_ok=True)
 
     def add(self, explanation: dict[str, Any]) -> None:
         """Adds an explanation.

@@ -18,6 +18,7 @@ from loops.loop.held_batches import HeldBatches
 from loops.loop.visit import Visit
 from loops.record.explanations import Explanations
 from loops.support.checks import check_count
+from loops.support.errors import NotWritable
 from loops.support.text import one_line
 
 if TYPE_CHECKING:
@@ -140,9 +141,12 @@ class Explain:
             if explanation.verdict != "healthy":
                 self._seen.add(skip.kind)
             text, found = explanation.sentence, explanation.to_dict()
-        self._told[skip.step] = text
         if self._file:
-            self._file.add({**found, "sentence": text})
+            try:
+                self._file.add({**found, "sentence": text})
+            except NotWritable as error:
+                text = f"{text} {error}"
+        self._told[skip.step] = text
         return text
 
     def _recent(self, skip: SkippedStep) -> Recent:

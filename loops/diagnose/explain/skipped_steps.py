@@ -70,11 +70,15 @@ def _step(
     scales = [(one, float(skip.loss_scale)) for one, skip in zip(stuck, last, strict=True)]
     if not stuck and "loss_scale" in outputs and len(scalers) == 1:
         scales = [(scalers[0], float(outputs["loss_scale"][row]))]
-    variable = outputs["variable"][row] if "variable" in outputs else last[0].variable if last else -1
+    named = outputs.get("variable")
+    if named is not None and named.dtype.kind in "iu":
+        variable = int(named[row])
+    else:
+        variable = int(last[0].variable) if last else -1
     return SkippedStep(
         visit.first + row,
         _cause(visit, row, [int(skip.cause) for skip in last]),
-        int(variable),
+        variable,
         int(outputs["applied"][row + 1 :].astype(bool).sum()) if "applied" in outputs else 0 if stuck else None,
         tuple(scales),
     )

@@ -16,6 +16,7 @@ from rigs import raw
 import loops
 import scaler
 from loops.diagnose.explain import action as explain_action
+from loops.diagnose.explain.explanation import Explanation
 from loops.observe import explain, explain_batch
 
 SIZE = 8
@@ -101,6 +102,15 @@ def test_an_explanation_that_fails_does_not_end_the_run(monkeypatch, capsys):
     assert capsys.readouterr().err == "Step 2 was skipped, and could not be explained: no room\n"
 
 
+def test_a_file_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(explain_action, "explain_recent", lambda *arguments: Explanation(2, True, None, "loss"))
+    run = Run(batches(2), loops.JsonLines(tmp_path / "steps.jsonl"), loops.Explain(), model=plain_model)
+    run.loop.actions.append(lambda visit: (tmp_path / "explanations.json").mkdir(exist_ok=True))
+    run.loop.actions.insert(0, run.loop.actions.pop())
+    assert run.loop.run(4).skipped == 1
+    assert "explanations.json'): it cannot be written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "wrong", [{"most": 0}, {"most": 1.5}, {"seconds": -1}, {"seconds": "60"}, {"seconds": float("nan")}]
 )
@@ -145,8 +155,8 @@ def with_states(loop):
     return states
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive_with("root_at_zero")
+@pytest.mark.slow_with("outlier_in_a_window")
+@pytest.mark.exhaustive_with("large_weights", "root_at_zero")
 @pytest.mark.parametrize("name", ["large_weights", "root_at_zero", "outlier_in_a_window"])
 def test_it_finds_what_is_found_of_the_past_run(tmp_path, name):
     """The weights had not moved since: the first skip lies at the end of a call."""
