@@ -91,23 +91,34 @@ def test_a_stuck_run_says_why_in_its_error():
     assert str(error.value).endswith(one.sentence)
 
 
+def skipping(*actions):
+    """A loop whose second and fourth step are skipped, for a loss that is not finite."""
+
+    def step(number):
+        applied = number % 2 > 0
+        return {"loss": tf.where(applied, 1.0, np.nan), "applied": applied}
+
+    return loops.Loop(step, tf.data.Dataset.range(1, 9).repeat(), steps_per_call=2, actions=actions)
+
+
 def test_an_explanation_that_fails_does_not_end_the_run(monkeypatch, capsys):
     def fails(*arguments):
         raise ZeroDivisionError("no room")
 
     monkeypatch.setattr(explain_action, "explain_recent", fails)
-    run = Run(batches(2, 4), loops.Explain(), model=plain_model)
-    assert run.loop.run(6).skipped == 2
+    assert skipping(loops.Explain()).run(4).skipped == 2
     # Without a bar it is said on standard error, once for each kind.
     assert capsys.readouterr().err == "Step 2 was skipped, and could not be explained: no room\n"
 
 
 def test_a_file_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(explain_action, "explain_recent", lambda *arguments: Explanation(2, True, None, "loss"))
-    run = Run(batches(2), loops.JsonLines(tmp_path / "steps.jsonl"), loops.Explain(), model=plain_model)
-    run.loop.actions.append(lambda visit: (tmp_path / "explanations.json").mkdir(exist_ok=True))
-    run.loop.actions.insert(0, run.loop.actions.pop())
-    assert run.loop.run(4).skipped == 1
+
+    def in_the_way(visit):
+        (tmp_path / "explanations.json").mkdir(exist_ok=True)
+
+    loop = skipping(in_the_way, loops.JsonLines(tmp_path / "steps.jsonl"), loops.Explain())
+    assert loop.run(4).skipped == 2
     assert "explanations.json'): it cannot be written" in capsys.readouterr().err
 
 
