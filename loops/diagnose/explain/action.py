@@ -110,8 +110,8 @@ class Explain:
             self._said_lost = True
             self._tell(self._without_batch(lost[0]))
 
-    def why_stuck(self) -> str | None:
-        """Why the last step was skipped, for the error of a scaler that is stuck; None if that is unknown."""
+    def why_skipped(self) -> str | None:
+        """Why a step of the last visit was skipped last; None if none was, or its batch is no longer held."""
         if self._visit is None:
             return None
         found = skipped_steps(self._visit, scalers_in(self._loop))

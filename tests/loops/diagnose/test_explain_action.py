@@ -89,6 +89,9 @@ def test_a_stuck_run_says_why_in_its_error():
     # It was explained at this visit, and not once more.
     (one,) = found.explanations
     assert str(error.value).endswith(one.sentence)
+    loss_scaler = run.step.loss_scaler
+    assert loss_scaler.explain(run.loop) == one.sentence
+    assert loss_scaler.explain(skipping()) == loss_scaler.explain()
 
 
 def skipping(*actions):
