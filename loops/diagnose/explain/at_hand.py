@@ -18,13 +18,16 @@ from loops.loop.calls import StepCalls
 from loops.loop.counters import CounterVariables
 from loops.loop.loop import Loop
 from loops.loop.signature import taking_batches
+from loops.loop.state.kernels import PYTHON, kept_elsewhere
+from loops.loop.state.pipeline import operations_called
 from loops.loop.state.randomness import generators, set_generators
-from loops.loop.state.resources import resources_of
+from loops.loop.state.resources import StepResources, resources_of
 from loops.loop.state.variables import components, variable_groups
 from loops.record.log import difference
 from loops.run.rewind.replay_point import Snapshot
 from loops.step.scalers_in_graph import find
 from loops.step.train_step import TrainStep
+from loops.support.errors import LoopError
 from loops.support.json_values import without_nan
 from loops.support.text import amount
 
@@ -65,18 +68,22 @@ def at_hand(loop: Loop, recent: Recent) -> Iterator[StepAtHand]:
     Args:
         loop: The loop of the run, between two calls.
         recent: The step.
+
+    Raises:
+        LoopError: If the step keeps something that cannot be put back.
     """
     with warnings.catch_warnings(), without_advice():
         # The trace of the run itself has warned of everything in the step.
         warnings.simplefilter("ignore")
-        random = generators()
+        random = generators() if _draws_alone(loop) else None
         point = StepAtHand(loop, recent)
         try:
             point.compare(recent)
             yield point
         finally:
             point.leave()
-            set_generators(random, kernels=False)
+            if random is not None:
+                set_generators(random, kernels=False)
 
 
 class StepAtHand:
@@ -125,9 +132,11 @@ class StepAtHand:
         self.reproduced, self.comparable = True, True
         self.differs: str | None = None
         concrete = self.loop.calls.trace()
+        held = resources_of(concrete)
+        _check_can_be_put_back(concrete, held)
         groups = variable_groups(loop.train_step, concrete)
         variables = [one for group in groups.values() for one in group]
-        self._now = Snapshot(variables, resources_of(concrete))
+        self._now = Snapshot(variables, held, random=_draws_alone(loop))
         self._scales = [(one, value) for scaling, value in recent.scales for one in _scale_of(scaling)]
         self.reset()
 
@@ -193,6 +202,23 @@ class _AloneCalls:
 class _Loop(NamedTuple):
     calls: Any
     element_spec: Any
+
+
+def _draws_alone(loop: Loop) -> bool:
+    """Whether the process's random generators can be put back.
+
+    If the dataset calls Python, its threads may draw from them in the meantime, and would draw the same numbers again.
+    """
+    return not operations_called(loop.position.dataset) & PYTHON
+
+
+def _check_can_be_put_back(concrete: tf.types.experimental.ConcreteFunction, held: StepResources) -> None:
+    kept = kept_elsewhere(concrete, held.called) or (["a table or an iterator"] if held.caveats else [])
+    if kept:
+        raise LoopError(
+            f"the train step uses {', '.join(kept)}, with a state that cannot be put back in a run that goes on. "
+            "`halfstep explain` repeats the step in a process of its own."
+        )
 
 
 def scalers_in(loop: Loop) -> list[scaler.LossScaler]:

@@ -62,6 +62,7 @@ def explain_batch(train_step: TrainStepFunction, batch: Any, *, seconds: float =
 
     Raises:
         scaler.InvalidArgument: If no loss scaler of the step has skipped its last step.
+        LoopError: If the step keeps something that cannot be put back, such as what Python keeps for it.
     """
     loop = Loop(train_step, tf.data.Dataset.from_tensors(batch).repeat(), steps_per_call=1)
     scalers = scalers_in(loop)

@@ -28,20 +28,24 @@ class Snapshot:
         held: The step's tables and iterators.
         kernels: The argument of `loops.loop.state.randomness.set_generators`: True if the step has random operations
             without a generator, so that they draw the same numbers each time.
+        random: Whether the random generators are restored.
     """
 
-    def __init__(self, variables: Iterable[tf.Variable], held: StepResources, *, kernels: bool = False):
+    def __init__(
+        self, variables: Iterable[tf.Variable], held: StepResources, *, kernels: bool = False, random: bool = True
+    ):
         # A copy: NumPy may share the memory of the variable.
         self._saved = [(variable, np.array(variable.numpy())) for variable in variables]
         self._restore_held = held.snapshot()
-        self._generators, self._kernels = generators(), kernels
+        self._generators, self._kernels = generators() if random else None, kernels
 
     def restore(self) -> None:
         """Restores all of them."""
         for variable, value in self._saved:
             variable.assign(tf.constant(value, variable.dtype))
         self._restore_held()
-        set_generators(self._generators, kernels=self._kernels)
+        if self._generators is not None:
+            set_generators(self._generators, kernels=self._kernels)
 
 
 _BEFORE = 3
