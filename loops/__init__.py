@@ -22,6 +22,7 @@ from loops.actions import Progress as Progress
 from loops.actions import Seconds as Seconds
 from loops.actions import StopWhen as StopWhen
 from loops.actions.averaged import Averaged as Averaged
+from loops.diagnose.explain.action import Explain as Explain
 from loops.loop.counters import Counters as Counters
 from loops.loop.loop import Loop as Loop
 from loops.loop.visit import Visit as Visit
@@ -59,6 +60,7 @@ __all__ = [
     "DivergenceWarning",
     "EarlyStop",
     "Evaluate",
+    "Explain",
     "Forecast",
     "JsonLines",
     "KeepBatches",

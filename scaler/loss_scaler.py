@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -48,6 +48,13 @@ from scaler.strategies.base import check_event, float_bounds_of, host_bounds_of,
 from scaler.strategies.described import described
 from scaler.weights.masters import MasterWeights
 from scaler.weights.trainable import TrainableSet
+
+
+class Run(Protocol):
+    """What knows more of the last skip than the scaler, such as a `loops.Loop`."""
+
+    def why_skipped(self) -> str | None:
+        """Why a step was skipped last; None if that is unknown."""
 
 
 class LossScaler(tf.Module):
@@ -460,14 +467,17 @@ class LossScaler(tf.Module):
         """
         return self._kept.outcome(self._names.lists)
 
-    def explain(self, outcome: Outcome | None = None) -> str:
+    def explain(self, outcome: Outcome | Run | None = None) -> str:
         """Explains in one sentence what a step did, with the name of the variable.
 
         It reads the outcome, so call it on the host.
 
         Args:
-            outcome: From `apply`. Default: the last skip.
+            outcome: From `apply`. Default: the last skip. Or a `loops.Loop` with a `loops.Explain` among its actions,
+                which repeats the last skip if it still holds its batch, and says where it went wrong.
         """
+        if outcome is not None and not isinstance(outcome, Outcome):
+            return outcome.why_skipped() or self.explain()
         known = self.last_skip if outcome is None else outcome
         if outcome is None and int(known.cause) == Cause.NONE:
             counts = self._stored.read()

@@ -96,6 +96,10 @@ class Progress:
             line = f"{self._label}  {visit.counters.data}/{visit.goal}  {self._status(visit)}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def tell(self, text: str) -> None:
+        """Prints a sentence of another action, above the bar."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def _status(self, visit: Visit) -> str:
         counts = visit.counters
         applied, skipped = (counts.applied, counts.skipped) if counts.known else ("?", "?")

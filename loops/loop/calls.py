@@ -11,11 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
+from loops.loop.arrays import stack
 from loops.loop.call_result import CallResult, call_result, status, status_size
 from loops.loop.compilation import can_be_compiled, may_compile
 from loops.loop.counters import CounterVariables
 from loops.loop.fetched_calls import take_fetched
 from loops.loop.fetching import Fetching
+from loops.loop.held_batches import HeldBatches
 from loops.loop.outputs import check_outputs
 from loops.loop.packing import pack, unpack
 from loops.loop.stacked import Arrays, Stacked
@@ -27,6 +29,8 @@ from loops.support.text import one_line
 TrainStepFunction = Callable[..., dict[str, tf.Tensor]]
 Spectator = Callable[[Any, tf.Tensor], tf.Operation]
 """Takes a batch and the number of its step, in the graph, and returns an operation that the step waits for."""
+_Written = tuple[Arrays, list[tf.TensorArray]]
+"""The outputs of a call's steps, and the batches that are held."""
 
 
 class StepCalls:
@@ -82,6 +86,7 @@ class StepCalls:
         self._shapes_known = all(shape.is_fully_defined() for shape in shapes)
         self._worked = False
         self._spectator: Spectator | None = None
+        self._held: HeldBatches | None = None
         self._own = getattr(written or train_step, "loss_scaler", None)
         self.scalers: list[scaler.LossScaler] = []
         self._step: tf.types.experimental.PolymorphicFunction
@@ -108,9 +113,22 @@ class StepCalls:
             to: The function, or None to stop.
         """
         self._spectator = to
+        self._choose_functions()
+
+    def hold_batches(self, held: HeldBatches | None) -> None:
+        """Holds the last batches of each later call by reference. The step itself stays as it is.
+
+        Args:
+            held: What holds them, or None to stop.
+        """
+        self._held = held
+        self._choose_functions()
+
+    def _choose_functions(self) -> None:
         written = (self._of_batch, self._of_iterator, self._loop, self._loop_over_stack)
         made = tuple(tf.function(one) for one in written)
-        self._one, self._next, self._many, self._stack = self._functions.setdefault(to, made)
+        key = self._spectator, self._held is not None
+        self._one, self._next, self._many, self._stack = self._functions.setdefault(key, made)
 
     def trace(self) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function for the dataset's batches; tracing it creates the step's variables."""
@@ -137,9 +155,9 @@ class StepCalls:
 
     def _compile(self) -> None:
         self._step = tf.function(self.train_step, jit_compile=self.jit_compile or None)
-        self._functions: dict[Spectator | None, tuple] = {}
+        self._functions: dict[tuple[Spectator | None, bool], tuple] = {}
         self._stacked_by: dict[tf.types.experimental.ConcreteFunction, Stacked] = {}
-        self.show_batches(self._spectator)
+        self._choose_functions()
         self._worked = False
 
     @property
@@ -147,26 +165,32 @@ class StepCalls:
         """The steps that were taken so far."""
         return int(self._counters.data)
 
-    def of_stack(self, stack: Any, steps: int) -> CallResult:
+    def of_stack(self, batches: list[Any]) -> CallResult:
         """Takes every batch of a stack, in a loop inside the graph, which is traced once for each shape of batches.
 
         Args:
-            stack: Tensors [steps, ...] in the structure of a batch.
-            steps: How many there are.
+            batches: One or more of one shape, as arrays on the host.
         """
-        spec = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), stack)
+        stacked = stack(batches)
+        spec = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), stacked)
         function = self._stack
         if not tf.config.functions_run_eagerly():
             function = function.get_concrete_function(spec, tf.TensorSpec([], tf.int32))
             self._stacked_by.setdefault(function, self._stacked)
-        data = function(stack, tf.constant(steps))
-        return self._read(data, steps, self._stacked_by.get(function, self._stacked))
+        data = function(stacked, tf.constant(len(batches)))
+        result = self._read(data, len(batches), self._stacked_by.get(function, self._stacked))
+        if self._held:
+            self._held.saw_all(batches, result.counters.data)
+        return result
 
     def of_one(self, batch: Any) -> CallResult:
         """Takes one step."""
         outputs, found = self._one(batch)
         rows = {name: value.numpy()[np.newaxis] for name, value in outputs.items()}
-        return call_result(found.numpy(), rows, self._counters, self.scalers)
+        result = call_result(found.numpy(), rows, self._counters, self.scalers)
+        if self._held:
+            self._held.saw(self._held.parts(batch), result.counters.data)
+        return result
 
     def of_none(self) -> CallResult:
         """Takes no step."""
@@ -188,13 +212,33 @@ class StepCalls:
         if isinstance(iterator, Fetching):
             return take_fetched(self, iterator, limit)
         if self.in_graph or (self._endless and self._shapes_known):
-            data = self._many(iterator, tf.constant(int(limit))) if self.in_graph else self._next(iterator)
-            return self._read(data, limit if self.in_graph else 1, self._stacked)
+            data, hold = self._many_steps(iterator, limit) if self.in_graph else self._next_step(iterator)
+            result = self._read(data, limit if self.in_graph else 1, self._stacked)
+            hold(result)
+            return result
         try:
             batch = next(iterator)
         except StopIteration:
             return self.of_none()
         return self.of_one(batch)
+
+    def _many_steps(self, iterator: tf.data.Iterator, limit: int) -> tuple[tf.Tensor, Callable[[CallResult], None]]:
+        """What a call in the graph returns, and what to do with its result to hold its batches."""
+        held, steps = self._held, tf.constant(int(limit))
+        if held is None:
+            return self._many(iterator, steps), lambda result: None
+        held.make_room(int(limit))
+        places = held.most
+        data, whole = self._many(iterator, steps, tf.constant(places))
+        return data, lambda result: held.took(whole, result.counters.data, result.steps, places)
+
+    def _next_step(self, iterator: tf.data.Iterator) -> tuple[tf.Tensor, Callable[[CallResult], None]]:
+        """As `_many_steps`, for one step whose graph takes its batch."""
+        held = self._held
+        if held is None:
+            return self._next(iterator), lambda result: None
+        data, parts = self._next(iterator)
+        return data, lambda result: held.saw(parts, result.counters.data)
 
     def _why_not_in_graph(self, iterator: tf.data.Iterator | Fetching) -> str | None:
         """Why the step cannot be taken in a loop inside the graph; None if it can."""
@@ -203,7 +247,8 @@ class StepCalls:
         if self._shapes_known:
             return None  # A Python loop would trace the step for the same shapes.
         try:
-            self._many.get_concrete_function(iterator, tf.TensorSpec([], tf.int32))
+            numbers = [tf.TensorSpec([], tf.int32)] * (2 if self._held else 1)
+            self._many.get_concrete_function(iterator, *numbers)
         except Exception as error:  # Of any kind: if the step itself is wrong, the Python loop raises it again.
             self._compile()
             return f"it cannot be traced for batches of unknown shape ({one_line(error)})"
@@ -234,28 +279,33 @@ class StepCalls:
         return outputs, self._status(1)
 
     @scaler.tracing.as_written
-    def _of_iterator(self, iterator: tf.data.Iterator) -> tf.Tensor:
-        outputs = self._counted(iterator.get_next())
+    def _of_iterator(self, iterator: tf.data.Iterator) -> Any:
+        batch = iterator.get_next()
+        outputs = self._counted(batch)
         self._stacked = Stacked(outputs)
-        return pack([self._status(1), *self._stacked.rows(outputs)])
+        data = pack([self._status(1), *self._stacked.rows(outputs)])
+        return (data, self._held.parts(batch)) if self._held else data
 
     def _status(self, steps: tf.Tensor | int) -> tf.Tensor:
         return status(steps, self._counters, self.scalers)
 
     @scaler.tracing.as_written
-    def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor) -> tf.Tensor:
-        arrays = self._arrays(self._spec, limit)
+    def _loop(self, iterator: tf.data.Iterator, limit: tf.Tensor, places: tf.Tensor | None = None) -> Any:
+        empty = self._arrays(self._spec, limit), self._held.arrays(limit) if self._held else []
         if self._endless:
-            steps, arrays = self._all(lambda taken: iterator.get_next(), limit, arrays)
+            steps, (arrays, batches) = self._all(lambda taken: iterator.get_next(), limit, empty, places)
         else:
-            steps, arrays = self._until_the_end(iterator, limit, arrays)
-        return pack([self._status(steps), *self._stacked.stack(arrays)])
+            steps, (arrays, batches) = self._until_the_end(iterator, limit, empty, places)
+        data = pack([self._status(steps), *self._stacked.stack(arrays)])
+        return (data, [batch.flow for batch in batches]) if self._held else data
 
     @scaler.tracing.as_written
     def _loop_over_stack(self, stack: Any, limit: tf.Tensor) -> tf.Tensor:
         spec = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), stack)
-        arrays = self._arrays(spec, limit)
-        steps, arrays = self._all(lambda taken: tf.nest.map_structure(lambda part: part[taken], stack), limit, arrays)
+        empty: _Written = self._arrays(spec, limit), []
+        steps, (arrays, _) = self._all(
+            lambda taken: tf.nest.map_structure(lambda part: part[taken], stack), limit, empty, None
+        )
         return pack([self._status(steps), *self._stacked.stack(arrays)])
 
     def _arrays(self, batch: Any, limit: tf.Tensor) -> Arrays:
@@ -265,27 +315,42 @@ class StepCalls:
         self._stacked = Stacked(specs)
         return self._stacked.arrays(limit)
 
-    def _all(self, batch_at: Callable[[tf.Tensor], Any], limit: tf.Tensor, arrays: Arrays) -> tuple[tf.Tensor, Arrays]:
-        def body(taken: tf.Tensor, arrays: Arrays) -> tuple:
-            outputs = self._counted(batch_at(taken))
+    def _written(
+        self, arrays: _Written, taken: tf.Tensor, outputs: dict, batch: Any, places: tf.Tensor | None
+    ) -> _Written:
+        """The arrays with the outputs of one step, and its batch where batches are held in places."""
+        rows, batches = arrays
+        if self._held and places is not None:
+            batches = self._held.write(batches, taken % places, batch)
+        return self._stacked.write(rows, taken, outputs), batches
+
+    def _all(
+        self, batch_at: Callable[[tf.Tensor], Any], limit: tf.Tensor, arrays: _Written, places: tf.Tensor | None
+    ) -> tuple[tf.Tensor, _Written]:
+        def body(taken: tf.Tensor, arrays: _Written) -> tuple:
+            batch = batch_at(taken)
+            outputs = self._counted(batch)
             # A step that fails must not have taken the batch after its own.
             with tf.control_dependencies(outputs.values()):
                 following = taken + 1
-            return following, self._stacked.write(arrays, taken, outputs)
+            return following, self._written(arrays, taken, outputs, batch, places)
 
         return tf.while_loop(lambda taken, arrays: taken < limit, body, (0, arrays))
 
-    def _until_the_end(self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: Arrays) -> tuple[tf.Tensor, Arrays]:
+    def _until_the_end(
+        self, iterator: tf.data.Iterator, limit: tf.Tensor, arrays: _Written, places: tf.Tensor | None
+    ) -> tuple[tf.Tensor, _Written]:
         def next_unless_done(taken: tf.Tensor) -> tf.experimental.Optional:
             nothing = tf.experimental.Optional.empty(self._spec)
             return tf.cond(taken < limit, iterator.get_next_as_optional, lambda: nothing)
 
-        def body(taken: tf.Tensor, batch: tf.experimental.Optional, arrays: Arrays) -> tuple:
-            outputs = self._counted(batch.get_value())
+        def body(taken: tf.Tensor, ready: tf.experimental.Optional, arrays: _Written) -> tuple:
+            batch = ready.get_value()
+            outputs = self._counted(batch)
             # A step that fails must not have taken the batch after its own.
             with tf.control_dependencies(outputs.values()):
                 following = next_unless_done(taken + 1)
-            return taken + 1, following, self._stacked.write(arrays, taken, outputs)
+            return taken + 1, following, self._written(arrays, taken, outputs, batch, places)
 
         taken, _, arrays = tf.while_loop(
             lambda taken, batch, arrays: batch.has_value(), body, (0, next_unless_done(0), arrays)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from loops.loop.arrays import stack, tensors_of
+from loops.loop.arrays import tensors_of
 from loops.loop.call_result import CallResult, joined
 from loops.loop.fetching import Fetching
 
@@ -26,7 +26,7 @@ def take_fetched(calls: StepCalls, fetching: Fetching, limit: int) -> CallResult
             break
         before = calls.taken
         try:
-            one = calls.of_stack(stack(batches), len(batches)) if calls.in_graph else calls.of_one(tensors_of(*batches))
+            one = calls.of_stack(batches) if calls.in_graph else calls.of_one(tensors_of(*batches))
         except tf.errors.OpError:
             # As with a dataset: the batch whose step failed is taken, and those after it are not.
             fetching.drop(min(calls.taken - before + 1, len(batches)))

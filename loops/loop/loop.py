@@ -67,8 +67,9 @@ class Loop:
     none.
 
     The loop watches the loss scalers in the graph of the train step and its attribute `loss_scaler`: after the actions
-    of each visit it calls their `check()`, which raises `scaler.StuckError` after too many skips. The first step that
-    was applied although its loss is not finite is named in a `scaler.ScaleWarning`.
+    of each visit it calls their `check()`, which raises `scaler.StuckError` after too many skips. An action with a
+    method `why_skipped() -> str | None` adds a sentence to it. The first step that was applied although its loss is not
+    finite is named in a `scaler.ScaleWarning`.
 
     SIGINT (Ctrl-C) and SIGTERM wait for the end of the call, also while the step is traced, an action acts or a
     checkpoint is written: the actions see its steps, a `Checkpoint` saves, then `run` raises KeyboardInterrupt for
@@ -196,6 +197,11 @@ class Loop:
         """Why an action ended the run, or None if none did."""
         reasons = (reason for action in self.actions if (reason := getattr(action, "stopped", None)))
         return next(reasons, self._stopped_elsewhere)
+
+    def why_skipped(self) -> str | None:
+        """What the actions say of the last skip, for `LossScaler.explain`; None if they say nothing."""
+        asked = (action.why_skipped() for action in self.actions if hasattr(action, "why_skipped"))
+        return " ".join(filter(None, asked)) or None
 
     def identity(self, run: Mapping[str, object]) -> dict:
         """What distinguishes this run from others: its parts, and the user's `run`."""
@@ -377,10 +383,13 @@ class Loop:
         # With several scalers it is unknown whose loss it is. A step that contradicted its scaler may be wrong again.
         if unseen is not None and len(scalers) == 1 and not self._contradicted:
             scalers[0].warn_of_unseen_loss(f"Step {unseen:,}")
-        for loss_scaler, reading in call.readings:
-            loss_scaler.check(reading)
-        if self._loss_scaler is not None and self._loss_scaler not in scalers:
-            self._loss_scaler.check()
+        try:
+            for loss_scaler, reading in call.readings:
+                loss_scaler.check(reading)
+            if self._loss_scaler is not None and self._loss_scaler not in scalers:
+                self._loss_scaler.check()
+        except scaler.StuckError as error:
+            raise scaler.StuckError(" ".join(filter(None, [str(error), self.why_skipped()]))) from None
 
     def _meet(self, signals: Deferred, error: Exception | None = None) -> None:
         """Raises the error, if there is one; else does what signals, stops and errors of other workers demand here."""

@@ -7,7 +7,7 @@ numbers of its own, which its own checkpoint must bring back.
 import json
 
 import pytest
-from worker_cases import END, ends, killed, run_to_end, start_workers, statuses, told
+from worker_cases import END, ends, explained, killed, run_to_end, start_workers, statuses, told
 
 from loops.loop.state import folder
 
@@ -30,6 +30,18 @@ def test_workers_share_weights_and_nothing_else(whole):
     assert sum(one != other for one, other in zip(first["own"], second["own"], strict=True)) >= 6
     assert first["noise"] != second["noise"]
     assert first["lines"].count("\n") == END
+
+
+@pytest.mark.exhaustive
+def test_a_skip_is_explained_on_the_first_alone_and_all_go_on_as_without(whole, tmp_path):
+    """The other worker waits for its next step: what the first repeats must not wait for the other."""
+    assert statuses(start_workers(explained, tmp_path)) == [0, 0]
+    assert ends(tmp_path) == whole
+    (found,) = json.loads((tmp_path / "explanations.json").read_text())["explanations"]
+    assert found["sentence"].startswith(
+        "Step 4 was skipped, but the share of the batch that replica 0 takes passes alone, up to its gradients. The "
+        "step was skipped"
+    )
 
 
 @pytest.mark.slow_with("0")

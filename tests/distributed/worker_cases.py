@@ -140,6 +140,12 @@ def run_to_end(index, folder):
     worker.leave()
 
 
+def explained(index, folder):
+    worker = Worker(index, folder, [loops.Explain(seconds=0)])
+    worker.loop.run(END)
+    worker.leave()
+
+
 def killed(index, folder, victim):
     """One is killed after its sixth step, which the other has saved and it has not; the other writes what it saw."""
 

@@ -58,11 +58,13 @@ class Attempts:
     """Repeats the step that follows a `ReplayPoint`.
 
     Args:
-        moment: The run just before the step, from `rewind`.
+        moment: The run just before the step, from `rewind` or `at_hand`.
         progress: Called before each attempt.
+        in_time: Whether there is time for more than is needed to say where the failure began.
 
     Attributes:
         moment: The run just before the step.
+        in_time: The argument.
         scalers: The loss scalers that the step uses.
         moves: Whether an attempt includes the update; needed if the gradients are finite and the update is not.
         lower_from: The step's own loss scale, if a change that makes the loss finite may need a lower one; else None.
@@ -74,8 +76,13 @@ class Attempts:
         own_variables: Floating-point variables of the step that belong to no model, optimizer or scaler.
     """
 
-    def __init__(self, moment: Any, progress: Callable[[], None] = lambda: None):
-        self.moment = moment
+    def __init__(
+        self,
+        moment: Any,
+        progress: Callable[[], None] = lambda: None,
+        in_time: Callable[[], bool] = lambda: True,
+    ):
+        self.moment, self.in_time = moment, in_time
         self.moves = False
         self.lower_from: float | None = None
         self.scanned_at: float | None = None
@@ -116,25 +123,26 @@ class Attempts:
         refused = contextlib.suppress(tf.errors.OperatorNotAllowedInGraphError)
         for inlines in (True, False):
             place = inlined() if inlines else contextlib.nullcontext()
-            with refused, self.as_it_was(), recording_scaler_calls(self.scalers) as calls, place:
+            recording = recording_scaler_calls(self.scalers, moves=not self.moment.alone)
+            with refused, self.as_it_was(), recording as calls, place:
                 tf.function(self.step).get_concrete_function(self.moment.batch)
                 break
         return inlines, [len(grads) for grads in calls.gradients]
 
     def as_run(self, batch: Any = None) -> Attempt:
-        """Repeats the step as the run takes it, with its update.
+        """Repeats the step as the run takes it, with its update unless other workers would have to take part.
 
         Args:
             batch: A batch to use instead of the step's own.
         """
         batch = self.moment.batch if batch is None else batch
-        if not self.literal and not self.windowed:
+        if not self.literal and not self.windowed and not self.moment.alone:
             self._progress()
             with self.as_it_was():
                 outputs = self.moment.loop.calls.one(batch)
             if "applied" in outputs and "loss" in outputs:
                 return _attempt(outputs, [])
-        with self.as_it_was(), recording_scaler_calls(self.scalers) as calls:
+        with self.as_it_was(), recording_scaler_calls(self.scalers, moves=not self.moment.alone) as calls:
             return self._taken(self._traced(calls, batch), batch)
 
     def depends_on_graph(self, attempt: Attempt) -> bool:
@@ -263,7 +271,8 @@ def not_regrouped() -> Iterator[None]:
     try:
         yield
     finally:
-        own = before.get("arithmetic_optimization", True)
+        # None is the default. Another value would make TensorFlow prepare each compiled function again.
+        own = before.get("arithmetic_optimization")
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": own})
 
 

@@ -38,15 +38,22 @@ _VERDICTS = {
 }
 
 
-def explain_step(moment: Any, progress: Callable[[], None] = lambda: None, *, remedies: bool = True) -> Explanation:
-    """Explains the step that follows a `ReplayPoint`.
+def explain_step(
+    moment: Any,
+    progress: Callable[[], None] = lambda: None,
+    *,
+    remedies: bool = True,
+    in_time: Callable[[], bool] = lambda: True,
+) -> Explanation:
+    """Explains the step that follows a `ReplayPoint` or a `StepAtHand`.
 
     Args:
-        moment: The run just before the step, from `rewind`.
+        moment: The run just before the step, from `rewind` or `at_hand`.
         progress: Called before each attempt.
         remedies: Whether to try other remedies even if a lower loss scale helps. If none helps, they are always tried.
+        in_time: Whether there is still time to try remedies.
     """
-    attempts = Attempts(moment, progress)
+    attempts = Attempts(moment, progress, in_time)
     layers = paths_of(models_in_step(moment.train_step))
     step, attempt = failing(moment, attempts)
     replicas = None
@@ -59,6 +66,7 @@ def explain_step(moment: Any, progress: Callable[[], None] = lambda: None, *, re
         reproduced=moment.reproduced,
         differs=moment.differs,
         comparable=moment.comparable,
+        other_batch=moment.other_batch,
         verdict=_VERDICTS[cause],
         loss_scale=attempts.loss_scale,
         retried=_retried(moment.logged or {}),
@@ -242,7 +250,7 @@ def _example(known: Explanation, attempts: Attempts) -> int | None:
     several, remedies = known.fits_at is None, list(known.remedies)
     # If other batches fail too, the worst example is not the cause.
     sought = helped(remedies, Kind.ANOTHER_BATCH) or (several and known.learning_rates is None)
-    if found is None and known.where != "weights" and sought:
+    if found is None and known.where != "weights" and sought and attempts.in_time():
         found = example_to_blame(attempts, attempts.scanned_at or 1.0, several=several)
     return in_whole_batch(found, moment.batch, known.replicas, moment.replicas)
 

@@ -72,6 +72,8 @@ class Explanation:
         literals: The constants of the layer that float16 cannot hold, if no loss scale helps.
         replicas: On several replicas, those whose share of the batch alone makes the step fail, counted from 0. The
             explanation is then about the first share. None on one device, or if nothing failed.
+        other_batch: Which batch was compared with that of the step: "next", or "previous" where the next was not yet
+            read.
         blame: "batch" if the next batch passes, or if this one holds a value that is not finite and the next does not;
             "dataset" if both do; "weights" if they had diverged before; or None.
         columns: The columns that are not finite in any example of the batch, nor, if the dataset is to blame, of the
@@ -117,6 +119,7 @@ class Explanation:
     example: int | None = None
     literals: tuple[Literal, ...] = ()
     replicas: tuple[int, ...] | None = None
+    other_batch: str = "next"
     blame: str | None = None
     columns: tuple[tuple[int, int | None], ...] = ()
     grown_through: str | None = None

@@ -19,6 +19,8 @@ _SMALLEST_SCALE = -14
 def fitting_scale(attempts: Attempts, loss_scale: float) -> float | None:
     """The largest power of two below the step's loss scale at which its gradients are finite, or None.
 
+    It is a smaller one if there is no time to look for the largest.
+
     Args:
         attempts: The attempts at the step.
         loss_scale: The loss scale of the step.
@@ -26,7 +28,7 @@ def fitting_scale(attempts: Attempts, loss_scale: float) -> float | None:
     low, high = _start(attempts, loss_scale), math.ceil(math.log2(loss_scale))
     if low is None:
         return None
-    while high - low > 1:
+    while high - low > 1 and attempts.in_time():
         middle = (low + high) // 2
         low, high = (middle, high) if _finite(attempts, loss_scale, middle) else (low, middle)
     return 2.0**low

@@ -103,18 +103,22 @@ class Proposal:
 
 
 def try_proposals(attempts: Attempts, proposals: list[Proposal]) -> tuple[list[Remedy], dict[str, np.ndarray]]:
-    """Tries each proposal.
+    """Tries each proposal, as long as there is time.
 
     Returns:
         The remedies, and by their names the number of non-zero values of each gradient.
     """
     remedies, counts = [], {}
     for proposal in proposals:
+        untried = Remedy(proposal.kind, proposal.name, False, False, math.nan, proposal.advice, layer=proposal.layer)
+        if not attempts.in_time():
+            remedies.append(untried)
+            continue
         try:
             attempt = attempts.take(proposal.change and proposal.change(), proposal.batch)
         except (TypeError, ValueError, tf.errors.OpError, scaler.UnsupportedVersion):
             # A layer may not run in another dtype, or the next batch may have another shape.
-            done = Remedy(proposal.kind, proposal.name, False, False, math.nan, proposal.advice)
+            done = untried
         else:
             done = Remedy(
                 proposal.kind, proposal.name, True, attempt.finite, attempt.loss, proposal.advice, attempt.at_scale

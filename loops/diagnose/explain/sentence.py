@@ -193,17 +193,18 @@ def _blame(found: Explanation) -> str:
 
 
 def _batches(found: Explanation) -> str:
-    """What the trial of the next batch says of this one."""
+    """What the trial of the next batch, or of the one before, says of this one."""
+    other = f"The {found.other_batch} batch"
     if found.blame == "dataset":
-        return "The next batch holds such values too: this is a fault of the dataset, not of one batch."
+        return f"{other} holds such values too: this is a fault of the dataset, not of one batch."
     another = next((one for one in found.remedies if one.kind is Kind.ANOTHER_BATCH and one.tried), None)
     if another is None:
         return "Check this batch." if found.blame == "batch" else ""
     if another.finite:
-        return "The next batch passes with the same weights: check this batch."
+        return f"{other} passes with the same weights: check this batch."
     if found.blame == "batch":
-        return "The next batch is finite, but fails too: check this batch, which is not the only fault."
-    return "The next batch fails too."
+        return f"{other} is finite, but fails too: check this batch, which is not the only fault."
+    return f"{other} fails too."
 
 
 def _columns(found: Explanation) -> str:
@@ -213,7 +214,7 @@ def _columns(found: Explanation) -> str:
     more = f" and {len(named) - _SOME} more" if len(named) > _SOME else ""
     names = f"{', '.join(named[:_SOME])}{more}"
     verb = "is" if len(named) == 1 else "are"
-    which = "this batch or the next" if found.blame == "dataset" else "this batch"
+    which = f"this batch or the {found.other_batch}" if found.blame == "dataset" else "this batch"
     return f"{names[0].upper()}{names[1:]}, counted from 0, {verb} not finite in any example of {which}."
 
 
@@ -258,6 +259,6 @@ def _cure(found: Explanation) -> str:
     empty = "; ".join(f"{one.name}, since {one.why_not}" for one in found.remedies if one.why_not)
     empty = f" Finite, but no help: {empty}." if empty else ""
     if not helping:
-        return f"Nothing that was tried helps.{empty}" if found.remedies else ""
+        return f"Nothing that was tried helps.{empty}" if any(one.tried for one in found.remedies) else ""
     others = f" Also helped: {', '.join(one.name for one in helping[1:])}." if len(helping) > 1 else ""
     return f"What helped: {helping[0].name}. {helping[0].advice}{others}{empty}"

@@ -60,7 +60,8 @@ _DRAW = {
     "Set its dropout to 0, and drop with keras.layers.Dropout": {"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"},
 }
 """Operations that keep their position in their kernel, by what to use instead."""
-_PYTHON = {"EagerPyFunc", "PyFunc"}
+PYTHON = {"EagerPyFunc", "PyFunc"}
+"""Operations that call Python."""
 
 
 def unsaved_random_operations(concrete: tf.types.experimental.ConcreteFunction) -> list[str]:
@@ -88,9 +89,23 @@ def caveats(concrete: tf.types.experimental.ConcreteFunction, called: Iterable[s
             f"{versions()} does not say which operations of the train step have a state, so it is unknown what a "
             "resumed run loses. Compare a resumed run with an uninterrupted one."
         )
-    others = {op for op in known or () if not _keeps_none(op)} - set().union(*_DRAW.values())
-    found += [_of_python(sorted(others & _PYTHON)), _of_others(sorted(others - _PYTHON))]
+    others = _others(known or ())
+    found += [_of_python(sorted(others & PYTHON)), _of_others(sorted(others - PYTHON))]
     return [sentence for sentence in found if sentence]
+
+
+def kept_elsewhere(concrete: tf.types.experimental.ConcreteFunction, called: Iterable[str] = ()) -> list[str]:
+    """The kinds of a step's operations, but for random ones, that may keep a state outside of variables.
+
+    Args:
+        concrete: The step's concrete function.
+        called: The kinds of operations in functions of the datasets that the step starts.
+    """
+    return sorted(_others(stateful({*called, *(node.op for node in nodes(concrete))}) or ()))
+
+
+def _others(known: Iterable[str]) -> set[str]:
+    return {op for op in known if not _keeps_none(op)} - set().union(*_DRAW.values())
 
 
 def _draws(node: Any) -> bool:

@@ -28,20 +28,24 @@ class Snapshot:
         held: The step's tables and iterators.
         kernels: The argument of `loops.loop.state.randomness.set_generators`: True if the step has random operations
             without a generator, so that they draw the same numbers each time.
+        random: Whether the random generators are restored.
     """
 
-    def __init__(self, variables: Iterable[tf.Variable], held: StepResources, *, kernels: bool = False):
+    def __init__(
+        self, variables: Iterable[tf.Variable], held: StepResources, *, kernels: bool = False, random: bool = True
+    ):
         # A copy: NumPy may share the memory of the variable.
         self._saved = [(variable, np.array(variable.numpy())) for variable in variables]
         self._restore_held = held.snapshot()
-        self._generators, self._kernels = generators(), kernels
+        self._generators, self._kernels = generators() if random else None, kernels
 
     def restore(self) -> None:
         """Restores all of them."""
         for variable, value in self._saved:
             variable.assign(tf.constant(value, variable.dtype))
         self._restore_held()
-        set_generators(self._generators, kernels=self._kernels)
+        if self._generators is not None:
+            set_generators(self._generators, kernels=self._kernels)
 
 
 _BEFORE = 3
@@ -77,6 +81,8 @@ class ReplayPoint:
         next_batch: The batch of step N+1, or None if there is none.
         before: The batches of up to three steps before N, oldest first; as many as were replayed.
         replicas: How many replicas share a batch.
+        alone: False: all replicas take part.
+        other_batch: "next": which batch `next_batch` is, seen from the step's.
         began_at: The step of the checkpoint that was restored, 0 for the beginning of the run.
         reproduced: Whether every repeated step, and step N, returned what the run's log has.
         comparable: Whether the log has any of these steps.
@@ -101,6 +107,7 @@ class ReplayPoint:
         self.take, self.jit_compile = loop.calls.train_step, loop.calls.jit_compile
         self.step, self.began_at = step, began_at
         self.replicas = int(loop.identity({})["replicas"])
+        self.alone, self.other_batch = False, "next"
         self.before = before
         self.batch, self.next_batch = batches.next(), None
         with contextlib.suppress(tf.errors.OpError):  # An error of the next batch is not one of this step.

@@ -46,7 +46,7 @@ def test_the_first_explanation(tmp_path):
 
 def test_the_explanation_of_a_program(tmp_path):
     """The program, the command with its picture, and the cure."""
-    (program,) = blocks("docs/explain.md", "python")
+    program, *_ = blocks("docs/explain.md", "python")
     expected, cure = blocks("docs/explain.md", "text")
     (tmp_path / "my_run.py").write_text(program)
     printed(tmp_path, "-c", "import pathlib, my_run; my_run.build(pathlib.Path('run')).run(20)")

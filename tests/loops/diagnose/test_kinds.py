@@ -87,6 +87,9 @@ class Attempts:
     def __init__(self):
         self.moment = types.SimpleNamespace(rows=[], step=5, logged=None)
 
+    def in_time(self):
+        return True
+
     def take(self, change, batch):
         return types.SimpleNamespace(finite=True, loss=2.0, at_scale=None, nonzero=np.ones([2], np.float32))
 

@@ -15,6 +15,7 @@ from source_cases import Loader, Numbered, Run, dataset, expected, plain
 import loops
 import scaler
 from loops.loop import fetching
+from loops.loop.held_batches import HeldBatches
 from loops.loop.source import Source
 from loops.run.rewind.stored_batches import stored_by
 
@@ -94,10 +95,21 @@ def test_large_batches_are_stacked_few_at_a_time(monkeypatch):
     stacks = []
     run = Run(Numbered(), steps_per_call=7)
     of_stack = run.loop.calls.of_stack
-    monkeypatch.setattr(run.loop.calls, "of_stack", lambda *stack: stacks.append(stack[1]) or of_stack(*stack))
+    monkeypatch.setattr(run.loop.calls, "of_stack", lambda batches: stacks.append(len(batches)) or of_stack(batches))
     run.go(7)
     assert run.losses == pytest.approx(expected(7))
     assert (stacks, run.visits) == ([2, 2, 2, 1], [7])
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_the_last_batches_are_held_for_who_repeats_a_step(steps_per_call):
+    run = Run(Numbered(), steps_per_call=steps_per_call)
+    held = HeldBatches(run.loop.element_spec)
+    run.loop.calls.hold_batches(held)
+    run.go(8)
+    assert [step for step in range(1, 9) if held.holds(step)] == ([7, 8] if steps_per_call == 1 else [5, 6, 7, 8])
+    np.testing.assert_array_equal(held.get(7), np.full(2, 7.0, np.float32))
+    assert run.losses == pytest.approx(expected(8))
 
 
 def test_no_more_is_fetched_ahead_than_another_call_takes():

@@ -1,0 +1,184 @@
+"""Explains skipped steps while their run goes on, without any set-up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import rich.console
+
+import scaler
+from loops.actions.progress import Progress
+from loops.diagnose.explain.at_hand import Recent, as_row, scalers_in
+from loops.diagnose.explain.explain_recent import explain_recent
+from loops.diagnose.explain.explanation import Explanation
+from loops.diagnose.explain.skipped_steps import TO_EXPLAIN, SkippedStep, skipped_steps
+from loops.loop.held_batches import HeldBatches
+from loops.loop.visit import Visit
+from loops.record.explanations import Explanations
+from loops.support.checks import check_count
+from loops.support.errors import NotWritable
+from loops.support.text import one_line
+
+if TYPE_CHECKING:
+    from loops.loop.loop import Loop
+
+
+class Explain:
+    """Explains a skipped step at the visit behind it, as `loops.observe.explain` explains a step of a past run.
+
+        loop = loops.Loop(train_step, dataset, actions=[loops.Progress(), loops.Explain()])
+
+    It acts where no loss scale helps: a step was skipped because its loss, its backward pass or its update was not
+    finite. The step is repeated in this process, on the batch that the loop still holds. The sentence is shown above
+    the bar of `Progress`, or else on standard error; it is written into `explanations.json` next to the log of a
+    `JsonLines` or `Csv`. A `scaler.StuckError` carries it, too, whatever the cause of the last skip. Then everything is
+    put back, and the run goes on, or stops, as it would without this action, bit for bit.
+
+    Until a step is skipped it costs nothing in the step: the loop holds the last batches of a call by reference, those
+    of at most 128 MiB. In calls of many steps that takes about ten microseconds a step. An explanation takes the time
+    of some dozens of steps and traces, the memory of all tensors of the step at once, and a copy of all variables on
+    the host.
+
+    A skipped step leaves the weights as they were. If later steps of the same call have moved them, the sentence says
+    how many updates lie between. On several workers only the share of the batch that the first replica takes is looked
+    at, up to its gradients, and the sentence says so.
+
+    Args:
+        most: The most explanations of a run. Of the skips of one cause with the same variable only the first is
+            explained.
+        seconds: After this time no further remedy is tried. What is needed to say where it began takes its time.
+
+    Attributes:
+        explanations: What was found, in order.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    chief_only = True
+
+    def __init__(self, *, most: int = 5, seconds: float = 60.0):
+        check_count(f"Explain(most={most!r})", most)
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+            raise scaler.InvalidArgument(f"Explain(seconds={seconds!r}): expected a number of at least 0.")
+        self.explanations: list[Explanation] = []
+        self._most, self._seconds = int(most), float(seconds)
+        self._seen: set[tuple] = set()
+        self._tries = self._skipped = 0
+        self._said_lost = False
+        self._visit: Visit | None = None
+        self._before: Visit | None = None
+        self._told: dict[int, str] = {}
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: finds the loop's bar and log."""
+        self._loop = loop
+        self._progress = next((action for action in loop.actions if isinstance(action, Progress)), None)
+        self._file = Explanations.beside(loop.actions)
+        # The micro-batches of a window, and one before them to compare with.
+        self._held = HeldBatches(loop.element_spec, _window(loop) + 1)
+
+    def __enter__(self) -> Explain:
+        # Not in `begin`: a Checkpoint's `begin` may run later, and sets how many steps were taken.
+        counters = self._loop.counters
+        self._skipped, self._visit, self._before = counters.skipped, None, None
+        if self._file:
+            self._file.go_on(counters.data)
+        if self._held.possible:
+            self._loop.calls.hold_batches(self._held)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._loop.calls.hold_batches(None)
+
+    def __call__(self, visit: Visit) -> None:
+        """Explains what was skipped since the last visit, if it is the first of its kind."""
+        self._before, self._visit = self._visit, visit
+        self._told = {}
+        skipped, self._skipped = visit.counters.skipped - self._skipped, visit.counters.skipped
+        if not skipped or self._tries >= self._most:
+            return
+        found = [one for one in skipped_steps(visit, scalers_in(self._loop)) if one.cause in TO_EXPLAIN]
+        held = [one for one in found if self._held.holds(one.step)]
+        for one in held:
+            if one.kind not in self._seen and self._tries < self._most:
+                self._tell(self._explained(one))
+        lost = [one for one in found if one not in held and one.kind not in self._seen]
+        if lost and not self._said_lost:
+            self._said_lost = True
+            self._tell(self._without_batch(lost[0]))
+
+    def why_skipped(self) -> str | None:
+        """Why a step of the last visit was skipped last; None if none was, or its batch is no longer held."""
+        if self._visit is None:
+            return None
+        found = skipped_steps(self._visit, scalers_in(self._loop))
+        last = max(found, key=lambda one: one.step, default=None)
+        if last is None or not self._held.holds(last.step):
+            return None
+        return self._told.get(last.step) or self._explained(last)
+
+    def _tell(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.tell(text)
+        else:
+            rich.console.Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _explained(self, skip: SkippedStep) -> str:
+        """Explains a step, and keeps what is found. Returns the sentence."""
+        self._tries += 1
+        found: dict[str, Any] = {"step": skip.step}
+        try:
+            explanation = explain_recent(self._loop, self._recent(skip), self._seconds)
+        except Exception as error:  # Of any kind: an explanation must not end a run that would go on.
+            text = f"Step {skip.step} was skipped, and could not be explained: {one_line(error)}"
+            self._seen.add(skip.kind)
+        else:
+            self.explanations.append(explanation)
+            # A step that passes now may have failed with the weights before: the next of its kind may tell.
+            if explanation.verdict != "healthy":
+                self._seen.add(skip.kind)
+            text, found = explanation.sentence, explanation.to_dict()
+        if self._file:
+            try:
+                self._file.add({**found, "sentence": text})
+            except NotWritable as error:
+                text = f"{text} {error}"
+        self._told[skip.step] = text
+        return text
+
+    def _recent(self, skip: SkippedStep) -> Recent:
+        following, previous = self._held.get(skip.step + 1), self._held.get(skip.step - _window(self._loop))
+        before = [self._held.get(skip.step - back) for back in range(_window(self._loop) - 1, 0, -1)]
+        rows = [row for visit in (self._before, self._visit) if visit is not None for row in _rows(visit)]
+        logged = next((row for row in rows if row["step"] == skip.step), None)
+        return Recent(
+            skip.step,
+            self._held.get(skip.step),
+            skip.scales,
+            {**(logged or {"step": skip.step}), "applied": False},
+            skip.updates,
+            [row for row in rows if row["step"] < skip.step],
+            [one for one in before if one is not None],
+            previous if following is None else following,
+            "previous" if following is None else "next",
+        )
+
+    def _without_batch(self, skip: SkippedStep) -> str:
+        why = "it is not made of tensors alone" if not self._held.possible else "later steps of its call have followed"
+        return (
+            f"Step {skip.step} was skipped ({skip.cause.name}). Its batch is no longer held, since {why}: "
+            f"`halfstep explain --step {skip.step}` repeats it from a checkpoint."
+        )
+
+
+def _window(loop: Loop) -> int:
+    return getattr(loop.train_step, "accumulate", 1)
+
+
+def _rows(visit: Visit) -> list[Mapping[str, Any]]:
+    outputs = {name: np.asarray(values) for name, values in visit.outputs.items()}
+    count = visit.counters.data - visit.first + 1
+    return [as_row(visit.first + row, {name: values[row] for name, values in outputs.items()}) for row in range(count)]

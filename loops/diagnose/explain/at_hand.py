@@ -1,0 +1,251 @@
+"""A step that a run has just taken, repeated in the process that trains, on the batch that the loop still holds."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+import scaler
+from loops.diagnose.advice import without_advice
+from loops.diagnose.graph.changes import with_value
+from loops.diagnose.graph.scaler_calls import recording_scaler_calls
+from loops.loop.calls import StepCalls
+from loops.loop.counters import CounterVariables
+from loops.loop.loop import Loop
+from loops.loop.signature import taking_batches
+from loops.loop.state.kernels import PYTHON, kept_elsewhere
+from loops.loop.state.pipeline import operations_called
+from loops.loop.state.randomness import generators, set_generators
+from loops.loop.state.resources import StepResources, resources_of
+from loops.loop.state.variables import components, variable_groups
+from loops.record.log import difference
+from loops.run.rewind.replay_point import Snapshot
+from loops.step.scalers_in_graph import find
+from loops.step.train_step import TrainStep
+from loops.support.errors import LoopError
+from loops.support.json_values import without_nan
+from loops.support.text import amount
+
+
+class Recent(NamedTuple):
+    """A step that a run has just taken.
+
+    Attributes:
+        step: Its number, from 1.
+        batch: Its batch, as the dataset gave it.
+        scales: The loss scale that it had, for each scaler for which it is known.
+        logged: Its scalar outputs, or None if they are unknown.
+        updates: How many updates the weights had since; None if that is unknown.
+        rows: The outputs of the steps before it.
+        before: The batches before it, oldest first; as many as are at hand.
+        other: A batch to compare it with, or None.
+        other_batch: Which one that is: "next" or "previous".
+    """
+
+    step: int
+    batch: Any
+    scales: Sequence[tuple[scaler.LossScaler, float]] = ()
+    logged: Mapping[str, Any] | None = None
+    updates: int | None = 0
+    rows: Sequence[Mapping[str, Any]] = ()
+    before: Sequence[Any] = ()
+    other: Any = None
+    other_batch: str = "next"
+
+
+@contextlib.contextmanager
+def at_hand(loop: Loop, recent: Recent) -> Iterator[StepAtHand]:
+    """Puts a run back before a step that it has just taken; at the end everything is as it was.
+
+    A skipped step leaves everything but the loss scale and the counters as it was. So the state now, with the loss
+    scale of the step, is the state before it, unless later steps have moved the weights.
+
+    Args:
+        loop: The loop of the run, between two calls.
+        recent: The step.
+
+    Raises:
+        LoopError: If the step keeps something that cannot be put back.
+    """
+    with warnings.catch_warnings(), without_advice():
+        # The trace of the run itself has warned of everything in the step.
+        warnings.simplefilter("ignore")
+        random = generators() if _draws_alone(loop) else None
+        point = StepAtHand(loop, recent)
+        try:
+            point.compare(recent)
+            yield point
+        finally:
+            point.leave()
+            if random is not None:
+                set_generators(random, kernels=False)
+
+
+class StepAtHand:
+    """What a `ReplayPoint` is of a past run: the run just before a step, its batch, and its outputs.
+
+    Its graphs are its own. Random operations that keep their position in a graph's kernel are therefore not moved in
+    those of the run. On several workers the step is that of the first replica alone, without an update: it must not
+    wait for the others.
+
+    Args:
+        loop: The loop of the run.
+        recent: The step.
+
+    Attributes:
+        loop: What `Attempts` needs of a loop: `calls` and `element_spec`.
+        train_step: The train step that the user gave to `Loop`.
+        take: The function of one batch that is compiled.
+        jit_compile: Whether XLA compiles it.
+        step: The number of the step.
+        batch: Its batch; on several workers the share of the first replica.
+        next_batch: The batch to compare it with, or None.
+        other_batch: Which one that is.
+        before: The batches before it.
+        replicas: How many replicas share `batch`.
+        alone: Whether the step is taken without the other workers.
+        began_at: The step before: nothing was replayed.
+        reproduced: Whether it can be relied on that the step is as it was.
+        comparable: Whether its outputs could be compared.
+        differs: If not `reproduced`, why, as a sentence.
+        logged: Its outputs in the run, or None.
+        rows: The outputs of the steps before.
+    """
+
+    def __init__(self, loop: Loop, recent: Recent):
+        self.alone = loop.workers.count > 1
+        self.train_step, self.step, self.began_at = loop.train_step, recent.step, recent.step - 1
+        self.replicas = 1 if self.alone else loop.replicas
+        share = functools.partial(_first_share, replicas=loop.replicas if self.alone else 1)
+        self.batch, self.before = share(recent.batch), [share(one) for one in recent.before]
+        self.next_batch = None if recent.other is None else share(recent.other)
+        self.other_batch = recent.other_batch
+        self.logged, self.rows = recent.logged, list(recent.rows)
+        self.jit_compile = loop.calls.jit_compile
+        self.take = taking_batches(loop.train_step, loop.element_spec) if self.alone else loop.calls.train_step
+        self.loop = self._stand_in(loop)
+        self.reproduced, self.comparable = True, True
+        self.differs: str | None = None
+        concrete = self.loop.calls.trace()
+        held = resources_of(concrete)
+        _check_can_be_put_back(concrete, held)
+        groups = variable_groups(loop.train_step, concrete)
+        variables = [one for group in groups.values() for one in group]
+        self._now = Snapshot(variables, held, random=_draws_alone(loop))
+        self._scales = [(one, value) for scaling, value in recent.scales for one in _scale_of(scaling)]
+        self.reset()
+
+    def reset(self) -> None:
+        """Restores every variable, and the process's random generators, to just before the step."""
+        self._now.restore()
+        for variable, value in self._scales:
+            variable.assign(value)
+
+    def leave(self) -> None:
+        """Restores them to what they were when this was made, bit for bit."""
+        self._now.restore()
+
+    def compare(self, recent: Recent) -> None:
+        """Repeats the step as the run took it, and compares its outputs."""
+        found = None
+        if self.logged is not None and not self.alone:
+            outputs = self.loop.calls.one(self.batch)
+            self.reset()
+            found = difference([self.logged], {self.step: outputs})
+        said = [] if found is None else [found.sentence]
+        if recent.updates is None:
+            said.append("it is unknown how many updates lie between the step and this repetition")
+        elif recent.updates:
+            verb = "lies" if recent.updates == 1 else "lie"
+            said.append(f"{amount(recent.updates, 'update')} {verb} between the step and this repetition")
+        if said:
+            self.reproduced, self.comparable = False, found is not None and found.known
+            text = "; ".join(said)
+            self.differs = f"{text[0].upper()}{text[1:]}."
+
+    def _stand_in(self, loop: Loop) -> _Loop:
+        spec = tf.nest.map_structure(tf.type_spec_from_value, self.batch)
+        if self.alone:
+            return _Loop(_AloneCalls(self, loop.calls.scalers), spec)
+        calls = StepCalls(
+            loop.calls.train_step,
+            spec,
+            CounterVariables(),
+            in_graph=False,
+            endless=False,
+            jit_compile=self.jit_compile,
+            written=loop.train_step,
+        )
+        return _Loop(calls, spec)
+
+
+class _AloneCalls:
+    """The step of one replica up to its gradients: its update waits for the other workers."""
+
+    def __init__(self, point: StepAtHand, scalers: Sequence[scaler.LossScaler]):
+        self.scalers = list(scalers)
+        self._point = point
+
+    def trace(self) -> tf.types.experimental.ConcreteFunction:
+        """The step's concrete function."""
+        step = self._point.train_step
+        window = with_value(step, "window", None) if isinstance(step, TrainStep) else contextlib.nullcontext()
+        with window, recording_scaler_calls(self.scalers, moves=False):
+            return tf.function(self._point.take).get_concrete_function(self._point.batch)
+
+
+class _Loop(NamedTuple):
+    calls: Any
+    element_spec: Any
+
+
+def _draws_alone(loop: Loop) -> bool:
+    """Whether the process's random generators can be put back.
+
+    If the dataset calls Python, its threads may draw from them in the meantime, and would draw the same numbers again.
+    """
+    dataset = loop.position.dataset
+    return dataset is not None and not operations_called(dataset) & PYTHON
+
+
+def _check_can_be_put_back(concrete: tf.types.experimental.ConcreteFunction, held: StepResources) -> None:
+    kept = kept_elsewhere(concrete, held.called) or (["a table or an iterator"] if held.caveats else [])
+    if kept:
+        raise LoopError(
+            f"the train step uses {', '.join(kept)}, with a state that cannot be put back in a run that goes on. "
+            "`halfstep explain` repeats the step in a process of its own."
+        )
+
+
+def scalers_in(loop: Loop) -> list[scaler.LossScaler]:
+    """The loss scalers that the step of a loop moves."""
+    return loop.calls.scalers or list(find(loop.calls.trace()).scalers)
+
+
+def as_row(step: int, outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The outputs of a step as a row of a log.
+
+    Args:
+        step: The number of the step.
+        outputs: NumPy scalars by name.
+    """
+    return {"step": step, **{name: without_nan(value.tolist()) for name, value in outputs.items()}}
+
+
+def _scale_of(one: scaler.LossScaler) -> list[tf.Variable]:
+    """The variables that hold a scaler's loss scale, on each replica."""
+    parts = [part for variable in one.variables for part in components(variable)]
+    return [
+        part
+        for part in parts
+        if scaler.LossScaler.owner_of(part) is one and part.name.partition(":")[0].rpartition("/")[2] == "loss_scale"
+    ]
+
+
+def _first_share(batch: Any, replicas: int) -> Any:
+    return tf.nest.map_structure(lambda part: part[: len(part) // replicas], batch) if replicas > 1 else batch

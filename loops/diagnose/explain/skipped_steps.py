@@ -1,0 +1,94 @@
+"""Which steps of a visit were skipped, and why, as far as the step's outputs and its scalers tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+import scaler
+from loops.loop.visit import Visit
+
+TO_EXPLAIN = (scaler.Cause.LOSS, scaler.Cause.BACKWARD, scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
+"""The causes that no loss scale cures. An OVERFLOW is how a scale finds its level."""
+
+
+class SkippedStep(NamedTuple):
+    """A step that was skipped.
+
+    Attributes:
+        step: Its number, from 1.
+        cause: Why; OVERFLOW if nothing says more.
+        variable: The position of the variable to look at first; -1 if it is unknown.
+        updates: How many updates the weights had since; None if that is unknown.
+        scales: The loss scale that it had, for each scaler for which it is known.
+    """
+
+    step: int
+    cause: scaler.Cause
+    variable: int
+    updates: int | None
+    scales: tuple[tuple[scaler.LossScaler, float], ...]
+
+    @property
+    def kind(self) -> tuple[scaler.Cause, int]:
+        """What makes two skips alike: their cause, and the variable, which belongs to a layer."""
+        return self.cause, self.variable
+
+
+def skipped_steps(visit: Visit, scalers: Sequence[scaler.LossScaler]) -> list[SkippedStep]:
+    """The skipped steps of a visit: those with the fewest updates since come first, and of these the earliest.
+
+    A step that returns no `applied` is only known to be skipped if it is the last.
+
+    Args:
+        visit: The visit, of which the counters say that some step was skipped.
+        scalers: The loss scalers of the step.
+    """
+    count = visit.counters.data - visit.first + 1
+    attempted = visit.outputs.get("attempted", np.ones(count, bool)).astype(bool)
+    decided = np.flatnonzero(attempted)
+    if not len(decided):
+        return []
+    # Only the last decision is known to be a scaler's last skip.
+    stuck = [one for one in scalers if int(one.counters.consecutive_skips)]
+    applied = visit.outputs.get("applied")
+    if applied is None:
+        rows = [int(decided[-1])] if stuck else []
+    else:
+        rows = np.flatnonzero(attempted & ~applied.astype(bool)).tolist()
+    found = [_step(visit, row, stuck if row == decided[-1] else [], scalers) for row in rows]
+    return sorted(found, key=lambda one: (one.updates is None, one.updates, one.step))
+
+
+def _step(
+    visit: Visit, row: int, stuck: Sequence[scaler.LossScaler], scalers: Sequence[scaler.LossScaler]
+) -> SkippedStep:
+    outputs = visit.outputs
+    last = [one.last_skip for one in stuck]
+    scales = [(one, float(skip.loss_scale)) for one, skip in zip(stuck, last, strict=True)]
+    if not stuck and "loss_scale" in outputs and len(scalers) == 1:
+        scales = [(scalers[0], float(outputs["loss_scale"][row]))]
+    named = outputs.get("variable")
+    if named is not None and named.dtype.kind in "iu":
+        variable = int(named[row])
+    else:
+        variable = int(last[0].variable) if last else -1
+    return SkippedStep(
+        visit.first + row,
+        _cause(visit, row, [int(skip.cause) for skip in last]),
+        variable,
+        int(outputs["applied"][row + 1 :].astype(bool).sum()) if "applied" in outputs else 0 if stuck else None,
+        tuple(scales),
+    )
+
+
+def _cause(visit: Visit, row: int, last: Sequence[int]) -> scaler.Cause:
+    said = visit.outputs.get("cause")
+    known = [int(said[row])] if said is not None and said.dtype.kind in "iu" else list(last)
+    known = [one for one in known if one in list(scaler.Cause) and one != scaler.Cause.NONE]
+    loss = visit.outputs.get("loss")
+    if not known and loss is not None and not np.isfinite(loss[row]):
+        return scaler.Cause.LOSS
+    return scaler.Cause(known[0]) if known else scaler.Cause.OVERFLOW

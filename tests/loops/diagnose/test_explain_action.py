@@ -1,0 +1,249 @@
+"""Guards `loops.Explain`: what it finds at a visit, whom it tells, and that a run keeps its bits."""
+
+import io
+import json
+
+import keras
+import numpy as np
+import planted
+import pytest
+import rich.console
+import tensorflow as tf
+from mirrored import mirrored
+from models import batch, plain_model, squared_error, stateful_model
+from rigs import raw
+
+import loops
+import scaler
+from loops.diagnose.explain import action as explain_action
+from loops.diagnose.explain.explanation import Explanation
+from loops.observe import explain, explain_batch
+
+SIZE = 8
+
+
+def batches(*bad, count=6):
+    """So many batches, of which those with these numbers, counted from 1, hold a NaN in their third example."""
+    x, y = batch(3, size=SIZE * count)
+    for number in bad:
+        x[SIZE * (number - 1) + 2, 1] = np.nan
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(SIZE, drop_remainder=True)
+
+
+class Run:
+    """A step with BatchNorm, dropout and float16 in a loop, and all that it came to."""
+
+    def __init__(self, data, *actions, steps_per_call=2, stuck=None, model=stateful_model):
+        loss_scaler = scaler.LossScaler(scaler.Dynamic(2.0**10), stuck=stuck)
+        self.model, self.rows = model("mixed_float16"), []
+        self.step = loops.TrainStep(self.model, squared_error, keras.optimizers.Adam(0.01), loss_scaler=loss_scaler)
+        actions = [*actions, self.rows.append]
+        self.loop = loops.Loop(self.step, data, steps_per_call=steps_per_call, actions=actions)
+
+    def bits(self):
+        own = [self.step.loss_scaler.variables, self.step.optimizer.variables, self.model.variables]
+        outputs = [{name: values.tobytes() for name, values in visit.outputs.items()} for visit in self.rows]
+        return raw(*own), outputs, self.loop.counters
+
+
+def quiet():
+    """A bar whose terminal is a text."""
+    text = io.StringIO()
+    return text, loops.Progress(console=rich.console.Console(file=text, width=200))
+
+
+def test_a_batch_with_a_nan_is_explained_and_the_run_keeps_its_bits(tmp_path):
+    without = Run(batches(4))
+    without.loop.run(6)
+    shown, progress = quiet()
+    found = loops.Explain(seconds=0)
+    run = Run(batches(4), progress, found, loops.JsonLines(tmp_path / "steps.jsonl"))
+    run.loop.run(6)
+    assert run.bits() == without.bits()
+    (one,) = found.explanations
+    assert (one.step, one.verdict, one.where, one.kind, one.example, one.blame) == (
+        4,
+        "loss",
+        "data",
+        "nan",
+        2,
+        "batch",
+    )
+    assert (one.reproduced, one.loss_scale, one.other_batch) == (True, 2.0**10, "previous")
+    assert not any(remedy.tried for remedy in one.remedies)
+    assert one.sentence.startswith("Step 4 was skipped at loss scale 1024: the batch held a NaN, first in example 2")
+    assert one.sentence.endswith("Not everything was tried: the time of 0 seconds was over.")
+    assert one.sentence in shown.getvalue()
+    (written,) = json.loads((tmp_path / "explanations.json").read_text())["explanations"]
+    assert (written["step"], written["sentence"]) == (4, one.sentence)
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_stuck_run_says_why_in_its_error():
+    found, policy = loops.Explain(seconds=0), scaler.StuckPolicy(consecutive_skips=1)
+    run = Run(batches(2), found, steps_per_call=1, stuck=policy, model=plain_model)
+    with pytest.raises(
+        scaler.StuckError, match=r"the last step was skipped.*Step 2 was skipped at loss scale"
+    ) as error:
+        run.loop.run(6)
+    # It was explained at this visit, and not once more.
+    (one,) = found.explanations
+    assert str(error.value).endswith(one.sentence)
+    loss_scaler = run.step.loss_scaler
+    assert loss_scaler.explain(run.loop) == one.sentence
+    assert loss_scaler.explain(skipping()) == loss_scaler.explain()
+
+
+def skipping(*actions):
+    """A loop whose second and fourth step are skipped, for a loss that is not finite."""
+
+    def step(number):
+        applied = number % 2 > 0
+        return {"loss": tf.where(applied, 1.0, np.nan), "applied": applied}
+
+    return loops.Loop(step, tf.data.Dataset.range(1, 9).repeat(), steps_per_call=2, actions=actions)
+
+
+def test_an_explanation_that_fails_does_not_end_the_run(monkeypatch, capsys):
+    def fails(*arguments):
+        raise ZeroDivisionError("no room")
+
+    monkeypatch.setattr(explain_action, "explain_recent", fails)
+    assert skipping(loops.Explain()).run(4).skipped == 2
+    # Without a bar it is said on standard error, once for each kind.
+    assert capsys.readouterr().err == "Step 2 was skipped, and could not be explained: no room\n"
+
+
+def test_a_file_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(explain_action, "explain_recent", lambda *arguments: Explanation(2, True, None, "loss"))
+
+    def in_the_way(visit):
+        (tmp_path / "explanations.json").mkdir(exist_ok=True)
+
+    loop = skipping(in_the_way, loops.JsonLines(tmp_path / "steps.jsonl"), loops.Explain())
+    assert loop.run(4).skipped == 2
+    assert "explanations.json'): it cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"most": 0}, {"most": 1.5}, {"seconds": -1}, {"seconds": "60"}, {"seconds": float("nan")}]
+)
+def test_arguments_that_cannot_work_are_refused(wrong):
+    with pytest.raises(scaler.InvalidArgument, match=f"Explain.{next(iter(wrong))}="):
+        loops.Explain(**wrong)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stuck_at_its_floor_is_explained_then(tmp_path):
+    """An overflow is none of the skips that are explained by themselves."""
+    found, loop = loops.Explain(), planted.high_floor(tmp_path)
+    loop.actions.append(found)
+    loop.train_step.loss_scaler.stuck = scaler.StuckPolicy(consecutive_skips=3)
+    with pytest.raises(scaler.StuckError) as error:
+        loop.run(20)
+    (one,) = found.explanations
+    assert (one.verdict, one.where, one.layer, one.fits_at) == ("floor", "backward", "out", 4096.0)
+    assert str(error.value).endswith(one.sentence)
+
+
+@pytest.mark.slow
+def test_the_updates_since_a_step_are_counted():
+    found = loops.Explain(seconds=0)
+    run = Run(batches(2), found, steps_per_call=6, model=plain_model)
+    run.loop.run(6)
+    (one,) = found.explanations
+    assert (one.step, one.where, one.reproduced, one.other_batch) == (2, "data", False, "next")
+    assert "4 updates lie between the step and this repetition." in one.sentence
+
+
+def with_states(loop):
+    """Before and after the actions of each visit, the bytes of all that a run with this step moves."""
+    step, states = loop.train_step, []
+    window = step.window.variables if step.window else []
+
+    def now():
+        return raw(step.model.variables, step.optimizer.variables, step.loss_scaler.variables, window)
+
+    loop.actions.insert(0, lambda visit: states.append([now()]))
+    loop.actions.append(lambda visit: states[-1].append(now()))
+    return states
+
+
+@pytest.mark.slow_with("outlier_in_a_window")
+@pytest.mark.exhaustive_with("large_weights", "root_at_zero")
+@pytest.mark.parametrize("name", ["large_weights", "root_at_zero", "outlier_in_a_window"])
+def test_it_finds_what_is_found_of_the_past_run(tmp_path, name):
+    """The weights had not moved since: the first skip lies at the end of a call."""
+    here = loops.Explain()
+    loop = getattr(planted, name)(tmp_path)
+    loop.actions.append(here)
+    states = with_states(loop)
+    loop.run(planted.STEPS[name])
+    assert all(before == after for before, after in states)
+    there = explain(getattr(planted, name)(tmp_path), here.explanations[0].step)
+    first = here.explanations[0]
+    for field in ("step", "verdict", "where", "layer", "kind", "fits_at", "octaves_over", "example", "reproduced"):
+        assert getattr(first, field) == getattr(there, field), field
+    helped = {one.name for one in there.remedies if one.helps and not one.since_checkpoint}
+    assert {one.name for one in first.remedies if one.helps} == helped
+
+
+@pytest.mark.slow
+def test_a_step_of_ones_own_is_explained_right_behind_it():
+    model, loss_scaler = plain_model("mixed_float16"), scaler.LossScaler(scaler.Dynamic(2.0**10))
+    optimizer = keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = squared_error(y, model(x, training=True))
+            scaled = loss_scaler.scale(loss)
+        grads = tape.gradient(scaled, model.trainable_variables)
+        return {"loss": loss, "applied": loss_scaler.apply(optimizer, grads, model.trainable_variables).finite}
+
+    first, second = batches(2, count=2)
+    step(*first)
+    with pytest.raises(scaler.InvalidArgument, match="explain_batch"):
+        explain_batch(step, first)
+    step(*second)
+    before = raw(model.variables, optimizer.variables, loss_scaler.variables)
+    found = explain_batch(step, second, seconds=0)
+    assert raw(model.variables, optimizer.variables, loss_scaler.variables) == before
+    assert (found.step, found.verdict, found.where, found.loss_scale, found.example) == (2, "loss", "data", 2.0**10, 2)
+
+
+@pytest.mark.exhaustive
+def test_the_share_of_a_replica_is_found(tmp_path):
+    here = loops.Explain(seconds=0)
+    loop = planted.on_replicas(tmp_path)
+    loop.actions.append(here)
+    loop.run(planted.STEPS["on_replicas"])
+    (one,) = here.explanations
+    assert (one.step, one.verdict, one.replicas, one.layer) == (3, "loss", (1,), "first")
+
+
+@pytest.mark.slow
+def test_the_first_replica_is_looked_at_alone(tmp_path, monkeypatch):
+    """As on several workers, whose others do not take part."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = stateful_model("mixed_float16")
+        optimizer = keras.optimizers.Adam(0.01)
+        step = loops.TrainStep(model, squared_error, optimizer, loss_scaler=scaler.LossScaler(scaler.Dynamic(2.0**10)))
+    _, progress = quiet()
+    here = loops.Explain(seconds=0, most=1)
+    loop = loops.Loop(step, batches(2, 3), strategy=strategy, steps_per_call=1, actions=[progress, here])
+    loop.run(1)
+    monkeypatch.setattr(loop.workers, "count", 2)
+    monkeypatch.setattr(loop.workers, "gather", lambda values: [list(values)] * 2)
+    states = []
+    loop.actions.insert(0, lambda visit: states.append(raw(model.variables, optimizer.variables)))
+    loop.actions.append(lambda visit: states.append(raw(model.variables, optimizer.variables)))
+    loop.run(2)
+    assert states[0] == states[1]
+    (one,) = here.explanations
+    assert (one.step, one.where, one.example, one.replicas) == (2, "data", 2, None)
+    assert one.sentence.endswith(
+        "Only the share of the batch that replica 0 takes was looked at. Not everything was "
+        "tried: the time of 0 seconds was over."
+    )

@@ -1,0 +1,59 @@
+"""Guards which steps of a visit are taken for skipped, why, and which of them is looked at first."""
+
+import types
+
+import numpy as np
+import pytest
+
+import loops
+import scaler
+from loops.diagnose.explain.skipped_steps import skipped_steps
+
+LOSS, BACKWARD, OVERFLOW = scaler.Cause.LOSS, scaler.Cause.BACKWARD, scaler.Cause.OVERFLOW
+
+
+def visit(steps, **outputs):
+    """A visit behind step 10 of the last so many steps."""
+    arrays = {name: np.array(values) for name, values in outputs.items()}
+    return loops.Visit(loops.Counters(10, 10, 8), arrays or {"loss": np.zeros(steps)}, 1.0, 20)
+
+
+def skipping(cause=LOSS, loss_scale=8.0, in_a_row=1):
+    """A scaler whose last skip was such."""
+    last = types.SimpleNamespace(cause=cause, loss_scale=loss_scale, variable=4)
+    return types.SimpleNamespace(last_skip=last, counters=types.SimpleNamespace(consecutive_skips=in_a_row))
+
+
+def test_the_skips_with_the_fewest_updates_since_come_first():
+    applied = [True, False, True, False, False]
+    causes = [0, 1, 0, 2, 1]
+    found = skipped_steps(
+        visit(5, applied=applied, cause=causes, variable=[-1, 3, -1, 3, 5], loss_scale=[2.0] * 5), [skipping(LOSS, 4.0)]
+    )
+    assert [(one.step, one.cause, one.variable, one.updates) for one in found] == [
+        (9, BACKWARD, 3, 0),
+        (10, LOSS, 5, 0),
+        (7, LOSS, 3, 1),
+    ]
+    # The scaler itself knows the scale of the last one.
+    assert [one.scales[0][1] for one in found] == [2.0, 4.0, 2.0]
+
+
+def test_micro_batches_that_decide_nothing_are_not_skips():
+    found = skipped_steps(visit(4, attempted=[False, True, False, True], applied=[False, True, False, False]), [])
+    assert [(one.step, one.cause, one.updates) for one in found] == [(10, OVERFLOW, 0)]
+    assert skipped_steps(visit(2, attempted=[False, False], applied=[False, False]), []) == []
+
+
+def test_a_step_that_returns_its_loss_alone_asks_its_scalers():
+    still = skipping(in_a_row=0)
+    (found,) = skipped_steps(visit(3, loss=[1.0, 2.0, 3.0]), [still, skipping(BACKWARD, 16.0)])
+    assert (found.step, found.cause, found.variable, found.updates) == (10, BACKWARD, 4, 0)
+    assert [scale for _, scale in found.scales] == [16.0]
+    assert skipped_steps(visit(3), [still]) == []
+
+
+@pytest.mark.parametrize(("loss", "cause"), [(np.nan, LOSS), (1.0, OVERFLOW)])
+def test_an_earlier_skip_is_known_by_its_loss(loss, cause):
+    found = skipped_steps(visit(2, applied=[False, True], loss=[loss, 1.0]), [skipping(in_a_row=0)])
+    assert [(one.step, one.cause, one.updates) for one in found] == [(9, cause, 1)]
