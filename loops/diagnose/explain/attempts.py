@@ -92,6 +92,7 @@ class Attempts:
         self.windowed = isinstance(moment.train_step, TrainStep) and moment.train_step.window is not None
         self._factor = tf.Variable(1.0, trainable=False)
         self._unchanged: tuple[Any, Callable] | None = None
+        self._to_blame: scaler.LossScaler | None = None
         concrete = moment.loop.calls.trace()
         own = getattr(moment.train_step, "loss_scaler", None)
         found = list(find(concrete).scalers)
@@ -108,8 +109,33 @@ class Attempts:
 
     @property
     def loss_scale(self) -> float | None:
-        """The loss scale of the step's first scaler, or None without a scaler."""
-        return float(self.scalers[0].loss_scale) if self.scalers else None
+        """The loss scale of `to_blame`, or None without a scaler."""
+        return None if self.to_blame is None else float(self.to_blame.loss_scale)
+
+    @property
+    def to_blame(self) -> scaler.LossScaler | None:
+        """Of several scalers of a step the one whose gradients are not finite, else the first; None without a scaler.
+
+        A `PerLoss` also looks at the sum of all gradients, which has no scale: that of a loss comes first.
+        """
+        if len(self.scalers) > 1 and self._to_blame is None:
+            self._to_blame = self.scalers[0]  # Also while it is looked for.
+            guilty = [one for one, finite in self._decided() if not finite]
+            self._to_blame = next(
+                (one for one in guilty if float(one.loss_scale) != 1.0), (*guilty, self.scalers[0])[0]
+            )
+        return self._to_blame or next(iter(self.scalers), None)
+
+    def _decided(self) -> list[tuple[scaler.LossScaler, bool]]:
+        """For each `apply` of the unchanged step its scaler, and whether its gradients are finite."""
+        with self.as_it_was(), recording_scaler_calls(self.scalers, moves=False) as calls:
+
+            def decisions(batch: Any) -> list:
+                self.take_inlined(batch)
+                return list(calls.finite)
+
+            found = tf.function(decisions, jit_compile=self.moment.jit_compile or None)(self.moment.batch)
+        return [(owner, bool(one)) for owner, one in zip(calls.owners, found, strict=True)]
 
     def _first_look(self) -> tuple[bool, list[int]]:
         """Traces the step once.

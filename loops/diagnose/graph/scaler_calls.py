@@ -21,6 +21,7 @@ class ScalerCalls:
         losses: The unscaled losses.
         gradients: The scaled gradients of each `apply` and `unscale`.
         finite: For each `apply` a scalar bool, whether it applied the gradients; on several replicas, one from each.
+        owners: For each of these the scaler.
         moments: For each call, whether it took a loss, and the number of operations in the graph at that time.
         nonzero: For each `apply` and `unscale` a float32 variable, one element for each gradient. The step assigns to
             it how many values of the gradient are not zero; infinities and NaN count.
@@ -29,6 +30,7 @@ class ScalerCalls:
     losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
     gradients: list[list] = dataclasses.field(default_factory=list)
     finite: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    owners: list[scaler.LossScaler] = dataclasses.field(default_factory=list)
     moments: list[tuple[bool, int]] = dataclasses.field(default_factory=list)
     nonzero: Sequence[tf.Variable] = ()
 
@@ -94,11 +96,14 @@ def _scale(original: Callable, calls: ScalerCalls, factor: tf.Variable | tf.Tens
 def _apply(one: scaler.LossScaler, calls: ScalerCalls, moves: bool) -> Callable:
     original = one.apply
 
-    def apply(optimizer: Any, grads: Sequence, variables: Any = None, **options: Any) -> scaler.Outcome:
-        grads = list(grads)
+    def apply(optimizer: Any, grads: Sequence | None, variables: Any = None, **options: Any) -> scaler.Outcome:
+        # Of a step that would take its gradients again the first ones are explained.
+        again = options.pop("again", None)
+        grads = list(again(tf.constant(1.0)) if grads is None and again else grads or ())
         calls.take(grads)
         outcome = original(optimizer, grads, variables, **options) if moves else _outcome_of_gradients(one, grads)
         calls.finite.append(outcome.finite)
+        calls.owners.append(one)
         return outcome
 
     return apply
@@ -107,7 +112,9 @@ def _apply(one: scaler.LossScaler, calls: ScalerCalls, moves: bool) -> Callable:
 def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
     finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
     nan, nothing, no = tf.constant(float("nan")), tf.constant(-1), tf.constant(False)
-    return scaler.Outcome(
+    # As tensors, too: a step may return any of them, and replicas put them together.
+    others = {name: tf.constant(value) for name, value in scaler.Outcome._field_defaults.items()}
+    known: dict[str, Any] = dict(
         finite=finite,
         loss_scale=one.loss_scale,
         grad_norm=nan,
@@ -120,6 +127,7 @@ def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Out
         weight=nothing,
         lower_helps=no,
     )
+    return scaler.Outcome(**{**others, **known})
 
 
 def _unscale(original: Callable, calls: ScalerCalls) -> Callable:

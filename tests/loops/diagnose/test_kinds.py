@@ -82,7 +82,7 @@ def test_what_is_blamed_is_what_it_was():
 class Attempts:
     """Of a step that passes whatever is changed."""
 
-    scanned_at, loss_scale, scalers = None, 1024.0, ()
+    scanned_at, loss_scale, scalers, to_blame = None, 1024.0, (), None
 
     def __init__(self):
         self.moment = types.SimpleNamespace(rows=[], step=5, logged=None)
