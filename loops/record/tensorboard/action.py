@@ -25,6 +25,7 @@ _TAGS = {
     "loss": "loss",
     "grad_norm": "gradient/global_norm",
     "clipped_norm": "gradient/clipped_norm",
+    "norm_limit": "gradient/norm_limit",
     "applied": "step/applied",
 }
 _SCALAR = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"))
@@ -34,7 +35,8 @@ class TensorBoard:
     """Writes event files that TensorBoard shows as curves over the number of batches taken.
 
     The curves: `loss`, unscaled; `scaler/log2_scale`; `scaler/skipped`, skipped steps so far; `gradient/global_norm`,
-    unscaled and before clipping, and `gradient/clipped_norm`, after it; `optimizer/learning_rate`;
+    unscaled and before clipping, `gradient/clipped_norm`, after it, and `gradient/norm_limit`, of a
+    `scaler.SpikeGuard`; `optimizer/learning_rate`;
     `time/steps_per_second` since the curve's previous point; other outputs of the train step by their names; and each
     result of the loop's `Evaluate` actions, such as `validation/accuracy`. Missing outputs have no curve.
 
