@@ -105,7 +105,8 @@ def runner():
     return Guarded(guard)
 
 
-@pytest.mark.slow_with("eager", "graph", "loop")
+@pytest.mark.slow_with("loop", "xla")
+@pytest.mark.exhaustive_with("eager")
 @pytest.mark.parametrize("how", HOWS)
 def test_the_states_are_those_of_plain_python(how):
     @settings(max_examples=EXAMPLES[how])
@@ -125,7 +126,7 @@ def test_the_states_are_those_of_plain_python(how):
     assert np.median(seen) >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_keeps_the_promise_of_every_strategy():
     check_strategy(SpikeGuard(Dynamic(growth_interval=2), window=3), examples=2)
 
@@ -227,7 +228,7 @@ def test_what_cannot_work_is_named(arguments, named):
         RisingFloor,
         lambda inner: Scheduled({0: inner}),
         lambda inner: scaler.PerLoss({"task": inner}),
-        lambda inner: scaler.layerwise.Layerwise({"all": ["dense"]}, strategy=inner),
+        lambda inner: scaler.layerwise.Layerwise({"all": [tf.Variable(1.0)]}, strategy=inner),
     ],
     ids=["SpikeGuard", "Warmup", "Bounded", "RisingFloor", "Scheduled", "PerLoss", "Layerwise"],
 )
