@@ -78,6 +78,7 @@ def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean):
     assert (run.loop.stopped, run.loop.counters.data) == (None, STEPS)
 
 
+@pytest.mark.exhaustive_with("28")
 @pytest.mark.parametrize("stop", [28, 36])
 def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path, clean, stop):
     """Before the spikes, and after it went back."""
@@ -85,6 +86,7 @@ def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path, clean, stop):
     assert Run(tmp_path, batches(), resume=True).run().bits() == clean
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_killed_while_it_goes_back_is_the_same(tmp_path, clean, monkeypatch):
     def killed(*arguments):
         raise KeyboardInterrupt
@@ -98,6 +100,7 @@ def test_a_run_that_is_killed_while_it_goes_back_is_the_same(tmp_path, clean, mo
     assert Run(tmp_path, batches(), resume=True).run().bits() == clean
 
 
+@pytest.mark.slow
 def test_a_person_may_name_batches_and_take_them_out(tmp_path, clean):
     (tmp_path / "ckpt").mkdir()
     path = tmp_path / "ckpt" / NAME
@@ -115,12 +118,14 @@ def test_the_next_batches_to_leave_out():
     assert next_of(entries, 12) is None
 
 
+@pytest.mark.slow
 def test_one_spike_is_left_to_the_guard(tmp_path):
     run = Run(tmp_path, batches(bad=(30, 40))).run()
     assert [row["step"] for row in run.rows() if row["cause"] == "SPIKE"] == [30, 40]
     assert not (tmp_path / "ckpt" / NAME).exists()
 
 
+@pytest.mark.slow
 def test_a_rewind_to_before_the_first_checkpoint_is_refused_and_nothing_is_lost(tmp_path):
     run = Run(tmp_path, batches(), to=25, skip=40)
     with pytest.raises(
@@ -131,17 +136,21 @@ def test_a_rewind_to_before_the_first_checkpoint_is_refused_and_nothing_is_lost(
     assert Run(tmp_path, batches(), resume=True, spikes=9).run().loop.counters.data == STEPS
 
 
+@pytest.mark.slow
 def test_it_does_not_go_back_for_ever(tmp_path):
     run = Run(tmp_path, batches(bad=(*BAD, *range(37, BATCHES))), most=1)
     with pytest.raises(loops.LoopError, match="went back 1 times, and spikes came again"):
         run.run(70)
 
 
+@pytest.mark.slow
 def test_data_that_ends_meanwhile_is_named(tmp_path):
     with pytest.raises(loops.OutOfData, match="while Rewind left some of them out"):
         Run(tmp_path, batches(), skip=200).run()
 
 
+@pytest.mark.slow_with("{")
+@pytest.mark.exhaustive_with("[]", "{}", '{"skip": [{"first": 3, "last": 2}]}', '{"skip": [[1, 2]]}')
 @pytest.mark.parametrize("text", ["[]", "{}", '{"skip": [[1, 2]]}', '{"skip": [{"first": 3, "last": 2}]}', "{"])
 def test_a_file_of_another_form_is_refused(tmp_path, text):
     (tmp_path / "ckpt").mkdir()
