@@ -80,8 +80,6 @@ def test_retry_repeats_the_overflow_and_not_the_spike():
     assert (Cause(spike["cause"]), raw(here.moved()) == before) == (Cause.SPIKE, True)
 
 
-
-
 def examples(random, count):
     x = random.normal(size=(count, 4)).astype(np.float32)
     y = np.tanh(x @ np.float32([[1.0], [-0.5], [0.25], [2.0]])) + random.normal(0, 0.1, (count, 1))
