@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loops.support.checks import is_count
 from loops.support.errors import LoopError
@@ -45,15 +45,17 @@ def read(folder: pathlib.Path) -> list[LeftOut]:
         raise LoopError(f"{path}: it cannot be read ({error}): expected {_EXAMPLE}.") from error
     if not isinstance(entries, list):
         raise LoopError(f"{path}: it has no list named skip: expected {_EXAMPLE}.")
-    found = []
-    for entry in entries:
-        first, last, back = (entry.get(name) if isinstance(entry, dict) else None for name in LeftOut._fields)
-        if not (is_count(first) and is_count(last) and first <= last and (back is None or is_count(back))):
-            raise LoopError(
-                f"{path}: {json.dumps(entry)[:100]} is not the first and the last of some batches: {_EXAMPLE}."
-            )
-        found.append(LeftOut(first, last, back))
-    return found
+    return [_entry(path, entry) for entry in entries]
+
+
+def _entry(path: pathlib.Path, entry: Any) -> LeftOut:
+    first: Any
+    last: Any
+    back: Any
+    first, last, back = (entry.get(name) if isinstance(entry, dict) else None for name in LeftOut._fields)
+    if not (is_count(first) and is_count(last) and first <= last and (back is None or is_count(back))):
+        raise LoopError(f"{path}: {json.dumps(entry)[:100]} is not the first and the last of some batches: {_EXAMPLE}.")
+    return LeftOut(first, last, back)
 
 
 def write(folder: pathlib.Path, entries: list[LeftOut]) -> None:
