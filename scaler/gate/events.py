@@ -20,7 +20,7 @@ def event_of(
     own: Sequence,
     summed: Sequence,
     loss_scale: tf.Tensor,
-    norm: tf.Tensor,
+    norm: tf.Tensor | None,
     loss: tf.Tensor | None,
 ) -> Event:
     """The event of one step, with the statistics that the strategy needs.
@@ -32,7 +32,7 @@ def event_of(
         own: Scaled gradients of each replica.
         summed: Their sums over the replicas, without duplicate indices.
         loss_scale: Scalar float32, what they are scaled by.
-        norm: Scalar float32, the global norm of the unscaled gradients.
+        norm: Scalar float32, the global norm of the unscaled gradients; None if it is not needed.
         loss: Scalar float32, of all replicas; None if it is not needed.
     """
     amax = counts = None

@@ -203,14 +203,14 @@ class _Step(NamedTuple):
 
 def _after_overflow(strategy: Strategy, state: Any, grads: Sequence, loss_scale: tf.Tensor) -> Any:
     """The strategy's state after it has seen gradients that overflowed."""
-    needs, infinite = needs_of(strategy), tf.constant(float("inf"))
-    norm, loss = infinite if needs.norm else None, infinite if needs.loss else None
+    needs = needs_of(strategy)
+    norm, loss = (tf.constant(float("inf")) if needed else None for needed in (needs.norm, needs.loss))
     event = Event(tf.constant(False), norm=norm, loss=loss)
     if needs.of_each_replica:
         seen = [gradients.sum_duplicates(gradients.widened(list(grads)))] * 2
 
         def look(merged: Any, own: list, summed: list) -> Event:
-            return event_of(merged, needs, tf.constant(False), own, summed, loss_scale, infinite, loss)
+            return event_of(merged, needs, tf.constant(False), own, summed, loss_scale, norm, loss)
 
         event = replicas.merge(look, *seen)
     return usable_state(strategy, as_called(strategy.update)(state, event))
