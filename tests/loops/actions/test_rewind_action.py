@@ -12,6 +12,7 @@ from rigs import raw
 import loops
 import scaler
 from loops.actions.left_out import NAME, LeftOut, next_of
+from loops.run.rewind import rewind
 
 BATCHES, STEPS = 90, 50
 BAD = (30, 31, 33)
@@ -116,6 +117,16 @@ def test_the_next_batches_to_leave_out():
     assert next_of(entries, 3) == LeftOut(4, 6)
     assert next_of(entries, 6) == LeftOut(10, 12)
     assert next_of(entries, 12) is None
+
+
+@pytest.mark.slow
+def test_a_step_after_what_was_left_out_is_not_replayed_wrongly(tmp_path):
+    """Its checkpoint is from before, and a replay would take other batches."""
+    Run(tmp_path, batches()).run(STEPS)
+    with pytest.raises(loops.LoopError, match=r"step 28: batches 25 to 36 .* left out between it and .* step 24"):
+        rewind(Run(tmp_path, batches()).loop, 28)
+    moment = rewind(Run(tmp_path, batches()).loop, 20)
+    assert (moment.began_at, moment.reproduced) == (16, True)
 
 
 @pytest.mark.slow
