@@ -1,5 +1,7 @@
 """Guards what a spike does to a step: it moves nothing, is told with its numbers, and never goes on for ever."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -23,6 +25,14 @@ class Line:
         self.optimizer = keras.optimizers.Adam(1e-3)
         self.optimizer.build(self.masters.weights)
         self.take = execute(self._take)
+        self._start = [np.asarray(variable) for variable in self.variables()]
+
+    def reset(self, stuck=None):
+        """As if it had just been made: nothing is traced again."""
+        for variable, value in zip(self.variables(), self._start, strict=True):
+            variable.assign(value)
+        self.loss_scaler.stuck = stuck or scaler.StuckPolicy()
+        return self
 
     def _take(self, slope, loss):
         before = scaler.snapshot([self.moving])
@@ -33,6 +43,10 @@ class Line:
             scaled = self.loss_scaler.scale(own - tf.stop_gradient(own) + loss)
         grads = tape.gradient(scaled, [self.weight])
         return self.loss_scaler.apply(self.optimizer, grads, self.masters, rollback=before, clip_norm=5.0)
+
+    def variables(self):
+        own = [self.weight, self.moving, *self.masters.weights, *self.optimizer.variables]
+        return [*own, *self.masters.variables, *self.loss_scaler.variables]
 
     def step(self, slope=SLOPE, loss=1.0):
         return self.take(tf.constant(slope), tf.constant(loss))
@@ -45,8 +59,14 @@ def guarded(**arguments):
     return SpikeGuard(Dynamic(2.0**4, growth_interval=4), **{"window": 5, "share": 0.4, **arguments})
 
 
-def warmed(execute=tf.function, **arguments):
-    line = Line(execute, **arguments)
+@functools.cache
+def shared(select=None):
+    return Line(select=select)
+
+
+def warmed(line=None, **arguments):
+    """A line after five steps."""
+    line = (line or shared()).reset(**arguments)
     assert all(bool(line.step().finite) for _ in range(5))
     return line
 
@@ -72,25 +92,25 @@ def holds_a_spike_back(line, of):
     assert int(line.loss_scaler.counters.consecutive_skips) == 0
 
 
-@pytest.mark.slow_with("xla")
+@pytest.mark.slow_with("loop")
+@pytest.mark.exhaustive_with("xla")
 def test_a_spike_moves_nothing_and_the_next_step_is_applied(execute):
-    line = warmed(execute)
+    line = warmed(Line(execute))
     holds_a_spike_back(line, "norm")
     holds_a_spike_back(line, "loss")
 
 
-@pytest.mark.slow_with("False-True", "True-True")
+@pytest.mark.slow_with("True")
 @pytest.mark.parametrize("xla", [False, True])
-@pytest.mark.parametrize("select", [False, True])
-def test_steps_that_select_and_steps_that_branch_hold_alike(select, xla):
-    line = warmed(tf.function(jit_compile=True) if xla else tf.function, select=select)
+def test_steps_that_select_hold_alike(xla):
+    line = warmed(Line(tf.function(jit_compile=True), select=True) if xla else shared(select=True))
     holds_a_spike_back(line, "norm")
     holds_a_spike_back(line, "loss")
 
 
-@pytest.mark.parametrize("select", [False, True])
+@pytest.mark.parametrize("select", [None, True])
 def test_an_overflow_is_no_spike_and_costs_the_scale(select):
-    line = warmed(select=select)
+    line = warmed(shared(select=select))
     outcome = line.step(float("inf"))
     assert Cause(int(outcome.cause)) in (Cause.OVERFLOW, Cause.LOSS)
     assert float(outcome.value) == float(outcome.limit) == 0.0
@@ -137,27 +157,27 @@ def test_an_overflow_between_spikes_does_not_end_the_row():
 
 def test_a_checkpoint_holds_the_window_and_the_last_spike(tmp_path):
     word = [(SLOPE, 1.0)] * 4 + [(SPIKE, 1.0), (SLOPE, 1.2), (3.0, 1.0), (SLOPE, 60.0), (SPIKE, 1.0), (4.0, 1.0)]
+    line = shared().reset()
 
-    def run(line, steps):
+    def run(steps):
         return [[np.asarray(value).tobytes() for value in line.step(*one)] for one in steps]
 
-    def saved(line):
-        return tf.train.Checkpoint(s=line.loss_scaler, o=line.optimizer, m=line.masters, v=[line.weight, line.moving])
-
-    whole, first = Line(), Line()
-    expected = run(whole, word)
-    run(first, word[:5])
-    path = saved(first).write(str(tmp_path / "state"))
-    second = Line()
-    saved(second).read(path).assert_consumed()
-    assert second.loss_scaler.last_skip.cause == Cause.SPIKE
-    assert float(second.loss_scaler.last_skip.limit) == float(first.loss_scaler.last_skip.limit) > 0
-    assert run(second, word[5:]) == expected[5:]
-    assert second.moved() == whole.moved()
-    assert raw(second.loss_scaler.state) == raw(whole.loss_scaler.state)
+    expected, ends = run(word), [line.moved(), raw(line.loss_scaler.state)]
+    line.reset()
+    run(word[:5])
+    limit = float(line.loss_scaler.last_skip.limit)
+    parts = tf.train.Checkpoint(s=line.loss_scaler, o=line.optimizer, m=line.masters, v=[line.weight, line.moving])
+    path = parts.write(str(tmp_path / "state"))
+    run([(9.0, 3.0), (SPIKE, 1.0), (1.0, 90.0)])
+    parts.read(path).assert_consumed()
+    assert (line.loss_scaler.last_skip.cause, float(line.loss_scaler.last_skip.limit)) == (Cause.SPIKE, limit)
+    assert run(word[5:]) == expected[5:]
+    assert [line.moved(), raw(line.loss_scaler.state)] == ends
 
 
-@pytest.mark.parametrize("select", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("True")
+@pytest.mark.parametrize("select", [False, True])
 def test_windows_of_micro_batches_are_judged_whole(select):
     """`when` is False for the first of two: their losses add up, and only the whole is a spike."""
     weight, optimizer = tf.Variable([0.0]), keras.optimizers.SGD(1.0)
@@ -184,7 +204,9 @@ def test_windows_of_micro_batches_are_judged_whole(select):
     assert [int(one) for one in loss_scaler.counters] == [7, 6, 1, 1]
 
 
-@pytest.mark.parametrize("select", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("True")
+@pytest.mark.parametrize("select", [False, True])
 def test_a_spike_is_not_retried_and_an_overflow_is(select):
     weight, optimizer = tf.Variable([0.0, 0.0]), keras.optimizers.SGD(2.0**-20)
     optimizer.build([weight])
@@ -239,13 +261,13 @@ def test_the_long_form_asks_the_guard():
 
 
 def test_several_calls_of_one_step_are_refused():
-    line = Line()
+    line = shared()
     with pytest.raises(scaler.InvalidArgument, match="SpikeGuard: the guard judges a whole step"):
         line.loss_scaler.apply(line.optimizer, [tf.constant([1.0, 1.0])], line.masters, update=False)
 
 
 def test_without_a_guard_no_variable_is_added_and_the_outcome_has_no_numbers():
-    line = warmed(strategy=Dynamic(2.0**4))
+    line = warmed(Line(lambda step: step, strategy=Dynamic(2.0**4)))
     names = [variable.name for variable in line.loss_scaler.variables]
     assert not [name for name in names if "spike" in name or name == "loss:0"]
     outcome = line.step(SPIKE)

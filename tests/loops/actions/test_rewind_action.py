@@ -69,6 +69,7 @@ def clean(tmp_path_factory):
     return Run(tmp_path_factory.mktemp("clean"), without(25, 36), rewind=False).run().bits()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean):
     run = Run(tmp_path, batches()).run()
     assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
@@ -129,7 +130,7 @@ def test_a_step_after_what_was_left_out_is_not_replayed_wrongly(tmp_path):
     assert (moment.began_at, moment.reproduced) == (16, True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_spike_is_left_to_the_guard(tmp_path):
     run = Run(tmp_path, batches(bad=(30, 40))).run()
     assert [row["step"] for row in run.rows() if row["cause"] == "SPIKE"] == [30, 40]
@@ -147,14 +148,14 @@ def test_a_rewind_to_before_the_first_checkpoint_is_refused_and_nothing_is_lost(
     assert Run(tmp_path, batches(), resume=True, spikes=9).run().loop.counters.data == STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_does_not_go_back_for_ever(tmp_path):
     run = Run(tmp_path, batches(bad=(*BAD, *range(37, BATCHES))), most=1)
     with pytest.raises(loops.LoopError, match="went back 1 times, and spikes came again"):
         run.run(70)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_data_that_ends_meanwhile_is_named(tmp_path):
     with pytest.raises(loops.OutOfData, match="while Rewind left some of them out"):
         Run(tmp_path, batches(), skip=200).run()

@@ -45,7 +45,7 @@ def test_a_spiked_window_moves_nothing_and_the_outputs_say_why(accumulate):
     assert here.run([batch(2)] * accumulate)[-1]["applied"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_loss_of_a_window_is_the_mean_of_its_micro_batches():
     limits = []
     for accumulate in (1, 2):
@@ -67,7 +67,7 @@ def test_a_loss_function_may_not_return_the_name_of_a_limit():
         step(batch())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_retry_repeats_the_overflow_and_not_the_spike():
     keras.utils.set_random_seed(1)
     loss_scaler = scaler.LossScaler(SpikeGuard(Dynamic(2.0**30), window=5))
@@ -133,6 +133,7 @@ def test_a_run_with_bad_batches_ends_where_one_without_them_ends(tmp_path):
     assert not lost < 2 * clean
 
 
+@pytest.mark.slow
 def test_fit_rolls_a_spike_back():
     keras.utils.set_random_seed(2)
     model = stateful_model(dropout=0.0)
@@ -151,7 +152,7 @@ def test_fit_rolls_a_spike_back():
     assert again.loss_scaler.strategy == optimizer.loss_scaler.strategy
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_probes_measure_a_spiked_step_as_any_other():
     model = plain_model("mixed_float16")
     here = Rig(

@@ -105,8 +105,8 @@ def runner():
     return Guarded(guard)
 
 
-@pytest.mark.slow_with("loop", "xla")
-@pytest.mark.exhaustive_with("eager")
+@pytest.mark.slow_with("xla")
+@pytest.mark.exhaustive_with("eager", "loop")
 @pytest.mark.parametrize("how", HOWS)
 def test_the_states_are_those_of_plain_python(how):
     @settings(max_examples=EXAMPLES[how])
