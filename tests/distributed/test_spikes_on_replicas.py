@@ -44,8 +44,7 @@ class Step:
         return [*self.model.variables, *self.optimizer.variables]
 
 
-@pytest.mark.slow_with("True-2")
-@pytest.mark.exhaustive_with("None-1", "None-2")
+@pytest.mark.exhaustive_with("None-1", "None-2", "True-2")
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("select", [None, True])
 def test_all_replicas_skip_if_one_share_is_a_spike(select, accumulate):

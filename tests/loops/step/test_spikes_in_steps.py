@@ -28,7 +28,7 @@ def spiked(one, factor=1e3):
     return x, y * np.float32(factor)
 
 
-@pytest.mark.slow_with("1")
+@pytest.mark.exhaustive_with("1")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_spiked_window_moves_nothing_and_the_outputs_say_why(accumulate):
     here = rig(accumulate=accumulate)
