@@ -66,7 +66,7 @@ class Decision(NamedTuple):
             **skip._asdict(),
             replica=tf.constant(-1) if self.replica is None else self.replica,
             names_from=tf.constant(names_from),
-            **dict(zip(("value", "usual", "limit"), self.spike, strict=False)),
+            **dict(zip(("value", "usual", "limit"), self.spike or (tf.constant(0.0),) * 3, strict=True)),
         )
 
 

@@ -170,7 +170,7 @@ class SpikeGuard:
         found = []
         for name in self.watched:
             value = _flushed(given[name])
-            usual, limit = known[f"{name}_usual"], known[f"{name}_limit"]
+            usual, limit = (known[field] for field in _FIELDS[name][1:])
             of_norm = (tf.ones_like if name == "norm" else tf.zeros_like)(value, tf.bool)
             found.append(Verdict(value > limit, of_norm, value, usual, limit))
         first, *rest = found
@@ -200,7 +200,7 @@ class SpikeGuard:
         inner = type(before)(*(tf.where(spike, old, new) for old, new in zip(before, after, strict=True)))
         own: dict[str, tf.Tensor] = {}
         for name in self.watched:
-            value, values = _flushed(statistic(self, event, name)), known[_PLURAL[name]]
+            value, values = _flushed(statistic(self, event, name)), known[_FIELDS[name][0]]
             enters = tf.logical_and(applied, tf.math.is_finite(value))
             values = tf.where(enters, tf.concat([values[1:], value[tf.newaxis]], axis=0), values)
             own |= _named(name, values, *self._limit(values))
@@ -216,7 +216,7 @@ class SpikeGuard:
         return self.verdict(state, given.get("norm"), given.get("loss"))
 
     def _own(self, state: Any) -> dict[str, tf.Tensor]:
-        each = (field for name in self.watched for field in (_PLURAL[name], f"{name}_usual", f"{name}_limit"))
+        each = (field for name in self.watched for field in _FIELDS[name])
         return dict(zip((*each, "spikes", "spikes_in_a_row", "last_spike"), own_of(state), strict=True))
 
     def _limit(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -239,11 +239,11 @@ def unguarded(strategy: Any) -> Any:
     return strategy.strategy if isinstance(strategy, SpikeGuard) else strategy
 
 
-_PLURAL = {"norm": "norms", "loss": "losses"}
+_FIELDS = {"norm": ("norms", "norm_usual", "norm_limit"), "loss": ("losses", "loss_usual", "loss_limit")}
 
 
 def _named(name: str, values: tf.Tensor, usual: tf.Tensor, limit: tf.Tensor) -> dict[str, tf.Tensor]:
-    return {_PLURAL[name]: values, f"{name}_usual": usual, f"{name}_limit": limit}
+    return dict(zip(_FIELDS[name], (values, usual, limit), strict=True))
 
 
 def _flushed(value: Any) -> tf.Tensor:
