@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
 import scaler
 from loops.actions import left_out
@@ -109,6 +110,10 @@ class Rewind:
             raise LoopError(
                 f"Rewind: the position in this dataset cannot be saved, and without it batches cannot be left out "
                 f"exactly: {loop.position.problem}."
+            )
+        if not isinstance(loop.position.iterator, tf.data.Iterator):
+            raise LoopError(
+                "Rewind: batches are left out of a tf.data.Dataset alone, and this loop takes them elsewhere."
             )
         begins = self._loop is not loop and not loop.counters.data
         if self._loop is loop and not self.goes_back:
