@@ -19,6 +19,7 @@ from loops.actions import EarlyStop as EarlyStop
 from loops.actions import Evaluate as Evaluate
 from loops.actions import Profile as Profile
 from loops.actions import Progress as Progress
+from loops.actions import Rewind as Rewind
 from loops.actions import Seconds as Seconds
 from loops.actions import StopWhen as StopWhen
 from loops.actions.averaged import Averaged as Averaged
@@ -71,6 +72,7 @@ __all__ = [
     "Profile",
     "Progress",
     "ResumeWarning",
+    "Rewind",
     "Seconds",
     "StopWhen",
     "TensorBoard",

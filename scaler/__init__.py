@@ -51,6 +51,7 @@ from scaler.strategies import Histogram as Histogram
 from scaler.strategies import LogNormal as LogNormal
 from scaler.strategies import NoScaling as NoScaling
 from scaler.strategies import Smooth as Smooth
+from scaler.strategies import SpikeGuard as SpikeGuard
 from scaler.strategies import Static as Static
 from scaler.strategies import Strategy as Strategy
 from scaler.weights import MasterWeights as MasterWeights
@@ -79,6 +80,7 @@ __all__ = [
     "ScalerError",
     "Smooth",
     "Snapshot",
+    "SpikeGuard",
     "Static",
     "Strategy",
     "StuckError",

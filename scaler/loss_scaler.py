@@ -46,6 +46,7 @@ from scaler.outcome.stuck import StuckPolicy, Watch
 from scaler.strategies import Dynamic, Event, Strategy
 from scaler.strategies.base import check_event, float_bounds_of, host_bounds_of, needs_of, require_strategy
 from scaler.strategies.described import described
+from scaler.strategies.spike_guard import guard_of
 from scaler.weights.masters import MasterWeights
 from scaler.weights.trainable import TrainableSet
 
@@ -114,6 +115,7 @@ class LossScaler(tf.Module):
         self._state, self._counts, self._last_skip = self._stored.fields, self._stored.counts, self._kept.variables
         step = self._calls.step
         self._scale_used, self._loss_finite, self._decided = step.used, step.loss_finite, step.decided
+        self._loss = step.loss
         self._names = Names()
         if stuck is not None and not isinstance(stuck, StuckPolicy):
             raise InvalidArgument(f"LossScaler(stuck={stuck!r}): expected a scaler.StuckPolicy, or None.")
@@ -287,7 +289,7 @@ class LossScaler(tf.Module):
             again: Such a function, with None for `grads`: it is called for them, with 1. If only the scaled backward
                 pass overflows it is called again, in this step, for the scales that the strategy backs off to.
             update: False leaves the scale and the counters to one `update` after several `apply`. With several
-                optimizers call `update(Event(a.finite & b.finite))`.
+                optimizers call `update(Event(a.finite & b.finite))`. Not with a `SpikeGuard`, which judges whole steps.
             when: Scalar bool. False does nothing, for accumulation. The outcome is then not applied, with norms of NaN
                 and no cause. On several replicas it counts as False on all of them if it is False on any.
             unscaled: Scalar bool, the same on all replicas: whether the gradients are unscaled already. A strategy that
@@ -312,6 +314,12 @@ class LossScaler(tf.Module):
         reaches_all = update and when is True and hasattr(optimizer, "apply")
         when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
         check_apply(grads, variables, rollback, {"diagnose": diagnose, "again": again}, unscaled, update)
+        if not update and guard_of(self.strategy) is not None:
+            raise InvalidArgument(
+                "apply(update=False) with a SpikeGuard: the guard judges a whole step by its norm and its loss, and "
+                "here several calls are one step. Expected one apply for all variables, or a strategy without the "
+                "guard."
+            )
         masters = variables if isinstance(variables, MasterWeights) else None
         grads = as_list("apply", first_gradients(again) if again else grads)
         targets = masters.weights if masters else as_variables("apply", variables)
@@ -343,7 +351,9 @@ class LossScaler(tf.Module):
         if waits_for_values(optimizer, targets):
             optimizer = move_nothing
         target = Targets(optimizer, targets, positions, masters)
-        gate = Gate(target, clipping, needs_of(self.strategy), self.sum_duplicates, self.select)
+        verdict = None if guard_of(self.strategy) is None else self._stored.verdict
+        gate = Gate(target, clipping, needs_of(self.strategy), self.sum_duplicates, self.select, verdict)
+        loss = self._calls.step.loss
         selects = gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
 
@@ -368,6 +378,7 @@ class LossScaler(tf.Module):
             tf.convert_to_tensor(when),
             on_skip,
             self._stored.move if update else (lambda event, done, when: None),
+            () if loss is None else (tf.identity(loss),),
         )
         self._calls.decided(decision.attempted)
         skip = decision.skip
@@ -465,7 +476,22 @@ class LossScaler(tf.Module):
         After a checkpoint was restored, `names_from` is -1 until this process has traced the step that was skipped, and
         the positions of variables are beyond the end of any list.
         """
-        return self._kept.outcome(self._names.lists)
+        known = self._kept.outcome(self._names.lists)
+        if guard_of(self.strategy) is None:
+            return known
+        spike = tf.equal(known.cause, int(Cause.SPIKE))
+        value, usual, limit = tf.unstack(tf.where(spike, self._stored.fields["last_spike"], 0.0))
+        return known._replace(value=value, usual=usual, limit=limit)
+
+    @property
+    def spike_limits(self) -> dict[str, tf.Tensor]:
+        """What the next step's norm and loss may be, scalar float32: "norm_limit" and "loss_limit" of a `SpikeGuard`.
+
+        Without a guard it is empty.
+        """
+        guard = guard_of(self.strategy)
+        names = [] if guard is None else [f"{name}_limit" for name in guard.watched]
+        return {name: tf.identity(self._stored.fields[name]) for name in names}
 
     def explain(self, outcome: Outcome | Run | None = None) -> str:
         """Explains in one sentence what a step did, with the name of the variable.
@@ -509,7 +535,21 @@ class LossScaler(tf.Module):
         if unseen and not now.consecutive_skips:
             self.warn_of_unseen_loss(f"The last of {now.attempted:,} attempted steps")
         low, high = host_bounds_of(self.strategy)
-        self._watch.look(self._who, now, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
+        reason = lambda: self.explain() if int(self.last_skip.cause) else ""  # noqa: E731 - read only when it is stuck
+        self._watch.look(self._who, now, low, high, reason, self._too_many_spikes(now.consecutive_skips))
+
+    def _too_many_spikes(self, consecutive_skips: int) -> str | None:
+        """What is wrong if a guard holds back more steps in a row than it may, as the beginning of a sentence."""
+        guard = guard_of(self.strategy)
+        if guard is None or not consecutive_skips:
+            return None
+        spikes = int(self._stored.fields["spikes_in_a_row"])
+        if spikes <= guard.most_in_a_row:
+            return None
+        return (
+            f"{spikes} steps in a row were skipped as spikes, and {guard.most_in_a_row} are allowed. This is another "
+            "level and no spike: go back to an earlier checkpoint if the run has diverged, else use a larger factor"
+        )
 
     def reading(self) -> tf.Tensor:
         """What `check` looks at, as one tensor, float64 [5], for a `tf.function` to return with other results."""

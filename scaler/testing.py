@@ -198,7 +198,7 @@ class _Watched(Event):
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
-        if name in ("amax", "histogram") and value is None:
+        if name in ("amax", "histogram", "norm", "loss") and value is None:
             super().__getattribute__("__dict__").setdefault("missed", []).append(name)
         return value
 
@@ -212,7 +212,7 @@ def _only_declared(strategy: Strategy, events: Sequence[_Seen], event: _Watched)
         missed = vars(event).get("missed")
         if not missed:
             raise
-        argument = {"amax": "amax=True", "histogram": "edges=(...)"}[missed[-1]]
+        argument = "edges=(...)" if missed[-1] == "histogram" else f"{missed[-1]}=True"
         declared = f"needs = scaler.strategies.Needs({argument})"
         what = f"it uses event.{missed[-1]}, which is None unless it is declared: {declared}"
         raise _broken(strategy, "declared statistics", events, what) from error
@@ -280,7 +280,9 @@ def _stacked(word: list[_Seen]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _declared(amax: tf.Tensor, counts: tf.Tensor, needs: Needs) -> tuple:
-    return (amax if needs.amax else None), (counts if needs.edges else None)
+    # Of the gradients' norm and of the loss they are as good an example as any.
+    norm, loss = (amax if needs.norm else None), (amax if needs.loss else None)
+    return (amax if needs.amax else None), (counts if needs.edges else None), norm, loss
 
 
 def _repeat(value: tf.Tensor) -> tf.Tensor:

@@ -10,6 +10,7 @@ from loops.actions.early_stop import EarlyStop as EarlyStop
 from loops.actions.evaluate import Evaluate as Evaluate
 from loops.actions.profile import Profile as Profile
 from loops.actions.progress import Progress as Progress
+from loops.actions.rewind import Rewind as Rewind
 from loops.actions.stop_when import StopWhen as StopWhen
 from loops.loop.cadence import Seconds as Seconds
 

@@ -167,6 +167,19 @@ class Checkpoint:
             folder.sweep_leftovers(self.directory / BEST)
             self._copy_best()
 
+    def go_back(self, loop: Loop, number: int) -> None:
+        """Removes the checkpoints after a step, and resumes from the newest of the others.
+
+        Raises:
+            CheckpointError: As `begin`.
+        """
+        folder.sweep(self.place, self._keep, number)
+        resumes, self._resume, self._loop = self._resume, True, None
+        try:
+            self.begin(loop)
+        finally:
+            self._resume = resumes
+
     def identity(self, loop: Loop) -> dict:
         """What distinguishes the run of a loop from others, as it is saved."""
         return loop.identity(self._run)

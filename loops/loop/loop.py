@@ -276,7 +276,10 @@ class Loop:
             SystemExit: After SIGTERM, with status 143.
         """
         try:
-            return self._run(steps)
+            counters = self._run(steps)
+            while self._goes_back:
+                counters = self._run(steps)
+            return counters
         except scaler.ScalerError as error:
             # The message is all that a user needs: the frames of the loop would bury it.
             raise _alone(error) from None
@@ -315,7 +318,7 @@ class Loop:
                     error = self._act(visit, held) if call.steps else None
                     whole = True
                     self._meet(signals, error)
-                    if call.steps:
+                    if call.steps and not self._goes_back:
                         self._check_scalers(visit, call)
                     signals.act()
                     if call.steps < limit and self.position.ended:
@@ -329,6 +332,11 @@ class Loop:
                     self._end(failed)
             signals.act()
         return self.counters
+
+    @property
+    def _goes_back(self) -> bool:
+        """Whether an action ended the run only for it to begin again at an earlier step."""
+        return any(getattr(action, "goes_back", False) for action in self.actions)
 
     def _limit(self, done: int, goal: int) -> int:
         """Steps of the next call, the same on all workers."""

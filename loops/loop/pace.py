@@ -58,7 +58,8 @@ class Pace:
         """How many steps the next call may take.
 
         A call whose length is chosen by time ends at the next step at which an action is due, so that checkpoints and
-        evaluations happen at the same steps on every machine.
+        evaluations happen at the same steps on every machine. One of a fixed length ends there only for actions with
+        the attribute `must_visit`.
 
         Args:
             done: Batches taken so far.
@@ -69,11 +70,11 @@ class Pace:
             scaler.InvalidArgument: If a `next_visit` returns something else than an integer or None.
         """
         last = min(goal, done + self.steps)
-        if self.chooses:
-            asked = (_next_visit(action, done) for action in actions if hasattr(action, "next_visit"))
-            # A call of no steps would never end the run.
-            last = min([last, *(step for step in asked if step is not None and step > done)])
-        return last - done
+        acting = [one for one in actions if hasattr(one, "next_visit")]
+        asking = acting if self.chooses else [one for one in acting if getattr(one, "must_visit", False)]
+        asked = (_next_visit(action, done) for action in asking)
+        # A call of no steps would never end the run.
+        return min([last, *(step for step in asked if step is not None and step > done)]) - done
 
 
 def _next_visit(action: Any, done: int) -> int | None:

@@ -20,7 +20,8 @@ from loops.record.columns import cause_name
 from loops.record.thinned import Counted, Thinned, said_of, thinned
 from loops.support.text import agreeing
 
-_MEANT = ("", "OVERFLOW")
+_SPIKE = "SPIKE"
+_MEANT = ("", "OVERFLOW", _SPIKE)
 _STREAK = 5
 """So many consecutive skips after the first applied step are wrong: gradients would have had to grow 32-fold."""
 _AT_END = 3
@@ -53,6 +54,7 @@ class Health:
             there are any of these.
         often: If the other skips are too many: their number and that of all steps, in the second half; else None.
         last: The last step.
+        spikes: How many of the skips a `scaler.SpikeGuard` made.
         thinned: What a log without some of the steps leaves open; None for a log of all steps.
     """
 
@@ -68,6 +70,7 @@ class Health:
     later: tuple[int, ...] = ()
     often: tuple[int, int] | None = None
     last: int = 0
+    spikes: int = 0
     thinned: Thinned | None = None
 
     @property
@@ -122,6 +125,7 @@ def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None, *,
         later=later,
         often=often,
         last=rows[-1]["step"] if rows else 0,
+        spikes=sum(_is_spike(row) for streak in streaks for row in streak),
         thinned=thinned(known, skipped, counted, traced=traced, silent=len(known) < len(rows)),
     )
 
@@ -147,6 +151,8 @@ def _is_bad(streak: Sequence[Mapping], attempts: Sequence[Mapping]) -> bool:
 
 def _is_of_growth(streak: Sequence[Mapping], attempts: Sequence[Mapping], first: int) -> bool:
     """Whether the scale had grown since the previous skips, and these skips only undid that."""
+    if any(map(_is_spike, streak)):
+        return False
     start, end = first, first + len(streak)
     while start and attempts[start - 1]["applied"]:
         start -= 1
@@ -155,6 +161,10 @@ def _is_of_growth(streak: Sequence[Mapping], attempts: Sequence[Mapping], first:
         return False
     after = before if end == len(attempts) else attempts[end].get("loss_scale")
     return after is not None and after >= before
+
+
+def _is_spike(row: Mapping) -> bool:
+    return cause_name(row.get("cause")) == _SPIKE
 
 
 def _often(attempts: Sequence[Mapping], grown: set[int]) -> tuple[int, int] | None:
@@ -204,10 +214,11 @@ def in_words(found: Health) -> str:
         if found.steps == 1:
             return "the only step in the log was not skipped"
         return f"none of the {found.steps} steps in the log was skipped"
-    others = found.skips - found.at_start - found.of_growth
+    others = found.skips - found.at_start - found.of_growth - found.spikes
     kinds = [
         (found.at_start, "while the scale found its level"),
         (found.of_growth, "after it had grown, which took it back"),
+        (found.spikes, "as spikes, far beyond the steps before them"),
         (others, "for other reasons, as gradients grew"),
     ]
     parts = [f"{count} {kind}" for count, kind in kinds if count]

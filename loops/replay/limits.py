@@ -4,6 +4,7 @@ Each step has one limit: at a scale above it, the replayed step is skipped. A st
 finite at S and below. Above S, its critical scale decides, and between two powers of two the largest measured gradient.
 If the critical scale is an interval, its lower end counts: a gradient of unknown format is assumed to be narrow. A step
 that was skipped at S is skipped at S and above. Below S it is assumed to be finite, unless no scale helps its cause.
+A spike was finite at S: a strategy that is replayed is no guard, and would have applied it.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Seen(NamedTuple):
 
 def limits_of(seen: Seen) -> Limits:
     """The limits of each attempted step; those of a window are the lowest of its micro-batches."""
+    seen = seen._replace(applied=seen.applied | (seen.attempted & (seen.causes == "SPIKE")))
     known = seen.low > 0
     past = _below(2 * seen.high)
     measured = _below(seen.overflows_at)

@@ -75,4 +75,9 @@ def named_strategies(strategies: Any) -> list[tuple[str, scaler.Strategy]]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise scaler.InvalidArgument(f"strategy {twice!r} is given twice: expected each once.")
+    guarded = next((name for name, one in found if isinstance(one, scaler.SpikeGuard)), None)
+    if guarded is not None:
+        raise scaler.InvalidArgument(
+            f"strategy {guarded!r}: a SpikeGuard does not move the scale: expected the strategy inside of it."
+        )
     return found

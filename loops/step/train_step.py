@@ -131,6 +131,7 @@ class TrainStep(tf.Module):
         self._make_masters, self.layerwise = masters, layerwise
         check_retry(retry, layerwise, jit_compile, probes)
         self.retry = retry
+        self._limits = tuple(self.loss_scaler.spike_limits)
         self._jit_compile = jit_compile
         self._compiled = self._make_compiled()
         check_probes(probes, model, layerwise)
@@ -164,7 +165,8 @@ class TrainStep(tf.Module):
             step was applied or not attempted, or if a slot of the optimizer was not finite. `swallowed`, if the masters
             measure it: float32, the share of the last applied step's updates that was lost in rounding to 16 bits.
             `retries`, with `retry`: int32, how often the gradients were taken again; `loss_scale` is then that of the
-            last time. And the scalars that the loss function added.
+            last time. `norm_limit` and `loss_limit`, with a `scaler.SpikeGuard`: float32, above which this step is a
+            spike. And the scalars that the loss function added.
 
             With `probes` also vectors, with a row for each of `probes.names`. `counts`: int64 [rows, 280], see
             `scaler.observe.exponents`; zeros in calls that `every` leaves out. `amax`: float32 [rows], the largest
@@ -244,7 +246,7 @@ class TrainStep(tf.Module):
         self._traced = True
         due = self._probing.due(self.loss_scaler)
         weights = self._probing.before(self.model.trainable_variables, self.masters)
-        loss_scale = self.loss_scaler.loss_scale
+        loss_scale, limits = self.loss_scaler.loss_scale, self.loss_scaler.spike_limits
         before = self.window.open() if self.window else scaler.snapshot(scaler.state_of(self.model))
         now = scaler.snapshot(scaler.state_of(self.model)) if self.window and self.retry else before
         if self._compiled:
@@ -272,6 +274,7 @@ class TrainStep(tf.Module):
             "variable": self._among_weights(outcome.variable),
             **({} if swallowed is None else {"swallowed": swallowed}),
             **retried,
+            **limits,
             **extra,
             **self._probing.outputs(seen, due, grads, weights, outcome.finite, self.optimizer),
         }
@@ -347,7 +350,8 @@ class TrainStep(tf.Module):
         as_called = scaler.tracing.as_called
         prediction = as_called(self.model)(x, training=True)
         arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
-        loss, extra = _loss_and_extra(as_called(self.loss_fn)(*arguments), PROBED if self.probes else ())
+        own = (*(PROBED if self.probes else ()), *self._limits)
+        loss, extra = _loss_and_extra(as_called(self.loss_fn)(*arguments), own)
         return prediction, loss, extra
 
     def _whole(self, loss: tf.Tensor) -> tf.Tensor:

@@ -14,9 +14,16 @@ TEXT, SOFT, FAINT, BAND, LINE = "#1D1F21", "#5C6166", "#A9AFB5", "#C4C4C4", "#DA
 TINY, MIDDLE, HUGE = "#00507E", "#F1F1EC", "#B34700"
 """Of magnitudes, from those that float16 makes zero to those that it makes infinite."""
 
-CAUSES = {"OVERFLOW": "red", "LOSS": "pink", "BACKWARD": "green", "UPDATE": "orange", "TOO_LARGE": "blue"}
+CAUSES = {
+    "OVERFLOW": "red",
+    "LOSS": "pink",
+    "BACKWARD": "green",
+    "UPDATE": "orange",
+    "TOO_LARGE": "blue",
+    "SPIKE": "text",
+}
 """The name of the colour of a skip, by its cause."""
-BY_NAME = {"red": RED, "pink": PINK, "green": GREEN, "orange": ORANGE, "blue": BLUE}
+BY_NAME = {"red": RED, "pink": PINK, "green": GREEN, "orange": ORANGE, "blue": BLUE, "text": TEXT}
 
 # The lines of a page are thin. Where Okabe and Ito's colours have too little contrast for that, they are darker here.
 LIGHT_PAGE = {

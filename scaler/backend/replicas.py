@@ -106,6 +106,11 @@ def largest_of(strategy: tf.distribute.Strategy, number: Any) -> tf.Tensor:
     return tf.reduce_max(of_each(strategy, strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, places, places))[0])
 
 
+def sum_of(strategy: tf.distribute.Strategy, number: Any) -> tf.Tensor:
+    """The sum of `number`, a scalar, over the replicas of all workers."""
+    return of_each(strategy, total(strategy, [number])[0])[0]
+
+
 def first_of(strategy: tf.distribute.Strategy, flag: Any) -> tf.Tensor:
     """The first replica of all workers on which `flag`, scalar bool, is true: scalar int32, -1 if on all or on none."""
     count = strategy.num_replicas_in_sync

@@ -14,7 +14,14 @@ from scaler.strategies.base import Needs
 
 
 def event_of(
-    strategy: Any, needs: Needs, applied: tf.Tensor, own: Sequence, summed: Sequence, loss_scale: tf.Tensor
+    strategy: Any,
+    needs: Needs,
+    applied: tf.Tensor,
+    own: Sequence,
+    summed: Sequence,
+    loss_scale: tf.Tensor,
+    norm: tf.Tensor | None,
+    loss: tf.Tensor | None,
 ) -> Event:
     """The event of one step, with the statistics that the strategy needs.
 
@@ -25,6 +32,8 @@ def event_of(
         own: Scaled gradients of each replica.
         summed: Their sums over the replicas, without duplicate indices.
         loss_scale: Scalar float32, what they are scaled by.
+        norm: Scalar float32, the global norm of the unscaled gradients; None if it is not needed.
+        loss: Scalar float32, of all replicas; None if it is not needed.
     """
     amax = counts = None
     if needs.amax:
@@ -33,4 +42,4 @@ def event_of(
     if needs.edges:
         counted = replicas.each(strategy, lambda grads: statistics.histogram(grads, needs.edges), own)
         counts = replicas.of_each(strategy, replicas.total(strategy, [counted])[0])[0]
-    return Event(applied, *statistics.Statistics(amax, counts))
+    return Event(applied, *statistics.Statistics(amax, counts), norm if needs.norm else None, loss)

@@ -23,9 +23,10 @@ from scaler.gate.skip_reasons import reason_of
 from scaler.gate.targets import Targets
 from scaler.gate.unscale_and_clip import finish_all
 from scaler.gradients.clipping import Clipping, Limiter
-from scaler.outcome.outcome import Outcome, Skip, not_skipped, unless_limited
+from scaler.outcome.outcome import Outcome, Skip, as_spike, not_skipped, unless_limited
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
+from scaler.strategies.spike_guard import Verdict
 
 
 class Decision(NamedTuple):
@@ -38,6 +39,7 @@ class Decision(NamedTuple):
         clipped_norm: Float32, the global norm of what the optimizer was given; NaN if the step was not applied.
         skip: Why it was not.
         replica: Int32, the first replica whose own gradients or loss are to blame, or -1; None on one replica alone.
+        spike: The three numbers of a SPIKE as in `Outcome`, float32; none if nothing looks for spikes.
     """
 
     attempted: tf.Tensor
@@ -46,6 +48,7 @@ class Decision(NamedTuple):
     clipped_norm: tf.Tensor
     skip: Skip
     replica: tf.Tensor | None
+    spike: tuple[tf.Tensor, ...]
 
     def outcome(self, skip: Skip, loss_scale: tf.Tensor, names_from: int) -> Outcome:
         """The outcome of the step.
@@ -63,6 +66,7 @@ class Decision(NamedTuple):
             **skip._asdict(),
             replica=tf.constant(-1) if self.replica is None else self.replica,
             names_from=tf.constant(names_from),
+            **dict(zip(("value", "usual", "limit"), self.spike or (tf.constant(0.0),) * 3, strict=True)),
         )
 
 
@@ -76,6 +80,7 @@ class Gate:
         needs: Statistics that the strategy wants.
         sum_duplicates: Whether the optimizer is given the sum of an index's duplicates, or each by itself.
         select: Whether new values are selected and nothing branches; None for where that is faster.
+        verdict: What a guard says of the step's norm and loss, or None without one. Called once for all replicas.
     """
 
     targets: Targets
@@ -83,6 +88,7 @@ class Gate:
     needs: Needs
     sum_duplicates: bool = True
     select: bool | None = None
+    verdict: Callable[[tf.Tensor, tf.Tensor | None], Verdict | None] | None = None
 
     @property
     def selects(self) -> bool:
@@ -98,6 +104,7 @@ class Gate:
         when: tf.Tensor,
         on_skip: Callable[[Skip, tf.Tensor | None, tf.Tensor | None], Skip],
         after: Callable[[Event, tf.Tensor, tf.Tensor], None],
+        losses: tuple[tf.Tensor, ...] = (),
     ) -> Decision:
         """Decides once for all replicas; every replica calls it.
 
@@ -111,28 +118,31 @@ class Gate:
                 skipped, or None in the branch of a skip. It returns why, which it may know better.
             after: Called once for all replicas with what was seen, a tensor that is there when the weights have moved
                 or not, and whether there was a step, scalar bool.
+            losses: The loss of this replica, scalar float32; empty if the strategy does not need it.
         """
         if replicas.replica_count() > 1:
             grads = self._to_be_summed(grads)
         variables, before = (rollback.variables, rollback.values) if rollback else ((), ())
 
-        def decide(strategy: Any, grads: list, before: tuple, loss_finite: tf.Tensor, when: tf.Tensor) -> Decision:
+        def decide(
+            strategy: Any, grads: list, before: tuple, loss_finite: tf.Tensor, when: tf.Tensor, losses: tuple
+        ) -> Decision:
             build_optimizer(self.targets.optimizer, self.targets.known)
 
             when = replicas.agreed(strategy, when)
 
             def now(when: tf.Tensor) -> Decision:
                 state = list(zip(variables, before, strict=True))
-                decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state, when, on_skip)
+                decision, event = self._decide(strategy, grads, loss_scale, loss_finite, state, when, on_skip, losses)
                 after(event, decision.clipped_norm, when)
                 return decision
 
             if self.selects or tf.get_static_value(when):
                 return now(when)
             true = tf.constant(True)
-            return tf.cond(_after_side_effects(when), lambda: now(true), lambda: _not_now(strategy))
+            return tf.cond(_after_side_effects(when), lambda: now(true), lambda: self._not_now(strategy))
 
-        return replicas.merge(decide, grads, before, loss_finite, when)
+        return replicas.merge(decide, grads, before, loss_finite, when, losses)
 
     def _to_be_summed(self, grads: list) -> list:
         """In float32 or float64; new values are divided, so that their sum over the replicas is their average."""
@@ -149,6 +159,7 @@ class Gate:
         state: list[tuple],
         when: tf.Tensor,
         on_skip: Callable[[Skip, tf.Tensor | None, tf.Tensor | None], Skip],
+        losses: tuple,
     ) -> tuple[Decision, Event]:
         """One step, in its order: reduce, measure, decide, apply or skip, put back, and the event."""
         totals = replicas.total(strategy, grads)
@@ -166,6 +177,18 @@ class Gate:
         finite = self._finite(strategy, attempt, squared_norm, given, loss_scale)
         limited = tf.constant(True) if self.clip is None else self.clip.valid()
         finite = finite if tf.get_static_value(limited) else tf.logical_and(finite, limited)
+        loss = replicas.sum_of(strategy, losses[0]) if losses else None
+        verdict = self.verdict(norm, loss) if self.verdict else None
+        spike = None if verdict is None else tf.logical_and(finite, verdict.spike)
+        finite = finite if spike is None else tf.logical_and(finite, tf.logical_not(spike))
+
+        def because(reason: Skip, squares: tf.Tensor | None) -> Skip:
+            """The reason, corrected where the limit of the clipping or the guard is it."""
+            reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
+            if verdict is None:
+                return reason
+            largest = reason.index if squares is None else _largest(self.targets, squares)
+            return as_spike(reason, tf.logical_and(spike, when), verdict.of_norm, largest)
 
         def move() -> None:
             update.move(given, loss_scale, self._limit(squares))
@@ -180,7 +203,7 @@ class Gate:
             skipped = tf.logical_and(when, tf.logical_not(applied))
             assert each is not None
             reason = reason_by_norms(self.targets, each, replicas.all_of(strategy, loss_finite), skipped)
-            reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
+            reason = because(reason, each)
             replica = self._to_blame(strategy, grads, loss_finite)
             replica = None if replica is None else tf.where(skipped, replica, -1)
             return applied, tf.where(applied, clipped(), float("nan")), on_skip(reason, replica, skipped), replica
@@ -205,8 +228,9 @@ class Gate:
             first = [replicas.of_each(strategy, grad)[0] for grad in summed]
             whole = replicas.all_of(strategy, loss_finite)
             look = functools.partial(reason_of, self.targets, first, each, loss_scale, whole)
-            reason = tf.cond(attempt.failed(finite, norm), undo, look)
-            reason = reason if tf.get_static_value(limited) else unless_limited(reason, limited)
+            failed = attempt.failed(finite, norm)
+            failed = failed if spike is None else tf.logical_and(failed, tf.logical_not(spike))
+            reason = because(tf.cond(failed, undo, look), None)
             replica = self._to_blame(strategy, grads, loss_finite)
             return tf.constant(float("nan")), on_skip(reason, replica, None), replica
 
@@ -217,9 +241,21 @@ class Gate:
             return applied, *tf.cond(applied, apply, skip_apart)
 
         applied, clipped_norm, reason, replica = selected() if selects else branched()
-        decision = Decision(when, applied, _where(when, norm), clipped_norm, reason, replica)
+        told: tuple[tf.Tensor, ...] = ()
+        unlimited = applied
+        if verdict is not None and spike is not None:
+            spike = tf.logical_and(spike, when)
+            told = tuple(tf.where(spike, one, 0.0) for one in (verdict.value, verdict.usual, verdict.limit))
+            # The guard sees for itself that it was a spike.
+            unlimited = tf.logical_or(applied, spike)
+        decision = Decision(when, applied, _where(when, norm), clipped_norm, reason, replica, told)
         own, summed = self.targets.derivatives(grads), self.targets.derivatives(summed)
-        return decision, event_of(strategy, self.needs, applied, own, summed, loss_scale)
+        return decision, event_of(strategy, self.needs, unlimited, own, summed, loss_scale, norm, loss)
+
+    def _not_now(self, strategy: tf.distribute.Strategy) -> Decision:
+        false, nan = tf.constant(False), tf.constant(float("nan"))
+        told = (tf.constant(0.0),) * 3 if self.verdict else ()
+        return Decision(false, false, nan, nan, not_skipped(), _no_replica(strategy), told)
 
     def _finite(
         self, strategy: Any, attempt: Attempt, squared_norm: Any, given: list, loss_scale: tf.Tensor
@@ -262,13 +298,13 @@ class Gate:
         return apart(measure, [replicas.of_each(strategy, grad)[0] for grad in grads])
 
 
-def _not_now(strategy: tf.distribute.Strategy) -> Decision:
-    false, nan = tf.constant(False), tf.constant(float("nan"))
-    return Decision(false, false, nan, nan, not_skipped(), _no_replica(strategy))
-
-
 def _where(when: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
     return norm if tf.get_static_value(when) else tf.where(when, norm, float("nan"))
+
+
+def _largest(targets: Targets, squares: tf.Tensor) -> tf.Tensor:
+    """The position of the largest gradient, scalar int32."""
+    return tf.gather(tf.constant(targets.positions), tf.argmax(squares, output_type=tf.int32))
 
 
 def _no_replica(strategy: tf.distribute.Strategy) -> tf.Tensor | None:

@@ -82,7 +82,7 @@ def retry(
     if only_scale(strategy) is not None or when is False:
         return Retry(list(grads), carried.loss_scale, state, tf.constant(0))
     several = replicas.replica_count() > 1
-    if several and any(needs_of(strategy)):
+    if several and needs_of(strategy).of_each_replica:
         raise InvalidArgument(
             f"retry with {type(strategy).__name__} on {replicas.replica_count()} replicas: a replica that takes its "
             "gradients again does not know the statistics of the others, which this strategy needs. Use a strategy "
@@ -203,12 +203,14 @@ class _Step(NamedTuple):
 
 def _after_overflow(strategy: Strategy, state: Any, grads: Sequence, loss_scale: tf.Tensor) -> Any:
     """The strategy's state after it has seen gradients that overflowed."""
-    event = Event(tf.constant(False))
-    if any(needs_of(strategy)):
+    needs = needs_of(strategy)
+    norm, loss = (tf.constant(float("inf")) if needed else None for needed in (needs.norm, needs.loss))
+    event = Event(tf.constant(False), norm=norm, loss=loss)
+    if needs.of_each_replica:
         seen = [gradients.sum_duplicates(gradients.widened(list(grads)))] * 2
 
         def look(merged: Any, own: list, summed: list) -> Event:
-            return event_of(merged, needs_of(strategy), tf.constant(False), own, summed, loss_scale)
+            return event_of(merged, needs, tf.constant(False), own, summed, loss_scale, norm, loss)
 
         event = replicas.merge(look, *seen)
     return usable_state(strategy, as_called(strategy.update)(state, event))

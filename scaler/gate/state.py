@@ -13,6 +13,7 @@ from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of,
 from scaler.outcome.stuck import Reading
 from scaler.strategies import Event, Strategy
 from scaler.strategies.base import check_state, only_scale, usable_scale, usable_scale_on_host, usable_state
+from scaler.strategies.spike_guard import Verdict, guard_of
 
 
 class Counters(NamedTuple):
@@ -82,6 +83,11 @@ class StoredState:
         # As a constant it takes no operation to multiply by 1, or to divide by it.
         return usable_scale(self._strategy, stored) if only is None else tf.constant(only)
 
+    def verdict(self, norm: tf.Tensor, loss: tf.Tensor | None) -> Verdict | None:
+        """What the strategy says of a step with this norm and loss, scalar float32; None if it is no guard."""
+        guard = guard_of(self._strategy)
+        return None if guard is None else guard.verdict(self.now(), norm, loss)
+
     def counters(self) -> Counters:
         """The counters as tensors."""
         attempted, applied, consecutive = (tf.identity(variable) for variable in self.counts.values())
@@ -128,7 +134,10 @@ class StoredState:
         """
         before = self.now()
         state = as_called(self._strategy.update)(before, event)
-        counts, applied = self.counts, tf.cast(event.finite, tf.int64)
+        moved, guard = event.finite, guard_of(self._strategy)
+        if guard is not None:
+            moved = tf.logical_and(moved, tf.logical_not(guard.is_spike(before, event)))
+        counts, applied = self.counts, tf.cast(moved, tf.int64)
         skips = (counts["consecutive_skips"] + 1) * (1 - applied)
         always = when is None or tf.get_static_value(when)
 
@@ -149,4 +158,6 @@ def _of_all(strategy: tf.distribute.Strategy, event: Event) -> Event:
     """What the replicas saw together. The histogram is that of all of them already."""
     histogram = event.histogram if event.histogram is None else replicas.of_each(strategy, event.histogram)[0]
     amax = event.amax if event.amax is None else replicas.largest_of(strategy, event.amax)
-    return Event(replicas.agreed(strategy, event.finite), amax, histogram)
+    norm = event.norm if event.norm is None else replicas.largest_of(strategy, event.norm)
+    loss = event.loss if event.loss is None else replicas.sum_of(strategy, event.loss)
+    return Event(replicas.agreed(strategy, event.finite), amax, histogram, norm, loss)

@@ -11,6 +11,7 @@ from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient
 from scaler.loss_scaler import LossScaler
 from scaler.strategies import NoScaling, Static
+from scaler.strategies.spike_guard import unguarded
 
 
 class OtherNames:
@@ -31,7 +32,7 @@ class OtherNames:
     @property
     def dynamic(self) -> bool:
         """Whether the scale moves."""
-        return not isinstance(self.loss_scaler.strategy, (Static, NoScaling))
+        return not isinstance(unguarded(self.loss_scaler.strategy), (Static, NoScaling))
 
     def get_scaled_loss(self, loss: Any) -> Any:
         """The same as `scale_loss`, under tf.keras 2's name.

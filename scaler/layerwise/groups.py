@@ -15,7 +15,7 @@ from scaler.gradients import statistics
 from scaler.layerwise.adaptive import AdaptiveScale, LayerEvent
 from scaler.layerwise.rescaling import MEASURED, measured_rescale, root_mean_square
 from scaler.strategies import Strategy, exact
-from scaler.strategies.base import check_state, needs_of, require_strategy, usable_scale
+from scaler.strategies.base import check_state, needs_of, require_inner, usable_scale
 
 _LARGEST = 2.0**60
 """The quotient of two scales, and a float16 number divided by one, are normal float32 numbers then."""
@@ -96,7 +96,7 @@ class Layerwise(tf.Module):
         self._groups = _groups(groups, {} if parents is None else parents)
         own: Any = AdaptiveScale() if strategy is None else strategy
         self.strategy = own
-        require_strategy(self.strategy, "Layerwise")
+        require_inner(self.strategy, "Layerwise")
         if needs_of(self.strategy).edges:
             raise InvalidArgument(
                 f"Layerwise(strategy={self.strategy!r}): it needs a histogram, which is not counted for each group. "

@@ -19,6 +19,7 @@ from scaler.mistakes.exchanged import refuse_exchanged
 from scaler.outcome.outcome import Cause, Outcome, Skip
 from scaler.outcome.stuck import StuckPolicy
 from scaler.strategies import NoScaling, Strategy
+from scaler.strategies.base import require_inner
 from scaler.weights.masters import MasterWeights
 
 
@@ -69,6 +70,7 @@ class PerLoss(tf.Module):
         for loss, strategy in strategies.items():
             with _named("PerLoss", loss):
                 own = self._scalers[loss] = LossScaler(strategy, stuck=stuck)
+                require_inner(strategy, "PerLoss")
             own._called = f"Loss {loss!r}: The loss scaler"
 
     @property

@@ -28,7 +28,8 @@ from scaler.mistakes.still_scaled import still_scaled
 from scaler.mistakes.unconnected import without_gradient
 from scaler.mistakes.upstream import Upstream
 from scaler.strategies import NoScaling, Static, Strategy
-from scaler.strategies.base import only_scale
+from scaler.strategies.base import needs_of, only_scale
+from scaler.strategies.spike_guard import unguarded
 
 _UNSEEN = "a loss that nobody sees"
 
@@ -47,11 +48,11 @@ class Calls:
     """
 
     def __init__(self, strategy: Strategy, stored: tf.Variable, scale_now: Callable[[], tf.Tensor]) -> None:
-        self.use, self.step = Use(), OpenStep()
+        self.use, self.step = Use(), OpenStep(needs_of(strategy).loss)
         self._stored, self._scale_now = stored, scale_now
         self._moves = only_scale(strategy) is None
         self._losses = OpenLosses(scale_now if self._moves else None)
-        self._is_constant = isinstance(strategy, (NoScaling, Static))
+        self._is_constant = isinstance(unguarded(strategy), (NoScaling, Static))
         self._is_one = self._is_constant and bool(tf.get_static_value(tf.equal(strategy.init().loss_scale, 1.0)))
 
     def check_loss(self, loss: tf.Tensor) -> None:
@@ -69,7 +70,7 @@ class Calls:
         """Records that a loss is scaled, in float32, and returns the scale that multiplies it."""
         self.use.scales()
         loss_scale, finite = owned(self._scale_now(), LOSS_SCALE, self), tf.math.is_finite(loss)
-        self.step.begin(finite, knows_its_loss(loss_scale, finite))
+        self.step.begin(loss, finite, knows_its_loss(loss_scale, finite))
         self._losses.opened(loss_scale, finite)
         return loss_scale
 

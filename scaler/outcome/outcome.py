@@ -22,6 +22,7 @@ class Cause(enum.IntEnum):
         TOO_LARGE: Every scaled gradient was finite, but an unscaled one or the squared global norm exceeds float32.
         UPDATE: The optimizer turned finite gradients into a non-finite value, in a weight or in one of its slots. Or
             its learning rate is NaN, or so large that it would. Or the limit of the clipping is invalid.
+        SPIKE: All was finite, but the norm or the loss was far beyond that of the last steps: see `SpikeGuard`.
     """
 
     NONE = 0
@@ -30,6 +31,7 @@ class Cause(enum.IntEnum):
     OVERFLOW = 3
     TOO_LARGE = 4
     UPDATE = 5
+    SPIKE = 6
 
 
 class Skip(NamedTuple):
@@ -40,7 +42,8 @@ class Skip(NamedTuple):
         has_nan: Bool, whether an unscaled gradient had a NaN. False if there were only infinities.
         index: Int32, the position of the first non-finite gradient in the list, or else of the largest gradient. For
             UPDATE it is the position of the first non-finite variable, among those with a gradient and then the
-            optimizer's own. There -1 stands for the learning rate, and -2 for the limit of the clipping.
+            optimizer's own. There -1 stands for the learning rate, and -2 for the limit of the clipping. For SPIKE -1
+            stands for the loss.
         count: Int32, the number of non-finite gradients. If all were finite, the number of gradients whose squared norm
             exceeds float32.
         nearest: Int32, the position of the last of these; -1 if there are none. It is the nearest to the loss if the
@@ -75,13 +78,27 @@ def unless_limited(skip: Skip, limited: tf.Tensor) -> Skip:
     return skip._replace(cause=cause, index=index)
 
 
+def as_spike(skip: Skip, spike: tf.Tensor, of_norm: tf.Tensor, largest: tf.Tensor) -> Skip:
+    """Replaces the reason for a skip by SPIKE where the step was one.
+
+    Args:
+        skip: Why the step was skipped, judging by gradients and optimizer.
+        spike: Scalar bool.
+        of_norm: Scalar bool, whether its norm is why, and not its loss.
+        largest: Scalar int32, the position of the largest gradient.
+    """
+    other = not_skipped()._replace(cause=tf.constant(int(Cause.SPIKE)), index=tf.where(of_norm, largest, -1))
+    return Skip(*(tf.where(spike, new, old) for new, old in zip(other, skip, strict=True)))
+
+
 class Outcome(NamedTuple):
     """What one attempted step did, as scalar tensors. The host has read none of them.
 
     Attributes:
         finite: Bool, True if the step was applied, False if it was skipped.
         loss_scale: Float32, the loss scale of this step.
-        grad_norm: Float32, the global norm of the unscaled gradients before clipping. Non-finite on a skipped step.
+        grad_norm: Float32, the global norm of the unscaled gradients before clipping. Non-finite on a step that was
+            skipped because of its gradients.
         cause: Int32, a `Cause`.
         has_nan: Bool, whether a gradient had a NaN. False if there were only infinities.
         index: Int32, the position of the first non-finite gradient in the list; -1 if the step was applied. `Skip` says
@@ -98,6 +115,9 @@ class Outcome(NamedTuple):
             `LossScaler.explain`. -1 if the scaler does not know them, in `LossScaler.last_skip` after a checkpoint was
             restored.
         retries: Int32, how often the gradients were taken again at a lower scale, see `again` of `LossScaler.apply`.
+        value: Float32, of a SPIKE the norm or the loss that was too large; 0 for any other cause.
+        usual: Float32, the median of the last steps, likewise.
+        limit: Float32, the most that was allowed, likewise.
     """
 
     finite: tf.Tensor
@@ -114,6 +134,9 @@ class Outcome(NamedTuple):
     replica: tf.Tensor = -1
     names_from: tf.Tensor = 0
     retries: tf.Tensor = 0
+    value: tf.Tensor = 0.0
+    usual: tf.Tensor = 0.0
+    limit: tf.Tensor = 0.0
 
     @property
     def variable(self) -> tf.Tensor:

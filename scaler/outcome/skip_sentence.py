@@ -30,6 +30,8 @@ def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer:
         return applied if bool(outcome.finite) else "No step was attempted: it was not due."
     if why is Cause.UPDATE:
         return _of_update(outcome, names, optimizer)
+    if why is Cause.SPIKE:
+        return _of_spike(outcome, names)
     where, weight = _where(outcome, names) + _whose(outcome), int(outcome.weight)
     named = "a weight" if int(outcome.names_from) < 0 else f"the weight {_name(names, weight)!r}"
     if weight >= 0 and bool(outcome.lower_helps):
@@ -187,6 +189,19 @@ def _of_update(outcome: Outcome, names: Sequence[str], optimizer: str) -> str:
         f"The step was skipped because {optimizer} turned finite gradients into {value}{first}; everything "
         "was rolled back. No loss scale can help: look at its epsilon and its slots, clip the gradients, or use "
         "another optimizer."
+    )
+
+
+def _of_spike(outcome: Outcome, names: Sequence[str]) -> str:
+    of_norm = int(outcome.index) >= 0
+    what = "the global norm of its gradients" if of_norm else "its loss"
+    place, unknown = int(outcome.index), int(outcome.names_from) < 0
+    largest = f"; {_UNKNOWN}" if unknown else f"; the gradient of {_name(names, place)!r} is the largest"
+    return (
+        f"The step was skipped because {what} is {float(outcome.value):g}, above the limit of "
+        f"{float(outcome.limit):g} that SpikeGuard draws from a median of {float(outcome.usual):g} in the last "
+        f"steps{largest if of_norm else ''}. The loss scale did not move: look at the batch, or raise the factor if "
+        "such steps are sound."
     )
 
 

@@ -146,6 +146,7 @@ class Watch:
         min_scale: float,
         max_scale: float,
         reason: Callable[[], str],
+        besides: str | None = None,
     ) -> None:
         """Raises, warns or does nothing.
 
@@ -156,12 +157,13 @@ class Watch:
             min_scale: The strategy's floor.
             max_scale: Its ceiling.
             reason: Returns the sentence about the last skip; called only when something is wrong.
+            besides: What is wrong that the readings do not show, as the beginning of a sentence, or None.
 
         Raises:
             StuckError: If the scaler is stuck and the policy is to raise.
         """
         self.history.add(reading)
-        problem = self.policy.problem(self.history.readings, min_scale, max_scale)
+        problem = besides or self.policy.problem(self.history.readings, min_scale, max_scale)
         if problem and self.policy.action != "continue":
             message = f"{who()} is stuck: {problem}. {reason()}".strip()
             if self.policy.action == "raise":

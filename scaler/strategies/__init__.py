@@ -25,6 +25,7 @@ from scaler.strategies.rising_floor import RisingFloor as RisingFloor
 from scaler.strategies.scheduled import Scheduled as Scheduled
 from scaler.strategies.smooth import Smooth as Smooth
 from scaler.strategies.smooth import SmoothState as SmoothState
+from scaler.strategies.spike_guard import SpikeGuard as SpikeGuard
 from scaler.strategies.static import Static as Static
 from scaler.strategies.static import StaticState as StaticState
 from scaler.strategies.warmup import Warmup as Warmup
@@ -48,6 +49,7 @@ __all__ = [
     "Scheduled",
     "Smooth",
     "SmoothState",
+    "SpikeGuard",
     "Static",
     "StaticState",
     "Strategy",

@@ -19,18 +19,24 @@ class Event(NamedTuple):
 
     Attributes:
         finite: Scalar bool. True when every unscaled gradient and the squared global norm of all of them are finite
-            in float32, which is when the step is applied.
+            in float32, which is when the step is applied, unless a `SpikeGuard` refuses it.
         amax: Scalar float32, the largest magnitude among the *unscaled* float32 gradients, summed over replicas and
             before clipping: infinity if any value is not finite (also for a NaN), 0 if all are zero. Since it
             is unscaled, it does not depend on the loss scale of the step. None unless the strategy needs it.
         histogram: Int64 [edges + 1], how many values of the *scaled* gradients, as the backward pass left them in its
             compute dtype, lie at or below the first edge in magnitude, between the edges, and above the last; summed
             over replicas. Values that are not finite lie above the last. None unless the strategy needs it.
+        norm: Scalar float32, the global norm of the *unscaled* gradients, summed over replicas and before clipping.
+            None unless the strategy needs it.
+        loss: Scalar float32, the loss that `LossScaler.scale` was given, summed over the micro-batches and replicas of
+            the step. NaN if it was not given one. None unless the strategy needs it.
     """
 
     finite: tf.Tensor
     amax: tf.Tensor | None = None
     histogram: tf.Tensor | None = None
+    norm: tf.Tensor | None = None
+    loss: tf.Tensor | None = None
 
 
 class Needs(NamedTuple):
@@ -39,10 +45,19 @@ class Needs(NamedTuple):
     Attributes:
         amax: Whether `Event.amax` is needed.
         edges: Ascending positive magnitudes, the edges of `Event.histogram`; empty for no histogram.
+        norm: Whether `Event.norm` is needed.
+        loss: Whether `Event.loss` is needed.
     """
 
     amax: bool = False
     edges: tuple[float, ...] = ()
+    norm: bool = False
+    loss: bool = False
+
+    @property
+    def of_each_replica(self) -> bool:
+        """Whether a replica cannot tell these statistics by itself."""
+        return self.amax or bool(self.edges)
 
 
 @runtime_checkable
@@ -101,7 +116,12 @@ def together(*needs: Needs) -> Needs:
     edges = {each.edges for each in needs if each.edges}
     if len(edges) > 1:
         raise InvalidArgument(f"strategies with the histogram edges {sorted(edges)}: one event has one histogram only.")
-    return Needs(any(each.amax for each in needs), edges.pop() if edges else ())
+    return Needs(
+        amax=any(each.amax for each in needs),
+        edges=edges.pop() if edges else (),
+        norm=any(each.norm for each in needs),
+        loss=any(each.loss for each in needs),
+    )
 
 
 def statistic(strategy: object, event: Event, name: str) -> tf.Tensor:
@@ -114,8 +134,9 @@ def statistic(strategy: object, event: Event, name: str) -> tf.Tensor:
     if value is None:
         raise InvalidArgument(
             f"{type(strategy).__name__}.update: the event has no {name}. Compute it from the step's gradients: "
-            "Event(finite, amax=scaler.gradients.amax(unscaled)), or "
-            "Event(finite, histogram=scaler.gradients.histogram(grads, edges))."
+            "Event(finite, amax=scaler.gradients.amax(unscaled)), "
+            "Event(finite, histogram=scaler.gradients.histogram(grads, edges)), or "
+            "Event(finite, norm=tf.linalg.global_norm(unscaled), loss=loss)."
         )
     return tf.convert_to_tensor(value)
 
@@ -199,6 +220,16 @@ def require_strategy(strategy: object, by: str = "LossScaler") -> None:
         )
 
 
+def require_inner(strategy: object, by: str) -> None:
+    """Refuses what cannot be held by another strategy, or by `by`: no strategy at all, or a guard of steps."""
+    require_strategy(strategy, by)
+    if hasattr(strategy, "is_spike"):
+        raise InvalidArgument(
+            f"{by}({type(strategy).__name__}(...)): it decides about whole steps: expected it around all other "
+            "strategies, in a scaler.LossScaler or a scaler.LossScaleOptimizer."
+        )
+
+
 def check_state(strategy: Strategy, state: Any) -> None:
     """Refuses a strategy whose state has no scalar float32 loss scale."""
     loss_scale = getattr(state, "loss_scale", None)
@@ -228,6 +259,16 @@ def check_event(strategy: object, event: Event) -> None:
             raise InvalidArgument(
                 f"update(Event(finite, amax=...)): amax is {amax.dtype.name} of shape {amax.shape}: expected a scalar "
                 "float32 tensor, such as scaler.gradients.amax(unscaled)."
+            )
+    for name in ("norm", "loss"):
+        value = getattr(event, name)
+        if value is None:
+            continue
+        number = tf.convert_to_tensor(value)
+        if not number.dtype.is_floating or number.shape.rank not in (0, None):
+            raise InvalidArgument(
+                f"update(Event(finite, {name}=...)): {name} is {number.dtype.name} of shape {number.shape}: expected a "
+                "scalar float32 tensor."
             )
     if event.histogram is not None:
         counts, edges = tf.convert_to_tensor(event.histogram), needs_of(strategy).edges

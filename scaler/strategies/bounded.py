@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from scaler.checks import check_bounds
-from scaler.strategies.base import Event, Needs, Strategy, bounded, needs_of, require_strategy
+from scaler.strategies.base import Event, Needs, Strategy, bounded, needs_of, require_inner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Bounded:
     max_scale: float
 
     def __post_init__(self) -> None:
-        require_strategy(self.strategy, "Bounded")
+        require_inner(self.strategy, "Bounded")
         check_bounds(self.min_scale, self.min_scale, self.max_scale)
 
     @property

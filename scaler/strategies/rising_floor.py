@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from scaler.checks import check_scale, is_symbolic
 from scaler.errors import InvalidArgument
-from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, needs_of, require_strategy
+from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, needs_of, require_inner
 from scaler.strategies.nested import as_schedule, count_up, inner_of, join, own_of
 
 
@@ -45,7 +45,7 @@ class RisingFloor:
     floors: Mapping[int, float] | tuple[tuple[int, float], ...] = ((40_000, 8192.0), (150_000, 32768.0))
 
     def __post_init__(self) -> None:
-        require_strategy(self.strategy, "RisingFloor")
+        require_inner(self.strategy, "RisingFloor")
         pairs = as_schedule("floors", self.floors)
         for step, floor in pairs:
             if is_symbolic(floor):

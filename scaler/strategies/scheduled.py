@@ -18,7 +18,7 @@ from scaler.strategies.base import (
     bounded_state,
     bounds_of,
     needs_of,
-    require_strategy,
+    require_inner,
     together,
 )
 from scaler.strategies.nested import as_schedule, count_up, state_of_fields
@@ -49,7 +49,7 @@ class Scheduled:
     def __post_init__(self) -> None:
         pairs = as_schedule("strategies", self.strategies)
         for _, strategy in pairs:
-            require_strategy(strategy, "Scheduled")
+            require_inner(strategy, "Scheduled")
         if pairs[0][0] != 0:
             raise InvalidArgument(f"strategies={dict(pairs)!r}: expected one that starts at step 0.")
         together(*(needs_of(strategy) for _, strategy in pairs))

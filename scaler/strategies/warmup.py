@@ -11,7 +11,7 @@ import tensorflow as tf
 from scaler.checks import check_constant, check_count, check_scale, is_symbolic
 from scaler.errors import InvalidArgument
 from scaler.strategies import exact
-from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, needs_of, require_strategy
+from scaler.strategies.base import Event, Needs, Strategy, bounded_state, bounds_of, needs_of, require_inner
 from scaler.strategies.nested import count_up, inner_of, join, own_of
 
 
@@ -49,7 +49,7 @@ class Warmup:
     initial_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        require_strategy(self.strategy, "Warmup")
+        require_inner(self.strategy, "Warmup")
         if is_symbolic(self.steps):
             raise InvalidArgument("Warmup(steps=...): expected a Python integer and not a tensor.")
         check_count("steps", self.steps, 1000)

@@ -59,6 +59,7 @@ def test_a_step_with_probes_of_all_kinds():
     "strategy rising_floor",
     "strategy scheduled",
     "strategy smooth",
+    "strategy spike_guard",
     "strategy warmup",
     "weights kahan",
     "weights masters",

@@ -25,6 +25,7 @@ STRATEGIES = {
     "bounded": strategies.Bounded(scaler.Headroom(), 2.0, 2.0**18),
     "warmup": strategies.Warmup(scaler.Dynamic(), 100),
     "rising_floor": strategies.RisingFloor(scaler.Dynamic()),
+    "spike_guard": scaler.SpikeGuard(scaler.Dynamic()),
     "scheduled": strategies.Scheduled({0: scaler.Static(2.0**8), 1000: scaler.Dynamic()}),
 }
 PRESETS = ("apex", "chainer", "dalle", "fairseq", "guided_diffusion", "metaseq", "mxnet", "pytorch")

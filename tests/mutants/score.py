@@ -66,6 +66,7 @@ NARROW = {
     "strategies/warmup": _about(_AROUND, "warm bounds combinator limits refused"),
     "strategies/scheduled": _about(_AROUND, "scheduled used_late bounds combinator limits refused"),
     "strategies/rising_floor": _about(_AROUND, "risingfloor overflow bounds combinator limits refused defaults"),
+    "strategies/spike_guard": [f"{_STRATEGIES}/test_spike_guard.py", "-k", "not xla and not promise"],
     "strategies/joined": _about(_AROUND, "risingfloor scheduled combinator overflow limits refused"),
     "presets/torch_systems": _about(
         _PRESETS, "pytorch fairscale nemo apex deepspeed megatron colossalai guided_diffusion dalle refused"

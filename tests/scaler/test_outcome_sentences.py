@@ -36,6 +36,7 @@ def test_the_numbers_of_the_causes_are_those_in_old_checkpoints():
         "OVERFLOW": 3,
         "TOO_LARGE": 4,
         "UPDATE": 5,
+        "SPIKE": 6,
     }
 
 

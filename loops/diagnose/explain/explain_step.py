@@ -27,6 +27,7 @@ from loops.diagnose.graph.models import models_in_step, paths_of
 from loops.diagnose.graph.origin import differentiated, nearest_layer, origins, pass_of
 from loops.diagnose.graph.overflow import octaves_over
 from loops.diagnose.graph.scan import Scan
+from loops.record.columns import cause_name
 
 _VERDICTS = {
     scaler.Cause.NONE: "healthy",
@@ -35,6 +36,7 @@ _VERDICTS = {
     scaler.Cause.OVERFLOW: "overflow",
     scaler.Cause.TOO_LARGE: "too_large",
     scaler.Cause.UPDATE: "update",
+    scaler.Cause.SPIKE: "spike",
 }
 
 
@@ -76,6 +78,11 @@ def explain_step(
         observed_alike=same_as_unobserved(attempt, seen),
         replicas=replicas,
     )
+    if cause is scaler.Cause.SPIKE or cause_name((moment.logged or {}).get("cause")) == scaler.Cause.SPIKE.name:
+        # A replayed micro-batch is a step by itself, which need not be a spike.
+        found = _spike(moment.logged or {}) or _spike(attempt.outputs)
+        known = dataclasses.replace(known, verdict="spike", applied=False, spike=found)
+        return dataclasses.replace(known, sentence=describe(known))
     if attempt.applied and was_skipped(moment):
         again = "finite" if attempt.finite else "applied"
         differs = f"Step {step} was skipped in the run's log, but is {again} in the replay. {known.differs or ''}"
@@ -99,6 +106,15 @@ def _retried(logged: Mapping) -> tuple[int, float] | None:
     if not isinstance(retries, (int, float)) or not isinstance(loss_scale, (int, float)) or retries <= 0:
         return None
     return int(retries), float(loss_scale)
+
+
+def _spike(outputs: Mapping) -> tuple[str, float, float] | None:
+    """Which number of a step is above its limit, the number and the limit; None if the outputs do not tell."""
+    for name, output in (("norm", "grad_norm"), ("loss", "loss")):
+        value, limit = outputs.get(output), outputs.get(f"{name}_limit")
+        if value is not None and limit is not None and float(value) > float(limit):
+            return name, float(value), float(limit)
+    return None
 
 
 def failing(moment: Any, attempts: Attempts) -> tuple[int, Attempt]:

@@ -36,9 +36,10 @@ class Explanation:
         differs: How they differ, or why they cannot be compared; None if they agree.
         comparable: Whether there was a log to compare with.
         finite_again: Whether the run's log says that the step was skipped, but the replay is finite.
-        verdict: "overflow", "floor", "loss", "backward", "too_large", "update", "zero", "unlogged" or "healthy". With
-            "zero" the step was applied and its loss is not 0, but the norm of its gradients is. With "unlogged" the log
-            shows nothing wrong, but steps are missing from it, of which some were skipped or may have been.
+        verdict: "overflow", "floor", "loss", "backward", "too_large", "update", "spike", "zero", "unlogged" or
+            "healthy". With "zero" the step was applied and its loss is not 0, but the norm of its gradients is. With
+            "unlogged" the log shows nothing wrong, but steps are missing from it, of which some were skipped or may
+            have been.
         where: "data", "weights", "forward" or "backward"; None if it is unknown, also because the trail ends at
             something that cannot be measured, such as a string. `tensor` is then what was computed from that.
         layer: The path of the layer where it began; None for the loss, or if it is unknown.
@@ -62,6 +63,8 @@ class Explanation:
         applied_at: For a skipped step whose loss is not finite, the largest power of two as a loss scale at which its
             gradients are finite, so that it would be applied; or None.
         loss_scale: The loss scale of the step; of a step that was retried, that of its first backward pass.
+        spike: With the verdict "spike" which number was too large, "norm" or "loss", that number and its limit, as the
+            log says or else the replay; None for other verdicts, and if neither says it.
         retried: For an applied step, how often it was retried, and the loss scale at which it was applied, as the log
             says; None if it was not retried, or the log does not say.
         seen_at: The lower loss scale at which the step was measured. It is used if the step is finite at no scale, and
@@ -113,6 +116,7 @@ class Explanation:
     applied: bool = False
     applied_at: float | None = None
     loss_scale: float | None = None
+    spike: tuple[str, float, float] | None = None
     retried: tuple[int, float] | None = None
     seen_at: float | None = None
     attempted: bool = True

@@ -58,6 +58,8 @@ def _what(found: Explanation) -> str:
         return f"{skipped}: its gradients are finite, but unscaled they or their squared norm exceed float32."
     if found.verdict == "update":
         return f"{skipped}: the optimizer turned finite gradients into non-finite values."
+    if found.verdict == "spike":
+        return f"{skipped} as a spike: {_spike(found)}. The batch, or the weights before it, are to be looked at."
     line = f", at {found.line}" if found.line else ""
     if found.where is None and found.tensor:
         return (
@@ -68,6 +70,14 @@ def _what(found: Explanation) -> str:
     if found.where is None:
         return f"{skipped}: its gradients were not finite."
     return f"{skipped}: {_origin(found)}."
+
+
+def _spike(found: Explanation) -> str:
+    if found.spike is None:
+        return "all was finite, and its norm or its loss was above the limit of the SpikeGuard"
+    name, value, limit = found.spike
+    what = "the norm of its gradients" if name == "norm" else "its loss"
+    return f"all was finite, and {what}, {value:g}, was above the limit of the SpikeGuard, {limit:g}"
 
 
 def _zero(found: Explanation, at: str) -> str:

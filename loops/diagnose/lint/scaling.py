@@ -62,7 +62,8 @@ def scaling_of(optimizer: Any) -> Scaling:
 
 def _moves(strategy: Any) -> bool:
     """Whether a strategy ever uses a loss scale other than 1."""
-    fixed = isinstance(strategy, (scaler.NoScaling, scaler.Static))
+    low, high = scaler.strategies.float_bounds_of(strategy)
+    fixed = isinstance(strategy, (scaler.NoScaling, scaler.Static)) or float(low) == float(high)
     return not fixed or float(strategy.init().loss_scale) != 1.0
 
 

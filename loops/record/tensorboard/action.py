@@ -28,7 +28,8 @@ class TensorBoard:
     """Writes event files that TensorBoard shows as curves over the number of batches taken.
 
     The curves: `loss`, unscaled; `scaler/log2_scale`; `scaler/skipped`, skipped steps so far; `gradient/global_norm`,
-    unscaled and before clipping, and `gradient/clipped_norm`, after it; `optimizer/learning_rate`;
+    unscaled and before clipping, `gradient/clipped_norm`, after it, and `gradient/norm_limit`, of a
+    `scaler.SpikeGuard`; `optimizer/learning_rate`;
     `time/steps_per_second` since the curve's previous point; other outputs of the train step by their names; and each
     result of the loop's `Evaluate` actions, such as `validation/accuracy`. Missing outputs have no curve. Each has a
     description, which TensorBoard shows beside its name.

@@ -14,6 +14,7 @@ _TAGS = {
     "loss": "loss",
     "grad_norm": "gradient/global_norm",
     "clipped_norm": "gradient/clipped_norm",
+    "norm_limit": "gradient/norm_limit",
     "applied": "step/applied",
 }
 _AS_TEXT = ("cause", "variable")
@@ -22,6 +23,8 @@ _DESCRIPTIONS = {
     "loss": "The loss of the batch, unscaled.",
     "gradient/global_norm": "The global norm of the gradients, unscaled and before clipping.",
     "gradient/clipped_norm": "The global norm of what the optimizer was given; NaN at a skipped step.",
+    "gradient/norm_limit": "The largest norm that a SpikeGuard allowed the step.",
+    "loss_limit": "The largest loss that a SpikeGuard allowed the step.",
     "step/applied": "1 where the step moved the weights, 0 where it was skipped.",
     "scaler/log2_scale": "Log2 of the loss scale: one unit doubles the scale.",
     "scaler/skipped": "Skipped steps since the run began.",

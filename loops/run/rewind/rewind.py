@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import scaler
 from loops.actions.checkpoint import Checkpoint
+from loops.actions.rewind import Rewind
 from loops.loop.batch_files import KeptBatches
 from loops.loop.loop import Loop
 from loops.loop.state import folder
@@ -199,6 +200,7 @@ def _begin(
     if not loop.position.problem:
         with writing_positions(), tempfile.TemporaryDirectory(prefix="halfstep-") as place:
             loop.position.probe(pathlib.Path(place))
+    _check_left_out(loop, saves, facts, number or 0, step)
     state = loop.state(identity, actions=())
     if number is None:
         return 0, state, _but_of_data(loop), [*loop.position.caveats, *loop.position.caveats_of_a_new_start]
@@ -221,6 +223,17 @@ def _checkpoint(
     later = folder.newest_whole(saves.place, limit)
     number, facts, _ = later
     return later if number is not None and facts["data"]["caveats"] and stored.has(number, step) else found
+
+
+def _check_left_out(loop: Loop, saves: Checkpoint, facts: Mapping, number: int, step: int) -> None:
+    for action in loop.actions:
+        found = action.left_out_between(facts, saves.place, step - number) if isinstance(action, Rewind) else None
+        if found is not None:
+            raise LoopError(
+                f"step {step}: batches {found.first} to {found.last} of the dataset were left out between it and the "
+                f"checkpoint of step {number}, which a replay does not do. Take a step between two checkpoints after "
+                "them."
+            )
 
 
 def _but_of_data(loop: Loop) -> list[str]:

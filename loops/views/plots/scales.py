@@ -14,7 +14,7 @@ from loops.views.plots.frame import curve, legend, needs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MARKERS = {"OVERFLOW": "x", "LOSS": "+", "BACKWARD": "1", "UPDATE": "2", "TOO_LARGE": "3"}
+_MARKERS = {"OVERFLOW": "x", "LOSS": "+", "BACKWARD": "1", "UPDATE": "2", "TOO_LARGE": "3", "SPIKE": "^"}
 _NEAR = 2.0**12
 """The factor above the loss scale up to which the critical scale is drawn: in float32 it lies 100 octaves above."""
 

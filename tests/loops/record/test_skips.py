@@ -75,6 +75,20 @@ def test_causes_may_be_numbers_or_missing():
     assert health(rows).healthy
 
 
+def test_spikes_are_counted_by_themselves_and_harm_nobody():
+    rows = log("x.....x...x.........")
+    rows[6]["cause"] = rows[10]["cause"] = "SPIKE"
+    found = health(rows)
+    assert (found.healthy, found.spikes, found.step) == (True, 2, 11)
+    assert in_words(found).endswith(
+        "skipped: 1 while the scale found its level, 2 as spikes, far beyond the steps before them"
+    )
+    many = log("." * 30 + "x" * 6)
+    for row in many[30:]:
+        row["cause"] = "SPIKE"
+    assert not health(many).healthy
+
+
 def test_a_scale_below_one_is_no_level():
     """No healthy gradient of float16 has to be made smaller."""
     assert not health(log("...x....", scale=0.25)).healthy

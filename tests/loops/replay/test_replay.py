@@ -192,6 +192,13 @@ def test_what_no_scale_helps_is_skipped_at_each(cause):
     assert outcome(2.0**15, gradient=[1.0], **skipped) == (1, 0)
 
 
+def test_a_spike_is_finite_at_its_scale():
+    """The strategy that is replayed is no guard, and would have applied it."""
+    spike = {"applied": [False], "cause": ["SPIKE"], "scale": 2.0**4}
+    assert outcome(2.0**4, gradient=[1.0], **spike) == (0, 0)
+    assert outcome(2.0**-14, gradient=[1.0], **spike) == (0, 0)
+
+
 def test_a_window_overflows_where_its_first_micro_batch_does():
     windows = {"attempted": [False, True, False, True, False], "applied": [False, True, False, True, False]}
     trace = tables([1.0, 40.0, 1.0, 1.0, 1e4], **windows, cause=[None] * 5)
@@ -279,6 +286,7 @@ def test_what_a_trace_lacks_is_named(strategy, trace, said):
     [
         (["dynamc"], "did you mean 'dynamic'"),
         (["dynamic", "dynamic"], "given twice"),
+        (["spike_guard+dynamic"], "a SpikeGuard does not move the scale"),
         ([], "at least one"),
         (3, "expected a strategy"),
         (["histogram:initial_scale=3000"], "powers of two"),

@@ -62,6 +62,11 @@ from scaler.strategies import Bounded, RisingFloor, Scheduled, Warmup
             "bounded:1,64+rising_floor:3=2+warmup:5+smooth",
             Bounded(RisingFloor(Warmup(scaler.Smooth(), 5), {3: 2}), 1, 64),
         ),
+        ("spike_guard+dynamic", scaler.SpikeGuard(scaler.Dynamic())),
+        (
+            "spike_guard:factor=9,window=50,loss=False+warmup:5+none",
+            scaler.SpikeGuard(Warmup(scaler.NoScaling(), 5), factor=9, window=50, loss=False),
+        ),
         (
             "static:1024+then:500+warmup:9+dynamic+then:900+headroom:memory=3",
             Scheduled(

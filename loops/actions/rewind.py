@@ -1,0 +1,221 @@
+"""Goes back before spikes, and leaves the batches around them out."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+import scaler
+from loops.actions import left_out
+from loops.actions.checkpoint import Checkpoint
+from loops.actions.left_out import LeftOut
+from loops.loop.state import folder
+from loops.loop.visit import Visit
+from loops.support.checks import check_count
+from loops.support.errors import LoopError, OutOfData
+
+if TYPE_CHECKING:
+    from loops.loop.loop import Loop
+
+_SPIKE = int(scaler.Cause.SPIKE)
+
+
+class Rewind:
+    """After several spikes, goes back to a checkpoint before them, and leaves out the batches around them.
+
+        step = loops.TrainStep(..., loss_scaler=scaler.LossScaler(scaler.SpikeGuard(scaler.Dynamic())))
+        saves = loops.Checkpoint("run/checkpoints", every=100, keep=5, resume=True)
+        loop = loops.Loop(step, dataset, actions=[saves, loops.Rewind(to=100, skip=300)])
+
+    One spike costs its batch, which a `scaler.SpikeGuard` holds back. Several in a row say that the weights, the slots
+    and the data have come together badly, and more of the same may follow. If `spikes` steps of the last `to` were
+    skipped as spikes, the run is restored from the newest checkpoint at least `to` steps before the first of them.
+    From there it takes the same steps again, without `skip` batches that begin `to` batches before the first spike.
+    Later checkpoints, and what the other actions wrote of later steps, are removed as when a killed run resumes.
+
+    The batches stand in `skip_batches.json` in the folder of the checkpoints, counted from 1 in the order of the
+    dataset: `{"skip": [{"first": 4801, "last": 5100}]}`. A person may add others to it, or take some out. The file is
+    read when a run begins and has no effect on batches that were taken before. A run that is killed at any moment and
+    resumes ends with the same bits as one that is not, and those are the bits of a run over a dataset without these
+    batches.
+
+    Args:
+        to: How many steps before the first spike to go back, at least 1.
+        skip: How many batches to leave out, more than `to`, so that the first spike is among them. They go on to the
+            last spike if that is later.
+        spikes: How many spikes within `to` steps it takes.
+        most: How often a run goes back before it ends with a `LoopError`: then no batch is to blame.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work. When the run begins, if the loop has no `Checkpoint`.
+        LoopError: If there is no checkpoint so far back, the position in the dataset cannot be saved, or the loop has
+            several workers.
+
+    References:
+        Chowdhery et al. 2022, PaLM (https://arxiv.org/abs/2204.02311), section 5.1: a restart from a checkpoint about
+        100 steps before the spike, without 200 to 500 batches. The same batches did no harm at another state.
+    """
+
+    must_visit = True
+    """Its `next_visit` also limits calls of a fixed number of steps."""
+
+    def __init__(self, to: int, skip: int, *, spikes: int = 3, most: int = 10):
+        check_count(f"Rewind(to={to!r})", to)
+        check_count(f"Rewind(skip={skip!r})", skip, int(to) + 1)
+        check_count(f"Rewind(spikes={spikes!r})", spikes)
+        check_count(f"Rewind(most={most!r})", most)
+        self._to, self._skip, self._spikes, self._most = int(to), int(skip), int(spikes), int(most)
+        self.stopped: str | None = None
+        self.goes_back = False
+        self._loop: Loop | None = None
+        self._saves: Checkpoint | None = None
+        self._entries: list[LeftOut] = []
+        self._seen: list[tuple[int, int]] = []
+        self._rewinds = self._taken = self._done = 0
+
+    def save_state(self) -> dict[str, Any]:
+        """How many batches were taken or left out, how often the run went back, and the last spikes."""
+        return {"taken": self._taken, "rewinds": self._rewinds, "spikes": [list(one) for one in self._seen]}
+
+    def load_state(self, value: dict[str, Any]) -> None:
+        """Makes the next run go on after that many batches."""
+        self._taken, self._rewinds = int(value["taken"]), int(value["rewinds"])
+        self._seen = [(int(step), int(batch)) for step, batch in value["spikes"]]
+
+    def load_no_state(self, step: int) -> None:
+        """Has the next run go on after a checkpoint that was saved without this action."""
+        self._taken, self._rewinds, self._seen = step, 0, []
+
+    def begin(self, loop: Loop) -> None:
+        """Before the first step: goes back if that is due, and leaves out the batches that come next.
+
+        Raises:
+            scaler.InvalidArgument: If the loop has no `Checkpoint`.
+            LoopError: If its data or its workers do not allow it, or `skip_batches.json` has another form.
+        """
+        saves = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
+        if saves is None:
+            raise scaler.InvalidArgument(
+                "Rewind: the loop has no loops.Checkpoint among its actions to go back to: expected one, such as "
+                "loops.Checkpoint('run/checkpoints', every=100)."
+            )
+        if loop.workers.count > 1:
+            raise LoopError("Rewind on several workers: they would have to go back together. Use one process.")
+        saves.begin(loop)
+        if loop.position.problem:
+            raise LoopError(
+                f"Rewind: the position in this dataset cannot be saved, and without it batches cannot be left out "
+                f"exactly: {loop.position.problem}."
+            )
+        if not isinstance(loop.position.iterator, tf.data.Iterator):
+            raise LoopError(
+                "Rewind: batches are left out of a tf.data.Dataset alone, and this loop takes them elsewhere."
+            )
+        begins = self._loop is not loop and not loop.counters.data
+        if self._loop is loop and not self.goes_back:
+            # The steps of a call that failed were counted, and never reported.
+            self._taken += loop.counters.data - self._done
+        self._loop, self._saves = loop, saves
+        self._entries = left_out.read(saves.place)
+        back = [entry.rewound_to for entry in self._entries if entry.rewound_to is not None]
+        if back and self._rewinds < len(back) and not begins:
+            saves.go_back(loop, back[-1])
+        self._rewinds = len(back)
+        self.stopped, self.goes_back = None, False
+        self._done = loop.counters.data
+        self._leave_out()
+
+    def next_visit(self, done: int) -> int | None:
+        """The step after which the next batches are left out; None if there are none."""
+        following = left_out.next_of(self._entries, self._taken)
+        return None if following is None else done + following.first - 1 - self._taken
+
+    def __call__(self, visit: Visit) -> None:
+        """Looks for spikes in the steps of the visit, and leaves out the batches that come next.
+
+        Raises:
+            scaler.InvalidArgument: If the step does not return its `cause`.
+            LoopError: If there is no checkpoint to go back to, or the run went back too often.
+        """
+        if "cause" not in visit.outputs:
+            raise scaler.InvalidArgument(
+                "Rewind: the step returns no 'cause', by which spikes are known: expected outcome.cause among its "
+                "outputs, as those of a loops.TrainStep with a scaler.SpikeGuard."
+            )
+        found = np.flatnonzero(visit.outputs["cause"] == _SPIKE).tolist()
+        self._seen += [(visit.first + row, self._taken + row + 1) for row in found]
+        self._taken += visit.counters.data - self._done
+        self._done = visit.counters.data
+        near = self._together()
+        if near:
+            self._go_back(near)
+        else:
+            self._leave_out()
+
+    def left_out_between(self, facts: Mapping, folder: pathlib.Path, steps: int) -> LeftOut | None:
+        """Batches that the run left out within some steps after a checkpoint; None if it left out none there.
+
+        Args:
+            facts: Those of the checkpoint; empty for the beginning of the run.
+            folder: Of the checkpoints.
+            steps: How many steps after the checkpoint are looked at.
+        """
+        taken = _taken_at(facts)
+        found = left_out.next_of(left_out.read(folder), taken)
+        return found if found is not None and found.first - 1 - taken < steps else None
+
+    def _together(self) -> list[tuple[int, int]]:
+        """The first spikes that are enough of them within `to` steps, and all since; the older ones are forgotten."""
+        for place, (step, _) in enumerate(self._seen):
+            if sum(step <= other < step + self._to for other, _ in self._seen) >= self._spikes:
+                return self._seen[place:]
+        self._seen = [(step, batch) for step, batch in self._seen if step > self._done - self._to]
+        return []
+
+    def _go_back(self, near: list[tuple[int, int]]) -> None:
+        """Notes what to leave out, and ends this part of the run: the next one begins at the checkpoint."""
+        assert self._saves is not None
+        (step, batch), last = near[0], near[-1][1]
+        if self._rewinds >= self._most:
+            raise LoopError(
+                f"Rewind: the run went back {self._rewinds} times, and spikes came again at step {step}. No batch is "
+                "to blame: lower the learning rate, clip the gradients, or look at the weights."
+            )
+        target, place = step - self._to, self._saves.place
+        number, facts, _ = folder.newest_whole(place, max(target, 0))
+        if number is None:
+            kept = folder.numbers(place)
+            there = f"the first that is kept is of step {kept[-1]}" if kept else "there is none at all"
+            raise LoopError(
+                f"Rewind(to={self._to}): the spikes began at step {step}, and no checkpoint is at or before step "
+                f"{target}: {there}. Save more often, or keep more of them: Checkpoint(every=, keep=)."
+            )
+        taken = _taken_at(facts)
+        first = max(batch - self._to, taken + 1)
+        self._entries = [*self._entries, LeftOut(first, max(first + self._skip - 1, last), number)]
+        left_out.write(place, self._entries)
+        self.goes_back = True
+        self.stopped = f"spikes at step {step}: the run goes back to step {number}"
+
+    def _leave_out(self) -> None:
+        assert self._loop is not None
+        following = left_out.next_of(self._entries, self._taken)
+        if following is None or following.first > self._taken + 1:
+            return
+        iterator = self._loop.position.iterator
+        while self._taken < following.last:
+            if next(iterator, None) is None:
+                raise OutOfData(f"the dataset ended after {self._taken} batches, while Rewind left some of them out.")
+            self._taken += 1
+
+
+def _taken_at(facts: Mapping) -> int:
+    """How many batches of the dataset were taken or left out when a checkpoint was saved."""
+    if not facts:
+        return 0
+    state = facts["actions"].get(Rewind.__name__)
+    return int(state["taken"]) if isinstance(state, dict) and "taken" in state else int(facts["counters"]["data"])

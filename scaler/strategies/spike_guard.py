@@ -1,0 +1,261 @@
+"""Any strategy, and a limit for what the norm and the loss of a step may be."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from scaler.backend.autograph import as_called, as_written
+from scaler.checks import as_float, check_constant, check_count, check_flag, check_number, is_symbolic
+from scaler.errors import InvalidArgument
+from scaler.strategies import exact
+from scaler.strategies.base import (
+    Event,
+    Needs,
+    Strategy,
+    bounded_state,
+    bounds_of,
+    needs_of,
+    require_inner,
+    statistic,
+    together,
+)
+from scaler.strategies.nested import count_up, inner_of, join, own_of
+
+_SIGMA = 1.4826
+"""A normal distribution has this many times its median distance from the median as its standard deviation."""
+_LEAST = 0.1
+"""The least spread, as a share of the median."""
+
+
+class Verdict(NamedTuple):
+    """What a guard says of a step with finite gradients, scalar tensors.
+
+    Attributes:
+        spike: Bool, whether the step is to be skipped.
+        of_norm: Bool, whether its norm is why, and not its loss.
+        value: Float32, the norm or the loss.
+        usual: Float32, the median of the window.
+        limit: Float32, the most that is allowed.
+    """
+
+    spike: tf.Tensor
+    of_norm: tf.Tensor
+    value: tf.Tensor
+    usual: tf.Tensor
+    limit: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class SpikeGuard:
+    """Skip a step whose gradient norm or loss is finite and far beyond that of the last steps.
+
+        of the norms, and of the losses, of the last `window` applied steps:
+            usual:   the median
+            spread:  1.4826 * the median of |value - usual|, and at least |usual| / 10
+            limit:   usual + factor * spread
+        finite, and the norm or the loss is above its limit:   a spike. The step is skipped, the scale stays
+        otherwise:                                             the strategy sees the step
+
+    The norm is the global one of the unscaled gradients, before clipping. The loss is what `scale` was given, summed
+    over the micro-batches and the replicas of a step. All replicas decide alike. A spike leaves every variable as an
+    overflow does. The strategy does not see it, so that the loss scale, and what leads to its growth, do not move.
+
+    Only applied steps enter the window. No step is a spike until more than half of the window is filled, nor while all
+    of its values are 0. Until it is full, the limit is higher than the formula's, since empty places count as infinite.
+    More than `share * window` spikes in a row are no spikes but another level: `LossScaler.check` then finds the scaler
+    stuck.
+
+    The state is the strategy's, with these fields. The first three are also there as `losses`, `loss_usual` and
+    `loss_limit`, if the loss is watched.
+
+        norms           float32 [window], the newest last
+        norm_usual      float32, their median
+        norm_limit      float32, the limit for the next step
+        spikes          int32, so far
+        spikes_in_a_row int32, since the last applied step
+        last_spike      float32 [3], of the last spike its value, the median and the limit
+
+    Args:
+        strategy: Any strategy. A guard goes around all others.
+        factor: How many spreads above the median a step may lie, greater than 0. With 20 no limit is below three times
+            the median.
+        window: Applied steps that are remembered, in [3, 10000].
+        share: The largest share of the window that may be spikes in a row, in (0, 1].
+        norm: Whether the norm is watched.
+        loss: Whether the loss is watched.
+
+    `factor` may also be a scalar tensor or variable, which is not checked.
+
+    Raises:
+        InvalidArgument: For a value outside these ranges, an object that is not a strategy, or a guard of nothing; in
+            `update` for an event without the norm or the loss.
+
+    References:
+        The median and the scaled median distance are Hampel's identifier: Hampel 1974, The Influence Curve and Its Role
+        in Robust Estimation; Pearson 2002, Outliers in Process Modeling and Identification. A spike moves neither, as
+        it would a mean and a standard deviation. The least limit is that of Lightning's `SpikeDetection`, lightning
+        2.4, fabric/utilities/spike.py: a loss of mean + rtol * mean, with rtol=2. Spikes of gradients are ten to a
+        thousand times the usual norm: Huang et al. 2025, SPAM (https://arxiv.org/abs/2501.06842).
+    """
+
+    strategy: Strategy
+    _: dataclasses.KW_ONLY
+    factor: float = 20.0
+    window: int = 100
+    share: float = 0.1
+    norm: bool = True
+    loss: bool = True
+
+    def __post_init__(self) -> None:
+        require_inner(self.strategy, "SpikeGuard")
+        check_number("factor", self.factor, "a finite number greater than 0", lambda v: 0 < v < math.inf)
+        if is_symbolic(self.window) or is_symbolic(self.norm) or is_symbolic(self.loss):
+            raise InvalidArgument("SpikeGuard(window=..., norm=..., loss=...): expected Python values, not tensors.")
+        check_count("window", self.window, 100)
+        check_constant("window", self.window, "an integer in [3, 10000]", lambda v: 3 <= v <= 10000)
+        check_constant("share", self.share, "a share in (0, 1]", lambda v: 0 < v <= 1)
+        check_flag("norm", self.norm)
+        check_flag("loss", self.loss)
+        if not (self.norm or self.loss):
+            raise InvalidArgument("SpikeGuard(norm=False, loss=False): expected at least one of them to watch.")
+
+    @property
+    def needs(self) -> Needs:
+        """What the strategy needs, and what is watched."""
+        return together(needs_of(self.strategy), Needs(norm=self.norm, loss=self.loss))
+
+    @property
+    def min_scale(self) -> Any:
+        """The strategy's floor."""
+        return bounds_of(self.strategy)[0]
+
+    @property
+    def max_scale(self) -> Any:
+        """The strategy's ceiling."""
+        return bounds_of(self.strategy)[1]
+
+    @property
+    def most_in_a_row(self) -> int:
+        """How many spikes in a row are allowed: at least one."""
+        return max(int(self.share * self.window), 1)
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """What is watched: "norm", "loss" or both."""
+        return tuple(name for name in ("norm", "loss") if getattr(self, name))
+
+    def init(self) -> Any:
+        """The state before the first step."""
+        unknown = tf.constant(math.inf)
+        each: dict[str, tf.Tensor] = {}
+        for name in self.watched:
+            each |= _named(name, tf.fill([self.window], math.inf), unknown, unknown)
+        none = tf.constant(0)
+        own = {**each, "spikes": none, "spikes_in_a_row": none, "last_spike": tf.zeros([3])}
+        return join("SpikeGuardState", bounded_state(self.strategy, self.strategy.init()), **own)
+
+    def verdict(self, state: Any, norm: tf.Tensor | None, loss: tf.Tensor | None) -> Verdict:
+        """Whether a step with finite gradients is a spike, before `update` has seen it.
+
+        Args:
+            state: The guard's.
+            norm: Float32, the global norm of the unscaled gradients; None if it is not watched.
+            loss: Float32; None if it is not watched.
+        """
+        known, given = self._own(state), {"norm": norm, "loss": loss}
+        found = []
+        for name in self.watched:
+            value = _flushed(given[name])
+            usual, limit = (known[field] for field in _FIELDS[name][1:])
+            of_norm = (tf.ones_like if name == "norm" else tf.zeros_like)(value, tf.bool)
+            found.append(Verdict(value > limit, of_norm, value, usual, limit))
+        first, *rest = found
+        for second in rest:
+            spike, pairs = first.spike, zip(first, second, strict=True)
+            chosen = Verdict(*(tf.where(spike, a, b) for a, b in pairs))
+            first = chosen._replace(spike=tf.logical_or(spike, second.spike))
+        return first
+
+    def is_spike(self, state: Any, event: Event) -> tf.Tensor:
+        """Whether a step is to be skipped as a spike, scalar bool: for a step written in the long form.
+
+        Args:
+            state: The guard's, such as `loss_scaler.state`, before `update`.
+            event: The result of the step, with `norm` and `loss` if they are watched.
+        """
+        return tf.logical_and(event.finite, self._verdict_of(state, event).spike)
+
+    @as_written
+    def update(self, state: Any, event: Event) -> Any:
+        """The state after a step that was attempted with `state` and showed `event`."""
+        known, before = self._own(state), inner_of(state)
+        verdict = self._verdict_of(state, event)
+        spike = tf.logical_and(event.finite, verdict.spike)
+        applied = tf.logical_and(event.finite, tf.logical_not(spike))
+        after = bounded_state(self.strategy, as_called(self.strategy.update)(before, event))
+        inner = type(before)(*(tf.where(spike, old, new) for old, new in zip(before, after, strict=True)))
+        own: dict[str, tf.Tensor] = {}
+        for name in self.watched:
+            value, values = _flushed(statistic(self, event, name)), known[_FIELDS[name][0]]
+            enters = tf.logical_and(applied, tf.math.is_finite(value))
+            values = tf.where(enters, tf.concat([values[1:], value[tf.newaxis]], axis=0), values)
+            own |= _named(name, values, *self._limit(values))
+        own["spikes"] = tf.where(spike, count_up(known["spikes"]), known["spikes"])
+        in_a_row = tf.where(spike, count_up(known["spikes_in_a_row"]), known["spikes_in_a_row"])
+        own["spikes_in_a_row"] = tf.where(applied, tf.zeros_like(in_a_row), in_a_row)
+        seen = tf.stack([verdict.value, verdict.usual, verdict.limit])
+        own["last_spike"] = tf.where(spike, seen, known["last_spike"])
+        return join("SpikeGuardState", inner, **own)
+
+    def _verdict_of(self, state: Any, event: Event) -> Verdict:
+        given = {name: statistic(self, event, name) for name in self.watched}
+        return self.verdict(state, given.get("norm"), given.get("loss"))
+
+    def _own(self, state: Any) -> dict[str, tf.Tensor]:
+        each = (field for name in self.watched for field in _FIELDS[name])
+        return dict(zip((*each, "spikes", "spikes_in_a_row", "last_spike"), own_of(state), strict=True))
+
+    def _limit(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The median of a window, and the limit for the next step."""
+        usual = _median(values)
+        distance = exact.narrow(exact.wide(_SIGMA) * exact.wide(_median(tf.abs(values - usual))))
+        spread = tf.maximum(distance, exact.narrow(exact.wide(_LEAST) * exact.wide(tf.abs(usual))))
+        limit = exact.narrow(exact.wide(usual) + exact.wide(as_float(self.factor)) * exact.wide(spread))
+        known = tf.logical_and(tf.math.is_finite(usual), spread > 0.0)
+        return usual, tf.where(known, limit, math.inf)
+
+
+def guard_of(strategy: object) -> SpikeGuard | None:
+    """The strategy if it is a guard, else None."""
+    return strategy if isinstance(strategy, SpikeGuard) else None
+
+
+def unguarded(strategy: Any) -> Any:
+    """The strategy that chooses the scale: the one inside a guard, or the strategy itself."""
+    return strategy.strategy if isinstance(strategy, SpikeGuard) else strategy
+
+
+_FIELDS = {"norm": ("norms", "norm_usual", "norm_limit"), "loss": ("losses", "loss_usual", "loss_limit")}
+
+
+def _named(name: str, values: tf.Tensor, usual: tf.Tensor, limit: tf.Tensor) -> dict[str, tf.Tensor]:
+    return dict(zip(_FIELDS[name], (values, usual, limit), strict=True))
+
+
+def _flushed(value: Any) -> tf.Tensor:
+    """In float32, with 0 for a subnormal number, on which kernels disagree."""
+    return exact.narrow(exact.wide(value))
+
+
+def _median(values: tf.Tensor) -> tf.Tensor:
+    """The median along the first axis."""
+    size, rank = values.shape[0], values.shape.rank
+    last = values if rank == 1 else tf.transpose(values, [*range(1, rank), 0])
+    # `tf.sort` asks for the shape, which takes int32 arithmetic.
+    ordered = tf.math.top_k(last, k=size).values
+    middle = exact.wide(ordered[..., size // 2]) + exact.wide(ordered[..., (size - 1) // 2])
+    return exact.narrow(middle * 0.5)

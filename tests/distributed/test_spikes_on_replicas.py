@@ -1,0 +1,73 @@
+"""A spike is one decision of all replicas, by the norm and the loss of the whole batch, whoever saw it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from mirrored import mirrored
+from models import batch, squared_error, stateful_model
+from replica_cases import agree, raw
+
+import loops
+import scaler
+from scaler import Cause
+
+
+class Step:
+    """A `TrainStep` with a guard on two replicas, compiled once."""
+
+    def __init__(self, accumulate, select):
+        self.strategy = mirrored(2)
+        keras.utils.set_random_seed(1)
+        with self.strategy.scope():
+            self.model, self.optimizer = stateful_model(), keras.optimizers.Adam(1e-3)
+            guard = scaler.SpikeGuard(scaler.Dynamic(2.0**4), window=5)
+            self.loss_scaler = scaler.LossScaler(guard, select=select)
+            self.step = loops.TrainStep(
+                self.model, squared_error, self.optimizer, loss_scaler=self.loss_scaler, accumulate=accumulate
+            )
+        self.call = tf.function(self._call)
+
+    def _call(self, x, y, factors):
+        def own():
+            here = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return self.step((x, y * factors[here]))
+
+        outputs = self.strategy.run(own)
+        return tf.nest.map_structure(lambda value: tf.stack(self.strategy.experimental_local_results(value)), outputs)
+
+    def __call__(self, factors, seed=0):
+        x, y = batch(seed)
+        return {name: value.numpy() for name, value in self.call(x, y, tf.constant(factors)).items()}
+
+    def moved(self):
+        return [*self.model.variables, *self.optimizer.variables]
+
+
+@pytest.mark.exhaustive_with("None-1", "None-2", "True-2")
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("select", [None, True])
+def test_all_replicas_skip_if_one_share_is_a_spike(select, accumulate):
+    step = Step(accumulate, select)
+    for seed in range(5 * accumulate):
+        seen = step([1.0, 1.0], seed)
+    assert seen["applied"].all()
+    before = raw(step.moved())
+    for replica in range(2):
+        factors = [1.0, 1.0]
+        factors[replica] = 1e3
+        for _ in range(accumulate - 1):
+            step([1.0, 1.0])
+        seen = step(factors)
+        assert not seen["applied"].any()
+        assert set(seen["cause"]) == {int(Cause.SPIKE)}
+        assert (seen["grad_norm"] > seen["norm_limit"]).all()
+        assert len(set(seen["norm_limit"])) == len(set(seen["loss_limit"])) == 1
+        assert raw(step.moved()) == before
+        assert int(step.loss_scaler.last_skip.replica) == -1
+    assert float(step.loss_scaler.loss_scale) == 2.0**4
+    for _ in range(accumulate):
+        seen = step([1.0, 1.0])
+    assert seen["applied"].all()
+    assert agree([*step.moved()[: len(step.model.trainable_variables)], *step.loss_scaler._state.values()])
+    assert np.isfinite(step.loss_scaler.state.norms.numpy()).all()

@@ -1,0 +1,183 @@
+"""Guards `loops.Rewind`: a run that goes back ends with the bits of one over data without the batches it left out."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import plain_model, squared_error
+from rigs import raw
+
+import loops
+import scaler
+from loops.actions.left_out import NAME, LeftOut, next_of
+from loops.run.rewind import rewind
+
+BATCHES, STEPS = 90, 50
+BAD = (30, 31, 33)
+
+
+def batches(bad=BAD):
+    """Batches of a plane, some of them with targets a thousand times too large."""
+    x = np.random.default_rng(0).normal(size=(BATCHES, 8, 4)).astype(np.float32)
+    y = np.tanh(x.sum(axis=-1, keepdims=True)).astype(np.float32)
+    for number in bad:
+        y[number - 1] *= 1e3
+    return x, y
+
+
+def without(first, last, bad=BAD):
+    """The data without some batches, counted from 1."""
+    kept = np.r_[0 : first - 1, last:BATCHES]
+    return tuple(part[kept] for part in batches(bad))
+
+
+class Run:
+    """A program, made anew as another process would make it."""
+
+    def __init__(self, folder, data, *, resume=False, rewind=True, call=4, every=8, **arguments):
+        keras.utils.set_random_seed(3)
+        self.folder, self.model = folder, plain_model()
+        self.optimizer = keras.optimizers.Adam(1e-3)
+        guard = scaler.SpikeGuard(scaler.NoScaling(), window=10)
+        self.step = loops.TrainStep(self.model, squared_error, self.optimizer, loss_scaler=scaler.LossScaler(guard))
+        self.rewind = loops.Rewind(**{"to": 5, "skip": 12, **arguments})
+        saves = loops.Checkpoint(folder / "ckpt", every=every, keep=20, resume=resume)
+        actions = [loops.JsonLines(folder / "steps.jsonl"), *([self.rewind] if rewind else []), saves]
+        self.loop = loops.Loop(
+            self.step, tf.data.Dataset.from_tensor_slices(data), steps_per_call=call, actions=actions
+        )
+
+    def run(self, steps=STEPS):
+        self.loop.run(steps)
+        return self
+
+    def bits(self):
+        return raw(self.model.variables, self.optimizer.variables, self.step.loss_scaler.variables)
+
+    def rows(self):
+        return [json.loads(line) for line in (self.folder / "steps.jsonl").read_text().splitlines()]
+
+    def said(self):
+        return json.loads((self.folder / "ckpt" / NAME).read_text())["skip"]
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    """The bits of a run over data without batches 25 to 36."""
+    return Run(tmp_path_factory.mktemp("clean"), without(25, 36), rewind=False).run().bits()
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean):
+    run = Run(tmp_path, batches()).run()
+    assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
+    assert run.bits() == clean
+    rows = run.rows()
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert all(row["applied"] for row in rows)
+    assert (run.loop.stopped, run.loop.counters.data) == (None, STEPS)
+
+
+@pytest.mark.exhaustive_with("28")
+@pytest.mark.parametrize("stop", [28, 36])
+def test_a_run_that_is_stopped_and_resumes_is_the_same(tmp_path, clean, stop):
+    """Before the spikes, and after it went back."""
+    Run(tmp_path, batches()).run(stop)
+    assert Run(tmp_path, batches(), resume=True).run().bits() == clean
+
+
+@pytest.mark.exhaustive
+def test_a_run_that_is_killed_while_it_goes_back_is_the_same(tmp_path, clean, monkeypatch):
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    run = Run(tmp_path, batches())
+    with monkeypatch.context() as patch:
+        patch.setattr(loops.Checkpoint, "go_back", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.run()
+    assert (tmp_path / "ckpt" / NAME).exists()
+    assert Run(tmp_path, batches(), resume=True).run().bits() == clean
+
+
+@pytest.mark.slow
+def test_a_person_may_name_batches_and_take_them_out(tmp_path, clean):
+    (tmp_path / "ckpt").mkdir()
+    path = tmp_path / "ckpt" / NAME
+    path.write_text('{"skip": [{"first": 33, "last": 36}, {"first": 25, "last": 34}]}')
+    run = Run(tmp_path, batches(), call=7).run()
+    assert run.bits() == clean
+    assert run.said() == [{"first": 33, "last": 36}, {"first": 25, "last": 34}]
+
+
+def test_the_next_batches_to_leave_out():
+    entries = [LeftOut(10, 12), LeftOut(3, 5), LeftOut(6, 6, 2), LeftOut(3, 4, 1)]
+    assert next_of(entries, 0) == LeftOut(3, 6)
+    assert next_of(entries, 3) == LeftOut(4, 6)
+    assert next_of(entries, 6) == LeftOut(10, 12)
+    assert next_of(entries, 12) is None
+
+
+@pytest.mark.slow
+def test_a_step_after_what_was_left_out_is_not_replayed_wrongly(tmp_path):
+    """Its checkpoint is from before, and a replay would take other batches."""
+    Run(tmp_path, batches()).run(STEPS)
+    with pytest.raises(loops.LoopError, match=r"step 28: batches 25 to 36 .* left out between it and .* step 24"):
+        rewind(Run(tmp_path, batches()).loop, 28)
+    moment = rewind(Run(tmp_path, batches()).loop, 20)
+    assert (moment.began_at, moment.reproduced) == (16, True)
+
+
+@pytest.mark.exhaustive
+def test_one_spike_is_left_to_the_guard(tmp_path):
+    run = Run(tmp_path, batches(bad=(30, 40))).run()
+    assert [row["step"] for row in run.rows() if row["cause"] == "SPIKE"] == [30, 40]
+    assert not (tmp_path / "ckpt" / NAME).exists()
+
+
+@pytest.mark.slow
+def test_a_rewind_to_before_the_first_checkpoint_is_refused_and_nothing_is_lost(tmp_path):
+    run = Run(tmp_path, batches(), to=25, skip=40)
+    with pytest.raises(
+        loops.LoopError, match=r"spikes began at step 30, and no checkpoint is at or before step 5: the"
+    ):
+        run.run()
+    assert not (tmp_path / "ckpt" / NAME).exists()
+    assert Run(tmp_path, batches(), resume=True, spikes=9).run().loop.counters.data == STEPS
+
+
+@pytest.mark.exhaustive
+def test_it_does_not_go_back_for_ever(tmp_path):
+    run = Run(tmp_path, batches(bad=(*BAD, *range(37, BATCHES))), most=1)
+    with pytest.raises(loops.LoopError, match="went back 1 times, and spikes came again"):
+        run.run(70)
+
+
+@pytest.mark.exhaustive
+def test_data_that_ends_meanwhile_is_named(tmp_path):
+    with pytest.raises(loops.OutOfData, match="while Rewind left some of them out"):
+        Run(tmp_path, batches(), skip=200).run()
+
+
+@pytest.mark.slow_with("{")
+@pytest.mark.exhaustive_with("[]", "{}", '{"skip": [{"first": 3, "last": 2}]}', '{"skip": [[1, 2]]}')
+@pytest.mark.parametrize("text", ["[]", "{}", '{"skip": [[1, 2]]}', '{"skip": [{"first": 3, "last": 2}]}', "{"])
+def test_a_file_of_another_form_is_refused(tmp_path, text):
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "ckpt" / NAME).write_text(text)
+    with pytest.raises(loops.LoopError, match=NAME):
+        Run(tmp_path, batches()).run()
+
+
+def test_what_it_needs_is_named(tmp_path):
+    data = tf.data.Dataset.from_tensor_slices(batches())
+    step = lambda x, y: {"loss": tf.reduce_mean(x)}  # noqa: E731
+    with pytest.raises(scaler.InvalidArgument, match=r"no loops\.Checkpoint"):
+        loops.Loop(step, data, actions=[loops.Rewind(to=5, skip=9)]).run(1)
+    actions = [loops.Rewind(to=5, skip=9), loops.Checkpoint(tmp_path, every=5)]
+    with pytest.raises(scaler.InvalidArgument, match="returns no 'cause'"):
+        loops.Loop(step, data, actions=actions).run(1)
+    with pytest.raises(scaler.InvalidArgument, match="skip=5"):
+        loops.Rewind(to=5, skip=5)

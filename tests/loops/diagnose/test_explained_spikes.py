@@ -1,0 +1,49 @@
+"""A spike is explained by its number and the limit of its guard, as the log and the replay say."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import plain_model, squared_error
+
+import loops
+import scaler
+from loops.diagnose.explain.explain import explain
+from loops.views.report import write_report
+
+
+def program(folder, accumulate=1, resume=False):
+    keras.utils.set_random_seed(3)
+    x = np.random.default_rng(0).normal(size=(40, 8, 4)).astype(np.float32)
+    y = np.tanh(x.sum(axis=-1, keepdims=True)).astype(np.float32)
+    y[30] *= 1e3
+    guard = scaler.SpikeGuard(scaler.NoScaling(), window=5)
+    step = loops.TrainStep(
+        plain_model(),
+        squared_error,
+        keras.optimizers.SGD(0.01),
+        loss_scaler=scaler.LossScaler(guard),
+        accumulate=accumulate,
+    )
+    actions = [loops.JsonLines(folder / "steps.jsonl"), loops.Checkpoint(folder / "ckpt", every=20, resume=resume)]
+    return loops.Loop(step, tf.data.Dataset.from_tensor_slices((x, y)), steps_per_call=5, actions=actions)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive_with("2")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_spike_is_told_with_its_limit(tmp_path, accumulate):
+    program(tmp_path, accumulate).run(40)
+    step = 31 if accumulate == 1 else 32
+    found = explain(program(tmp_path, accumulate))
+    assert (found.step, found.verdict, found.applied) == (step, "spike", False)
+    name, value, limit = found.spike
+    assert (name, value > limit > 0) == ("norm", True)
+    assert f"Step {step} was skipped at loss scale 1 as a spike: all was finite, and the norm of its gradients, " in (
+        found.sentence
+    )
+    assert f"was above the limit of the SpikeGuard, {limit:g}." in found.sentence
+    assert found.to_dict()["spike"] == ["norm", value, limit]
+    write_report([tmp_path], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "the norm or the loss was far beyond that of the steps before" in page

@@ -1,0 +1,167 @@
+"""Guards `SpikeGuard` where people train: windows, probes, logs, `fit`, and a run that bad batches do not cost."""
+
+import json
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import batch, plain_model, squared_error, stateful_model
+from rigs import Rig, raw
+
+import loops
+import scaler
+from scaler import Cause, Dynamic, SpikeGuard
+
+
+def guarded(**arguments):
+    return scaler.LossScaler(SpikeGuard(Dynamic(2.0**4), **{"window": 5, **arguments}))
+
+
+def rig(kind="mixed_float16", **arguments):
+    return Rig(stateful_model(kind), keras.optimizers.Adam(1e-3), loss_scaler=guarded(), **arguments)
+
+
+def spiked(one, factor=1e3):
+    x, y = one
+    return x, y * np.float32(factor)
+
+
+@pytest.mark.exhaustive_with("1")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_spiked_window_moves_nothing_and_the_outputs_say_why(accumulate):
+    here = rig(accumulate=accumulate)
+    seen = here.run([batch(seed) for seed in range(5 * accumulate)])
+    assert [one["applied"] for one in seen] == [one["attempted"] for one in seen]
+    assert np.isinf(seen[0]["norm_limit"])
+    before = raw(here.moved())
+    spike = here.run([batch(1)] * (accumulate - 1) + [spiked(batch(0))])[-1]
+    assert Cause(spike["cause"]) is Cause.SPIKE
+    assert spike["grad_norm"] > spike["norm_limit"] > 0
+    assert spike["loss_limit"] > 0
+    assert spike["variable"] >= 0
+    assert raw(here.moved()) == before
+    assert here.run([batch(2)] * accumulate)[-1]["applied"]
+
+
+@pytest.mark.exhaustive
+def test_the_loss_of_a_window_is_the_mean_of_its_micro_batches():
+    limits = []
+    for accumulate in (1, 2):
+        here = Rig(plain_model(), keras.optimizers.SGD(1e-3), loss_scaler=guarded(), accumulate=accumulate)
+        here.run([batch(3)] * 3 * accumulate)
+        limits.append(here.step.loss_scaler.state.losses.numpy())
+    assert np.isfinite(limits[0]).sum() == 3
+    np.testing.assert_allclose(limits[0], limits[1], rtol=1e-5)
+
+
+def test_a_loss_function_may_not_return_the_name_of_a_limit():
+    step = loops.TrainStep(
+        plain_model(),
+        lambda y, p: (squared_error(y, p), {"norm_limit": 1.0}),
+        keras.optimizers.SGD(),
+        loss_scaler=guarded(),
+    )
+    with pytest.raises(loops.BadOutputs, match="'norm_limit', which the step itself returns"):
+        step(batch())
+
+
+@pytest.mark.exhaustive
+def test_retry_repeats_the_overflow_and_not_the_spike():
+    keras.utils.set_random_seed(1)
+    loss_scaler = scaler.LossScaler(SpikeGuard(Dynamic(2.0**30), window=5))
+    here = Rig(stateful_model("mixed_float16"), keras.optimizers.Adam(1e-3), loss_scaler=loss_scaler, retry=True)
+    seen = here.run([batch(seed) for seed in range(5)])
+    assert seen[0]["retries"] > 0
+    assert all(one["applied"] for one in seen)
+    before = raw(here.moved())
+    (spike,) = here.run([spiked(batch(0), 30.0)])
+    assert (Cause(spike["cause"]), raw(here.moved()) == before) == (Cause.SPIKE, True)
+
+
+def examples(random, count):
+    x = random.normal(size=(count, 4)).astype(np.float32)
+    y = np.tanh(x @ np.float32([[1.0], [-0.5], [0.25], [2.0]])) + random.normal(0, 0.1, (count, 1))
+    return x, y.astype(np.float32)
+
+
+def data(bad=()):
+    """Batches of a plane with noise, of which some are spoiled: the inputs of one, the targets of another."""
+    for number in range(240):
+        random = np.random.default_rng(number)
+        x, y = examples(random, 64)
+        if number in bad:
+            x, y = (x * np.float32(1e4), y) if number % 2 else (x, y + np.float32(1e4))
+        yield x, y
+
+
+def dataset(bad=()):
+    x, y = (np.stack(parts) for parts in zip(*data(bad), strict=True))
+    return tf.data.Dataset.from_tensor_slices((x, y))
+
+
+BAD = (120, 161, 200)
+
+
+def trained(strategy, bad, tmp_path, steps=240, **arguments):
+    """The loss on data that nobody trained on, and the run's log."""
+    keras.utils.set_random_seed(5)
+    model = plain_model()
+    rate = keras.optimizers.schedules.PolynomialDecay(0.2, steps, 0.0)
+    optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+    step = loops.TrainStep(model, squared_error, optimizer, loss_scaler=scaler.LossScaler(strategy), **arguments)
+    folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+    actions = [loops.JsonLines(folder / "steps.jsonl")]
+    loops.Loop(step, dataset(bad), steps_per_call=40, actions=actions).run(steps)
+    random = np.random.default_rng(9999)
+    x, y = examples(random, 2000)
+    loss = float(squared_error(y, model(x)))
+    rows = [json.loads(line) for line in pathlib.Path(folder / "steps.jsonl").read_text().splitlines()]
+    return loss, rows
+
+
+@pytest.mark.slow
+def test_a_run_with_bad_batches_ends_where_one_without_them_ends(tmp_path):
+    """Within 1 %; without the guard the same batches cost far more."""
+    clean, _ = trained(scaler.NoScaling(), (), tmp_path)
+    held, rows = trained(SpikeGuard(scaler.NoScaling()), BAD, tmp_path)
+    lost, _ = trained(scaler.NoScaling(), BAD, tmp_path)
+    assert [row["step"] for row in rows if row.get("cause") == "SPIKE"] == [number + 1 for number in BAD]
+    assert not [row["step"] for row in rows if not row["applied"] and row.get("cause") != "SPIKE"]
+    assert held == pytest.approx(clean, rel=0.01)
+    assert not lost < 2 * clean
+
+
+@pytest.mark.slow
+def test_fit_rolls_a_spike_back():
+    keras.utils.set_random_seed(2)
+    model = stateful_model(dropout=0.0)
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), SpikeGuard(Dynamic(2.0**4), window=5))
+    model.compile(optimizer, loss="mse", jit_compile=False)
+    scaler.protect(model)
+    for seed in range(5):
+        model.train_on_batch(*batch(seed))
+    before = raw(model.variables, optimizer.inner_optimizer.variables)
+    model.train_on_batch(*spiked(batch(0)))
+    assert Cause(int(optimizer.loss_scaler.last_skip.cause)) is Cause.SPIKE
+    assert raw(model.variables, optimizer.inner_optimizer.variables) == before
+    model.train_on_batch(*batch(6))
+    assert [int(one) for one in optimizer.loss_scaler.counters] == [7, 6, 1, 0]
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer))
+    assert again.loss_scaler.strategy == optimizer.loss_scaler.strategy
+
+
+@pytest.mark.exhaustive
+def test_probes_measure_a_spiked_step_as_any_other():
+    model = plain_model("mixed_float16")
+    here = Rig(
+        model,
+        keras.optimizers.SGD(0.01),
+        loss_scaler=guarded(),
+        probes=scaler.observe.watch(model, kinds=["weight_gradients"]),
+    )
+    here.run([batch(seed) for seed in range(5)])
+    (spike,) = here.run([spiked(batch(0))])
+    assert Cause(spike["cause"]) is Cause.SPIKE
+    assert (spike["amax"] > 0).all()

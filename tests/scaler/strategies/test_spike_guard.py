@@ -1,0 +1,245 @@
+"""Guards the state machine of `SpikeGuard`: equal, bit for bit, to plain Python, and what it refuses."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from research_reference import f32
+from strategy_cases import HOWS, WORDS, Runner, assert_equal_traces, random_flags, seeds
+
+import scaler
+from scaler import Dynamic, Event, InvalidArgument, SpikeGuard
+from scaler.strategies import Bounded, Needs, RisingFloor, Scheduled, Warmup
+from scaler.testing import check_strategy
+
+WINDOW = 5
+INNER = Dynamic(8.0, growth_interval=3, min_scale=2.0**-4, max_scale=2.0**8)
+EXAMPLES = {"eager": 1, "graph": 1, "loop": 6, "xla": 3}
+
+
+def guard(factor):
+    return SpikeGuard(INNER, factor=factor, window=WINDOW)
+
+
+class Guarded(Runner):
+    """Runs words of events with a norm and a loss."""
+
+    def _one(self, state, finite, statistic, numbers):
+        return self._make(**numbers).update(state, Event(finite, norm=statistic[0], loss=statistic[1]))
+
+
+def median(values):
+    ordered = sorted(values)
+    return f32((ordered[len(values) // 2] + ordered[(len(values) - 1) // 2]) * 0.5)
+
+
+def limit_of(values, factor):
+    """The median of a window, and the limit that follows from it."""
+    usual = median(values)
+    if usual == math.inf:
+        return usual, math.inf
+    with np.errstate(over="ignore"):
+        distances = [float(abs(np.float32(value) - np.float32(usual))) for value in values]
+    sigma, least = float(np.float32(1.4826)), float(np.float32(0.1))
+    spread = max(f32(sigma * median(distances)), f32(least * abs(usual)))
+    return usual, f32(usual + float(np.float32(factor)) * spread) if spread > 0 else math.inf
+
+
+def reference(events, *, factor):
+    """The guard around `INNER`, from its description, one number at a time."""
+    scale, good = 8.0, 0
+    windows = {name: [math.inf] * WINDOW for name in ("norm", "loss")}
+    limits = {name: (math.inf, math.inf) for name in windows}
+    spikes, in_a_row, last, trace = 0, 0, [0.0, 0.0, 0.0], []
+    for finite, (norm, loss) in events:
+        seen = {"norm": f32(norm), "loss": f32(loss)}
+        above = [name for name in windows if seen[name] > limits[name][1]] if finite else []
+        if above:
+            spikes, in_a_row = spikes + 1, in_a_row + 1
+            last = [seen[above[0]], *limits[above[0]]]
+        elif finite:
+            in_a_row, good = 0, good + 1
+            if good == 3:
+                scale, good = min(scale * 2, 2.0**8), 0
+            for name, window in windows.items():
+                if math.isfinite(seen[name]):
+                    windows[name] = [*window[1:], seen[name]]
+                    limits[name] = limit_of(windows[name], factor)
+        else:
+            scale, good = max(scale / 2, 2.0**-4), 0
+        trace.append(
+            {
+                "loss_scale": scale,
+                "good_steps": good,
+                "norms": windows["norm"],
+                "norm_usual": limits["norm"][0],
+                "norm_limit": limits["norm"][1],
+                "losses": windows["loss"],
+                "loss_usual": limits["loss"][0],
+                "loss_limit": limits["loss"][1],
+                "spikes": spikes,
+                "spikes_in_a_row": in_a_row,
+                "last_spike": last,
+            }
+        )
+    return trace
+
+
+def random_norms(rng, finite):
+    """Norms that wander and jump, with stretches of zeros; and losses of both signs, some of them NaN."""
+    walk = np.cumsum(rng.normal(0, 0.2, finite.shape), axis=0) + rng.uniform(-30, 60, finite.shape[1])
+    walk += np.where(rng.random(finite.shape) < 0.15, rng.uniform(1, 12, finite.shape), 0.0)
+    norms = np.where(rng.random(finite.shape) < 0.2, 0.0, 2.0**walk)
+    norms = np.where(rng.random(finite.shape[1]) < 0.3, np.round(norms), norms)
+    norms = np.where(finite, norms, rng.choice([np.inf, np.nan, 1.0], finite.shape))
+    losses = rng.normal(rng.choice([0.0, 3.0, -3.0], finite.shape[1]), 0.5, finite.shape)
+    losses += np.where(rng.random(finite.shape) < 0.1, rng.choice([50.0, np.nan, -50.0, np.inf], finite.shape), 0.0)
+    return np.stack([norms, losses], axis=1).astype(np.float32)
+
+
+@functools.cache
+def runner():
+    return Guarded(guard)
+
+
+@pytest.mark.slow_with("xla")
+@pytest.mark.exhaustive_with("eager", "loop")
+@pytest.mark.parametrize("how", HOWS)
+def test_the_states_are_those_of_plain_python(how):
+    @settings(max_examples=EXAMPLES[how])
+    @given(rng=seeds)
+    def same(rng):
+        finite = random_flags(rng) | (rng.random(WORDS) < 0.7)
+        statistic = random_norms(rng, finite)
+        numbers = {"factor": rng.choice([20.0, 1.0, 3.7, 1e-3, 1e30], WORDS).astype(np.float32)}
+        got = runner()(how, finite, statistic, numbers)
+        # The budget is Dynamic's own affair.
+        got.pop("budget")
+        assert_equal_traces(got, reference, finite, statistic, numbers)
+        seen.append(got["spikes"][-1])
+
+    seen = []
+    same()
+    assert np.median(seen) >= 1
+
+
+@pytest.mark.exhaustive
+def test_keeps_the_promise_of_every_strategy():
+    check_strategy(SpikeGuard(Dynamic(growth_interval=2), window=3), examples=2)
+
+
+def after(strategy, *events):
+    state = strategy.init()
+    for norm, loss in events:
+        state = strategy.update(state, Event(tf.constant(True), norm=tf.constant(norm), loss=tf.constant(loss)))
+    return state
+
+
+def is_spike(strategy, state, norm, loss):
+    return bool(strategy.is_spike(state, Event(tf.constant(True), norm=tf.constant(norm), loss=tf.constant(loss))))
+
+
+STEADY = [(2.0, 1.0)] * 10
+
+
+def test_a_norm_or_a_loss_of_three_times_the_median_is_allowed_and_more_is_not():
+    strategy = SpikeGuard(INNER, window=10)
+    state = after(strategy, *STEADY)
+    assert not is_spike(strategy, state, 6.0, 3.0)
+    assert is_spike(strategy, state, 6.001, 1.0)
+    assert is_spike(strategy, state, 2.0, 3.001)
+
+
+def test_a_wider_spread_allows_more():
+    strategy = SpikeGuard(INNER, window=5, loss=False)
+    state = strategy.init()
+    for norm in (1.0, 2.0, 3.0, 4.0, 5.0):
+        state = strategy.update(state, Event(tf.constant(True), norm=tf.constant(norm)))
+    assert (float(state.norm_usual), float(state.norm_limit)) == (3.0, pytest.approx(3 + 20 * 1.4826))
+
+
+def test_no_step_is_a_spike_before_half_of_the_window_is_filled():
+    strategy = SpikeGuard(INNER, window=10)
+    assert not is_spike(strategy, after(strategy, *STEADY[:5]), 1e30, 1e30)
+    assert is_spike(strategy, after(strategy, *STEADY[:6]), 1e30, 1.0)
+
+
+def test_zeros_allow_everything():
+    strategy = SpikeGuard(INNER, window=5)
+    assert not is_spike(strategy, after(strategy, *[(0.0, 0.0)] * 5), 1.0, 1.0)
+
+
+def test_a_loss_that_is_not_known_is_not_judged():
+    strategy = SpikeGuard(INNER, window=5)
+    state = after(strategy, *[(2.0, math.nan)] * 5)
+    assert is_spike(strategy, state, 100.0, math.nan)
+    assert not is_spike(strategy, state, 2.0, 1e30)
+
+
+def test_the_strategy_does_not_see_a_spike():
+    strategy = SpikeGuard(INNER, window=5)
+    before = after(strategy, *STEADY[:5])
+    state = strategy.update(before, Event(tf.constant(True), norm=tf.constant(1e6), loss=tf.constant(1.0)))
+    moved = [field for field in state._fields if not np.array_equal(getattr(state, field), getattr(before, field))]
+    assert moved == ["spikes", "spikes_in_a_row", "last_spike"]
+    assert state.last_spike.numpy().tolist() == [1e6, 2.0, 6.0]
+
+
+def test_needs_and_bounds():
+    assert SpikeGuard(INNER).needs == Needs(norm=True, loss=True)
+    assert SpikeGuard(scaler.Headroom(), loss=False).needs == Needs(amax=True, norm=True)
+    assert (SpikeGuard(INNER).min_scale, SpikeGuard(INNER).max_scale) == (2.0**-4, 2.0**8)
+    assert [SpikeGuard(INNER, window=w, share=s).most_in_a_row for w, s in ((100, 0.1), (3, 0.1), (10, 1.0))] == [
+        10,
+        1,
+        10,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"factor": 0.0}, "factor=0.0"),
+        ({"factor": math.inf}, "factor=inf"),
+        ({"factor": True}, "factor=True"),
+        ({"window": 2}, "window=2"),
+        ({"window": 2.5}, "window=2.5"),
+        ({"window": tf.constant(5)}, "not tensors"),
+        ({"share": 0.0}, "share=0.0"),
+        ({"share": 1.5}, "share=1.5"),
+        ({"norm": 1}, "norm=1"),
+        ({"norm": False, "loss": False}, "at least one"),
+    ],
+)
+def test_what_cannot_work_is_named(arguments, named):
+    with pytest.raises(InvalidArgument, match=named):
+        SpikeGuard(INNER, **arguments)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        SpikeGuard,
+        lambda inner: Warmup(inner, 5),
+        lambda inner: Bounded(inner, 1.0, 2.0),
+        RisingFloor,
+        lambda inner: Scheduled({0: inner}),
+        lambda inner: scaler.PerLoss({"task": inner}),
+        lambda inner: scaler.layerwise.Layerwise({"all": [tf.Variable(1.0)]}, strategy=inner),
+    ],
+    ids=["SpikeGuard", "Warmup", "Bounded", "RisingFloor", "Scheduled", "PerLoss", "Layerwise"],
+)
+def test_a_guard_goes_around_all_others(hold):
+    with pytest.raises(InvalidArgument, match="around all other strategies"):
+        hold(SpikeGuard(INNER))
+
+
+def test_an_event_without_the_norm_is_named():
+    loss_scaler = scaler.LossScaler(SpikeGuard(INNER))
+    with pytest.raises(InvalidArgument, match="the event has no norm"):
+        loss_scaler.update(Event(tf.constant(True)))
+    with pytest.raises(InvalidArgument, match="norm is int32"):
+        loss_scaler.update(Event(tf.constant(True), norm=tf.constant(1), loss=tf.constant(1.0)))
