@@ -343,7 +343,7 @@ class LossScaler(tf.Module):
         def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
             if diagnose is not None and alone and where is None:
                 skip = told_apart(skip, loss_scale, floor, diagnose)
-            return self._kept.keep(loss_scale, skip, replica, names_from(), where)
+            return self._kept.keep(loss_scale, skip, replica, names_from(), where, counted=update)
 
         def names_from() -> int:
             # Known when the optimizer has created its slots.
@@ -435,6 +435,9 @@ class LossScaler(tf.Module):
     def update(self, event: Event) -> None:
         """Adjusts the scale by the strategy and counts the step. A step written in the long form ends with it.
 
+        It does not know why a step was skipped. An `apply(..., update=False)` that skipped the same step does, and
+        `explain` then says what it found.
+
         On several replicas each calls it with what it saw. The step is finite if it is on all of them, and `amax` is
         the largest of any. A sum of their gradients may be larger: compute `amax` and `histogram` of all replicas'
         gradients where the strategy needs them.
@@ -449,11 +452,13 @@ class LossScaler(tf.Module):
             raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
         check_event(self.strategy, event)
         self._calls.updates(event.finite)
-        self._stored.move_together(event)
+        self._stored.move_together(event, self._kept.count)
 
     @property
     def last_skip(self) -> Outcome:
-        """The outcome of the last skipped step, without norms. Its cause is `Cause.NONE` before the first skip.
+        """The outcome of the last skipped step, without norms.
+
+        Its cause is `Cause.NONE` before the first skip, and after one that `update` counted and no `apply` judged.
 
         After a checkpoint was restored, `names_from` is -1 until this process has traced the step that was skipped, and
         the positions of variables are beyond the end of any list.
@@ -499,7 +504,7 @@ class LossScaler(tf.Module):
         if unseen and not now.consecutive_skips:
             self.warn_of_unseen_loss(f"The last of {now.attempted:,} attempted steps")
         low, high = host_bounds_of(self.strategy)
-        self._watch.look(self._who, now, low, high, lambda: self.explain() if int(self.last_skip.cause) else "")
+        self._watch.look(self._who, now, low, high, lambda: self.explain() if now.skipped else "")
 
     def reading(self) -> tf.Tensor:
         """What `check` looks at, as one tensor, float64 [5], for a `tf.function` to return with other results."""
