@@ -368,13 +368,17 @@ class LossScaler(tf.Module):
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
         return decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
 
+    @as_written
     def retry(self, grads: Sequence[gradients.Gradient], again: Again) -> tuple[list, tf.Tensor, tf.Tensor]:
         """Does what `apply(again=...)` does first. `again` has to return `grads` for 1, which nothing checks.
 
-        Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int32.
+        Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int32. The
+        gradients carry that scale from here on: `apply` and `unscale` find it, or ask for `loss_scale=`.
         """
-        found, carried, retries = self._retry(grads, self.carried("retry", grads), again, True)
-        return found, carried.loss_scale, retries
+        before = self.carried("retry", grads)
+        found, carried, retries = self._retry(grads, before, again, True)
+        found, loss_scale = self._calls.retries(grads, before, carried.loss_scale, found)
+        return found, loss_scale, retries
 
     def _retry(self, grads: Sequence, carried: Carried, again: Again, when: Any) -> tuple[list, Carried, tf.Tensor]:
         found = retry(self.strategy, grads, carried, again, self._stored.now(), when)
