@@ -119,7 +119,7 @@ class StoredState:
 
         def move(event: Event) -> None:
             self.move(event)
-            count(tf.convert_to_tensor(event.finite))
+            count(tf.equal(tf.identity(self.counts["consecutive_skips"]), 0))
 
         if tf.distribute.in_cross_replica_context():
             move(event)
