@@ -29,6 +29,7 @@ from scaler.errors import ScaleWarning as ScaleWarning
 from scaler.errors import StuckError as StuckError
 from scaler.errors import StuckWarning as StuckWarning
 from scaler.errors import UnsupportedVersion as UnsupportedVersion
+from scaler.gate.optimizers import move_nothing as move_nothing
 from scaler.gate.rollback import Snapshot as Snapshot
 from scaler.gate.rollback import snapshot as snapshot
 from scaler.gate.rollback import state_of as state_of
@@ -91,6 +92,7 @@ __all__ = [
     "float_format",
     "gradients",
     "layerwise",
+    "move_nothing",
     "observe",
     "presets",
     "protect",

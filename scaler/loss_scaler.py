@@ -360,7 +360,7 @@ class LossScaler(tf.Module):
         def on_skip(skip: Skip, replica: tf.Tensor | None, where: tf.Tensor | None) -> Skip:
             if diagnose is not None and alone and where is None:
                 skip = told_apart(skip, loss_scale, floor, diagnose)
-            return self._kept.keep(loss_scale, skip, replica, names_from(), where)
+            return self._kept.keep(loss_scale, skip, replica, names_from(), where, counted=update)
 
         def names_from() -> int:
             # Known when the optimizer has created its slots.
@@ -386,13 +386,17 @@ class LossScaler(tf.Module):
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
         return decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
 
+    @as_written
     def retry(self, grads: Sequence[gradients.Gradient], again: Again) -> tuple[list, tf.Tensor, tf.Tensor]:
         """Does what `apply(again=...)` does first. `again` has to return `grads` for 1, which nothing checks.
 
-        Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int32.
+        Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int32. The
+        gradients carry that scale from here on: `apply` and `unscale` find it, or ask for `loss_scale=`.
         """
-        found, carried, retries = self._retry(grads, self.carried("retry", grads), again, True)
-        return found, carried.loss_scale, retries
+        before = self.carried("retry", grads)
+        found, carried, retries = self._retry(grads, before, again, True)
+        found, loss_scale = self._calls.retries(grads, before, carried.loss_scale, found)
+        return found, loss_scale, retries
 
     def _retry(self, grads: Sequence, carried: Carried, again: Again, when: Any) -> tuple[list, Carried, tf.Tensor]:
         found = retry(self.strategy, grads, carried, again, self._stored.now(), when)
@@ -453,6 +457,9 @@ class LossScaler(tf.Module):
     def update(self, event: Event) -> None:
         """Adjusts the scale by the strategy and counts the step. A step written in the long form ends with it.
 
+        It does not know why a step was skipped. An `apply(..., update=False)` that skipped the same step does, and
+        `explain` then says what it found.
+
         On several replicas each calls it with what it saw. The step is finite if it is on all of them, and `amax` is
         the largest of any. A sum of their gradients may be larger: compute `amax` and `histogram` of all replicas'
         gradients where the strategy needs them.
@@ -467,11 +474,13 @@ class LossScaler(tf.Module):
             raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
         check_event(self.strategy, event)
         self._calls.updates(event.finite)
-        self._stored.move_together(event)
+        self._stored.move_together(event, self._kept.count)
 
     @property
     def last_skip(self) -> Outcome:
-        """The outcome of the last skipped step, without norms. Its cause is `Cause.NONE` before the first skip.
+        """The outcome of the last skipped step, without norms.
+
+        Its cause is `Cause.NONE` before the first skip, and after one that `update` counted and no `apply` judged.
 
         After a checkpoint was restored, `names_from` is -1 until this process has traced the step that was skipped, and
         the positions of variables are beyond the end of any list.
@@ -535,8 +544,8 @@ class LossScaler(tf.Module):
         if unseen and not now.consecutive_skips:
             self.warn_of_unseen_loss(f"The last of {now.attempted:,} attempted steps")
         low, high = host_bounds_of(self.strategy)
-        reason = lambda: self.explain() if int(self.last_skip.cause) else ""  # noqa: E731 - read only when it is stuck
-        self._watch.look(self._who, now, low, high, reason, self._too_many_spikes(now.consecutive_skips))
+        spikes = self._too_many_spikes(now.consecutive_skips)
+        self._watch.look(self._who, now, low, high, lambda: self.explain() if now.skipped else "", spikes)
 
     def _too_many_spikes(self, consecutive_skips: int) -> str | None:
         """What is wrong if a guard holds back more steps in a row than it may, as the beginning of a sentence."""

@@ -62,8 +62,9 @@ def retry(
     """Takes gradients again if only their scaled backward pass overflowed. Every replica calls it.
 
     Where the loss is finite and a gradient is not, the strategy sees the overflow and backs off, and `again` takes the
-    gradients at its new scale, until they are finite. If they are not at the strategy's floor either, no scale helps:
-    everything is as it was, so that one bad batch does not cost the scale.
+    gradients at its new scale, until they are finite. If they are not at the strategy's floor either, or one that
+    overflowed is flushed to zero there, no scale helps: everything is as it was, so that one bad batch does not cost
+    the scale, and no weight is left out unnoticed.
 
     On several replicas each finds for itself how far it has to back off, and all take the lowest scale of any. What
     they would have to ask each other at each try, the sum of their gradients, is not looked at.
@@ -147,23 +148,27 @@ class _Step(NamedTuple):
         parts, no, loss_scale, state = self.as_it_was()
         start = (no, state, loss_scale, tf.constant(False), parts)
         tries, state, loss_scale, finite, grads = tf.while_loop(goes_on, back_off, start)
-        helped = tf.logical_and(finite, self.came_back(list(map(_with_shape, grads, self.here))))
+        helped = tf.logical_and(finite, self.came_back(grads))
         return tf.cond(helped, lambda: (grads, tries, loss_scale, state), self.as_it_was)
 
-    def came_back(self, found: list) -> tf.Tensor:
-        """Whether some value that was not finite is not zero now. Else all that overflowed was flushed.
+    def came_back(self, parts: list) -> tf.Tensor:
+        """Whether each gradient that overflowed has a value, among those that did, that is not zero now.
 
-        Of several that overflowed some may be zero in truth, such as those of a mask.
+        A gradient of which all of them are zero has been flushed on its way, and the step would be applied without it.
+        Single values tell nothing: where an infinity meets a zero, as that of a mask or of a pixel that is always
+        black, the value was NaN and is zero in truth.
         """
+        found = map(_with_shape, parts, self.here)
         pairs = [(gradients.values_of(a), gradients.values_of(b)) for a, b in zip(self.here, found, strict=True)]
-        back = [
-            tf.reduce_any(tf.logical_and(tf.logical_not(tf.math.is_finite(before)), tf.not_equal(now, 0)))
-            for before, now in pairs
-        ]
-        return tf.reduce_any(tf.stack(back))
+        back = []
+        for before, now in pairs:
+            overflowed = tf.logical_not(tf.math.is_finite(before))
+            some = tf.reduce_any(tf.logical_and(overflowed, tf.not_equal(now, 0)))
+            back.append(tf.logical_or(some, tf.logical_not(tf.reduce_any(overflowed))))
+        return tf.reduce_all(tf.stack(back))
 
     def agreed(self, found: list, tries: tf.Tensor, usable: tf.Tensor) -> tuple[list, tf.Tensor, tf.Tensor, Any]:
-        """The same at the lowest scale of all replicas; as it was if a replica has no gradients to use."""
+        """The same at the lowest scale of all replicas; as it was if a replica has no gradients to use there."""
 
         def agree(merged: Any, usable: tf.Tensor, tries: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return replicas.all_of(merged, usable), replicas.largest_of(merged, tries)
@@ -180,7 +185,10 @@ class _Step(NamedTuple):
             grads = tf.cond(tf.equal(tries, most), lambda: found, lambda: list(map(_without_shape, self.taken(scale))))
             return grads, most, scale, state
 
-        return tf.cond(tf.equal(most, 0), self.as_it_was, lambda: apart(at_the_lowest))
+        lowest = tf.cond(tf.equal(most, 0), self.as_it_was, lambda: apart(at_the_lowest))
+        # What came back at this replica's own scale may be flushed at that of another one.
+        back = replicas.merge(replicas.all_of, self.came_back(lowest[0]))
+        return tf.cond(back, lambda: lowest, self.as_it_was)
 
     def taken(self, loss_scale: tf.Tensor) -> list:
         """The gradients at another scale, of the same types as those of the step."""

@@ -117,12 +117,20 @@ class StoredState:
 
         replicas.merge(assign, state, retries)
 
-    def move_together(self, event: Event) -> None:
-        """Lets the strategy see a step, and counts it, once for all replicas; each of them calls it."""
-        if tf.distribute.in_cross_replica_context():
+    def move_together(self, event: Event, count: Callable[[tf.Tensor], None]) -> None:
+        """Lets the strategy see a step, and counts it, once for all replicas; each of them calls it.
+
+        `count` is called likewise, with whether the step was applied: scalar bool.
+        """
+
+        def move(event: Event) -> None:
             self.move(event)
+            count(tf.equal(tf.identity(self.counts["consecutive_skips"]), 0))
+
+        if tf.distribute.in_cross_replica_context():
+            move(event)
         else:
-            replicas.merge(lambda strategy, event: self.move(_of_all(strategy, event)), event)
+            replicas.merge(lambda strategy, event: move(_of_all(strategy, event)), event)
 
     def move(self, event: Event, done: tf.Tensor | None = None, when: tf.Tensor | None = None) -> None:
         """As `move_together`, to be called once for all replicas.

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.mistakes import moving_statistics
-from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, scale_read
+from scaler.mistakes.carried import Carried, carried_in_graph, knows_its_loss, retried_eagerly, scale_read
 from scaler.mistakes.clipped_scaled import clipped_while_scaled
 from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities_behind
 from scaler.mistakes.forgotten import not_scaled
 from scaler.mistakes.kept_elsewhere import kept_elsewhere
 from scaler.mistakes.kept_sums import look_at_end
-from scaler.mistakes.marks import LOSS_SCALE, READ, owned
+from scaler.mistakes.marks import LOSS_SCALE, READ, RETRIED, marked_retried, owned
 from scaler.mistakes.mixed_scales import refuse_mixed
 from scaler.mistakes.moving_statistics import Moved
 from scaler.mistakes.nonlinear import refuse_nonlinear
@@ -52,6 +52,7 @@ class Calls:
         self._stored, self._scale_now = stored, scale_now
         self._moves = only_scale(strategy) is None
         self._losses = OpenLosses(scale_now if self._moves else None)
+        self._has_retried = False
         self._is_constant = isinstance(unguarded(strategy), (NoScaling, Static))
         self._is_one = self._is_constant and bool(tf.get_static_value(tf.equal(strategy.init().loss_scale, 1.0)))
 
@@ -159,6 +160,28 @@ class Calls:
         self._losses.ends(grads, targets)
         return carried, moved
 
+    def retries(
+        self, grads: Sequence[gradients.Gradient], carried: Carried, loss_scale: tf.Tensor, found: Sequence
+    ) -> tuple[list, tf.Tensor]:
+        """Records that gradients were taken again, and lets those that were found carry their own scale.
+
+        Args:
+            grads: The gradients before.
+            carried: What they carried.
+            loss_scale: What those that were found carry, scalar float32.
+            found: The gradients now.
+
+        Returns:
+            The gradients found, and their scale, as marked tensors.
+        """
+        if not self._moves:
+            return list(found), loss_scale
+        self._has_retried = True
+        loss_scale = owned(loss_scale, LOSS_SCALE, self)
+        self.step.used.assign(tf.where(tf.equal(loss_scale, carried.loss_scale), self.step.used, loss_scale))
+        self._losses.retried(grads, carried.loss_scale, loss_scale)
+        return marked_retried(found, knows_its_loss(loss_scale, carried.loss_finite), self), loss_scale
+
     def decided(self, attempted: tf.Tensor) -> None:
         """Records that `apply` decided about its step where `attempted` is True."""
         self.step.end(attempted)
@@ -198,16 +221,18 @@ class Calls:
             may_be_unscaled: Whether they may be unscaled already, so that no scale has to be found.
             always: Whether every call of the step that is traced takes them.
         """
+        seen, upstream = upstream, upstream.up_to(RETRIED) if self._has_retried else upstream
         read, in_doubt = scale_read(method, upstream, self, self.use.read, self._stored, self._scale_now)
         if read is not None:
             return Carried(read, tf.logical_or(self.step.decided, self.step.loss_finite))
         known = None
         if self._moves and not may_be_unscaled and tf.executing_eagerly():
-            known = self._losses.of(method, upstream.grads, variables, self.step.used)
+            known = retried_eagerly(method, upstream.values, self)
+            known = known or self._losses.of(method, upstream.grads, variables, self.step.used)
         elif self._moves and not may_be_unscaled:
-            self.use.say_once(kept_elsewhere(method, upstream), "kept elsewhere")
+            self.use.say_once(kept_elsewhere(method, seen), "kept elsewhere")
             known = carried_in_graph(method, upstream, self, self._stored, self.step.used)
-            look_at_end(method, upstream, variables or (), self, always, self._stored, self.use.say_once)
+            look_at_end(method, seen, variables or (), self, always, self._stored, self.use.say_once)
         if known is not None:
             finite = self._loss_was_finite() if known.loss_finite is None else known.loss_finite
             return Carried(known.loss_scale, finite)

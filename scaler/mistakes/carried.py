@@ -10,7 +10,7 @@ import tensorflow as tf
 from scaler.backend.assignments import assignments, operations_around, value_assigned
 from scaler.backend.graphs import LOOPS, graphs_around, is_eager, variables_read
 from scaler.errors import InvalidArgument
-from scaler.mistakes.marks import LOSS_SCALE, READ, Mark, Marks, owner_of_scale
+from scaler.mistakes.marks import LOSS_SCALE, READ, RETRIED, Mark, Marks, kind_of, owner_of_scale, scale_of
 from scaler.mistakes.upstream import Upstream
 
 _LOSS_FINITE = "_halfstep_loss_finite"
@@ -51,7 +51,7 @@ def carried_in_graph(method: str, upstream: Upstream, owner: object, now: Any, u
 
     Args:
         method: Who asks, for the error.
-        upstream: What the gradients come from.
+        upstream: What the gradients come from, up to retried ones.
         owner: The `Calls` of the loss scaler.
         now: The variable that holds the scale of the next loss.
         used: The variable that holds the scale of the last loss.
@@ -62,15 +62,19 @@ def carried_in_graph(method: str, upstream: Upstream, owner: object, now: Any, u
     Raises:
         InvalidArgument: If they carry several scales, or one that nothing remembers.
     """
-    sources = _of(upstream.marks, owner) or _of(_marks_of_kept(method, upstream, owner), owner)
+    sources = _sources(method, upstream.marks, owner)
+    sources = sources or _sources(method, _marks_of_kept(method, upstream, owner), owner)
     if not sources:
         return None
     last = _last_of_one_scale(method, sources, now)
     here = [source.tensor for source in sources if _reachable(source.tensor)]
     if here:
-        known = [getattr(loss_scale, _LOSS_FINITE, None) for loss_scale in here]
+        scales = list({scale.ref(): scale for scale in map(scale_of, here)}.values())
+        known = [getattr(loss_scale, _LOSS_FINITE, None) for loss_scale in scales]
         complete = len(here) == len(sources) and all(finite is not None for finite in known)
-        return Carried(here[-1], tf.reduce_all(known) if complete else None)
+        return Carried(scales[-1], tf.reduce_all(known) if complete else None)
+    if scale_of(sources[-1].tensor) is not sources[-1].tensor:
+        raise retried_elsewhere(method)
     moved = assignments(now, last)
     if (moved and assignments(used, last)) or _moves_itself(last, now):
         raise InvalidArgument(
@@ -136,6 +140,53 @@ def _last_of_one_scale(method: str, sources: Sequence[Mark], now: Any) -> Any:
     return last
 
 
+def retried_eagerly(method: str, values: Sequence[tf.Tensor], owner: object) -> Carried | None:
+    """What the values of gradients carry in eager mode, if `retry` returned all of them; else None.
+
+    Raises:
+        InvalidArgument: If several calls returned them, at several scales.
+    """
+    retried = [one for one in values if kind_of(one, (RETRIED,)) == RETRIED and owner_of_scale(one) is owner]
+    if not retried or len(retried) < len(values):
+        return None
+    if len({float(scale_of(one)) for one in retried}) > 1:
+        raise _several_retries(method)
+    loss_scale = scale_of(retried[-1])
+    return Carried(loss_scale, getattr(loss_scale, _LOSS_FINITE, None))
+
+
+def retried_elsewhere(method: str) -> InvalidArgument:
+    """The error for gradients that were retried in a function whose scale is not known here."""
+    return InvalidArgument(
+        f"{method}(grads): retry returned these gradients inside of a function or a loop, perhaps at a lower scale "
+        "than that of their loss: expected that scale with them. Return what retry returns beside them, and pass it: "
+        "apply(..., loss_scale=loss_scale)."
+    )
+
+
+def _sources(method: str, found: Marks, owner: object) -> list[Mark]:
+    """The marks that tell which scale of `owner` is carried: those of a retry, or else of losses.
+
+    Raises:
+        InvalidArgument: For gradients that `retry` returned beside others, or that several calls of it returned.
+    """
+    retried = _of(found, owner, RETRIED)
+    if not retried:
+        return _of(found, owner, LOSS_SCALE)
+    scales = [scale_of(one.tensor) for one in (*retried, *_of(found, owner, LOSS_SCALE, READ))]
+    if any(one is not scales[0] for one in scales):
+        raise _several_retries(method)
+    return retried
+
+
+def _several_retries(method: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{method}(grads): these gradients come from a retry, perhaps at a lower scale, and from another one or from "
+        "the loss itself, so that no single scale divides them: expected all gradients of one retry. Pass all of a "
+        "step's gradients to one call of retry, or unscale those of each by themselves."
+    )
+
+
 def _moves_itself(op: Any, now: Any) -> bool:
     """Whether an operation is a loop in which the scale moves."""
     return op.type in LOOPS and op in assignments(now, None, op)
@@ -151,9 +202,9 @@ def _all_are_arguments(values: Sequence[tf.Tensor]) -> bool:
     return all(tensor.op.type == "Placeholder" for tensor in values if hasattr(tensor, "op"))
 
 
-def _of(found: Marks, owner: object, kind: str = LOSS_SCALE) -> list[Mark]:
-    """The scales of `owner` among marks, each once, in the order of the operations."""
-    own = [one for one in found.get(kind, ()) if owner_of_scale(one.tensor) is owner]
+def _of(found: Marks, owner: object, *kinds: str) -> list[Mark]:
+    """The scales of `owner` among marks of some kinds, each once, in the order of the operations."""
+    own = [one for kind in kinds for one in found.get(kind, ()) if owner_of_scale(one.tensor) is owner]
     different = list({(one.tensor.ref(), one.operation.name): one for one in own}.values())
     if len(different) < 2:
         return different
@@ -183,7 +234,7 @@ def _marks_of_kept(method: str, upstream: Upstream, owner: object) -> Marks:
 
 
 def _is_scale(op: Any, owner: object) -> bool:
-    return owner_of_scale(op.outputs[0]) is owner
+    return owner_of_scale(op.outputs[0]) is owner and kind_of(op.outputs[0]) is not None
 
 
 def _reads(upstream: Upstream) -> list[tf.Tensor]:

@@ -19,8 +19,10 @@ SCALED = "halfstep_scaled"
 UNSCALED = "halfstep_unscaled"
 LOSS_SCALE = "halfstep_loss_scale"
 READ = "halfstep_scale_read"
+RETRIED = "halfstep_retried"
+"""Of gradients that `retry` returned. Only those who ask for it see this mark; all others look through it."""
 _KINDS = (SCALED, UNSCALED, LOSS_SCALE, READ)
-_OWNER = "_halfstep_owner"
+_OWNER, _SCALE = "_halfstep_owner", "_halfstep_scale"
 
 
 class Mark(NamedTuple):
@@ -52,6 +54,24 @@ def marked_unscaled(grads: Sequence[gradients.Gradient]) -> list[gradients.Gradi
     return [gradients.limit(grad, lambda values, _: mark(values, UNSCALED)) for grad in grads]
 
 
+def marked_retried(
+    grads: Sequence[gradients.Gradient], loss_scale: tf.Tensor, owner: object
+) -> list[gradients.Gradient]:
+    """Marks gradients as retried: from here on they carry this scale of `owner`, whatever multiplied their loss."""
+
+    def one(values: tf.Tensor, _: None) -> tf.Tensor:
+        marked = owned(values, RETRIED, owner)
+        setattr(marked, _SCALE, loss_scale)
+        return marked
+
+    return [gradients.limit(grad, one) for grad in grads]
+
+
+def scale_of(marked: tf.Tensor) -> tf.Tensor:
+    """The scale that a mark stands for: that of a retried gradient, or the marked scale itself."""
+    return getattr(marked, _SCALE, marked)
+
+
 def owned(loss_scale: tf.Tensor, kind: str, owner: object) -> tf.Tensor:
     """Marks a scale as one of `owner`."""
     marked = mark(loss_scale, kind)
@@ -64,12 +84,13 @@ def owner_of_scale(marked: tf.Tensor) -> object | None:
     return getattr(marked, _OWNER, lambda: None)()
 
 
-def kind_of(tensor: tf.Tensor) -> str | None:
-    """The kind of a tensor's mark, or None."""
+def kind_of(tensor: tf.Tensor, also: tuple[str, ...] = ()) -> str | None:
+    """The kind of a tensor's mark, or None; `also` are kinds that do not count else."""
+    kinds = (*_KINDS, *also)
     if is_eager(tensor):
-        return next((kind for kind in _KINDS if hasattr(tensor, _attribute(kind))), None)
+        return next((kind for kind in kinds if hasattr(tensor, _attribute(kind))), None)
     name = tensor.op.name.rsplit("/", 1)[-1] if tensor.op.type == "Identity" else ""
-    return next((kind for kind in _KINDS if name.startswith(kind)), None)
+    return next((kind for kind in kinds if name.startswith(kind)), None)
 
 
 def _attribute(kind: str) -> str:

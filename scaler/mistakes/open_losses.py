@@ -11,7 +11,7 @@ from scaler import gradients
 from scaler.backend import replicas
 from scaler.backend.assignments import age_of
 from scaler.errors import InvalidArgument
-from scaler.mistakes.carried import KEEP_UNSCALED, Carried
+from scaler.mistakes.carried import KEEP_UNSCALED, Carried, retried_elsewhere
 from scaler.mistakes.functions_seen import FunctionsSeen
 
 _REMEMBERED = 32
@@ -59,10 +59,13 @@ class OpenLosses:
             InvalidArgument: If they may carry several scales.
         """
         unseen = self._calls.some_are_unseen and self._groups
-        if unseen and self._groups[-1].scales != {float(tf.convert_to_tensor(used))}:
+        if unseen and float(tf.convert_to_tensor(used)) not in self._groups[-1].scales:
             self._groups = []
         wanted, ages = _ids(variables), _ages(grads)
-        possible = [group for group in self._groups if group.waits_for(wanted) and any(map(group.is_older, ages))]
+        earlier = [group for group in self._groups if any(map(group.is_older, ages))]
+        possible = [group for group in earlier if group.waits_for(wanted)] or earlier[-1:]
+        if any(group.is_retried for group in possible):
+            raise retried_elsewhere(method)
         scales = list(dict.fromkeys(scale for group in possible for scale in group.scales))
         if len(scales) > 1:
             raise InvalidArgument(
@@ -72,9 +75,20 @@ class OpenLosses:
                 "scaled, or put the step into a tf.function, which knows the loss of each gradient. "
                 f"{KEEP_UNSCALED}"
             )
-        earlier = [group for group in self._groups if any(map(group.is_older, ages))]
-        found = (possible or earlier)[-1:]
+        found = possible[-1:]
         return Carried(found[0].loss_scale, found[0].loss_finite) if found and found[0].loss_scale is not None else None
+
+    def retried(self, grads: Sequence, loss_scale: tf.Tensor, lower: tf.Tensor) -> None:
+        """Records that gradients were taken again: those of their losses now carry one scale or the other."""
+        if self._now is None:
+            return
+        if not tf.executing_eagerly():
+            self._calls.retries()
+            return
+        ages = _ages(grads)
+        for group in self._groups:
+            if float(loss_scale) in group.scales and any(map(group.is_older, ages)):
+                group.may_also_carry(float(lower))
 
     def ends(self, grads: Sequence, variables: Sequence | None = None) -> None:
         """Records that gradients were unscaled, or applied to variables, or that a function does so."""
@@ -103,13 +117,14 @@ class OpenLosses:
         elif not bool(finite):
             self._end(self._groups)
 
-    def _called(self, function: Any, scales: bool, takes: bool) -> None:
+    def _called(self, function: Any, scales: bool, takes: bool, retries: bool) -> None:
         assert self._now is not None
-        if not scales:
+        if not scales and (takes or not retries):
             # Another function made what it takes.
             self._end([group for group in self._groups if group.function is not None])
             return
         group = _Group(None if takes else self._now(), None, id(function))
+        group.is_retried = retries and not takes
         if takes and self._groups and self._groups[-1].function == id(function):
             self._groups.pop()  # As each step of a run does.
         self._add(group)
@@ -141,12 +156,14 @@ class _Group:
         losses: How many they are.
         waits: Whether one of them may still be applied.
         served: The variables that they were applied to, by id.
+        is_retried: Whether their gradients were taken again in a function, at a scale that is not known.
     """
 
     def __init__(self, loss_scale: tf.Tensor | None, loss_finite: tf.Tensor | None, function: int | None = None):
         self.loss_scale, self.loss_finite, self.function = loss_scale, loss_finite, function
         self.losses, self.waits = 1, loss_scale is not None
         self.served: frozenset[int] = frozenset()
+        self.is_retried = False
         self._others: set[float] = set()
         self._age = age_of(tf.constant(True) if loss_finite is None else loss_finite)
 
@@ -154,6 +171,10 @@ class _Group:
     def scales(self) -> set[float]:
         """The scales that gradients of these losses may carry."""
         return self._others if self.loss_scale is None else {float(self.loss_scale), *self._others}
+
+    def may_also_carry(self, loss_scale: float) -> None:
+        """Records that some of their gradients carry another scale."""
+        self._others = {*self._others, loss_scale}
 
     def add(self, loss_finite: tf.Tensor) -> None:
         """Takes another loss of the same scale in."""

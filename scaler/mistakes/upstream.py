@@ -36,20 +36,30 @@ class Upstream:
     Args:
         grads: Gradients, or other tensors. In eager mode nothing is known but their own marks.
         known: What is known already of the tensors of this graph.
+        also: Further kinds of marks at which to stop.
 
     Attributes:
         grads: The gradients.
         values: The values of those that are not None.
     """
 
-    def __init__(self, grads: Sequence[gradients.Gradient], known: dict[tuple, _Tensor] | None = None) -> None:
-        self.grads = grads
+    def __init__(
+        self,
+        grads: Sequence[gradients.Gradient],
+        known: dict[tuple, _Tensor] | None = None,
+        also: tuple[str, ...] = (),
+    ) -> None:
+        self.grads, self._also = grads, also
         self.values = [gradients.values_of(grad) for grad in grads if tf.is_tensor(grad)]
         self._known: dict[tuple, _Tensor] = {} if known is None else known
 
     def of(self, grads: Sequence[gradients.Gradient]) -> Upstream:
         """The same of some of these gradients, or of other tensors of the graph."""
-        return Upstream(grads, self._known)
+        return Upstream(grads, self._known, self._also)
+
+    def up_to(self, kind: str) -> Upstream:
+        """The same up to marks of another kind, too."""
+        return Upstream(self.grads, also=(*self._also, kind))
 
     @cached_property
     def edges(self) -> list[Edge]:
@@ -120,7 +130,7 @@ class Upstream:
             seen.add(key)
             known = self._known.get(key)
             if known is None:
-                known = self._known[key] = _look_at(node)
+                known = self._known[key] = _look_at(node, self._also)
             if known.carries:
                 sources = known.stopped if behind_stops and known.stopped else known.sources
                 yield node, sources
@@ -153,11 +163,11 @@ class Upstream:
         return found
 
 
-def _look_at(node: Node) -> _Tensor:
+def _look_at(node: Node, also: tuple[str, ...]) -> _Tensor:
     tensor = node[0]
     if not carries(tensor):
         return _Tensor(False, None, [], [])
-    kind = kind_of(tensor)
+    kind = kind_of(tensor, also)
     stopped = [(tensor.op.inputs[0], node[1])] if stops(tensor) else []
     return _Tensor(True, kind, [] if kind else list(sources_of(*node)), stopped)
 

@@ -9,6 +9,9 @@ checkpoint. With more variables an older run folder or Keras file would be refus
 The position belongs to the non-finite weight if there is one, else to the nearest gradient. Models have at most 2^20
 variables. A replica beyond the 14th is kept as the 15th.
 
+The scale is kept with a minus sign by an `apply(update=False)` until the step is counted: so `update` knows a skip of
+its own step from that of an older one.
+
 A scaler may apply gradients to several lists of variables, and another process may trace them in another order. Each
 list has a place that follows from its names, and positions are kept from that place on, so that they tell which list it
 was. An index of -1 or -2 is no position: twice the place is taken off it. Positions below `FIRST_PLACE` are those of an
@@ -55,9 +58,14 @@ class LastSkip:
         replica: tf.Tensor | None,
         names_from: int = 0,
         where: tf.Tensor | None = None,
+        counted: bool = True,
     ) -> Skip:
-        """Stores a skip where `where`, scalar bool, is true, or always in the branch of a skip; and returns it."""
+        """Stores a skip where `where`, scalar bool, is true, or always in the branch of a skip; and returns it.
+
+        `counted` is False if a later call of `count` belongs to the same step.
+        """
         moved = _moved(skip, names_from) if names_from else skip
+        loss_scale = loss_scale if counted else -loss_scale
         for field, value in {"loss_scale": loss_scale, **packed(moved, replica)}.items():
             variable = self.variables[field]
             variable.assign(value if where is None else tf.where(where, value, variable))
@@ -70,6 +78,17 @@ class LastSkip:
         for field, value in {"loss_scale": outcome.loss_scale, **packed(skip, replica)}.items():
             self.variables[field].assign(tf.where(skipped, value, self.variables[field]))
 
+    def count(self, finite: tf.Tensor) -> None:
+        """Records that a step was counted without `keep`: one that was skipped for no reason that was kept has none.
+
+        Args:
+            finite: Scalar bool, whether it was applied.
+        """
+        known = tf.logical_or(finite, self.variables["loss_scale"] < 0.0)
+        for field, variable in self.variables.items():
+            kept = tf.abs(variable) if field == "loss_scale" else variable
+            variable.assign(tf.where(known, kept, _NEVER[field]))
+
     def correct(self, backward: tf.Tensor, lower_helps: tf.Tensor) -> None:
         """Corrects a stored cause of OVERFLOW after the diagnosis. Both arguments are scalar bools."""
         self.variables["cause"].assign_add(correction(backward, lower_helps))
@@ -81,7 +100,7 @@ class LastSkip:
             lists: How many names each list has that the scaler knows, by the place where it begins.
         """
         kept = {field: tf.identity(variable) for field, variable in self.variables.items()}
-        loss_scale, nan = kept.pop("loss_scale"), tf.constant(float("nan"))
+        loss_scale, nan = tf.abs(kept.pop("loss_scale")), tf.constant(float("nan"))
         skip = unpacked(**kept)
         place = tf.where(skip.index < 0, (-skip.index - 1) // 2, skip.index)
         names_from = _beginning(place, lists)

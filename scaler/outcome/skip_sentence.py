@@ -51,12 +51,16 @@ def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer:
 
 
 def none_skipped(attempted: int, skipped: int) -> str:
-    """What there is to say if no reason of any skip is known, by the counters."""
+    """What there is to say if the reason of the last skip is not known, by the counters."""
     if not attempted:
         return "No step was attempted yet."
     if not skipped:
         return f"No step was skipped yet: {attempted} of {attempted} attempted steps were applied."
-    return f"{skipped} of {attempted} steps were skipped through `update`, which does not know why."
+    return (
+        f"{skipped} of {attempted} steps {'was' if skipped == 1 else 'were'} skipped, the last through `update`, which "
+        "does not know why. An `apply(scaler.move_nothing, grads, variables, update=False)` before it judges the "
+        "gradients and does know."
+    )
 
 
 def pinned(loss_scale: float, low: float, high: float, strategy: str) -> str:

@@ -252,7 +252,10 @@ def test_before_any_step_and_any_skip():
     assert loss_scaler.explain() == "No step was skipped yet: 1 of 1 attempted steps were applied."
     loss_scaler.scale(tf.constant(1.0))
     loss_scaler.update(scaler.Event(tf.constant(False)))
-    assert loss_scaler.explain() == "1 of 2 steps were skipped through `update`, which does not know why."
+    assert loss_scaler.explain() == (
+        "1 of 2 steps was skipped, the last through `update`, which does not know why. An "
+        "`apply(scaler.move_nothing, grads, variables, update=False)` before it judges the gradients and does know."
+    )
 
 
 @pytest.mark.parametrize(

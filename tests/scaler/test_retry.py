@@ -14,28 +14,40 @@ LOW = 2.0**-14
 RATE = 2.0**-20
 """Of learning: the weights stay so small that no forward pass overflows."""
 SLOPES = [2.0**-10, 1.0, 3.0, 2.0**10, 30000.0, 65504.0]
+HILL = [2.0**15, 2.0**14, 2.0**-20, 2.0**-20]
+"""What the gradient of a steep weight passes: it overflows on the way up, and is flushed to zero on the way down."""
 
 
 class Line:
-    """A line through float16: its gradient overflows where float16(scale) * slope does."""
+    """A line through float16: its gradient overflows where float16(scale) * slope does.
 
-    def __init__(self, strategy, mode="eager", **arguments):
-        self.weight = tf.Variable([0.0, 0.0])
+    With `steep` a second weight takes part, which has a slope of its own and lies behind the hill.
+    """
+
+    def __init__(self, strategy, mode="eager", steep=False, **arguments):
+        self.weight, self.steep = tf.Variable([0.0, 0.0]), tf.Variable([0.0])
+        self.weights = [self.weight, self.steep] if steep else [self.weight]
+        # TensorFlow would join constants, and numbers without a shape.
+        self.hill = tf.Variable(np.reshape(HILL[::-1] if steep else [], [-1, 1]), dtype=tf.float16)
         self.loss_scaler = scaler.LossScaler(strategy, **arguments)
         self.optimizer = keras.optimizers.SGD(RATE)
-        self.optimizer.build([self.weight])
+        self.optimizer.build(self.weights)
         options = {"eager": None, "graph": {}, "xla": {"jit_compile": True}}[mode]
         self.take = self._take if options is None else tf.function(self._take, **options)
 
-    def _take(self, slope, loss=0.0):
+    def _take(self, slope, loss=0.0, steep=0.0):
         with tf.GradientTape(persistent=True) as tape:
             line = tf.cast(tf.cast(self.weight, tf.float16) * tf.cast(slope, tf.float16), tf.float32)
-            scaled = self.loss_scaler.scale(tf.reduce_sum(line) + loss)
+            behind = tf.cast(self.steep, tf.float16)
+            for place in range(self.hill.shape[0]):
+                behind *= self.hill[place]
+            behind = tf.cast(behind * tf.reshape(tf.cast(steep, tf.float16), [1]), tf.float32)
+            scaled = self.loss_scaler.scale(tf.reduce_sum(line) + tf.reduce_sum(behind) + loss)
 
         def again(small):
-            return tape.gradient(scaled, [self.weight], output_gradients=small)
+            return tape.gradient(scaled, self.weights, output_gradients=small)
 
-        return self.loss_scaler.apply(self.optimizer, None, [self.weight], again=again)
+        return self.loss_scaler.apply(self.optimizer, None, self.weights, again=again)
 
 
 def moved(line, slopes):
@@ -46,26 +58,41 @@ def moved(line, slopes):
     np.testing.assert_array_equal(line.weight, [weight, weight])
 
 
-def reference(slopes, scale, interval, backoff, hysteresis):
-    """What Dynamic does with them, with retries: (applied, scale of the step, retries) for each, and the last scale."""
+def gradients_at(scale, slope, steep):
+    """The gradients of a line and of a steep weight in float16, operation by operation; of a line alone without one."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        line = np.float16(scale) * np.float16(slope)
+        behind = [] if steep is None else [np.float16(scale) * np.float16(steep)]
+        for factor in HILL:
+            behind = [one * np.float16(factor) for one in behind]
+    return np.array([line, *behind])
+
+
+def reference(steps, scale, interval, backoff, hysteresis):
+    """What Dynamic does with (slope, steep) of each step, with retries.
+
+    Returns (applied, scale of the step, retries, unscaled gradients) for each, and the last scale.
+    """
     good, budget, seen = 0, hysteresis, []
 
     def overflow(scale, good, budget):
         budget -= budget > 0
         return (max(scale * backoff, LOW) if not budget else scale), 0, budget
 
-    for slope in slopes:
+    for slope, steep in steps:
         state, tries = (scale, good, budget), 0
-        with np.errstate(over="ignore"):
-            while not np.isfinite(np.float16(state[0]) * np.float16(slope)) and (not tries or state[0] > LOW):
-                state, tries = overflow(*state), tries + 1
-            applied = np.isfinite(np.float16(state[0]) * np.float16(slope))
+        first = found = gradients_at(scale, slope, steep)
+        while not np.isfinite(found).all() and (not tries or state[0] > LOW):
+            state, tries = overflow(*state), tries + 1
+            found = gradients_at(state[0], slope, steep)
+        lost = ~np.isfinite(first) & (found == 0)
+        applied = np.isfinite(slope) and np.isfinite(found).all() and not lost.any()
         if not applied:
-            seen.append((False, scale, 0))
+            seen.append((False, scale, 0, [0.0] * len(found)))
             scale, good, budget = overflow(scale, good, budget)
             continue
         scale, good, budget = state
-        seen.append((True, scale, tries))
+        seen.append((True, scale, tries, found.astype(np.float32) / np.float32(scale)))
         good += 1
         if good >= interval:
             scale, good, budget = min(scale * 2.0, 2.0**40), 0, hysteresis
@@ -74,7 +101,14 @@ def reference(slopes, scale, interval, backoff, hysteresis):
 
 @pytest.mark.slow
 @given(
-    st.lists(st.sampled_from([*SLOPES, np.inf, np.nan]), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(
+            st.sampled_from([*SLOPES, np.inf, np.nan]), st.sampled_from([*[0.0] * 3, 2.0**-13, 2.0**-8, 1.0, 1.5, 2.0])
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.booleans(),
     st.sampled_from([2.0**40, 2.0**20, 2.0**16, 2.0**3, LOW]),
     st.integers(1, 3),
     st.sampled_from([0.5, 0.25]),
@@ -82,16 +116,22 @@ def reference(slopes, scale, interval, backoff, hysteresis):
 )
 @settings(max_examples=25)
 def test_the_scale_and_the_retries_are_those_of_a_strategy_that_sees_each_overflow(
-    slopes, scale, interval, backoff, hysteresis
+    steps, steep, scale, interval, backoff, hysteresis
 ):
     line = Line(
         scaler.Dynamic(scale, growth_interval=interval, backoff_factor=backoff, hysteresis=hysteresis),
+        steep=steep,
         stuck=scaler.StuckPolicy("continue"),
     )
-    expected, last = reference(slopes, scale, interval, backoff, hysteresis)
-    for slope, (applied, used, retries) in zip(slopes, expected, strict=True):
-        outcome = line.take(tf.constant(slope))
+    slopes = [slope for slope, _ in steps]
+    seen = [(slope, own if steep else None) for slope, own in steps]
+    expected, last = reference(seen, scale, interval, backoff, hysteresis)
+    behind = np.float32(0.0)
+    for (slope, own), (applied, used, retries, grads) in zip(steps, expected, strict=True):
+        outcome = line.take(tf.constant(slope), steep=tf.constant(own if steep else 0.0))
         assert (bool(outcome.finite), float(outcome.loss_scale), int(outcome.retries)) == (applied, used, retries)
+        behind -= np.float32(RATE) * np.float32(grads[-1])
+    assert not steep or float(line.steep[0]) == behind
     assert float(line.loss_scaler.loss_scale) == last
     counts = line.loss_scaler.counters
     assert (int(counts.attempted), int(counts.applied)) == (len(slopes), sum(one for one, *_ in expected))
@@ -156,6 +196,40 @@ def test_a_retry_that_flushes_all_that_overflowed_is_none():
     outcome = loss_scaler.apply(keras.optimizers.SGD(1.0), None, [weight], again=again)
     assert (bool(outcome.finite), int(outcome.retries)) == (False, 0)
     assert (float(outcome.loss_scale), float(loss_scaler.loss_scale)) == (2.0**10, 2.0**9)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)])
+def test_a_retry_that_flushes_one_of_two_weights_is_none(mode):
+    """The line alone comes back at 2^9. The steep weight overflows down to where it is flushed to zero."""
+    assert gradients_at(2.0**9, 64.0, 2.0).tolist() == [2.0**15, np.inf]
+    assert gradients_at(2.0**-14, 64.0, 2.0).tolist() == [2.0**-8, np.inf]
+    assert gradients_at(2.0**-14, 64.0, 1.0).tolist() == [2.0**-8, 0.0]
+    line = Line(scaler.Dynamic(2.0**15), mode, steep=True)
+    outcome = line.take(tf.constant(64.0), steep=tf.constant(1.0))
+    assert (bool(outcome.finite), int(outcome.retries), int(outcome.cause)) == (False, 0, Cause.OVERFLOW)
+    assert (float(outcome.loss_scale), float(line.loss_scaler.loss_scale)) == (2.0**15, 2.0**14)
+    moved(line, [])
+    # What does come back is retried as ever.
+    outcome = line.take(tf.constant(64.0), steep=tf.constant(1.5))
+    assert (bool(outcome.finite), float(outcome.loss_scale)) == (True, 2.0**-14)
+    moved(line, [64.0])
+    assert float(line.steep[0]) == -RATE * 2.0**-10
+
+
+def test_values_that_are_zero_in_truth_do_not_keep_a_retry_from_helping():
+    """A pixel that is always black: an infinity times zero is NaN, and zero at each lower scale."""
+    weight, loss_scaler = tf.Variable([0.0, 0.0]), scaler.LossScaler(scaler.Dynamic(2.0**20))
+    with tf.GradientTape(persistent=True) as tape:
+        pixels = tf.cast(weight, tf.float16) * tf.constant([1.0, 0.0], tf.float16)
+        scaled = loss_scaler.scale(tf.reduce_sum(tf.cast(pixels, tf.float32)))
+
+    def again(small):
+        return tape.gradient(scaled, [weight], output_gradients=small)
+
+    assert np.isnan(again(1.0)[0][1])
+    outcome = loss_scaler.apply(keras.optimizers.SGD(1.0), None, [weight], again=again)
+    assert (bool(outcome.finite), int(outcome.retries)) == (True, 5)
+    np.testing.assert_array_equal(weight, [-1.0, 0.0])
 
 
 STRATEGIES = {

@@ -114,6 +114,38 @@ def test_a_batch_that_one_replica_cannot_use_is_skipped_though_another_could_ret
     assert [part.numpy().tolist() for part in weight.values] == [[0.0], [0.0]]
 
 
+def test_a_batch_is_skipped_if_the_scale_of_another_replica_flushes_what_overflowed_here():
+    """The second replica comes back at 2^15, and the first one needs 2^-13, where the second's gradient is zero."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        weights = [tf.Variable([0.0]), tf.Variable([0.0])]
+        loss_scaler, optimizer = scaler.LossScaler(scaler.Dynamic(2.0**20)), keras.optimizers.SGD(2.0**-30)
+        optimizer.build(weights)
+
+    @tf.function
+    def step(slope):
+        def own():
+            first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+            with tf.GradientTape(persistent=True) as tape:
+                large, small = (
+                    tf.reduce_sum(tf.cast(tf.cast(weight, tf.float16) * tf.cast(one, tf.float16), tf.float32))
+                    for weight, one in zip(weights, (slope, 2.0**-14), strict=True)
+                )
+                scaled = loss_scaler.scale(tf.where(first, large * 2.0**14, small))
+            return loss_scaler.apply(
+                optimizer, None, weights, again=lambda small: tape.gradient(scaled, weights, output_gradients=small)
+            )
+
+        return strategy.experimental_local_results(strategy.run(own).finite)
+
+    assert not any(map(bool, step(tf.constant(2.0**14))))
+    assert float(loss_scaler.loss_scale) == 2.0**19
+    assert [weight.values[1].numpy().tolist() for weight in weights] == [[0.0], [0.0]]
+    assert all(map(bool, step(tf.constant(1.0))))
+    assert float(loss_scaler.loss_scale) == 2.0
+    assert [weight.values[1].numpy().tolist() for weight in weights] == [[-(2.0**-16)], [-(2.0**-44)]]
+
+
 def test_a_retried_step_is_traced_once():
     here = rig(HIGH)
     run(here, here.call)
