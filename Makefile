@@ -17,9 +17,9 @@ SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 test: .venv/ready
 	$(BIN)/pytest $(SHARED)
 
-# What is marked slow: whole runs, processes, kills, several workers.
+# What is marked slow: whole runs, processes, kills, several workers. A third process works while others wait for theirs.
 test-slow: .venv/ready
-	$(BIN)/pytest $(SHARED) -m "slow and not exhaustive"
+	$(BIN)/pytest $(SHARED) -n 3 -m "slow and not exhaustive"
 
 # The promise once more, with steps that select their new values as on a GPU.
 test-select: .venv/ready

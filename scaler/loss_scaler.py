@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,20 +15,14 @@ from scaler.backend.tapes import tape_records
 from scaler.backend.variables import owner_of
 from scaler.checks import as_flag, as_loss, as_scale, as_variables, check_flag
 from scaler.errors import InvalidArgument
-from scaler.gate import choose
+from scaler.gate import choose, optimizers
 from scaler.gate.arguments import check_apply
 from scaler.gate.diagnosis import told_apart, told_apart_on_replicas
 from scaler.gate.gate import Gate
-from scaler.gate.optimizers import (
-    Optimizer,
-    as_called_by_the_gate,
-    check_optimizer,
-    move_nothing,
-    name_of,
-    waits_for_values,
-)
+from scaler.gate.optimizers import Optimizer, move_nothing
 from scaler.gate.retry import Again, first_gradients, retry
 from scaler.gate.rollback import Snapshot
+from scaler.gate.spikes import Spikes
 from scaler.gate.state import Counters, StoredState
 from scaler.gate.targets import Targets
 from scaler.gradients.clipping import ClipByNorm, ClipByValue, Clipping, clipping_of
@@ -41,21 +35,13 @@ from scaler.mistakes.unconnected import without_gradient
 from scaler.mistakes.upstream import Upstream
 from scaler.outcome.last_skip import LastSkip
 from scaler.outcome.outcome import Cause, Outcome, Skip
-from scaler.outcome.skip_sentence import Names, none_skipped, pinned
+from scaler.outcome.skip_sentence import Names, Run, none_skipped, pinned
 from scaler.outcome.stuck import StuckPolicy, Watch
 from scaler.strategies import Dynamic, Event, Strategy
 from scaler.strategies.base import check_event, float_bounds_of, host_bounds_of, needs_of, require_strategy
 from scaler.strategies.described import described
-from scaler.strategies.spike_guard import guard_of
 from scaler.weights.masters import MasterWeights
 from scaler.weights.trainable import TrainableSet
-
-
-class Run(Protocol):
-    """What knows more of the last skip than the scaler, such as a `loops.Loop`."""
-
-    def why_skipped(self) -> str | None:
-        """Why a step was skipped last; None if that is unknown."""
 
 
 class LossScaler(tf.Module):
@@ -72,8 +58,7 @@ class LossScaler(tf.Module):
             grads = tape.gradient(scaled, model.trainable_variables)
             outcome = loss_scaler.apply(optimizer, grads, masters, clip_norm=1.0, rollback=before)
 
-    It holds the strategy's state and the counters in variables. `tf.train.Checkpoint(loss_scaler=loss_scaler)` saves
-    them all.
+    `tf.train.Checkpoint(loss_scaler=loss_scaler)` saves the strategy's state and the counters, which are variables.
 
     Args:
         strategy: How the scale moves. Default: `Dynamic()`.
@@ -111,6 +96,7 @@ class LossScaler(tf.Module):
         with tf.init_scope():
             self._stored, self._kept = StoredState(self.strategy), LastSkip()
             self._calls = Calls(self.strategy, self._stored.fields["loss_scale"], self._stored.scale_now)
+        self._spikes = Spikes(self.strategy, self._stored)
         # A checkpoint finds them by these names.
         self._state, self._counts, self._last_skip = self._stored.fields, self._stored.counts, self._kept.variables
         step = self._calls.step
@@ -309,17 +295,12 @@ class LossScaler(tf.Module):
                 scale, it cannot be known which one they carry, or they are not the scale times those of a loss.
         """
         clipping = self.check_arguments(optimizer, clip_norm=clip_norm, clip=clip)
-        optimizer = as_called_by_the_gate(optimizer)
+        optimizer = optimizers.as_called_by_the_gate(optimizer)
         # Other calls of `apply`, another micro-batch of a window or a function may have reasons to train a part.
         reaches_all = update and when is True and hasattr(optimizer, "apply")
         when, unscaled = as_flag("apply: when", when), as_flag("apply: unscaled", unscaled)
         check_apply(grads, variables, rollback, {"diagnose": diagnose, "again": again}, unscaled, update)
-        if not update and guard_of(self.strategy) is not None:
-            raise InvalidArgument(
-                "apply(update=False) with a SpikeGuard: the guard judges a whole step by its norm and its loss, and "
-                "here several calls are one step. Expected one apply for all variables, or a strategy without the "
-                "guard."
-            )
+        self._spikes.check_whole_step(update)
         masters = variables if isinstance(variables, MasterWeights) else None
         grads = as_list("apply", first_gradients(again) if again else grads)
         targets = masters.weights if masters else as_variables("apply", variables)
@@ -348,11 +329,11 @@ class LossScaler(tf.Module):
         loss_scale = carried.loss_scale
         if moved:
             rollback = Snapshot(tuple(one.variable for one in moved), tuple(one.before for one in moved))
-        if waits_for_values(optimizer, targets):
+        if optimizers.waits_for_values(optimizer, targets):
             optimizer = move_nothing
         target = Targets(optimizer, targets, positions, masters)
-        verdict = None if guard_of(self.strategy) is None else self._stored.verdict
-        gate = Gate(target, clipping, needs_of(self.strategy), self.sum_duplicates, self.select, verdict)
+        needs = needs_of(self.strategy)
+        gate = Gate(target, clipping, needs, self.sum_duplicates, self.select, self._spikes.verdict)
         loss = self._calls.step.loss
         selects = gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
@@ -364,11 +345,9 @@ class LossScaler(tf.Module):
 
         def names_from() -> int:
             # Known when the optimizer has created its slots.
-            paths, own = (
-                [getattr(value, "path", value.name) for value in values] for values in (targets, target.own_values)
-            )
+            paths, own = target.paths()
             weights = list(map(replicas.native, model)) if selects else ()
-            return self._names.begin(paths, name_of(optimizer), weights, own)
+            return self._names.begin(paths, optimizers.name_of(optimizer), weights, own)
 
         decision = gate.decide(
             gradients.matching([grads[i] for i in positions], target.updated),
@@ -414,15 +393,10 @@ class LossScaler(tf.Module):
 
     def selects(self) -> bool:
         """Whether steps that are traced now select their new values, where the optimizer allows it."""
-        if tf.executing_eagerly():
-            return False
-        return choose.selects_by_default() if self.select is None else self.select
+        return choose.selects_here(self.select)
 
     def check_precision(self, prediction: Any, loss: Any) -> None:
-        """Warns once about probabilities or a loss in float16.
-
-        It is for a step that casts the loss before `scale` sees it.
-        """
+        """Warns once about probabilities or a loss in float16: for a step that casts the loss before `scale`."""
         self._calls.use.say_once(float16_probabilities(prediction))
         self._calls.use.say_once(float16_loss(loss))
 
@@ -450,7 +424,7 @@ class LossScaler(tf.Module):
         Raises:
             InvalidArgument: If `optimizer` is not an optimizer or scales losses itself, or the clipping is invalid.
         """
-        check_optimizer(optimizer)
+        optimizers.check_optimizer(optimizer)
         return clipping_of(clip_norm, clip)
 
     @as_written
@@ -470,8 +444,6 @@ class LossScaler(tf.Module):
         Raises:
             InvalidArgument: If `event` is not an `Event`, or one of its fields has a wrong shape or dtype.
         """
-        if not isinstance(event, Event):
-            raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
         check_event(self.strategy, event)
         self._calls.updates(event.finite)
         self._stored.move_together(event, self._kept.count)
@@ -485,22 +457,12 @@ class LossScaler(tf.Module):
         After a checkpoint was restored, `names_from` is -1 until this process has traced the step that was skipped, and
         the positions of variables are beyond the end of any list.
         """
-        known = self._kept.outcome(self._names.lists)
-        if guard_of(self.strategy) is None:
-            return known
-        spike = tf.equal(known.cause, int(Cause.SPIKE))
-        value, usual, limit = tf.unstack(tf.where(spike, self._stored.fields["last_spike"], 0.0))
-        return known._replace(value=value, usual=usual, limit=limit)
+        return self._spikes.told(self._kept.outcome(self._names.lists))
 
     @property
     def spike_limits(self) -> dict[str, tf.Tensor]:
-        """What the next step's norm and loss may be, scalar float32: "norm_limit" and "loss_limit" of a `SpikeGuard`.
-
-        Without a guard it is empty.
-        """
-        guard = guard_of(self.strategy)
-        names = [] if guard is None else [f"{name}_limit" for name in guard.watched]
-        return {name: tf.identity(self._stored.fields[name]) for name in names}
+        """What a `SpikeGuard` allows the next step, scalar float32, as "norm_limit" and "loss_limit"."""
+        return self._spikes.limits()
 
     def explain(self, outcome: Outcome | Run | None = None) -> str:
         """Explains in one sentence what a step did, with the name of the variable.
@@ -544,21 +506,8 @@ class LossScaler(tf.Module):
         if unseen and not now.consecutive_skips:
             self.warn_of_unseen_loss(f"The last of {now.attempted:,} attempted steps")
         low, high = host_bounds_of(self.strategy)
-        spikes = self._too_many_spikes(now.consecutive_skips)
+        spikes = self._spikes.too_many(now.consecutive_skips)
         self._watch.look(self._who, now, low, high, lambda: self.explain() if now.skipped else "", spikes)
-
-    def _too_many_spikes(self, consecutive_skips: int) -> str | None:
-        """What is wrong if a guard holds back more steps in a row than it may, as the beginning of a sentence."""
-        guard = guard_of(self.strategy)
-        if guard is None or not consecutive_skips:
-            return None
-        spikes = int(self._stored.fields["spikes_in_a_row"])
-        if spikes <= guard.most_in_a_row:
-            return None
-        return (
-            f"{spikes} steps in a row were skipped as spikes, and {guard.most_in_a_row} are allowed. This is another "
-            "level and no spike: go back to an earlier checkpoint if the run has diverged, else use a larger factor"
-        )
 
     def reading(self) -> tf.Tensor:
         """What `check` looks at, as one tensor, float64 [5], for a `tf.function` to return with other results."""
@@ -602,17 +551,7 @@ class LossScaler(tf.Module):
         *,
         may_be_unscaled: bool = False,
     ) -> Carried:
-        """The scale that gradients carry, and whether their losses were finite.
-
-        Args:
-            method: Who asks, for an error.
-            grads: Gradients.
-            variables: What they are applied to, if it is known.
-            may_be_unscaled: Whether they may be unscaled already, so that no scale has to be found.
-
-        Raises:
-            InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
-        """
+        """The scale that gradients carry, and whether their losses were finite: see `Calls.carried`."""
         return self._calls.carried(method, Upstream(grads), variables, may_be_unscaled=may_be_unscaled)
 
 

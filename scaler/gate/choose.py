@@ -95,6 +95,13 @@ def selects(asked: bool | None, targets: Targets, sum_duplicates: bool) -> bool:
     return fits and (bool(asked) or selects_by_default())
 
 
+def selects_here(asked: bool | None) -> bool:
+    """Whether steps that are traced now choose their new values, where the optimizer allows it."""
+    if tf.executing_eagerly():
+        return False
+    return selects_by_default() if asked is None else asked
+
+
 def selects_by_default() -> bool:
     """Whether steps traced here wait for nothing if nobody chose: for a GPU.
 

@@ -44,6 +44,11 @@ class Targets:
         own = variables_of(self.optimizer)
         return [variable for variable in own if replicas.native(variable).dtype.is_floating]
 
+    def paths(self) -> tuple[list[str], list[str]]:
+        """The names of the known variables, and those of `own_values`."""
+        known, own = ([getattr(one, "path", one.name) for one in these] for these in (self.known, self.own_values))
+        return known, own
+
     @property
     def takes_derivative(self) -> list[bool]:
         """For each gradient whether it is a derivative of the loss."""

@@ -212,7 +212,7 @@ class Calls:
         may_be_unscaled: bool = False,
         always: bool = True,
     ) -> Carried:
-        """What gradients carry of their losses: see `LossScaler.carried`.
+        """The scale that gradients carry, and whether their losses were finite.
 
         Args:
             method: Who asks, for an error.
@@ -220,6 +220,9 @@ class Calls:
             variables: What they are applied to, if it is known.
             may_be_unscaled: Whether they may be unscaled already, so that no scale has to be found.
             always: Whether every call of the step that is traced takes them.
+
+        Raises:
+            InvalidArgument: If they carry more than one scale, or which one they carry cannot be known.
         """
         seen, upstream = upstream, upstream.up_to(RETRIED) if self._has_retried else upstream
         read, in_doubt = scale_read(method, upstream, self, self.use.read, self._stored, self._scale_now)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Sequence
+from typing import Protocol
 
 import tensorflow as tf
 
 from scaler.outcome.last_skip import FIRST_PLACE, LAST_REPLICA, MOST_COUNTED, MOST_NAMES
 from scaler.outcome.outcome import Cause, Outcome
+
+
+class Run(Protocol):
+    """What knows more of the last skip than the scaler, such as a `loops.Loop`."""
+
+    def why_skipped(self) -> str | None:
+        """Why a step was skipped last; None if that is unknown."""
 
 
 def explain(outcome: Outcome, names: Sequence[str], pinned: str = "", optimizer: str = "the optimizer") -> str:

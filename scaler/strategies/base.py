@@ -242,11 +242,13 @@ def check_state(strategy: Strategy, state: Any) -> None:
 
 
 def check_event(strategy: object, event: Event) -> None:
-    """Refuses an event of one step whose parts do not have the shapes and dtypes that `Event` names.
+    """Refuses what is no event of one step, and one whose parts do not have the shapes and dtypes that `Event` names.
 
     Raises:
         InvalidArgument: With what was found.
     """
+    if not isinstance(event, Event):
+        raise InvalidArgument(f"update({event!r}): expected scaler.Event(finite=...), around a scalar bool tensor.")
     finite = tf.convert_to_tensor(event.finite)
     if finite.dtype != tf.bool or finite.shape.rank not in (0, None):
         raise InvalidArgument(
