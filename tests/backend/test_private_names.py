@@ -12,6 +12,7 @@ ROOT = pathlib.Path(scaler.__file__).parent
 OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields"}
 OF_OURS = {
     "_halfstep_owner",
+    "_halfstep_scale",
     "_MOVED",
     "_halfstep_loss_finite",
     "_halfstep_steps",

@@ -112,9 +112,7 @@ def _apply(one: scaler.LossScaler, calls: ScalerCalls, moves: bool) -> Callable:
 def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Outcome:
     finite = scaler.gradients.all_finite([grad for grad in grads if grad is not None])
     nan, nothing, no = tf.constant(float("nan")), tf.constant(-1), tf.constant(False)
-    # As tensors, too: a step may return any of them, and replicas put them together.
-    others = {name: tf.constant(value) for name, value in scaler.Outcome._field_defaults.items()}
-    known: dict[str, Any] = dict(
+    outcome = scaler.Outcome(
         finite=finite,
         loss_scale=one.loss_scale,
         grad_norm=nan,
@@ -127,7 +125,8 @@ def _outcome_of_gradients(one: scaler.LossScaler, grads: Sequence) -> scaler.Out
         weight=nothing,
         lower_helps=no,
     )
-    return scaler.Outcome(**{**others, **known})
+    # A step may return any field, and replicas put tensors together.
+    return scaler.Outcome(*map(tf.convert_to_tensor, outcome))
 
 
 def _unscale(original: Callable, calls: ScalerCalls) -> Callable:
