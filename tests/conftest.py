@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import os
 import pathlib
+import resource
 import signal
 import sys
 
@@ -35,8 +36,10 @@ tf.config.set_logical_device_configuration(
 
 let_strategies_follow_each_other()
 
-# A collection of tests makes much that stays: each collection of garbage would go through all of it, seconds in sum.
+# TensorFlow takes up to a minute to let go of the traced functions of a hundred tests, a sixth of all time in sum. So
+# what a test leaves behind stays, until the process has grown to this many bytes.
 gc.disable()
+_MOST_MEMORY = 5 * 2**30
 
 # A shell starts background jobs with Ctrl-C ignored, and what they start inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,11 +92,9 @@ def _is_eager(item):
 
 
 def pytest_collection_finish(session):
-    # What is imported by now stays until the end: collections of garbage need not go through it again and again.
+    # What is imported by now stays until the end: the collections that tests ask for need not go through it.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
-    gc.enable()
     _read_sources_once()
 
 
@@ -116,6 +117,15 @@ def _clean_state():
     tf.config.run_functions_eagerly(False)
     if not DETERMINISTIC:
         config.disable_op_determinism()
+    if _memory() > _MOST_MEMORY:
+        gc.unfreeze()
+        gc.collect()
+    gc.freeze()
+
+
+def _memory():
+    """What this process takes, in bytes."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.fixture(scope="session", params=MODES)

@@ -27,6 +27,7 @@ class SharedTrace:
 
     def __init__(self) -> None:
         self._loop: Loop | None = None
+        self._task: Task | None = None
         self._key: tuple = ()
         self._first: list[tuple[tf.Variable, tf.Tensor]] = []
 
@@ -34,9 +35,10 @@ class SharedTrace:
         self, task: Task, options: RunOptions, actions: Callable[[keras.Model], Iterable[Action]], **settings: Any
     ) -> Loop:
         """The loop of a run before its first step. Arguments are those of `build`, the same but for the seed."""
-        key = (task, dataclasses.replace(options, seed=0), settings)
-        if self._loop is None or self._key != key:
-            self._loop, self._key = build(task, options, actions, **settings), key
+        key = (dataclasses.replace(options, seed=0), settings)
+        # Tasks hold arrays, which do not compare as one.
+        if self._loop is None or self._task is not task or self._key != key:
+            self._loop, self._task, self._key = build(task, options, actions, **settings), task, key
             groups = variable_groups(self._loop.train_step, self._loop.calls.trace())
             self._first = [(one, tf.identity(one)) for group in groups.values() for one in group]
             return self._loop

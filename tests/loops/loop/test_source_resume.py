@@ -1,6 +1,7 @@
 """Guards what is saved of a source of batches: the place of the batch that was trained last, and what is refused."""
 
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -83,9 +84,12 @@ def test_a_run_at_its_end_is_resumed_there(tmp_path):
 @pytest.mark.slow
 def test_a_killed_process_is_gone_on_from(tmp_path):
     kill_when((tmp_path / "ckpt-21.index").exists, without_end, tmp_path)
-    saved = folder.numbers(tmp_path)[0]
-    resumed = Run(Numbered(), steps_per_call=3, folder=tmp_path).go(saved + 9)
-    assert resumed.losses[-9:] == pytest.approx(expected(saved + 9)[-9:])
+    # The kill may have torn the newest checkpoint; a warning then says so, and the one before counts.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* is damaged", loops.ResumeWarning)
+        resumed = Run(Numbered(), steps_per_call=3, folder=tmp_path).go(60)
+    assert len(resumed.losses) < 60
+    assert resumed.losses == pytest.approx(expected(60)[-len(resumed.losses) :])
 
 
 @pytest.mark.slow
