@@ -68,6 +68,7 @@ def trained(optimizer, by_hand=False, strategy=None):
 MOVED = (np.array(START) * 0.75**2).tolist()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_without_autograph_artifact_functions_are_rewritten_as_well(monkeypatch):
     tf.function(lambda: None)()

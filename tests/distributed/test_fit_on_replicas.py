@@ -98,6 +98,7 @@ def test_a_window_with_an_overflow_is_skipped_as_a_whole():
         assert finite(model.variables)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_training_goes_on_after_loading_in_the_middle_of_a_window(tmp_path):
     model = compiled(mirrored(2), "float16", INNER["accumulation"], stateless)

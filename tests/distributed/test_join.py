@@ -109,7 +109,7 @@ def test_a_port_that_is_taken_is_named(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("0")
+@pytest.mark.exhaustive_with("0", "1")
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_peer_that_never_answers_does_not_hang_it_for_ever(tmp_path, index):
     """TensorFlow waits with all of Python stopped; the process is ended."""

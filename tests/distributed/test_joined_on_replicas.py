@@ -51,6 +51,7 @@ def train(make, dtype="float32", **arguments):
     return seen
 
 
+@pytest.mark.exhaustive_with("EMA-float32-clipping2", "Adam-float32-clipping1")
 @pytest.mark.slow_with("Adam-float32-clipping1", "EMA-float32-clipping2")
 @pytest.mark.parametrize(
     ("name", "dtype", "clipping"),

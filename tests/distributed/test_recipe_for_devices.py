@@ -18,7 +18,7 @@ ROOT = pathlib.Path(scaler.__file__).parents[1]
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "recipes" / "devices.md"
 
 
-@pytest.mark.exhaustive_with("2")
+@pytest.mark.exhaustive_with("2", "1")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_recipe_prints_what_its_page_shows(processes, tmp_path):
     ports = free_ports(processes)

@@ -64,6 +64,7 @@ def test_hand_written_steps_skip_on_both(reports, name):
     assert first["statistics"] != second["statistics"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_loops_skip_on_both(reports):
     first, second = reports("Loop")

@@ -69,6 +69,7 @@ def watched(replicas, batches):
     return watch.names, seen[0].vectors
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_counts_of_two_replicas_are_those_of_one_device():
     parts = [cases.batch(seed) for seed in range(2)]

@@ -217,6 +217,7 @@ def test_backup_and_restore_goes_on_in_the_middle(tmp_path):
     assert everything(second) == everything(whole)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_hundreds_of_small_variables_go_on_too(tmp_path):
     keras.utils.set_random_seed(7)

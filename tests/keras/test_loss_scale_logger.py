@@ -66,6 +66,7 @@ def mostly_nan(model, batches):
     model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[scaler.LossScaleLogger()])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_that_skips_most_steps_is_stopped_and_a_loaded_one_is_judged_anew(tmp_path):
     model = compiled()
@@ -79,6 +80,7 @@ def test_a_run_that_skips_most_steps_is_stopped_and_a_loaded_one_is_judged_anew(
         mostly_nan(loaded, 240)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_short_fits_are_judged_together():
     model = compiled()

@@ -94,6 +94,7 @@ def test_a_gradient_that_is_added_and_taken_off_again(kind, policy, arguments):
     assert model.optimizer.loss_scaler.counters.applied == 2
 
 
+@pytest.mark.exhaustive_with("8")
 @pytest.mark.slow
 @pytest.mark.parametrize("row", [0, 8])
 def test_on_either_replica(row):

@@ -216,6 +216,7 @@ def test_a_bad_micro_batch_skips_its_window_in_fit():
     assert raw(fitted.weights) == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_goes_on_in_float64_where_it_was_stopped(tmp_path):
     def trained(path, *goals):

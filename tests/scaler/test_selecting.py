@@ -81,6 +81,8 @@ CASES = [
     "momentum-mixed_float16-{}",
     "rmsprop-mixed_float16-{}",
     "schedule-mixed_float16-{}",
+    "decay and averages-mixed_float16-{}",
+    "adam-float16-{'masters': 'stochastic', 'clip_norm': 1.0}",
 )
 @pytest.mark.parametrize(("optimizer", "policy", "options"), CASES, ids=str)
 def test_a_run_is_the_same_bit_for_bit(optimizer, policy, options):

@@ -102,6 +102,7 @@ def test_weights_come_back_after_an_error():
     assert raw(held(step)) == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_resumed_run_has_the_same_average(tmp_path):
     whole = make()

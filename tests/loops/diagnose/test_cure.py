@@ -32,6 +32,7 @@ def test_an_overflow_of_the_scale_does_not_hide_what_float32_cures(tmp_path):
     assert text(1, answer).splitlines()[0] == "Step 1 passes with 1 layer in float32, at a loss scale of 1:"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_could_not_be_tried_is_not_said_to_fail(tmp_path, capsys):
     """A layer that runs in float16 alone."""

@@ -133,6 +133,7 @@ def test_arguments_that_cannot_work_are_refused(wrong):
         loops.Explain(**wrong)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_that_is_stuck_at_its_floor_is_explained_then(tmp_path):
     """An overflow is none of the skips that are explained by themselves."""
@@ -170,7 +171,7 @@ def with_states(loop):
 
 
 @pytest.mark.slow_with("outlier_in_a_window")
-@pytest.mark.exhaustive_with("large_weights", "root_at_zero")
+@pytest.mark.exhaustive_with("large_weights", "root_at_zero", "outlier_in_a_window")
 @pytest.mark.parametrize("name", ["large_weights", "root_at_zero", "outlier_in_a_window"])
 def test_it_finds_what_is_found_of_the_past_run(tmp_path, name):
     """The weights had not moved since: the first skip lies at the end of a call."""

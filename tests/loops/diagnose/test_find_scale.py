@@ -95,6 +95,7 @@ def test_one_batch_is_said_as_one(data):
     assert "(2 batches)" in str(dataclasses.replace(found, batches=2))
 
 
+@pytest.mark.exhaustive_with("False")
 @pytest.mark.parametrize("as_arrays", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_a_batch_that_is_not_finite_is_left_out_and_named(data, as_arrays):
     """No format holds a NaN: the layers' formats are those of the other batches."""

@@ -36,6 +36,7 @@ def test_the_probe_that_causes_an_overflow_is_named(found):
     assert found.digests["jit_compile"][0] == found.digests["jit_compile"][1]
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_nothing_changes_is_certified():
     seen = []
 

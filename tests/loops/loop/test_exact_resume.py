@@ -86,7 +86,7 @@ def control(runs, tmp_path_factory):
 
 
 @pytest.mark.slow_with("hand-written")
-@pytest.mark.exhaustive_with("graph on 2")
+@pytest.mark.exhaustive_with("graph on 2", "hand-written")
 @pytest.mark.parametrize("name", ["graph on 2", "hand-written"])
 def test_with_nothing_left_out_the_control_sees_no_difference(control, name):
     """And what is saved differs between replicas: statistics and sums."""

@@ -89,6 +89,7 @@ def test_values_are_told_apart(name):
     assert "0x" not in one
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_set_has_one_text_in_every_process():
     program = "from loops.loop.state.values import exact; print(exact({'one', 'two', 'three', ('a', 1)}))"

@@ -180,6 +180,7 @@ def test_other_tensors_are_refused_in_the_same_file(tmp_path, model):
         pytest.fail("no step may be taken")
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_is_made_a_second_time_is_told_how_to_keep_its_names(tmp_path):
     """As in a notebook whose cell is run again: Keras goes on counting, from `dense` to `dense_1`."""
 

@@ -50,6 +50,7 @@ def test_without_retry_the_same_run_loses_its_batches():
     assert "retries" not in seen[0]
 
 
+@pytest.mark.exhaustive_with("2-0", "2-1")
 @pytest.mark.slow_with("1-1", "2-0", "2-1")
 @pytest.mark.parametrize("replica", [0, 1])
 @pytest.mark.parametrize("accumulate", [1, 2])

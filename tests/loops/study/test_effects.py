@@ -34,6 +34,7 @@ SMALL = {
     "static-scale",
     "underflow",
     "updated-scale",
+    "float8",
 )
 @pytest.mark.parametrize("name", SMALL)
 def test_an_effect_shows_its_direction(name):

@@ -118,6 +118,7 @@ def test_a_python_without_its_source_is_named(monkeypatch, tmp_path):
         tasks.load("text")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_command_line_knows_it(monkeypatch, tiny, tmp_path, capsys):
     monkeypatch.setitem(tasks._TASKS, "text", lambda: tiny)
