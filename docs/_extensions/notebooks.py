@@ -73,7 +73,7 @@ def write(app):
         kept = source.with_suffix(".ipynb")
         if REPOSITORY and (not kept.exists() or kept.read_text(encoding="utf-8") != text):
             kept.write_text(text, encoding="utf-8")
-            LOGGER.warning("%s was made anew: commit it, since Colab opens it from the repository", kept)
+            LOGGER.warning("%s has changed: commit it, since Colab opens it from the repository", kept)
 
 
 def execute(app):

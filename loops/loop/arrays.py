@@ -1,4 +1,4 @@
-"""A batch of a source as arrays that belong to nobody else."""
+"""Copies of a source's batches as arrays: a source may reuse its own memory for the next batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def arrays_of(batch: Any, where: str = "a batch") -> Any:
             array = array.astype(object)
     if array.dtype.kind == "O":
         raise BadBatch(
-            f"{where} of the source is a {type(batch).__qualname__} that is no array of numbers or text: expected "
+            f"{where} of the source is a {type(batch).__qualname__}, not an array of numbers or text: expected "
             "NumPy arrays, or tensors with numpy(), in dicts and tuples."
         )
     return array

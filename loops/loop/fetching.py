@@ -42,7 +42,7 @@ class Fetching(Iterator[Any]):
     with the source, with an error, and with this object. What the source raises is raised where its batch would be.
 
     Args:
-        source: Nobody else may take batches from it.
+        source: Its batches are taken here alone.
 
     Attributes:
         element_spec: The shapes and dtypes of the first batch, or None if there is none.

@@ -34,7 +34,7 @@ def why_out_of_data(done: int, steps: int, *, of_source: bool) -> str:
     what = "the source of batches" if of_source else "the dataset"
     if not done:
         return why_empty(what)
-    remedy = "Let it begin anew by itself, as with Grain's repeat()," if of_source else "Let it .repeat(),"
+    remedy = "Have it repeat by itself, as with Grain's repeat()," if of_source else "Let it .repeat(),"
     return (
         f"{what} ended after {done} of {steps} steps. {remedy} or run fewer steps. The steps taken and what was "
         "written are kept."

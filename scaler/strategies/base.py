@@ -242,7 +242,7 @@ def check_state(strategy: Strategy, state: Any) -> None:
 
 
 def check_event(strategy: object, event: Event) -> None:
-    """Refuses what is no event of one step, and one whose parts do not have the shapes and dtypes that `Event` names.
+    """Checks that this is an `Event`, and that its fields have the shapes and dtypes that `Event` names.
 
     Raises:
         InvalidArgument: With what was found.

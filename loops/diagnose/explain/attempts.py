@@ -121,9 +121,8 @@ class Attempts:
         if len(self.scalers) > 1 and self._to_blame is None:
             self._to_blame = self.scalers[0]  # Also while it is looked for.
             guilty = [one for one, finite in self._decided() if not finite]
-            self._to_blame = next(
-                (one for one in guilty if float(one.loss_scale) != 1.0), (*guilty, self.scalers[0])[0]
-            )
+            scaled = [one for one in guilty if float(one.loss_scale) != 1.0]
+            self._to_blame = (*scaled, *guilty, self.scalers[0])[0]
         return self._to_blame or next(iter(self.scalers), None)
 
     def _decided(self) -> list[tuple[scaler.LossScaler, bool]]:

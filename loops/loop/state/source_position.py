@@ -158,5 +158,5 @@ class SourcePosition:
 
     @property
     def caveats_of_a_new_start(self) -> list[str]:
-        """How the data of a run differs if it starts again from the beginning: nobody knows."""
+        """How the data of a run differs if it starts again from the beginning. Of a source that is unknown."""
         return []
