@@ -196,9 +196,9 @@ def test_a_step_that_fails_has_taken_its_batch_and_no_other(steps_per_call):
         (np.ones(2, np.float64), r"dtype=tf\.float64.*first one was.*tf\.float32"),
         ({"x": np.ones(2, np.float32)}, "expected the same parts and dtypes in all"),
         (None, "a batch of the source is a NoneType, not an array"),
-        (np.array([object()]), "a batch of the source is a ndarray that is no array"),
+        (np.array([object()]), "a batch of the source is a ndarray, not an array"),
         ({"x": [[1], [2, 3]]}, r"a batch\['x'\] of the source is a list, not an array"),
-        ((np.ones(1), tf.sparse.eye(2)), r"a batch\[1\] of the source is a SparseTensor that is no array"),
+        ((np.ones(1), tf.sparse.eye(2)), r"a batch\[1\] of the source is a SparseTensor, not an array"),
     ],
 )
 def test_a_batch_that_is_none_is_named_at_its_step(second, said):
