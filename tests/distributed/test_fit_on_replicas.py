@@ -34,7 +34,7 @@ def moved_by_a_step(model):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("float16-clipping, average")
+@pytest.mark.exhaustive_with("float16-clipping, average", "mixed_float16-plain")
 @pytest.mark.parametrize(("policy", "kind"), [("mixed_float16", "plain"), ("float16", "clipping, average")])
 def test_an_overflow_on_any_replica_skips_on_all(policy, kind):
     model = compiled(mirrored(2), policy, INNER[kind])

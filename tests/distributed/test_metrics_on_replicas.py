@@ -82,6 +82,7 @@ def test_metrics_are_those_of_keras(kind, replicas):
         keras.tree.map_structure(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), mine, theirs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_epoch_of_skipped_steps_shows_the_worst_there_is():
     model = made(2, True, scale=2.0**126, factor=1e6)

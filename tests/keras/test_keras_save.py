@@ -116,6 +116,7 @@ class Registered(OnlyDown):
         return {"first": self.first}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_strategy_of_yours_is_found_by_registration_or_custom_objects(tmp_path):
     path = tmp_path / "model.keras"

@@ -99,6 +99,7 @@ def reference(steps, scale, interval, backoff, hysteresis):
     return seen, scale
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @given(
     st.lists(

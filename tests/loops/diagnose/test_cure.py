@@ -23,6 +23,7 @@ def made(name, folder):
     return folder
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_overflow_of_the_scale_does_not_hide_what_float32_cures(tmp_path):
     """The step is finite at no scale in float16; in float32 it is, but not at its own scale."""
@@ -46,6 +47,7 @@ def test_what_could_not_be_tried_is_not_said_to_fail(tmp_path, capsys):
         cure(planted.stubborn(run), 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_layers_that_can_be_tried_are_tried_beside_one_that_cannot(tmp_path):
     """The cure is found among them."""

@@ -42,6 +42,7 @@ def program(run, starts, keep):
     return loops.Loop(step, data, steps_per_call=2, actions=actions)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*cannot be saved:loops.ResumeWarning")
 def test_a_step_is_explained_whose_data_nobody_can_have_again(tmp_path):
     starts = itertools.count()

@@ -135,6 +135,7 @@ def test_what_the_step_keeps_itself_is_not_the_weights(explained):
     assert "Check how the step updates its own variables: temperature." in found.sentence
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_scale_at_which_the_trouble_becomes_zero_is_no_remedy(runs):
     """The gradient of a norm at 0 has no value at any scale; at 2^-12 float16 makes 0 of it."""
@@ -196,6 +197,7 @@ def test_what_made_the_weights_grow_is_said(explained, name, through, said):
         assert remedy_of(found, found.remedies[0].name).advice.startswith("Change the sign of weight_decay=-9e+06")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_rate_that_a_schedule_raised_is_told_and_kept_low_in_a_trial(explained):
     found = explained("schedule")
@@ -213,6 +215,7 @@ def test_a_rate_that_is_not_a_number_is_told(runs):
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["learning_rates"][1] is None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_outlier_of_a_healthy_run_blames_nobody(runs):
     """What would have to be tried first is not: a learning rate is no cure of one large example."""
@@ -225,6 +228,7 @@ def test_an_outlier_of_a_healthy_run_blames_nobody(runs):
     assert (asked.example, asked.grown_through) == (2, None)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_an_action_did_to_a_weight_is_seen_from_the_checkpoint_that_holds_it(tmp_path):
     """Taken again from the beginning the weight is as it was."""
@@ -306,6 +310,7 @@ def products_regrouped(regroups):
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": not regroups})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_step_whose_products_are_regrouped_is_taken_as_it_is_written(tmp_path, monkeypatch):
     """Which products TensorFlow regroups depends on the whole graph: here those of the replay, and not the run's."""
@@ -344,6 +349,7 @@ def test_a_loss_is_a_loss_by_any_name(runs):
     assert not [one.name for one in found.remedies if one.finite and not one.name.startswith("predictions")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::scaler.ScaleWarning")
 def test_octaves_and_the_scale_that_fits_are_measured(explained):
@@ -363,6 +369,7 @@ def test_a_step_that_was_applied_is_told_to_be(runs):
     assert found.sentence == "Step 2 was applied at loss scale 1024: nothing is wrong with it."
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_every_skip_of_a_short_growth_interval_is_accounted_for(runs):
     """Such a strategy skips a step for each growth, and that is said."""
@@ -405,6 +412,7 @@ def test_nothing_in_the_folder_changes(runs):
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_log_that_another_run_wrote_is_noticed(runs, tmp_path):
     """What follows from a replay that differs from the run, says so first."""

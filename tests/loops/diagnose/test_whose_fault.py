@@ -117,6 +117,7 @@ def test_a_column_that_is_nan_in_every_example_is_a_fault_of_the_dataset(explain
     assert "a fault of the dataset" in found.sentence
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_second_fault_in_the_same_streak_is_explained(explained):
     """The bad batch cost one step, what follows the run."""

@@ -197,6 +197,7 @@ def test_the_rows_of_the_table_have_a_dash_for_what_is_not_known(costly):
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_study_knows_its_costs(small, tmp_path):
     summary = run_study(small, choose_setups(["float32", "float16-none"]), steps=150, seeds=1, out=tmp_path)
