@@ -1,6 +1,7 @@
 """What every test stands on: quiet logs, four CPU devices, clean Keras state, and the four ways a step may be run."""
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import os
@@ -36,10 +37,9 @@ tf.config.set_logical_device_configuration(
 
 let_strategies_follow_each_other()
 
-# TensorFlow takes up to a minute to let go of the traced functions of a hundred tests, a sixth of all time in sum. So
-# what a test leaves behind stays, until the process has grown to this many bytes.
+# TensorFlow takes a minute to let go of the traced functions of a hundred tests, and four for those of a thousand. So
+# what a test leaves behind stays while all processes have room for it.
 gc.disable()
-_MOST_MEMORY = 5 * 2**30
 
 # A shell starts background jobs with Ctrl-C ignored, and what they start inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -117,7 +117,7 @@ def _clean_state():
     tf.config.run_functions_eagerly(False)
     if not DETERMINISTIC:
         config.disable_op_determinism()
-    if _memory() > _MOST_MEMORY:
+    if _memory() > _share_of_memory():
         gc.unfreeze()
         gc.collect()
     gc.freeze()
@@ -126,6 +126,16 @@ def _clean_state():
 def _memory():
     """What this process takes, in bytes."""
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@functools.cache
+def _share_of_memory():
+    """How many bytes a process of pytest may take: a fifth is left for what tests start."""
+    machine = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+    limit = pathlib.Path("/sys/fs/cgroup/memory.max")
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    return 0.8 * min(machine, float(allowed.replace("max", "inf"))) / processes
 
 
 @pytest.fixture(scope="session", params=MODES)

@@ -267,7 +267,8 @@ class TrainStep(tf.Module):
             "loss": loss,
             "attempted": attempted,
             "applied": outcome.finite,
-            "loss_scale": loss_scale,
+            # Which scale the gradients carry is known here, unless a window or the function of XLA kept them.
+            "loss_scale": loss_scale if self.window or self._compiled else outcome.loss_scale,
             "grad_norm": outcome.grad_norm,
             "clipped_norm": outcome.clipped_norm,
             "cause": outcome.cause,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -32,6 +33,9 @@ BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 LOOPS = ("While", "StatelessWhile")
 _IS_APART: contextvars.ContextVar[bool] = contextvars.ContextVar("is_apart", default=False)
 """Whether this is traced inside of what `apart` calls."""
+_NOTHING = ()
+_CHECKS: weakref.WeakKeyDictionary[Any, dict[Hashable, Callable[[], None]]] = weakref.WeakKeyDictionary()
+"""What runs before each call of a function, by its graph."""
 _FUNCTIONS = ("f", "then_branch", "else_branch", "branches", "body")
 
 
@@ -104,10 +108,21 @@ def at_each_call(look: Callable[[], Any], check: Callable[[Any], None], key: Has
         if now not in left:
             check(now)
 
-    graph = _before_each_call(act, key)
-    if graph is not None:
-        with contextlib.suppress(AttributeError, RuntimeError):
-            graph._add_scope_exit_callback(lambda: left.append(look()))
+    graph = outermost_function()
+    if graph is None:
+        return
+    checks = _CHECKS.setdefault(graph, {})
+    # TensorFlow takes longer over each function that it calls than the check itself, so that one runs all checks.
+    if not checks and _before_each_call(lambda: _run(checks), ("checks", id(checks))) is None:
+        return
+    checks.setdefault(key, act)
+    with contextlib.suppress(AttributeError, RuntimeError):
+        graph._add_scope_exit_callback(lambda: left.append(look()))
+
+
+def _run(checks: dict[Hashable, Callable[[], None]]) -> None:
+    for check in list(checks.values()):
+        check()
 
 
 def before_each_call(act: Callable[[Any], None], key: Hashable) -> bool:
@@ -138,14 +153,13 @@ def _before_each_call(act: Callable[[], None], key: Hashable) -> Any:
     graph = outermost_function()
     if graph is None or not hasattr(graph, "capture_call_time_value"):
         return None
-    with tf.init_scope():
-        nothing = tf.constant(False)
 
-    def called() -> tf.Tensor:
+    def called() -> tuple[()]:
         act()
-        return nothing
+        return _NOTHING
 
-    graph.capture_call_time_value(called, tf.TensorSpec([], tf.bool), key=key, default_value=nothing)
+    # Of no tensors the function takes none, and calling it costs a third.
+    graph.capture_call_time_value(called, _NOTHING, key=key, default_value=_NOTHING)
     return graph
 
 

@@ -21,34 +21,55 @@ from scaler.backend.versions import say_once
 
 _NAMES = ("_get_variable_index", "_use_weight_decay", "_distribution_strategy")
 _NOT_SLOTS = ("_trainable_variables", "_variables")
+_CHANGES: dict[str, Callable[[tf.Tensor, Any], tf.Tensor]] = {
+    "assign_add": lambda value, by: value + by,
+    "assign_sub": lambda value, by: value - by,
+}
 
 
 class Value:
     """A tensor that can be assigned: what an optimizer sees in the place of a variable. It lives while it is traced.
 
+    Args:
+        read: Returns the tensor. It is called if anybody asks for the value.
+        dtype: That of the tensor.
+
     Attributes:
-        value: The tensor, as it is now.
+        only: The name of the method and its argument, if all that was done to it is one addition or subtraction.
+        moved: Whether anything was done to it.
     """
 
-    def __init__(self, value: tf.Tensor):
-        self.value = value
+    def __init__(self, read: Callable[[], tf.Tensor], dtype: tf.DType):
+        self._read, self.dtype = read, dtype
+        self._value: tf.Tensor | None = None
+        self.only: tuple[str, tf.Tensor] | None = None
+        self.moved = False
 
     @property
-    def dtype(self) -> tf.DType:
-        """That of the tensor."""
-        return self.value.dtype
+    def value(self) -> tf.Tensor:
+        """The tensor, as it is now."""
+        if self._value is None:
+            before = self._read()
+            self._value = before if self.only is None else _CHANGES[self.only[0]](before, self.only[1])
+        return self._value
 
     def assign(self, value: tf.Tensor) -> None:
         """Takes another value."""
-        self.value = tf.convert_to_tensor(value)
+        self._value, self.only, self.moved = tf.convert_to_tensor(value), None, True
 
     def assign_add(self, value: tf.Tensor) -> None:
         """Adds to it."""
-        self.value = self.value + value
+        self._change("assign_add", value)
 
     def assign_sub(self, value: tf.Tensor) -> None:
         """Subtracts from it."""
-        self.value = self.value - value
+        self._change("assign_sub", value)
+
+    def _change(self, method: str, by: tf.Tensor) -> None:
+        if self.moved or self._value is not None:
+            self.assign(_CHANGES[method](self.value, by))
+        else:
+            self.only, self.moved = (method, tf.convert_to_tensor(by)), True
 
     def __mul__(self, factor: Any) -> tf.Tensor:
         return self.value * factor

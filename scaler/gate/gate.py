@@ -21,7 +21,7 @@ from scaler.gate.rollback import Snapshot, put_back_non_finite
 from scaler.gate.selecting import move_where, reason_by_norms, restore_where
 from scaler.gate.skip_reasons import reason_of
 from scaler.gate.targets import Targets
-from scaler.gate.unscale_and_clip import finish_all
+from scaler.gate.unscale_and_clip import finish_all, unscaled, worth_unscaling_first
 from scaler.gradients.clipping import Clipping, Limiter
 from scaler.outcome.outcome import Outcome, Skip, as_spike, not_skipped, unless_limited
 from scaler.strategies import Event
@@ -164,10 +164,15 @@ class Gate:
         """One step, in its order: reduce, measure, decide, apply or skip, put back, and the event."""
         totals = replicas.total(strategy, grads)
         summed = replicas.each(strategy, gradients.sum_duplicates, totals)
-        given = summed if self.sum_duplicates else totals
-
+        # What follows divides by 1, which takes no operation.
+        divisor, ready = loss_scale, summed
         selects, together = self.selects, Joined(strategy, summed)
-        squared_norms, each = measured(strategy, self.targets, self.clip, summed, together, loss_scale, selects)
+        if self.sum_duplicates and worth_unscaling_first(self.targets, together, loss_scale):
+            divisor, ready = tf.constant(1.0), replicas.each(strategy, unscaled, summed, loss_scale)
+            together = Joined(strategy, ready)
+        given = ready if self.sum_duplicates else totals
+
+        squared_norms, each = measured(strategy, self.targets, self.clip, ready, together, divisor, selects)
         squared_norm = replicas.each(strategy, tf.reduce_sum, squared_norms)
         squares = replicas.of_each(strategy, squared_norms)[0]
         norm = tf.cast(tf.sqrt(replicas.of_each(strategy, squared_norm)[0]), tf.float32)
@@ -191,10 +196,10 @@ class Gate:
             return as_spike(reason, tf.logical_and(spike, when), verdict.of_norm, largest)
 
         def move() -> None:
-            update.move(given, loss_scale, self._limit(squares))
+            update.move(given, divisor, self._limit(squares))
 
         def clipped() -> tf.Tensor:
-            return norm if self.clip is None else self._clipped_norm(strategy, given, loss_scale, squares)
+            return norm if self.clip is None else self._clipped_norm(strategy, given, divisor, squares)
 
         def selected() -> tuple[tf.Tensor, tf.Tensor, Skip, tf.Tensor | None]:
             applied = tf.logical_and(finite, when)

@@ -10,7 +10,8 @@ so large variables are left alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -21,6 +22,7 @@ from scaler.backend.devices import has_gpu
 from scaler.backend.graphs import in_xla
 from scaler.backend.selected import assign_chosen, flag_of
 from scaler.gate.on_values import is_value_by_value, moved, works_on_values
+from scaler.gradients.lists import values_of
 from scaler.weights import masters as weights
 from scaler.weights.masters import MasterWeights
 
@@ -53,6 +55,16 @@ class Joined:
             self._made[places] = replicas.each(self._strategy, joined, [self._grads[place] for place in places])
         return self._made[places]
 
+    @property
+    def size(self) -> int | None:
+        """How many elements all of them have together, or None if a shape is not known."""
+        sizes = [values_of(grad).shape.num_elements() for grad in self._own]
+        return None if None in sizes else sum(sizes)
+
+    @property
+    def _own(self) -> list:
+        return [replicas.of_each(self._strategy, grad)[0] for grad in self._grads]
+
     def worth_measuring_together(self) -> list[tuple[int, ...]]:
         """The places of small gradients whose norm is taken as that of one tensor.
 
@@ -61,7 +73,7 @@ class Joined:
         if in_xla() or has_gpu():
             return []  # XLA fuses them, and a GPU that selects asks for the norm of each.
         alike: dict[tuple, list[int]] = {}
-        own = [replicas.of_each(self._strategy, grad)[0] for grad in self._grads]
+        own = self._own
         for place, grad in enumerate(own):
             if not isinstance(grad, tf.IndexedSlices) and grad.dtype != tf.float64 and _is_small(grad.shape, _LARGEST):
                 alike.setdefault((grad.dtype, *grad.shape[1:]), []).append(place)
@@ -127,15 +139,23 @@ def move(
     model = [replicas.own_part(each) for each in _models(masters, given) if each is not None]
     slots = [twins.slots_of(optimizer, replicas.native(each)) for each in given]
     slots = [{name: replicas.own_part(slot) for name, slot in each.items()} for each in slots]
-    held, before = joined(own), {name: joined([each[name] for each in slots]) for name in slots[0]}
-    copies = joined(model) if model else held
-    weight = weights.refreshed(held, copies) if model else held
-    weight, values = moved(optimizer, chunk.decaying, grad, weight, before, learning_rate)
-    for name, value in values.items():
+    before = {name: joined([each[name] for each in slots]) for name in slots[0]}
+    held = functools.cache(lambda: joined(own))
+    copies = joined(model) if model else None
+    weight = held if copies is None else lambda: weights.refreshed(held(), copies)
+    after = moved(optimizer, chunk.decaying, grad, weight, before, learning_rate)
+    for name, value in after.slots.items():
         _assign([each[name] for each in slots], value, before[name])
-    _assign(own, weight, held)
-    if model:
-        _assign(model, weights.rounded(weight, model[0].dtype), copies)
+    if after.weight.only and copies is None and flag_of(own[0]) is None:
+        # Nobody has read the weights.
+        method, by = after.weight.only
+        for variable, part in _split(by, own):
+            getattr(variable, method)(part)
+        return
+    value = after.weight.value
+    _assign(own, value, held())
+    if copies is not None:
+        _assign(model, weights.rounded(value, model[0].dtype), copies)
 
 
 def joined(tensors: Sequence) -> tf.Tensor:
@@ -196,5 +216,10 @@ def _models(masters: MasterWeights | None, variables: Sequence) -> list:
 def _assign(variables: Sequence, value: tf.Tensor, before: tf.Tensor) -> None:
     flag = flag_of(variables[0])
     value = value if flag is None else tf.where(flag, value, before)
-    for variable, part in zip(variables, tf.split(value, [each.shape[0] for each in variables]), strict=True):
+    for variable, part in _split(value, variables):
         assign_chosen(variable, part)
+
+
+def _split(value: tf.Tensor, variables: Sequence) -> Iterator[tuple[Any, tf.Tensor]]:
+    """Each variable with its part of what was joined."""
+    return zip(variables, tf.split(value, [each.shape[0] for each in variables]), strict=True)

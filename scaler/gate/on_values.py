@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -37,33 +38,43 @@ def is_value_by_value(optimizer: Any, variable: Any) -> bool:
     return all(slot.shape == native.shape for slot in twins.slots_of(optimizer, native).values())
 
 
+class Moved(NamedTuple):
+    """What a step makes of a weight and its slots, by name."""
+
+    weight: twins.Value
+    slots: dict[str, tf.Tensor]
+
+
 def moved(
     optimizer: Any,
     decaying: bool,
     grad: tf.Tensor,
-    weight: tf.Tensor,
+    weight: Callable[[], tf.Tensor],
     slots: Mapping[str, tf.Tensor],
     learning_rate: tf.Tensor,
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+) -> Moved:
     """The weight and its slots after a step.
 
     Args:
         optimizer: `works_on_values`.
         decaying: Whether its weight decay applies.
         grad: Unscaled and clipped, float32.
-        weight: Float32, of the same shape.
+        weight: Returns it, float32 of the same shape. It is not called if the weight is only added to, see `Value`.
         slots: By the names of `twins.slots_of`, of the same shape.
         learning_rate: Scalar float32.
     """
-    value, held = twins.Value(weight), {name: twins.Value(slot) for name, slot in slots.items()}
+    value = twins.Value(weight, grad.dtype)
+    held = {name: twins.Value(functools.partial(_as_it_is, slot), slot.dtype) for name, slot in slots.items()}
     twin = twins.twin(optimizer, held, decaying=decaying)
     if decaying:
         getattr(type(twin), apply_steps.DECAY)(twin, [value])
-        _check_moved(value, weight, apply_steps.DECAY)
-        weight = value.value
+        _check_moved(value, apply_steps.DECAY)
+        value = twins.Value(functools.partial(_as_it_is, value.value), grad.dtype)
     twin.update_step(grad, value, learning_rate)
-    _check_moved(value, weight, "update_step")
-    return value.value, {name: slot.value for name, slot in held.items()}
+    _check_moved(value, "update_step")
+    if decaying:
+        value.assign(value.value)  # More happened to it than the last addition.
+    return Moved(value, {name: slot.value for name, slot in held.items()})
 
 
 def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Sequence], None]:
@@ -85,7 +96,8 @@ def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Seque
 
             @tf.function(autograph=False, input_signature=signature)
             def moved_once(grad: tf.Tensor, weight: tf.Tensor, slots: dict) -> tuple:
-                return moved(optimizer, decaying, grad, weight, slots, learning_rate)
+                after = moved(optimizer, decaying, grad, lambda: weight, slots, learning_rate)
+                return after.weight.value, after.slots
 
             traced[decaying, rank] = moved_once
         return traced[decaying, rank]
@@ -103,6 +115,10 @@ def mover(optimizer: Any, learning_rate: tf.Tensor) -> Callable[[Sequence, Seque
     return move
 
 
-def _check_moved(weight: twins.Value, before: tf.Tensor, name: str) -> None:
-    if weight.value is before:
+def _as_it_is(value: tf.Tensor) -> tf.Tensor:
+    return value
+
+
+def _check_moved(weight: twins.Value, name: str) -> None:
+    if not weight.moved:
         raise unsupported("apply", f"no longer moves a variable in the optimizer's {name}: nothing was changed.")

@@ -89,7 +89,8 @@ def all_finite(variables: Sequence[Any]) -> tf.Tensor:
             small = value.shape.rank in (0, 1)
             alike.setdefault((value.dtype.name, value.shape.rank) if small else place, []).append(value)
     groups = [_together(group) if len(group) > 1 else group[0] for group in alike.values()]
-    return tf.reduce_all([tf.constant(True), *(tf.reduce_all(tf.math.is_finite(group)) for group in groups)])
+    flags = [tf.reduce_all(tf.math.is_finite(group)) for group in groups]
+    return flags[0] if len(flags) == 1 else tf.reduce_all([tf.constant(True), *flags])
 
 
 def put_back_non_finite(strategy: Any, state: Sequence[tuple[Any, Any]]) -> None:

@@ -7,7 +7,36 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from scaler import gradients
+from scaler.backend.graphs import in_xla
+from scaler.gate.joined import Joined
+from scaler.gate.targets import Targets
 from scaler.gradients.clipping import Limiter
+
+_SMALL = 2**16
+"""Elements of all gradients of a step together. Unscaled copies of as many stay in a core's cache."""
+
+
+def worth_unscaling_first(targets: Targets, together: Joined, loss_scale: tf.Tensor) -> bool:
+    """Whether gradients are so small that they are unscaled before they are measured, and not as each is applied.
+
+    The norm of scaled gradients needs no unscaled copies, which take memory, but a dozen operations to be sure that it
+    is exact. Beside small gradients these take longer than the division. Gradients that are joined are divided later,
+    by one operation for many.
+
+    Args:
+        targets: What the step moves.
+        together: Its scaled gradients.
+        loss_scale: Scalar float32, what they are scaled by.
+    """
+    if in_xla() or gradients.is_one(loss_scale) or not all(targets.takes_derivative):
+        return False  # XLA fuses the division into what follows.
+    size = together.size
+    return size is not None and size <= _SMALL and not together.worth_measuring_together()
+
+
+def unscaled(grads: Sequence, loss_scale: tf.Tensor) -> list[gradients.Gradient]:
+    """All gradients, divided by the loss scale, in a graph that TensorFlow may rewrite."""
+    return gradients.opaque(gradients.divide(grads, loss_scale))
 
 
 def finish(

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import replicas
-from scaler.backend.graphs import in_xla
+from scaler.backend.graphs import apart, in_xla
 from scaler.backend.optimizers import built_for
 from scaler.backend.versions import unsupported
 from scaler.errors import InvalidArgument, ScaleWarning
@@ -104,9 +104,9 @@ def protect(model: keras.Model) -> keras.Model:
             protected.traced_as(tf.compat.v1.get_default_graph())
         weights += [pair for pair in before if id(pair[0]) not in state]
         assigned = [(one, value) for one, value in weights if value.dtype.is_floating and protected.assigns(one)]
-        applied = [tf.identity(one.iterations) > then for one, then in zip(every, iterations, strict=True)]
 
         def put_back() -> dict[str, Any]:
+            applied = [tf.identity(one.iterations) > then for one, then in zip(every, iterations, strict=True)]
             for variable, value in left:
                 own = replicas.own_component(variable)
                 # Weights of a frozen layer may be updated, too, by a step that names them.
@@ -124,7 +124,8 @@ def protect(model: keras.Model) -> keras.Model:
 
         if _branches():
             clean = tf.logical_and(~bad, all_finite([variable for variable, _ in left if not variable.trainable]))
-            anew = tf.cond(clean, lambda: shown.replaceable(logs, counted), put_back)
+            put_back_apart = put_back if tf.distribute.has_strategy() else functools.partial(apart, put_back)
+            anew = tf.cond(clean, lambda: shown.replaceable(logs, counted), put_back_apart)
         else:
             anew = put_back()
         return {**logs, **anew} if isinstance(logs, dict) else logs

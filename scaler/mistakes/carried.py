@@ -71,8 +71,9 @@ def carried_in_graph(method: str, upstream: Upstream, owner: object, now: Any, u
     if here:
         scales = list({scale.ref(): scale for scale in map(scale_of, here)}.values())
         known = [getattr(loss_scale, _LOSS_FINITE, None) for loss_scale in scales]
-        complete = len(here) == len(sources) and all(finite is not None for finite in known)
-        return Carried(scales[-1], tf.reduce_all(known) if complete else None)
+        if len(here) < len(sources) or any(finite is None for finite in known):
+            return Carried(scales[-1], None)
+        return Carried(scales[-1], known[0] if len(known) == 1 else tf.reduce_all(known))
     if scale_of(sources[-1].tensor) is not sources[-1].tensor:
         raise retried_elsewhere(method)
     moved = assignments(now, last)

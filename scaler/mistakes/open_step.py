@@ -70,13 +70,18 @@ class OpenStep:
 
     def ended_unseen(self) -> tf.Tensor:
         """Whether a decision followed losses of which one was not finite, on any replica: a scalar bool."""
-        seen = tf.reduce_all(replicas.in_each(self.loss_finite))
-        return tf.logical_and(tf.logical_not(seen), tf.reduce_all(replicas.in_each(self.decided)))
+        return tf.logical_and(tf.logical_not(_everywhere(self.loss_finite)), _everywhere(self.decided))
 
     def scale_of_gradients(self, now: tf.Tensor) -> tf.Tensor:
         """The scale that gradients carry: that of the last `scale`, or `now` if nothing was scaled yet."""
         used = tf.identity(self.used)
         return tf.where(used > 0.0, used, now)
+
+
+def _everywhere(flag: tf.Variable) -> tf.Tensor:
+    """Whether a flag that each replica has for itself is true on all of them."""
+    flags = replicas.in_each(flag)
+    return flags[0] if len(flags) == 1 else tf.reduce_all(flags)
 
 
 def unseen_loss(step: str) -> str:

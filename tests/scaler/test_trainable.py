@@ -324,3 +324,20 @@ def test_in_an_eager_step_the_optimizer_says_so():
     made.layers[0].trainable = True
     with pytest.raises(scaler.InvalidArgument, match="built for other variables"):
         step(X)
+
+
+def test_a_call_asks_the_host_for_little_and_hands_the_function_nothing_more():
+    """TensorFlow takes longer over each question before a call than the answer, and over each tensor that it gives."""
+    made = two_layers("float32")
+    optimizer, loss_scaler = SGD(0.1), scaler.LossScaler()
+    once, twice = (scaler.weights.TrainableSet.of(layer.weights) for layer in made.layers[:2])
+
+    def step(x):
+        once.keep("first", "Make it again.")
+        twice.warn_of_unfrozen("second", "Make it again.")
+        return written(made, optimizer, loss_scaler=loss_scaler)(x)
+
+    graph = tf.function(step).get_concrete_function(X).graph
+    # All checks of layers together, and the scaler's record of functions that scale and apply.
+    assert len(graph.deferred_external_captures) == 2
+    assert tf.nest.flatten(graph.deferred_internal_captures) == []
