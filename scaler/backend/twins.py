@@ -36,14 +36,14 @@ class Value:
 
     Attributes:
         only: The name of the method and its argument, if all that was done to it is one addition or subtraction.
-        moved: Whether anything was done to it.
+        changes: How much was done to it.
     """
 
     def __init__(self, read: Callable[[], tf.Tensor], dtype: tf.DType):
         self._read, self.dtype = read, dtype
         self._value: tf.Tensor | None = None
         self.only: tuple[str, tf.Tensor] | None = None
-        self.moved = False
+        self.changes = 0
 
     @property
     def value(self) -> tf.Tensor:
@@ -55,7 +55,8 @@ class Value:
 
     def assign(self, value: tf.Tensor) -> None:
         """Takes another value."""
-        self._value, self.only, self.moved = tf.convert_to_tensor(value), None, True
+        self._value, self.only = tf.convert_to_tensor(value), None
+        self.changes += 1
 
     def assign_add(self, value: tf.Tensor) -> None:
         """Adds to it."""
@@ -66,10 +67,10 @@ class Value:
         self._change("assign_sub", value)
 
     def _change(self, method: str, by: tf.Tensor) -> None:
-        if self.moved or self._value is not None:
+        if self.changes or self._value is not None:
             self.assign(_CHANGES[method](self.value, by))
         else:
-            self.only, self.moved = (method, tf.convert_to_tensor(by)), True
+            self.only, self.changes = (method, tf.convert_to_tensor(by)), 1
 
     def __mul__(self, factor: Any) -> tf.Tensor:
         return self.value * factor

@@ -68,12 +68,10 @@ def moved(
     twin = twins.twin(optimizer, held, decaying=decaying)
     if decaying:
         getattr(type(twin), apply_steps.DECAY)(twin, [value])
-        _check_moved(value, apply_steps.DECAY)
-        value = twins.Value(functools.partial(_as_it_is, value.value), grad.dtype)
+        _check_moved(value, 0, apply_steps.DECAY)
+    before = value.changes
     twin.update_step(grad, value, learning_rate)
-    _check_moved(value, "update_step")
-    if decaying:
-        value.assign(value.value)  # More happened to it than the last addition.
+    _check_moved(value, before, "update_step")
     return Moved(value, {name: slot.value for name, slot in held.items()})
 
 
@@ -119,6 +117,6 @@ def _as_it_is(value: tf.Tensor) -> tf.Tensor:
     return value
 
 
-def _check_moved(weight: twins.Value, name: str) -> None:
-    if not weight.moved:
+def _check_moved(weight: twins.Value, before: int, name: str) -> None:
+    if weight.changes == before:
         raise unsupported("apply", f"no longer moves a variable in the optimizer's {name}: nothing was changed.")
