@@ -3,12 +3,16 @@
     python benchmarks/bounds.py [--json] [--quick]
 
 "The least" is a loss scaler by hand: a fixed scale, one norm, one branch around Keras's own update. Nothing is counted,
-explained or put back, and the scale never moves. No checked step can be expected to be faster.
+explained or put back, and the scale never moves. No checked step can be expected to be faster. "Remembers nothing" is
+our optimizer with its memory left out: it scales, checks, unscales and updates, but moves no scale, counts no step and
+notes no loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from unittest import mock
 
 import keras
 import models
@@ -21,8 +25,11 @@ from loop import BATCH_SIZE, STEPS, fit, loop
 
 import loops
 import loops.tasks
+from scaler.gate.state import StoredState
+from scaler.mistakes.open_step import OpenStep
 
 LEAST = "the least"
+FORGETS = "halfstep that remembers nothing"
 SCALE = 2.0**10
 SECONDS = 3.0
 
@@ -146,6 +153,21 @@ def least_fit(make: Callable, steps_in_a_turn: int, **arguments) -> Callable[[],
     return lambda: model.fit(dataset, steps_per_epoch=steps_in_a_turn, shuffle=False, verbose=0)
 
 
+@contextlib.contextmanager
+def forgetting() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for owner, name in ((StoredState, "move"), (OpenStep, "begin"), (OpenStep, "end")):
+            stack.enter_context(mock.patch.object(owner, name, return_value=None))
+        yield
+
+
+def forgetful_fit(make: Callable, steps_in_a_turn: int, **arguments) -> Callable[[], object]:
+    turn = contender(make, OURS, steps_in_a_turn, **arguments)
+    with forgetting():
+        turn()  # It is traced now.
+    return turn
+
+
 def of_fit(quick: bool, found: dict) -> list[paired.Figure]:
     figures = []
     make, count = FIT_MODELS["digits MLP"]
@@ -154,12 +176,14 @@ def of_fit(quick: bool, found: dict) -> list[paired.Figure]:
     for setting, arguments in list(settings.items())[: 1 if quick else None]:
         arguments = {"jit_compile": False, **arguments}
         contenders = {side: contender(make, side, count, **arguments) for side in (OURS, PROTECTED, THEIRS)}
+        contenders[FORGETS] = forgetful_fit(make, count, **arguments)
         contenders[LEAST] = least_fit(make, count, **arguments)
         taken = paired.take_turns(contenders, SECONDS, quick)
         title = f"digits MLP, mixed_float16, fit, {setting}"
         found[title] = paired.case(taken, THEIRS, steps_in_a_turn=count)
         figures += [
-            paired.figure(f"{title}: {side} to Keras's", taken, side, THEIRS) for side in (OURS, PROTECTED, LEAST)
+            paired.figure(f"{title}: {side} to Keras's", taken, side, THEIRS)
+            for side in (OURS, PROTECTED, FORGETS, LEAST)
         ]
         keras.backend.clear_session()
     return figures
