@@ -88,6 +88,7 @@ def test_each_has_a_page_and_is_in_the_index():
 
 
 def test_the_tables_know_the_beginning_of_each_message(messages):
+    """A message that is missing gets into a row of its class's page, docs/errors/NAME.md."""
     assert len(messages) > 450
     assert [(name, said) for name, said in sorted(messages) if not known(name, said)] == []
 
@@ -183,13 +184,10 @@ def test_an_error_of_a_user_names_the_page_of_its_base():
     assert Mine("no", path="here").__notes__ == ["halfstep: see docs/errors/NotWritable.md"]
 
 
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 shows no notes")
 def test_a_traceback_ends_with_it():
     text = traceback.format_exception_only(scaler.InvalidArgument("not so"))
-    noted = hasattr(Exception, "add_note")
-    assert (
-        text
-        == ["scaler.errors.InvalidArgument: not so\n", "halfstep: see docs/errors/InvalidArgument.md\n"][: 1 + noted]
-    )
+    assert text == ["scaler.errors.InvalidArgument: not so\n", "halfstep: see docs/errors/InvalidArgument.md\n"]
 
 
 @pytest.mark.parametrize(
