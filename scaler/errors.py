@@ -12,6 +12,8 @@ UserWarning
 └── ScaleWarning                                    a step that is probably not what was meant
 """
 
+import functools
+import importlib.metadata
 import pathlib
 import re
 
@@ -25,6 +27,34 @@ class ScalerError(Exception):
 
     def __str__(self) -> str:
         return sentence(super().__str__())
+
+    # The list that PEP 678 describes, to which `add_note` adds. It is made when it is first read, so it needs no
+    # constructor, and a copy or an unpickled error has it once.
+    @functools.cached_property
+    def __notes__(self) -> list[str]:
+        return [f"halfstep: see {page_of(type(self))}"]
+
+
+def page_of(kind: type) -> str:
+    """The page of the documentation about an exception of this package, or about the base of a user's own one.
+
+    It is an address if the installed metadata has that of the documentation, and otherwise a path in the repository.
+    """
+    name = next(one.__name__ for one in kind.__mro__ if one.__module__ in _MODULES)
+    address = _documentation()
+    return f"{address}/errors/{name}.html" if address else f"docs/errors/{name}.md"
+
+
+_MODULES = ("scaler.errors", "loops.support.errors")
+
+
+@functools.cache
+def _documentation() -> str:
+    try:
+        urls = importlib.metadata.metadata("halfstep").get_all("Project-URL", [])
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    return dict(url.split(", ", 1) for url in urls).get("Documentation", "").rstrip("/")
 
 
 def sentence(text: str) -> str:

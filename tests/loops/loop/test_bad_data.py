@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -338,6 +339,8 @@ def test_a_script_shows_the_sentence_once_and_little_else(case, shown_by_scripts
     errors = shown_by_scripts[case]
     shown = errors[errors.index("Traceback") :].strip().splitlines()
     assert sum(sentence in line for line in shown) == 1
+    if hasattr(Exception, "add_note"):  # Python 3.10 shows none.
+        assert re.fullmatch(r"halfstep: see docs/errors/\w+\.md", shown.pop())
     assert len(shown) <= lines, errors
     assert "During handling" not in errors
     assert "in user code" not in errors
