@@ -55,6 +55,7 @@ class ComposedStep(tf.Module):
         scalers: The loss scaler of each part, by name.
         optimizers: The optimizer of each part, by name.
         models: The models and layers of the parts, and those that the functions name.
+        groups: The parts by the scaler that decides about them.
 
     Raises:
         scaler.InvalidArgument: For parts that do not fit together.
@@ -80,7 +81,10 @@ class ComposedStep(tf.Module):
         self.optimizers = {part.name: part.optimizer for part in parts}
         self._trainable = scaler.weights.TrainableSet.of(weight for model in self.models for weight in model.weights)
         groups = [list(parts)] if loss_scaler else [[part] for part in parts]
-        self._groups = [PartGroup(each, self.scalers[each[0].name], accumulate, self._state(each)) for each in groups]
+        self.groups = [
+            PartGroup(each, self.scalers[each[0].name], accumulate, self._state(each), not _states(self.models))
+            for each in groups
+        ]
         self._turns = Turns(self.accumulate) if any(part.every > 1 for part in parts) else None
         # The scalars that each loss function returned when it was traced last.
         self._extra: dict[str, dict[str, tf.DType]] = {part.name: {} for part in parts}
@@ -93,6 +97,11 @@ class ComposedStep(tf.Module):
     def weights(self) -> dict[str, Any]:
         """The variables of all parts by name, such as "generator/dense/kernel", in the order of `variable`."""
         return {f"{part.name}/{_path(one)}": one for part in self.parts for one in part.variables}
+
+    @property
+    def master_weights(self) -> list[scaler.MasterWeights]:
+        """The float32 masters of the parts with 16-bit variables."""
+        return [masters for group in self.groups for masters in group.masters if masters is not None]
 
     def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
         """Takes one (micro-)batch.
@@ -116,6 +125,16 @@ class ComposedStep(tf.Module):
         """
         return self._take(batch)
 
+    def check(self) -> None:
+        """Checks the scaler of each part, as `scaler.LossScaler.check` does. A `Loop` does so by itself.
+
+        Raises:
+            scaler.StuckError: If the policy of a scaler raises.
+            scaler.InvalidArgument: Inside a `tf.function`.
+        """
+        for one in {id(one): one for one in self.scalers.values()}.values():
+            one.check()
+
     @contextlib.contextmanager
     def retraced(self) -> Iterator[None]:
         """Within this context a step that is traced takes the turns of the next call, without a branch around them."""
@@ -126,6 +145,15 @@ class ComposedStep(tf.Module):
             yield
         finally:
             self._due_now = before
+
+    def go_back(self, calls: int) -> None:
+        """Takes turns as so many calls ago. All other variables are as they are.
+
+        Args:
+            calls: How many.
+        """
+        if self._turns is not None:
+            self._turns.go_back(calls)
 
     @scaler.tracing.as_written
     def _take(self, batch: Any) -> dict[str, tf.Tensor]:
@@ -158,7 +186,7 @@ class ComposedStep(tf.Module):
         self, forward: Callable[[Any], Any], batch: Any, due: list, outputs: dict
     ) -> list[tuple[int, Decided]]:
         """One forward pass, the gradients of all parts, and then the decisions."""
-        before, scales = [group.open() for group in self._groups], self._scales()
+        before, scales = [group.open() for group in self.groups], self._scales()
         with tf.GradientTape(persistent=True) as tape:
             given = scaler.tracing.as_called(forward)(batch)
             losses = [self._loss(part, given) for part in self.parts]
@@ -168,7 +196,7 @@ class ComposedStep(tf.Module):
             for part, loss, one in zip(self.parts, losses, scaled, strict=True)
         }
         found, start = [], 0
-        for group, state in zip(self._groups, before, strict=True):
+        for group, state in zip(self.groups, before, strict=True):
             turn = due[start]
             own = [taken[part.name] for part in group.parts]
             decided = None if turn is False and not group.window else group.decide(own, state, _when(turn))
@@ -180,7 +208,7 @@ class ComposedStep(tf.Module):
     def _in_turn(self, batch: Any, due: list, outputs: dict) -> list[tuple[int, Decided]]:
         """The forward pass of a part, its gradients and its decision, and then those of the next."""
         found = []
-        for place, (group, turn) in enumerate(zip(self._groups, due, strict=True)):
+        for place, (group, turn) in enumerate(zip(self.groups, due, strict=True)):
             scales = self._scales()
             if turn is False:
                 outputs |= self._outputs(group, [None], None, scales)

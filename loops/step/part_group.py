@@ -39,20 +39,24 @@ class PartGroup(tf.Module):
         loss_scaler: The scaler.
         accumulate: Micro-batches per step.
         state: Non-trainable variables that are put back if the parts are skipped.
+        looks_for_state: Whether `apply` looks for BatchNorm's statistics, since the step knows of none.
 
     Attributes:
         parts: The argument.
         loss_scaler: The argument.
         weights: The variables that each part moves.
+        masters: The masters of each part, or None.
         window: The sums of all of them, or None.
     """
 
-    def __init__(self, parts: Sequence[Part], loss_scaler: scaler.LossScaler, accumulate: int, state: list):
+    def __init__(
+        self, parts: Sequence[Part], loss_scaler: scaler.LossScaler, accumulate: int, state: list, looks_for_state: bool
+    ):
         super().__init__(name="part_group")
         self.parts, self.loss_scaler = list(parts), loss_scaler
         self.weights = [part.variables for part in parts]
-        self._state = list(state)
-        self._masters = [_masters(weights) for weights in self.weights]
+        self._state, self._looks_for_state = list(state), looks_for_state
+        self.masters = [_masters(weights) for weights in self.weights]
         flat = [variable for weights in self.weights for variable in weights]
         self.window = MicroBatches(accumulate, flat, state) if accumulate > 1 else None
 
@@ -89,11 +93,10 @@ class PartGroup(tf.Module):
         return self.loss_scaler.apply(
             part.optimizer,
             grads,
-            self._masters[place] or self.weights[place],
+            self.masters[place] or self.weights[place],
             clip_norm=part.clip_norm,
             clip=part.clip,
-            # Without any state `apply` looks for BatchNorm's by itself.
-            rollback=before if before.variables else None,
+            rollback=self._rollback(before),
             when=when,
             **options,
         )
@@ -108,7 +111,7 @@ class PartGroup(tf.Module):
             scaler.move_nothing,
             grads,
             targets,
-            rollback=before if before.variables else None,
+            rollback=self._rollback(before),
             when=when,
             loss_scale=loss_scale,
             diagnose=again,
@@ -127,8 +130,11 @@ class PartGroup(tf.Module):
             start += len(own)
         return Decided(tf.convert_to_tensor(when), applied, cause, variable, outcomes)
 
+    def _rollback(self, before: scaler.Snapshot) -> scaler.Snapshot | None:
+        return None if self._looks_for_state else before
+
     def _updated(self, place: int, own: list) -> list:
-        masters = self._masters[place]
+        masters = self.masters[place]
         return masters.weights if masters else own
 
     def _again(self, taken: Sequence[Taken]) -> Callable[[tf.Tensor], list] | None:

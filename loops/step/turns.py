@@ -46,6 +46,11 @@ class Turns(tf.Module):
         """Whether it is the turn of a part in this call, scalar bool."""
         return tf.equal((self._calls // self._window + 1) % every, 0)
 
+    def go_back(self, calls: int) -> None:
+        """As if so many calls had not been, on every replica; called outside of a step."""
+        for part in getattr(self._calls, "values", (self._calls,)):
+            part.assign_sub(calls)
+
     def end(self) -> None:
         """Counts this call."""
         self._calls.assign_add(1)

@@ -1,0 +1,81 @@
+"""Guards runs of a `ComposedStep`: resumed in the middle of a turn, on replicas, with windows, and explained."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from composed_cases import Players, dataset
+from mirrored import mirrored
+from rigs import raw
+
+import loops
+
+FAULTS = ((2, "critic"), (4, "actor"))
+
+
+def decisions(players, data, strategy=None):
+    """What each of four steps decided."""
+    seen = []
+    loops.Loop(players.step, data, steps_per_call=4, strategy=strategy, actions=[seen.append]).run(4)
+    names = ("critic/applied", "actor/applied", "actor/attempted", "applied", "cause", "variable")
+    return {name: seen[0].outputs[name].tolist() for name in names}
+
+
+@pytest.mark.slow_with("turns-2")
+@pytest.mark.exhaustive_with("shared-1", "one scaler-1")
+@pytest.mark.parametrize(("shape", "every"), [("turns", 2), ("shared", 1), ("one scaler", 1)])
+def test_two_replicas_take_the_step_of_one(shape, every):
+    """Each has the same rows, so that BatchNorm sees the same."""
+    one, strategy = Players(shape, every=every, dropout=0.0), mirrored(2)
+    with strategy.scope():
+        two = Players(shape, every=every, dropout=0.0)
+    halves = dataset(4, bad=FAULTS, size=4)
+    doubled = halves.map(lambda *parts: tuple(tf.concat([part, part], axis=0) for part in parts))
+    assert decisions(two, doubled, strategy) == decisions(one, halves)
+    for name in ("critic", "actor"):
+        for ours, theirs in zip(two.held(name), one.held(name), strict=True):
+            np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-4, atol=1e-6)
+
+
+def resumed(folder, steps, resume=True):
+    """A run to `steps`, which goes on from the folder's checkpoint, with a bad batch."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    players = Players("turns", "mixed_float16", every=3)
+    actions = [loops.JsonLines(folder / "steps.jsonl"), loops.Checkpoint(folder / "c", every=100, resume=resume)]
+    loops.Loop(players.step, dataset(8, bad=((2, "critic"), (6, "actor"))), steps_per_call=2, actions=actions).run(
+        steps
+    )
+    return players
+
+
+@pytest.mark.slow
+def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_turn(tmp_path):
+    whole = resumed(tmp_path / "whole", 8)
+    resumed(tmp_path / "two", 4)
+    again = resumed(tmp_path / "two", 8)
+    assert raw(again.variables()) == raw(whole.variables())
+    logs = [(tmp_path / name / "steps.jsonl").read_text() for name in ("whole", "two")]
+    assert logs[0] == logs[1]
+    rows = [json.loads(line) for line in logs[0].splitlines()]
+    assert [row["actor/attempted"] for row in rows] == [step % 3 == 0 for step in range(1, 9)]
+    assert [row["applied"] for row in rows] == [step not in (2, 6) for step in range(1, 9)]
+    assert rows[1]["cause"] == rows[5]["cause"] == "LOSS"
+    assert rows[1]["variable"].startswith("critic/")
+    assert rows[5]["variable"].startswith("actor/")
+    assert id(whole.step.weights[rows[5]["variable"]]) in map(id, whole.actor.trainable_variables)
+
+
+@pytest.mark.exhaustive_with("shared", "one scaler")
+@pytest.mark.slow_with("turns")
+@pytest.mark.parametrize("shape", ["turns", "shared", "one scaler"])
+def test_explain_names_the_part_and_its_layer(shape):
+    """The actor's backward pass overflows at every scale, in its own turn."""
+    players = Players(shape, every=1 if shape == "one scaler" else 2)
+    explain = loops.Explain()
+    loops.Loop(players.step, dataset(2, bad=((2, "actor"),)), steps_per_call=1, actions=[explain]).run(2)
+    (found,) = explain.explanations
+    assert found.verdict == "loss"
+    assert found.reproduced
