@@ -73,7 +73,7 @@ class ComposedStep(tf.Module):
         check_composed(parts, forward, loss_scaler, accumulate)
         self.parts, self.forward, self.accumulate = tuple(parts), forward, int(accumulate)
         self.loss_scaler = loss_scaler
-        own = [model for part in parts for model in part.models]
+        own = [model for part in parts for model in (*part.models, part.teacher) if model is not None]
         named = [model for function in (forward, *(part.loss_fn for part in parts)) for model in models_of(function)]
         self.models = list({id(model): model for model in (*own, *named)}.values())
         scales = any(computes_in_float16(model) for model in self.models)

@@ -10,6 +10,7 @@ import tensorflow as tf
 import scaler
 from loops.step.accumulation import MicroBatches
 from loops.step.parts import Part
+from loops.step.teachers import Teacher
 from loops.step.turns import Taken
 
 
@@ -57,6 +58,10 @@ class PartGroup(tf.Module):
         self.weights = [part.variables for part in parts]
         self._state, self._looks_for_state = list(state), looks_for_state
         self.masters = [_masters(weights) for weights in self.weights]
+        self._teachers = [
+            part.teacher and Teacher(part.teacher, part.model, masters, part.momentum)
+            for part, masters in zip(self.parts, self.masters, strict=True)
+        ]
         flat = [variable for weights in self.weights for variable in weights]
         self.window = MicroBatches(accumulate, flat, state) if accumulate > 1 else None
 
@@ -66,7 +71,7 @@ class PartGroup(tf.Module):
 
     @scaler.tracing.as_written
     def decide(self, taken: Sequence[Taken], before: scaler.Snapshot, due: tf.Tensor | None) -> Decided:
-        """Applies or skips.
+        """Applies or skips, and lets teachers follow.
 
         Args:
             taken: The passes of the parts.
@@ -83,10 +88,15 @@ class PartGroup(tf.Module):
             grads = self.window.gradients(grads)
             when = self.window.complete if due is None else tf.logical_and(self.window.complete, due)
         if len(self.parts) > 1:
-            return self._together(grads, before, when, again, loss_scale)
-        outcome = self._apply(0, grads, before, when, loss_scale=loss_scale, diagnose=again)
-        variable = _among(self.weights[0], outcome.variable, 0)
-        return Decided(tf.convert_to_tensor(when), outcome.finite, outcome.cause, variable, [outcome])
+            decided = self._together(grads, before, when, again, loss_scale)
+        else:
+            outcome = self._apply(0, grads, before, when, loss_scale=loss_scale, diagnose=again)
+            variable = _among(self.weights[0], outcome.variable, 0)
+            decided = Decided(tf.convert_to_tensor(when), outcome.finite, outcome.cause, variable, [outcome])
+        for teacher, outcome in zip(self._teachers, decided.outcomes, strict=True):
+            if teacher:
+                teacher.follow(outcome.finite)
+        return decided
 
     def _apply(self, place: int, grads: list, before: scaler.Snapshot, when: Any, **options: Any) -> scaler.Outcome:
         part = self.parts[place]

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import scaler
 from loops.step.arguments import check_optimizer
+from loops.step.teachers import check_teacher
 from loops.support.checks import check_count
 
 
@@ -31,6 +32,10 @@ class Part:
         every: The part takes its turn at each call whose number, from 1, is a multiple of `every`.
         clip_norm: Largest global norm of the part's unscaled gradients, or None.
         clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` instead of `clip_norm`, or None.
+        teacher: A model built like `model`, whose weights follow as an exponential moving average, in float32: wherever
+            the part was applied they become `momentum * teacher + (1 - momentum) * model`. Give both the same weights
+            first: `teacher.set_weights(model.get_weights())`.
+        momentum: How much of the teacher stays at each step.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -45,6 +50,8 @@ class Part:
     every: int = 1
     clip_norm: float | None = None
     clip: scaler.ClipByNorm | scaler.ClipByValue | None = None
+    teacher: keras.Model | None = None
+    momentum: float = 0.999
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
@@ -69,6 +76,7 @@ class Part:
         if self.loss_scaler is not None and not isinstance(self.loss_scaler, scaler.LossScaler):
             raise scaler.InvalidArgument(f"{who}: loss_scaler={self.loss_scaler!r}: expected a scaler.LossScaler.")
         check_count(f"{who}: every={self.every!r}", self.every)
+        check_teacher(who, self.teacher, self.model, self.momentum)
         scaler.LossScaler.check_arguments(self.optimizer, clip_norm=self.clip_norm, clip=self.clip)
 
     def _given(self) -> list:
@@ -104,6 +112,7 @@ def check_composed(parts: Any, forward: Any, loss_scaler: Any, accumulate: Any) 
     _refuse_shared(parts, "the variable", lambda part: part.variables)
     _refuse_shared(parts, "the optimizer", lambda part: [part.optimizer])
     _refuse_shared(parts, "the loss scaler", lambda part: [part.loss_scaler] if part.loss_scaler else [])
+    _refuse_moved_teachers(parts)
     check_count(f"ComposedStep(accumulate={accumulate!r})", accumulate)
     if accumulate > 1 and forward is None:
         raise scaler.InvalidArgument(
@@ -133,6 +142,21 @@ def _check_one_scaler(parts: Sequence[Part], forward: Any, loss_scaler: Any) -> 
     else:
         return
     raise scaler.InvalidArgument(f"ComposedStep(loss_scaler=...): one scaler decides about all parts together; {why}")
+
+
+def _refuse_moved_teachers(parts: Sequence[Part]) -> None:
+    """Refuses a teacher that an optimizer moves, or that follows two students."""
+    follows: dict[int, str] = {}
+    for part in parts:
+        for variable in [] if part.teacher is None else part.teacher.weights:
+            mover = next((one.name for one in parts if any(own is variable for own in one.variables)), None)
+            mover = mover or follows.get(id(variable))
+            if mover is not None:
+                raise scaler.InvalidArgument(
+                    f"ComposedStep: the teacher of part {part.name!r} is moved by part {mover!r}, too: expected a "
+                    "model of its own."
+                )
+        follows |= {} if part.teacher is None else {id(variable): part.name for variable in part.teacher.weights}
 
 
 def _refuse_shared(parts: Sequence[Part], what: str, of: Callable[[Part], Iterable]) -> None:
