@@ -73,7 +73,7 @@ class ComposedStep(tf.Module):
         check_composed(parts, forward, loss_scaler, accumulate)
         self.parts, self.forward, self.accumulate = tuple(parts), forward, int(accumulate)
         self.loss_scaler = loss_scaler
-        own = [model for part in parts for model in (*part.models, part.teacher) if model is not None]
+        own = [model for part in parts for model in part.own_models]
         named = [model for function in (forward, *(part.loss_fn for part in parts)) for model in models_of(function)]
         self.models = list({id(model): model for model in (*own, *named)}.values())
         scales = any(computes_in_float16(model) for model in self.models)
@@ -100,8 +100,9 @@ class ComposedStep(tf.Module):
 
     @property
     def master_weights(self) -> list[scaler.MasterWeights]:
-        """The float32 masters of the parts with 16-bit variables."""
-        return [masters for group in self.groups for masters in group.masters if masters is not None]
+        """The float32 masters of the parts with 16-bit variables, and of their teachers."""
+        found = [masters for group in self.groups for masters in (*group.masters, *group.teachers_masters)]
+        return [masters for masters in found if masters is not None]
 
     def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
         """Takes one (micro-)batch.
@@ -335,7 +336,7 @@ class ComposedStep(tf.Module):
 
     def _state(self, group: list[Part]) -> list:
         """What a skip of these parts puts back."""
-        kept = [variable for part in self.parts if part not in group for variable in _states(part.models)]
+        kept = [variable for part in self.parts if part not in group for variable in _states(part.own_models)]
         # Parts that take turns are skipped one by one, each with all that its own pass has moved.
         others = {id(variable) for variable in kept} if self.forward else set()
         found = {id(variable): variable for variable in _states(self.models)}

@@ -65,6 +65,11 @@ class PartGroup(tf.Module):
         flat = [variable for weights in self.weights for variable in weights]
         self.window = MicroBatches(accumulate, flat, state) if accumulate > 1 else None
 
+    @property
+    def teachers_masters(self) -> list[scaler.MasterWeights | None]:
+        """The masters of the teachers."""
+        return [teacher.masters for teacher in self._teachers if teacher]
+
     def open(self) -> scaler.Snapshot:
         """The state as it was before the step, or before the first micro-batch of its window."""
         return self.window.open() if self.window else scaler.snapshot(self._state)

@@ -88,6 +88,11 @@ class Part:
         return [one for one in self._given() if isinstance(one, keras.layers.Layer)]
 
     @property
+    def own_models(self) -> list[keras.layers.Layer]:
+        """The same and the teacher: what no other part puts back."""
+        return self.models if self.teacher is None else [*self.models, self.teacher]
+
+    @property
     def variables(self) -> list:
         """The variables that the optimizer moves."""
         found: list = []

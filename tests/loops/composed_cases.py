@@ -51,15 +51,25 @@ class Players:
         strategy: Makes the strategy of each scaler.
         dropout: Of the actor; XLA draws other numbers.
         clip_norm: Of the actor.
+        momentum: With which the actor has a teacher, or None for none.
         arguments: Further ones of the `ComposedStep`.
     """
 
     def __init__(
-        self, shape="turns", kind="float32", every=1, strategy=dynamic, dropout=0.25, clip_norm=None, **arguments
+        self,
+        shape="turns",
+        kind="float32",
+        every=1,
+        strategy=dynamic,
+        dropout=0.25,
+        clip_norm=None,
+        momentum=None,
+        **arguments,
     ):
         self.shape, self.every, self.clip_norm = shape, every, clip_norm
         self.critic, self.actor = plain_model(kind), stateful_model(kind, dropout)
         self.optimizers = {name: keras.optimizers.SGD(0.1, momentum=0.9) for name in ("critic", "actor")}
+        self.teacher = stateful_model(kind, dropout) if momentum is not None else None
         shared = shape == "one scaler"
         own = {} if shared else {name: scaler.LossScaler(strategy(), name=name) for name in self.optimizers}
         parts = [
@@ -74,6 +84,8 @@ class Players:
                 loss_scaler=own.get("actor"),
                 every=every,
                 clip_norm=clip_norm,
+                teacher=self.teacher,
+                momentum=0.5 if momentum is None else momentum,
             ),
         ]
         arguments |= {"loss_scaler": scaler.LossScaler(strategy())} if shared else {}

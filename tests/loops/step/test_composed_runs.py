@@ -28,14 +28,17 @@ def decisions(players, data, strategy=None):
 @pytest.mark.parametrize(("shape", "every"), [("turns", 2), ("shared", 1), ("one scaler", 1)])
 def test_two_replicas_take_the_step_of_one(shape, every):
     """Each has the same rows, so that BatchNorm sees the same."""
-    one, strategy = Players(shape, every=every, dropout=0.0), mirrored(2)
+    arguments = {"every": every, "dropout": 0.0, "momentum": 0.5}
+    one, strategy = Players(shape, **arguments), mirrored(2)
     with strategy.scope():
-        two = Players(shape, every=every, dropout=0.0)
+        two = Players(shape, **arguments)
     halves = dataset(4, bad=FAULTS, size=4)
     doubled = halves.map(lambda *parts: tuple(tf.concat([part, part], axis=0) for part in parts))
     assert decisions(two, doubled, strategy) == decisions(one, halves)
-    for name in ("critic", "actor"):
-        for ours, theirs in zip(two.held(name), one.held(name), strict=True):
+    pairs = [(two.teacher.variables, one.teacher.variables)]
+    pairs += [(two.held(name), one.held(name)) for name in ("critic", "actor")]
+    for own, other in pairs:
+        for ours, theirs in zip(own, other, strict=True):
             np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-4, atol=1e-6)
 
 
@@ -43,7 +46,7 @@ def resumed(folder, steps, resume=True):
     """A run to `steps`, which goes on from the folder's checkpoint, with a bad batch."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
-    players = Players("turns", "mixed_float16", every=3)
+    players = Players("turns", "float16", every=3, momentum=0.9)
     actions = [loops.JsonLines(folder / "steps.jsonl"), loops.Checkpoint(folder / "c", every=100, resume=resume)]
     loops.Loop(players.step, dataset(8, bad=((2, "critic"), (6, "actor"))), steps_per_call=2, actions=actions).run(
         steps
@@ -57,6 +60,7 @@ def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_turn(tmp_path):
     resumed(tmp_path / "two", 4)
     again = resumed(tmp_path / "two", 8)
     assert raw(again.variables()) == raw(whole.variables())
+    assert raw(again.teacher.variables) == raw(whole.teacher.variables)
     logs = [(tmp_path / name / "steps.jsonl").read_text() for name in ("whole", "two")]
     assert logs[0] == logs[1]
     rows = [json.loads(line) for line in logs[0].splitlines()]
