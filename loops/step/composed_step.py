@@ -114,7 +114,8 @@ class ComposedStep(tf.Module):
             Scalars. For each part, named as "generator/loss": `loss`, float32, unscaled; `attempted`: bool, whether a
             decision was taken; `applied`: bool, whether its weights moved; `loss_scale`: float32; `grad_norm` and
             `clipped_norm`: float32, as of a `TrainStep`; `norm_limit` and `loss_limit` with a `scaler.SpikeGuard`; and
-            the scalars that its loss function added. Where it is not a part's turn its floats are NaN.
+            the scalars that its loss function added. Where it is not a part's turn its norms are NaN, and so are its
+            loss and the floats that its function adds, unless `forward` computed them.
 
             For all of them: `attempted`: bool, whether any decided. `applied`: bool, whether all that did moved.
             `cause`: int32, why the first part that was skipped was, a `scaler.Cause`. `variable`: int32, its variable

@@ -1,5 +1,8 @@
 """Guards `ComposedStep`: it is the step by hand, and a fault skips the part that it is in, or all, and nothing else."""
 
+import dataclasses
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -89,3 +92,31 @@ def test_the_outputs_carry_the_names_of_the_parts():
     names = [f"critic/{name}" for name in (*own, "value")] + [f"actor/{name}" for name in own]
     assert list(outputs) == [*names, "attempted", "applied", "cause", "variable"]
     assert all(value.shape.rank == 0 for value in outputs.values())
+
+
+@tf.custom_gradient
+def broken(x):
+    return x, lambda upstream: upstream * np.inf
+
+
+def test_turns_of_a_table_and_of_a_variable_whose_backward_pass_is_at_fault():
+    """A branch around sparse gradients, and a second look at those of a pass that lies inside of a branch."""
+    table, number = keras.layers.Embedding(4, 2), tf.Variable(1.0, name="number")
+    table.build()
+    start = table.embeddings.numpy()
+    parts = [
+        loops.Part("table", table, lambda ids: tf.reduce_sum(table(ids)), keras.optimizers.SGD(0.5), every=2),
+        loops.Part("number", number, lambda ids: broken(number), keras.optimizers.SGD(0.5), every=2),
+    ]
+    scalers = [dataclasses.replace(part, loss_scaler=scaler.LossScaler(name=part.name)) for part in parts]
+    step = tf.function(loops.ComposedStep(scalers))
+    ids = tf.constant([1, 1, 3])
+    assert not step(ids)["attempted"]
+    assert table.embeddings.numpy().tobytes() == start.tobytes()
+    outputs = step(ids)
+    np.testing.assert_array_equal(table.embeddings.numpy(), start - np.float32([[0], [1], [0], [0.5]]))
+    assert outputs["table/applied"]
+    assert not outputs["number/applied"]
+    assert outputs["cause"] == scaler.Cause.BACKWARD
+    assert outputs["variable"] == 1
+    assert number.numpy() == 1.0
