@@ -10,15 +10,13 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.step.again import only_first, taken_again
 from loops.step.arguments import computes_in_float16
+from loops.step.composed_outputs import outputs_of, scales_of, summed_up
 from loops.step.frozen_weights import models_of
-from loops.step.loss_result import loss_and_extra
 from loops.step.part_group import Decided, PartGroup
+from loops.step.part_passes import PartPasses
 from loops.step.parts import Part, check_composed
-from loops.step.turns import Taken, Turns, nothing, taken_if
-
-_OWN = ("loss", "attempted", "applied", "loss_scale", "grad_norm", "clipped_norm", "norm_limit", "loss_limit")
+from loops.step.turns import Turns
 
 
 class ComposedStep(tf.Module):
@@ -86,8 +84,7 @@ class ComposedStep(tf.Module):
             for each in groups
         ]
         self._turns = Turns(self.accumulate) if any(part.every > 1 for part in parts) else None
-        # The scalars that each loss function returned when it was traced last.
-        self._extra: dict[str, dict[str, tf.DType]] = {part.name: {} for part in parts}
+        self._passes = PartPasses(dict(self.scalers), list(self.models), self.accumulate)
         self._due_now: dict[str, bool] | None = None
 
     def __repr__(self) -> str:
@@ -96,7 +93,16 @@ class ComposedStep(tf.Module):
     @property
     def weights(self) -> dict[str, Any]:
         """The variables of all parts by name, such as "generator/dense/kernel", in the order of `variable`."""
-        return {f"{part.name}/{_path(one)}": one for part in self.parts for one in part.variables}
+        found: dict[str, Any] = {}
+        for part in self.parts:
+            for one in part.variables:
+                name = free = f"{part.name}/{_path(one)}"
+                number = 1
+                while free in found:
+                    number += 1
+                    free = f"{name}:{number}"
+                found[free] = one
+        return found
 
     @property
     def master_weights(self) -> list[scaler.MasterWeights]:
@@ -168,7 +174,7 @@ class ComposedStep(tf.Module):
         outputs: dict[str, tf.Tensor] = {}
         forward = self.forward
         found = self._together(forward, batch, due, outputs) if forward else self._in_turn(batch, due, outputs)
-        outputs |= _summed_up(found)
+        outputs |= summed_up(found)
         if self._turns is not None:
             # A step that fails must not be counted.
             with tf.control_dependencies(list(outputs.values())):
@@ -188,22 +194,15 @@ class ComposedStep(tf.Module):
         self, forward: Callable[[Any], Any], batch: Any, due: list, outputs: dict
     ) -> list[tuple[int, Decided]]:
         """One forward pass, the gradients of all parts, and then the decisions."""
-        before, scales = [group.open() for group in self.groups], self._scales()
-        with tf.GradientTape(persistent=True) as tape:
-            given = scaler.tracing.as_called(forward)(batch)
-            losses = [self._loss(part, given) for part in self.parts]
-            scaled = [self._scaled(part, loss) for part, (loss, _) in zip(self.parts, losses, strict=True)]
-        taken = {
-            part.name: self._taken(part, *loss, tape, one)
-            for part, loss, one in zip(self.parts, losses, scaled, strict=True)
-        }
+        before, scales = [group.open() for group in self.groups], scales_of(self.scalers)
+        taken = self._passes.together(self.parts, due, forward, batch)
         found, start = [], 0
         for group, state in zip(self.groups, before, strict=True):
             turn = due[start]
             own = [taken[part.name] for part in group.parts]
             decided = None if turn is False and not group.window else group.decide(own, state, _when(turn))
             found += [] if decided is None else [(self._first(start), decided)]
-            outputs |= self._outputs(group, own, decided, scales)
+            outputs |= outputs_of(group.parts, own, decided, scales, self._passes.extra)
             start += len(group.parts)
         return found
 
@@ -211,125 +210,16 @@ class ComposedStep(tf.Module):
         """The forward pass of a part, its gradients and its decision, and then those of the next."""
         found = []
         for place, (group, turn) in enumerate(zip(self.groups, due, strict=True)):
-            scales = self._scales()
+            scales, extra = scales_of(self.scalers), self._passes.extra
             if turn is False:
-                outputs |= self._outputs(group, [None], None, scales)
+                outputs |= outputs_of(group.parts, [None], None, scales, extra)
                 continue
             before = group.open()
-            taken = self._taken_in_turn(group.parts[0], batch, before, turn)
+            taken = self._passes.in_turn(group.parts[0], batch, before, turn)
             decided = group.decide([taken], before, _when(turn))
             found.append((self._first(place), decided))
-            outputs |= self._outputs(group, [taken], decided, scales)
+            outputs |= outputs_of(group.parts, [taken], decided, scales, extra)
         return found
-
-    def _taken_in_turn(self, part: Part, batch: Any, before: scaler.Snapshot, turn: tf.Tensor | bool) -> Taken:
-        def take() -> Taken:
-            may_look_again = turn is True and self._looks_again(part)
-            with tf.GradientTape(persistent=may_look_again) as tape:
-                loss, extra = self._loss(part, batch)
-                scaled = self._scaled(part, loss)
-            return self._taken(part, loss, extra, tape, scaled, may_look_again)
-
-        def again(small: tf.Tensor) -> list:
-            with tf.GradientTape() as tape:
-                loss, _ = self._loss(part, batch)
-                scaled = self._share(loss) * loss_scale
-            return tape.gradient(scaled, part.variables, output_gradients=small)
-
-        if turn is True:
-            return take()
-        self._check_no_collectives(part)
-        loss_scale, taken = self.scalers[part.name].loss_scale, taken_if(turn, take)
-        # The tape of the pass is inside of the branch.
-        return taken._replace(again=taken_again(again, before, None) if self._looks_again(part) else None)
-
-    def _loss(self, part: Part, given: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The loss of a part in float32, and the other scalars of its function."""
-        loss, extra = loss_and_extra(scaler.tracing.as_called(part.loss_fn)(given), _OWN)
-        loss = tf.convert_to_tensor(loss)
-        self.scalers[part.name].check_precision(loss, loss)
-        loss = tf.cast(loss, tf.float32)
-        for penalty in (one for model in part.models for one in getattr(model, "losses", ())):
-            loss += tf.cast(penalty, tf.float32)
-        extra = {name: tf.convert_to_tensor(value) for name, value in extra.items()}
-        self._extra[part.name] = {name: value.dtype for name, value in extra.items()}
-        return loss, extra
-
-    def _scaled(self, part: Part, loss: tf.Tensor) -> tf.Tensor:
-        return self.scalers[part.name].scale(self._share(loss))
-
-    def _share(self, loss: tf.Tensor) -> tf.Tensor:
-        """Of the mean over micro-batches and replicas, whose gradients are summed."""
-        return loss / (self.accumulate * tf.distribute.get_strategy().num_replicas_in_sync)
-
-    def _taken(
-        self,
-        part: Part,
-        loss: tf.Tensor,
-        extra: dict,
-        tape: tf.GradientTape,
-        scaled: tf.Tensor,
-        may_look_again: bool = True,
-    ) -> Taken:
-        weights = part.variables
-        grads = tape.gradient(scaled, weights)
-        if all(grad is None for grad in grads):
-            raise scaler.InvalidArgument(
-                f"ComposedStep: part {part.name!r} gives no gradient: its loss depends on none of its variables. "
-                "Compute it from its own model's predictions, without tf.stop_gradient or NumPy in between."
-            )
-        if self.accumulate == 1:  # A window checks that each micro-batch has the same gradients.
-            self.scalers[part.name].check_connected(grads, weights)
-
-        @scaler.tracing.as_written
-        def again(small: tf.Tensor) -> list:
-            return tape.gradient(scaled, weights, output_gradients=small)
-
-        may_look_again = may_look_again and self._looks_again(part)
-        return Taken(loss, extra, grads, only_first(again) if may_look_again else None)
-
-    def _looks_again(self, part: Part) -> bool:
-        """Whether a second look at the gradients may tell why a part is skipped."""
-        collective = self._replicas() > 1 and self._synchronizes()
-        return self.accumulate == 1 and self.scalers[part.name].may_diagnose() and not collective
-
-    def _check_no_collectives(self, part: Part) -> None:
-        if self._replicas() > 1 and self._synchronizes():
-            raise scaler.InvalidArgument(
-                f"ComposedStep: part {part.name!r} takes its turn at every {part.every}th call, and a "
-                "BatchNormalization that synchronises its statistics over replicas cannot be left out of a call. Let "
-                "the parts share one forward pass (forward=), or do without synchronized=True."
-            )
-
-    def _synchronizes(self) -> bool:
-        layers = [layer for model in self.models for layer in scaler.observe.layers_of(model)]
-        return any(getattr(layer, "synchronized", False) for layer in layers)
-
-    @staticmethod
-    def _replicas() -> int:
-        return tf.distribute.get_strategy().num_replicas_in_sync
-
-    def _scales(self) -> dict[str, dict[str, tf.Tensor]]:
-        """What the outputs tell of each scaler before the decision."""
-        return {name: {"loss_scale": one.loss_scale, **one.spike_limits} for name, one in self.scalers.items()}
-
-    def _outputs(self, group: PartGroup, taken: Sequence[Taken | None], decided: Decided | None, scales: dict) -> dict:
-        outputs: dict[str, tf.Tensor] = {}
-        for place, (part, one) in enumerate(zip(group.parts, taken, strict=True)):
-            no, nan = tf.constant(False), tf.constant(float("nan"))
-            outcome = None if decided is None else decided.outcomes[place]
-            extra = self._extra[part.name]
-            own = {
-                "loss": nan if one is None else one.loss,
-                "attempted": no if decided is None else decided.attempted,
-                "applied": no if outcome is None else outcome.finite,
-                "grad_norm": nan if outcome is None else outcome.grad_norm,
-                "clipped_norm": nan if outcome is None else outcome.clipped_norm,
-                **scales[part.name],
-                **{name: nothing(dtype) if one is None else one.extra[name] for name, dtype in extra.items()},
-            }
-            outputs |= {f"{part.name}/{name}": value for name, value in own.items()}
-        return outputs
 
     def _first(self, place: int) -> int:
         """Where the weights of a part begin among all."""
@@ -354,20 +244,6 @@ def _default(part: Part, scales: bool) -> scaler.LossScaler:
 
 def _when(turn: tf.Tensor | bool) -> tf.Tensor | None:
     return None if turn is True else tf.convert_to_tensor(turn)
-
-
-def _summed_up(found: list[tuple[int, Decided]]) -> dict[str, tf.Tensor]:
-    """What all parts did, and the first skip of them."""
-    attempted, applied = tf.constant(False), tf.constant(True)
-    cause, variable = tf.constant(int(scaler.Cause.NONE)), tf.constant(-1)
-    for start, one in reversed(found):
-        skipped = tf.logical_and(one.attempted, tf.logical_not(one.applied))
-        attempted = tf.logical_or(attempted, one.attempted)
-        applied = tf.logical_and(applied, tf.logical_not(skipped))
-        cause = tf.where(skipped, one.cause, cause)
-        variable = tf.where(skipped, tf.where(one.variable < 0, -1, one.variable + start), variable)
-    applied = tf.logical_and(attempted, applied)
-    return {"attempted": attempted, "applied": applied, "cause": cause, "variable": variable}
 
 
 def _path(variable: keras.Variable | tf.Variable) -> str:

@@ -37,6 +37,7 @@ def halves(given):
     return [tuple(part[half] for part in given) for half in (slice(0, 4), slice(4, 8))]
 
 
+@pytest.mark.slow_with("False-2")
 @pytest.mark.exhaustive_with("True-1")
 @pytest.mark.parametrize(("one_scaler", "every"), [(False, 2), (True, 1)])
 def test_a_window_is_the_large_batch(one_scaler, every):
