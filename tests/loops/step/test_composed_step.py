@@ -29,10 +29,9 @@ def outputs_of(players, mode, count=STEPS, **arguments):
     return [step(tuple(map(tf.constant, one))) for one in batches(count, **arguments)]
 
 
-@pytest.mark.slow_with("shared-2-loop")
 @pytest.mark.exhaustive_with(
     *(f"turns-1-{mode}" for mode in ("eager", "graph", "loop", "xla")),
-    *(f"shared-2-{mode}" for mode in ("eager", "graph", "xla")),
+    *(f"shared-2-{mode}" for mode in ("eager", "graph", "loop", "xla")),
     *(f"one scaler-1-{mode}" for mode in ("graph", "loop", "xla")),
     *(f"turns-2-{mode}" for mode in ("graph", "loop", "xla")),
     "one scaler-1-eager",
