@@ -34,6 +34,8 @@ from loops.record.jsonl import JsonLines as JsonLines
 from loops.record.keep_batches import KeepBatches as KeepBatches
 from loops.record.tensorboard import TensorBoard as TensorBoard
 from loops.record.trace import Trace as Trace
+from loops.step.composed_step import ComposedStep as ComposedStep
+from loops.step.parts import Part as Part
 from loops.step.schedule import ByAttempts as ByAttempts
 from loops.step.train_step import TrainStep as TrainStep
 from loops.support.errors import BadBatch as BadBatch
@@ -56,6 +58,7 @@ __all__ = [
     "Call",
     "Checkpoint",
     "CheckpointError",
+    "ComposedStep",
     "Counters",
     "Csv",
     "DivergenceWarning",
@@ -69,6 +72,7 @@ __all__ = [
     "LoopError",
     "NotWritable",
     "OutOfData",
+    "Part",
     "Profile",
     "Progress",
     "ResumeWarning",

@@ -4,56 +4,48 @@ import keras
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-import scaler
+import loops
 
 keras.utils.set_random_seed(0)
 keras.config.set_dtype_policy("mixed_float16")
-Dense, Sequential = keras.layers.Dense, keras.Sequential
+Dense, Sequential, Input = keras.layers.Dense, keras.Sequential, keras.Input
 cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
+noise = [keras.layers.GaussianNoise(0.15, seed=0), keras.layers.Dropout(0.2, seed=1)]
+augment = Sequential([Input([64]), *noise])
+encoder = Sequential([Input([64]), Dense(128, activation="relu"), keras.layers.BatchNormalization(), Dense(64)])
+projection = Sequential([Input([64]), Dense(64, activation="relu"), Dense(32, dtype="float32")])
+probe = Sequential([Input([64]), Dense(10, dtype="float32")])
 
-class Contrastive(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.augment = Sequential([keras.layers.GaussianNoise(0.15, seed=0), keras.layers.Dropout(0.2, seed=1)])
-        self.encoder = Sequential([Dense(128, activation="relu"), keras.layers.BatchNormalization(), Dense(64)])
-        self.projection = Sequential([Dense(64, activation="relu"), Dense(32, dtype="float32")])
-        self.probe = Dense(10, dtype="float32")
-        self.encoder_optimizer = scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-3), scaler.Dynamic())
-        self.probe_optimizer = scaler.LossScaleOptimizer(keras.optimizers.Adam(1e-2), scaler.Dynamic())
-        self.seen = keras.metrics.Mean("contrast"), keras.metrics.SparseCategoricalAccuracy(name="accuracy")
 
-    @property
-    def metrics(self):
-        return list(self.seen)
+def contrast(batch):
+    views = [projection(encoder(augment(batch[0], training=True), training=True)) for _ in range(2)]
+    # In float32: a similarity over a small temperature is large, and its exponential larger.
+    one, other = (tf.math.l2_normalize(view, axis=1) for view in views)
+    similarities = tf.matmul(one, other, transpose_b=True) / 0.1
+    return cross_entropy(tf.range(tf.shape(similarities)[0]), similarities)
 
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            views = [self.projection(self.encoder(self.augment(x, training=True), training=True)) for _ in range(2)]
-            # In float32: a similarity over a small temperature is large, and its exponential larger.
-            one, other = (tf.math.l2_normalize(view, axis=1) for view in views)
-            similarities = tf.matmul(one, other, transpose_b=True) / 0.1
-            loss = cross_entropy(tf.range(tf.shape(similarities)[0]), similarities)
-            scaled = self.encoder_optimizer.scale_loss(loss)
-        weights = self.encoder.trainable_variables + self.projection.trainable_variables
-        self.encoder_optimizer.apply(tape.gradient(scaled, weights), weights)
-        with tf.GradientTape() as tape:
-            logits = self.probe(tf.stop_gradient(self.encoder(x, training=False)))
-            scaled = self.probe_optimizer.scale_loss(cross_entropy(y, logits))
-        weights = self.probe.trainable_variables
-        self.probe_optimizer.apply(tape.gradient(scaled, weights), weights)
-        self.seen[0].update_state(loss)
-        self.seen[1].update_state(y, logits)
-        return self.get_metrics_result()
+
+def error(batch):
+    x, y = batch
+    logits = probe(tf.stop_gradient(encoder(x, training=False)))
+    hits = tf.equal(tf.argmax(logits, axis=1), y)
+    return cross_entropy(y, logits), {"accuracy": tf.reduce_mean(tf.cast(hits, tf.float32))}
+
+
+encoder_part = loops.Part("encoder", [encoder, projection], contrast, keras.optimizers.Adam(1e-3))
+probe_part = loops.Part("probe", probe, error, keras.optimizers.Adam(1e-2))
+train_step = loops.ComposedStep([encoder_part, probe_part])
+
+
+def report(visit):
+    means = [visit.outputs[name].mean() for name in ("encoder/loss", "probe/accuracy")]
+    print(f"epoch {visit.counters.data // 28}: contrast {means[0]:.2f}, accuracy {means[1]:.2f}")
 
 
 digits = load_digits()
-model = scaler.protect(Contrastive())
-model.compile()
 data = digits.data[:1792].astype("float32") / 16.0, digits.target[:1792]  # 28 whole batches
-history = model.fit(*data, batch_size=64, epochs=8, verbose=0, callbacks=[scaler.LossScaleLogger()]).history
-for name in ("contrast", "accuracy"):
-    print(f"{name} {history[name][0]:.2f} -> {history[name][-1]:.2f}")
-for name in ("encoder_optimizer", "probe_optimizer"):
-    print(f"{name}: loss scale {history[name + '_loss_scale'][-1]:.0f}")
+dataset = tf.data.Dataset.from_tensor_slices(data).shuffle(1792, seed=0).repeat().batch(64, drop_remainder=True)
+loops.Loop(train_step, dataset, steps_per_call=28, actions=[report]).run(8 * 28)
+for name, loss_scaler in train_step.scalers.items():
+    print(f"{name}: loss scale {loss_scaler.loss_scale:.0f}, skipped {loss_scaler.counters.skipped}")

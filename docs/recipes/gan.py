@@ -5,7 +5,6 @@ import numpy as np
 import tensorflow as tf
 
 import loops
-import scaler
 
 BATCH, NOISE = 128, 4
 keras.utils.set_random_seed(0)
@@ -21,24 +20,19 @@ def make_model(name, inputs, outputs):
 keras.config.set_dtype_policy("float16")
 generator, discriminator = make_model("generator", NOISE, 2), make_model("discriminator", 2, 1)
 cross_entropy = keras.losses.BinaryCrossentropy(from_logits=True)
-g_optimizer, d_optimizer = keras.optimizers.Adam(1e-3, beta_1=0.5), keras.optimizers.Adam(1e-3, beta_1=0.5)
-g_scaler, d_scaler = scaler.LossScaler(scaler.Dynamic()), scaler.LossScaler(scaler.Dynamic())
-g_masters = scaler.MasterWeights(generator.trainable_variables)
-d_masters = scaler.MasterWeights(discriminator.trainable_variables)
 
 
-def train_step(reals):
-    with tf.GradientTape(persistent=True) as tape:
-        fakes = generator(random.normal([BATCH, NOISE]), training=True)
-        real, fake = discriminator(reals, training=True), discriminator(fakes, training=True)
-        d_loss = cross_entropy(tf.ones_like(real), real) + cross_entropy(tf.zeros_like(fake), fake)
-        g_loss = cross_entropy(tf.ones_like(fake), fake)
-        d_scaled, g_scaled = d_scaler.scale(d_loss), g_scaler.scale(g_loss)
-    d_grads = tape.gradient(d_scaled, discriminator.trainable_variables)
-    g_grads = tape.gradient(g_scaled, generator.trainable_variables)
-    d = d_scaler.apply(d_optimizer, d_grads, d_masters)
-    g = g_scaler.apply(g_optimizer, g_grads, g_masters)
-    return {"d_loss": d_loss, "g_loss": g_loss, "applied": d.finite & g.finite}
+def losses(reals):
+    fakes = generator(random.normal([BATCH, NOISE]), training=True)
+    real, fake = discriminator(reals, training=True), discriminator(fakes, training=True)
+    d_loss = cross_entropy(tf.ones_like(real), real) + cross_entropy(tf.zeros_like(fake), fake)
+    return d_loss, cross_entropy(tf.ones_like(fake), fake)
+
+
+d_optimizer, g_optimizer = keras.optimizers.Adam(1e-3, beta_1=0.5), keras.optimizers.Adam(1e-3, beta_1=0.5)
+d_part = loops.Part("discriminator", discriminator, lambda both: both[0], d_optimizer)
+g_part = loops.Part("generator", generator, lambda both: both[1], g_optimizer)
+train_step = loops.ComposedStep([d_part, g_part], losses)
 
 
 def report(visit):
@@ -52,4 +46,4 @@ angles = np.random.default_rng(0).uniform(0.0, 2.0 * np.pi, 4096)
 ring = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 dataset = tf.data.Dataset.from_tensor_slices(ring).shuffle(4096, seed=0).repeat().batch(BATCH)
 print(loops.Loop(train_step, dataset, steps_per_call=500, actions=[report]).run(2000))
-print(f"loss scales {d_scaler.loss_scale:.0f} and {g_scaler.loss_scale:.0f}")
+print("loss scales", {name: float(one.loss_scale) for name, one in train_step.scalers.items()})

@@ -1,10 +1,10 @@
-"""Reinforcement learning: REINFORCE on a cart with a pole, in float16, without a dataset."""
+"""Reinforcement learning: actor and critic on a cart with a pole, in float16, without a dataset."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-import scaler
+import loops
 
 CARTS, LONGEST = 32, 100
 keras.utils.set_random_seed(0)
@@ -32,27 +32,28 @@ def play():
 
 
 keras.config.set_dtype_policy("float16")
-layers = [keras.layers.Dense(32, activation="tanh"), keras.layers.Dense(2)]
-model = keras.Sequential([keras.Input([4]), *layers, keras.layers.Activation("linear", dtype="float32")])
-optimizer, loss_scaler = keras.optimizers.Adam(0.02), scaler.LossScaler(scaler.Dynamic())
-masters = scaler.MasterWeights(model.trainable_variables)
-policy = tf.function(lambda state: tf.nn.softmax(model(state))[:, 1])
+Input, Dense = keras.Input, keras.layers.Dense
+actor, critic = (keras.Sequential([Input([4]), Dense(32, "tanh"), Dense(n, dtype="float32")]) for n in (2, 1))
+policy = tf.function(lambda state: tf.nn.softmax(actor(state))[:, 1])
 
 
-@tf.function
-def train_step(states, actions, advantages):
-    with tf.GradientTape() as tape:
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(actions, model(states, training=True))
-        scaled = loss_scaler.scale(tf.reduce_mean(advantages * losses))
-    return loss_scaler.apply(optimizer, tape.gradient(scaled, model.trainable_variables), masters).finite
+def losses(batch):
+    states, actions, returns, stood = batch
+    wrong = (returns - critic(states)[:, 0]) * stood
+    unlikely = tf.nn.sparse_softmax_cross_entropy_with_logits(actions, actor(states))
+    return tf.reduce_mean(tf.stop_gradient(wrong) * unlikely), tf.reduce_mean(tf.square(wrong))
 
 
+actor_part = loops.Part("actor", actor, lambda both: both[0], keras.optimizers.Adam(0.02))
+critic_part = loops.Part("critic", critic, lambda both: both[1], keras.optimizers.Adam(0.02))
+step = loops.ComposedStep([actor_part, critic_part], losses)
+train_step = tf.function(step)
 for update in range(1, 31):
     states, actions, stood = play()
     returns = np.cumsum(stood[::-1], axis=0)[::-1] * stood  # how long each cart stands from here
-    advantages = np.float32((returns - returns[stood].mean()) / returns[stood].std() * stood)
-    train_step(states.reshape(-1, 4), actions.reshape(-1), advantages.reshape(-1))
-    loss_scaler.check()  # no Loop does it here
+    returns = np.float32((returns - returns[stood].mean()) / returns[stood].std())
+    train_step((states.reshape(-1, 4), actions.reshape(-1), returns.reshape(-1), np.float32(stood).reshape(-1)))
+    step.check()  # no Loop does it here
     if update in (1, 10, 20, 30):
         print(f"update {update}: the poles stand for {stood.sum(axis=0).mean():.0f} of {LONGEST} steps")
-print(f"more than 90 in the end: {stood.sum(axis=0).mean() > 90}, skipped {loss_scaler.counters.skipped} of {update}")
+print(f"more than 90 in the end: {stood.sum(axis=0).mean() > 90}")

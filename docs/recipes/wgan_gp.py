@@ -19,38 +19,37 @@ def make_model(inputs, outputs):
 
 keras.config.set_dtype_policy("mixed_float16")
 generator, critic = make_model(NOISE, 2), make_model(2, 1)
-g_optimizer, c_optimizer = keras.optimizers.Adam(2e-3, beta_1=0.5), keras.optimizers.Adam(2e-3, beta_1=0.5)
-g_scaler, c_scaler = scaler.LossScaler(scaler.Dynamic()), scaler.LossScaler(scaler.Dynamic())
+c_scaler = scaler.LossScaler(scaler.Dynamic())
 
 
-def train_step(reals):
+def losses(reals):
     noise, share = random.normal([BATCH, NOISE]), random.uniform([BATCH, 1])
-    with tf.GradientTape(persistent=True) as tape:
-        fakes = generator(noise, training=True)
-        between = share * reals + (1.0 - share) * tf.stop_gradient(fakes)
-        with tf.GradientTape() as inner:
-            inner.watch(between)
-            inner_scaled = c_scaler.scale(tf.reduce_sum(critic(between, training=True)))
-        (slopes,) = c_scaler.unscale([inner.gradient(inner_scaled, between)])  # before they are squared
-        norms = tf.sqrt(tf.reduce_sum(tf.square(slopes), axis=1) + 1e-12)
-        real, fake = tf.reduce_mean(critic(reals, training=True)), tf.reduce_mean(critic(fakes, training=True))
-        c_scaled = c_scaler.scale(fake - real + 0.3 * tf.reduce_mean(tf.square(norms - 1.0)))
-        g_scaled = g_scaler.scale(-fake)
-    c_weights, g_weights = critic.trainable_variables, generator.trainable_variables
-    c_grads, g_grads = tape.gradient(c_scaled, c_weights), tape.gradient(g_scaled, g_weights)
-    c = c_scaler.apply(c_optimizer, c_grads, c_weights)
-    g = g_scaler.apply(g_optimizer, g_grads, g_weights)
-    return {"slope": tf.reduce_mean(norms), "applied": c.finite & g.finite}
+    fakes = generator(noise, training=True)
+    between = share * reals + (1.0 - share) * tf.stop_gradient(fakes)
+    with tf.GradientTape() as inner:
+        inner.watch(between)
+        inner_scaled = c_scaler.scale(tf.reduce_sum(critic(between, training=True)))
+    (slopes,) = c_scaler.unscale([inner.gradient(inner_scaled, between)])  # before they are squared
+    norms = tf.sqrt(tf.reduce_sum(tf.square(slopes), axis=1) + 1e-12)
+    real, fake = tf.reduce_mean(critic(reals, training=True)), tf.reduce_mean(critic(fakes, training=True))
+    c_loss = fake - real + 0.3 * tf.reduce_mean(tf.square(norms - 1.0))
+    return (c_loss, {"slope": tf.reduce_mean(norms)}), -fake
+
+
+c_optimizer, g_optimizer = keras.optimizers.Adam(2e-3, beta_1=0.5), keras.optimizers.Adam(2e-3, beta_1=0.5)
+c_part = loops.Part("critic", critic, lambda both: both[0], c_optimizer, loss_scaler=c_scaler)
+train_step = loops.ComposedStep([c_part, loops.Part("generator", generator, lambda both: both[1], g_optimizer)], losses)
 
 
 def report(visit):
     fakes = generator(random.normal([1000, NOISE]), training=False).numpy()
     away = np.mean(np.abs(np.linalg.norm(fakes, axis=1) - 1.0))
-    print(f"step {visit.counters.data}: {away:.2f} from the ring, median slope {np.median(visit.outputs['slope']):.2f}")
+    slope = np.median(visit.outputs["critic/slope"])
+    print(f"step {visit.counters.data}: {away:.2f} from the ring, median slope {slope:.2f}")
 
 
 angles = np.random.default_rng(0).uniform(0.0, 2.0 * np.pi, 4096)
 ring = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 dataset = tf.data.Dataset.from_tensor_slices(ring).shuffle(4096, seed=0).repeat().batch(BATCH)
 print(loops.Loop(train_step, dataset, steps_per_call=500, actions=[report]).run(2000))
-print(f"loss scales {c_scaler.loss_scale:.0f} and {g_scaler.loss_scale:.0f}")
+print("loss scales", {name: float(one.loss_scale) for name, one in train_step.scalers.items()})

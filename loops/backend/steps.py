@@ -66,7 +66,7 @@ def schedule(optimizer: Any) -> Any:
             f"TrainStep: the optimizer {type(optimizer).__name__} of {versions()} does not show its learning rate: it "
             "was not checked whether a ByAttempts in it counts the attempts of this step's loss scaler.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return getattr(optimizer, "_learning_rate", None)
 

@@ -21,6 +21,7 @@ from loops.loop.held_batches import HeldBatches
 from loops.loop.outputs import check_outputs
 from loops.loop.packing import pack, unpack
 from loops.loop.stacked import Arrays, Stacked
+from loops.step.composed_step import ComposedStep
 from loops.step.frozen_weights import models_of, read_only
 from loops.step.scalers_in_graph import Found, find
 from loops.step.train_step import TrainStep
@@ -71,8 +72,8 @@ class StepCalls:
     ):
         self.train_step = train_step
         self._models = models_of(written or train_step)
-        # A TrainStep returns what its own scaler did: no need to compare the two in every step.
-        self._trusted = isinstance(written or train_step, TrainStep)
+        # These return what their own scalers did: no need to compare the two in every step.
+        self._trusted = isinstance(written or train_step, (TrainStep, ComposedStep))
         self._open = jit_compile is None
         if self._open and getattr(written or train_step, "jit_compile", False) is True:
             jit_compile = False

@@ -6,6 +6,7 @@ from typing import Any
 
 from loops.loop.visit import Visit
 from loops.record.columns import cause_names
+from loops.step.composed_step import ComposedStep
 from loops.step.train_step import TrainStep
 
 
@@ -14,10 +15,14 @@ def skip_names(visit: Visit, train_step: Any) -> dict[str, list[str | None]]:
 
     Args:
         visit: The steps.
-        train_step: The loop's. The variables of a `TrainStep` alone are known; of another step there is no column.
+        train_step: The loop's. The variables of a `TrainStep` and of a `ComposedStep` are known, there with the name of
+            the part; of another step there is no column.
     """
-    if not isinstance(train_step, TrainStep):
+    if isinstance(train_step, ComposedStep):
+        paths = list(train_step.weights)
+    elif isinstance(train_step, TrainStep):
+        paths = [variable.path for variable in train_step.model.trainable_variables]
+    else:
         return {}
-    paths = [variable.path for variable in train_step.model.trainable_variables]
     variables = [paths[value] if value >= 0 else None for value in visit.outputs["variable"].tolist()]
     return {"cause": cause_names(visit.outputs["cause"]), "variable": variables}

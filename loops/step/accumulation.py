@@ -34,14 +34,14 @@ class MicroBatches(tf.Module):
         self._names = [getattr(weight, "path", weight.name) for weight in weights]
         self._with_gradient: frozenset[int] = frozenset()
         with tf.init_scope():
-            self._count = _local(0, "micro_batches")
-            self._whole = _local(True, "whole")
-            self._sums = [_local(tf.zeros(weight.shape, _sum_dtype(weight)), "sum") for weight in weights]
+            self._count = local_variable(0, "micro_batches")
+            self._whole = local_variable(True, "whole")
+            self._sums = [local_variable(tf.zeros(weight.shape, _sum_dtype(weight)), "sum") for weight in weights]
             # The scale of the sums; 0 if they are empty, or from a checkpoint without this variable.
-            self._scale = _local(0.0, "sum_scale")
+            self._scale = local_variable(0.0, "sum_scale")
             # For each weight 1 if its sum was infinite, 2 if it was NaN, in the micro-batch that spoiled the window.
-            self._broken = _local(tf.zeros([len(weights)], tf.int32), "broken")
-            self._before = [_local(tf.convert_to_tensor(variable), "before") for variable in state]
+            self._broken = local_variable(tf.zeros([len(weights)], tf.int32), "broken")
+            self._before = [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
 
     def open(self) -> scaler.Snapshot:
         """Starts a window if none is open, and returns the non-trainable state from before its first micro-batch."""
@@ -134,7 +134,8 @@ class MicroBatches(tf.Module):
 _SMALLEST_NORMAL = 2.0**-126
 
 
-def _local(value: Any, name: str) -> tf.Variable:
+def local_variable(value: Any, name: str) -> tf.Variable:
+    """A variable of which each replica has its own value."""
     return tf.Variable(
         value,
         trainable=False,

@@ -19,7 +19,9 @@ Differentiate = Callable[[tf.Tensor], list]
 _PYTHON = "EagerPyFunc"
 
 
-def taken_again(differentiate: Differentiate, before: scaler.Snapshot, first: Differentiate) -> Differentiate | None:
+def taken_again(
+    differentiate: Differentiate, before: scaler.Snapshot, first: Differentiate | None
+) -> Differentiate | None:
     """`differentiate` from the variables as they were before the step, which leaves them as they are now.
 
     `first` instead if not everything can be restored, eagerly, and on several replicas. A pass that prints, draws from
@@ -30,13 +32,12 @@ def taken_again(differentiate: Differentiate, before: scaler.Snapshot, first: Di
     Args:
         differentiate: From an output gradient to the gradients of the step, with a new forward pass.
         before: The non-trainable variables as they were before the step.
-        first: From an output gradient to the gradients of the step's own forward pass.
+        first: From an output gradient to the gradients of the step's own forward pass; None if they cannot be had.
     """
     if tf.executing_eagerly():
         return first
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        here = tf.compat.v1.get_default_graph().get_operations()
-        return None if any(op.type == _PYTHON for op in here) else first
+        return None if first is None else only_first(first)
 
     def again(small: tf.Tensor) -> list:
         now = scaler.snapshot(before.variables)
@@ -51,3 +52,11 @@ def taken_again(differentiate: Differentiate, before: scaler.Snapshot, first: Di
         return None if _PYTHON in kinds_of_operations(concrete) else first
     moved = [variable for variable, assigned in captured(concrete) if assigned]
     return concrete if all(id(variable) in known for variable in moved) else first
+
+
+def only_first(first: Differentiate) -> Differentiate | None:
+    """`first`; None if its gradients can be computed only once, as those of a `tf.py_function`."""
+    if tf.executing_eagerly():
+        return first
+    here = tf.compat.v1.get_default_graph().get_operations()
+    return None if any(op.type == _PYTHON for op in here) else first

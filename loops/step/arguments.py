@@ -101,15 +101,27 @@ def check_scaling(model: keras.Model, optimizer: Any, loss_scaler: scaler.LossSc
             "removes those scales from the gradients: expected layerwise=, the second object that insert_rescales "
             "returned."
         )
+    check_optimizer("TrainStep", optimizer, loss_scaler)
+
+
+def check_optimizer(who: str, optimizer: Any, loss_scaler: scaler.LossScaler | None) -> None:
+    """Refuses an optimizer that accumulates, or whose schedule counts the attempts of another scaler.
+
+    Args:
+        who: The start of the sentence.
+        optimizer: The optimizer.
+        loss_scaler: The scaler whose `apply` gets it; None if it is not known yet.
+    """
     if getattr(optimizer, "gradient_accumulation_steps", None):
         raise scaler.InvalidArgument(
-            f"TrainStep: the optimizer has gradient_accumulation_steps={optimizer.gradient_accumulation_steps!r}, so "
-            "a step that counts as applied might not move the weights. Leave it out, and pass accumulate= to TrainStep."
+            f"{who}: the optimizer has gradient_accumulation_steps={optimizer.gradient_accumulation_steps!r}, so "
+            f"a step that counts as applied might not move the weights. Leave it out, and pass accumulate= to "
+            f"{who.partition(':')[0]}."
         )
     rate = schedule(optimizer)
     if isinstance(rate, ByAttempts) and rate.loss_scaler is not loss_scaler:
         raise scaler.InvalidArgument(
-            "TrainStep: the optimizer's ByAttempts counts the attempts of another loss scaler: expected the one "
+            f"{who}: the optimizer's ByAttempts counts the attempts of another loss scaler: expected the one "
             "that is passed as loss_scaler=."
         )
 

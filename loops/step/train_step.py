@@ -23,11 +23,11 @@ from loops.step.arguments import (
     computes_in_float16,
     default_scaler,
 )
+from loops.step.loss_result import loss_and_extra
 from loops.step.named_losses import as_loss_function
 from loops.step.probing import OUTPUTS as PROBED
 from loops.step.probing import Probing, check_probes
 from loops.support.batches import explaining, parts
-from loops.support.errors import BadOutputs
 
 OUTPUTS = (
     "loss",
@@ -351,8 +351,8 @@ class TrainStep(tf.Module):
         as_called = scaler.tracing.as_called
         prediction = as_called(self.model)(x, training=True)
         arguments = (y, prediction) if sample_weight is None else (y, prediction, sample_weight)
-        own = (*(PROBED if self.probes else ()), *self._limits)
-        loss, extra = _loss_and_extra(as_called(self.loss_fn)(*arguments), own)
+        taken = (*OUTPUTS, *(PROBED if self.probes else ()), *self._limits)
+        loss, extra = loss_and_extra(as_called(self.loss_fn)(*arguments), taken)
         return prediction, loss, extra
 
     def _whole(self, loss: tf.Tensor) -> tf.Tensor:
@@ -413,18 +413,3 @@ def _zeros(spec: Any) -> tf.Tensor | tf.RaggedTensor:
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensor.from_tensor(zeros, ragged_rank=spec.ragged_rank)
     return zeros
-
-
-def _loss_and_extra(result: Any, more: tuple[str, ...] = ()) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """The loss, and the scalars that its function returned with it."""
-    loss, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-    if not isinstance(extra, dict) or isinstance(loss, (tuple, list, dict)) or loss is None:
-        raise BadOutputs(
-            f"the loss function returned {result!r}: expected a scalar, or a scalar and a dict of scalars by name."
-        )
-    taken = [name for name in extra if name in (*OUTPUTS, *more)]
-    if taken:
-        raise BadOutputs(
-            f"the loss function returned a scalar named {taken[0]!r}, which the step itself returns: rename it."
-        )
-    return loss, extra

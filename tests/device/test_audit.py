@@ -16,6 +16,7 @@ PREDICATES = {
     "probes of all, every 10th": 2,
     "fit, protect, accumulate": 5,
     "retry": 1,
+    "composed, in turn": 1,
 }
 """Branches that an applied step executes, each of which waits for the device. An update that has to be looked at takes
 some, as does that of an optimizer with `gradient_accumulation_steps`. What is due now and then is one by itself."""
@@ -50,6 +51,7 @@ def test_the_usual_steps(kind):
     "accumulate",
     "clip by norm",
     "clip_norm",
+    "composed, together",
     "loop of 1",
     "loop of 5",
     "per loss",

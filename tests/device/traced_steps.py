@@ -95,6 +95,38 @@ def per_loss(embeds=False):
     return step.get_concrete_function(batch)
 
 
+def composed(in_turn):
+    """Two models with an optimizer each: in turn, one with a teacher, or decided about together."""
+    names = "first", "second"
+    models = {name: model("float16") for name in names}
+    every, teachers = ({"second": 2}, {"second": model("float16")}) if in_turn else ({}, {})
+
+    def losses(batch):
+        return {name: LOSS(batch[1], one(batch[0], training=True)) for name, one in models.items()}
+
+    def loss(name):
+        return (lambda batch: LOSS(batch[1], models[name](batch[0], training=True))) if in_turn else _item(name)
+
+    parts = [
+        loops.Part(
+            name,
+            models[name],
+            loss(name),
+            keras.optimizers.Adam(1e-3),
+            every=every.get(name, 1),
+            teacher=teachers.get(name),
+            clip_norm=1.0,
+        )
+        for name in names
+    ]
+    step = loops.ComposedStep(parts) if in_turn else loops.ComposedStep(parts, losses, loss_scaler=_scaler())
+    return tf.function(step).get_concrete_function(BATCH)
+
+
+def _item(name):
+    return lambda found: found[name]
+
+
 def embedding():
     """A model with a gradient that is a `tf.IndexedSlices`, with indices that come twice."""
     keras.config.set_dtype_policy("mixed_float16")
@@ -173,6 +205,8 @@ TRACED = {
     "layerwise": layerwise,
     "per loss": per_loss,
     "per loss, embedding": functools.partial(per_loss, embeds=True),
+    "composed, in turn": functools.partial(composed, True),
+    "composed, together": functools.partial(composed, False),
     "embedding": functools.partial(embedded, clip_norm=1.0),
     "embedding, accumulate": functools.partial(embedded, accumulate=4),
     "clip_norm": functools.partial(traced, clip_norm=1.0),

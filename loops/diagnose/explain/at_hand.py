@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import scaler
 from loops.diagnose.advice import without_advice
-from loops.diagnose.graph.changes import with_value
+from loops.diagnose.graph.changes import without_windows
 from loops.diagnose.graph.scaler_calls import recording_scaler_calls
 from loops.loop.calls import StepCalls
 from loops.loop.counters import CounterVariables
@@ -25,8 +25,8 @@ from loops.loop.state.resources import StepResources, resources_of
 from loops.loop.state.variables import components, variable_groups
 from loops.record.log import difference
 from loops.run.rewind.replay_point import Snapshot
+from loops.step.composed_step import ComposedStep
 from loops.step.scalers_in_graph import find
-from loops.step.train_step import TrainStep
 from loops.support.errors import LoopError
 from loops.support.json_values import without_nan
 from loops.support.text import amount
@@ -137,6 +137,7 @@ class StepAtHand:
         groups = variable_groups(loop.train_step, concrete)
         variables = [one for group in groups.values() for one in group]
         self._now = Snapshot(variables, held, random=_draws_alone(loop))
+        self._since = max(loop.counters.data - recent.step, 0) + 1
         self._scales = [(one, value) for scaling, value in recent.scales for one in _scale_of(scaling)]
         self.reset()
 
@@ -145,6 +146,8 @@ class StepAtHand:
         self._now.restore()
         for variable, value in self._scales:
             variable.assign(value)
+        if isinstance(self.train_step, ComposedStep):
+            self.train_step.go_back(self._since)
 
     def leave(self) -> None:
         """Restores them to what they were when this was made, bit for bit."""
@@ -194,8 +197,7 @@ class _AloneCalls:
     def trace(self) -> tf.types.experimental.ConcreteFunction:
         """The step's concrete function."""
         step = self._point.train_step
-        window = with_value(step, "window", None) if isinstance(step, TrainStep) else contextlib.nullcontext()
-        with window, recording_scaler_calls(self.scalers, moves=False):
+        with without_windows(step), recording_scaler_calls(self.scalers, moves=False):
             return tf.function(self._point.take).get_concrete_function(self._point.batch)
 
 

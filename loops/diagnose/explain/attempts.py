@@ -12,11 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 import scaler
-from loops.diagnose.graph.changes import with_value
+from loops.diagnose.graph.changes import windows_of, without_windows
 from loops.diagnose.graph.models import owned_by_parts
 from loops.diagnose.graph.scaler_calls import ScalerCalls, recording_scaler_calls
 from loops.loop.signature import taking_batches
 from loops.loop.state.variables import variable_groups
+from loops.step.composed_step import ComposedStep
 from loops.step.scalers_in_graph import find
 from loops.step.train_step import TrainStep
 
@@ -89,7 +90,7 @@ class Attempts:
         self.literal = False
         self._progress = progress
         self.step = as_python(moment)
-        self.windowed = isinstance(moment.train_step, TrainStep) and moment.train_step.window is not None
+        self.windowed = bool(windows_of(moment.train_step))
         self._factor = tf.Variable(1.0, trainable=False)
         self._unchanged: tuple[Any, Callable] | None = None
         self._to_blame: scaler.LossScaler | None = None
@@ -252,9 +253,8 @@ class Attempts:
         """Resets the run to the state before the step, now and at the end. Inside, a micro-batch is a whole step."""
         step = self.moment.train_step
         self.moment.reset()
-        alone = with_value(step, "window", None) if self.windowed else contextlib.nullcontext()
         try:
-            with retraced(step), alone, not_regrouped() if self.literal else contextlib.nullcontext():
+            with retraced(step), without_windows(step), not_regrouped() if self.literal else contextlib.nullcontext():
                 yield
         finally:
             self.moment.reset()
@@ -303,6 +303,7 @@ def not_regrouped() -> Iterator[None]:
 
 @contextlib.contextmanager
 def retraced(train_step: Any) -> Iterator[None]:
-    """Makes a `TrainStep` trace its forward and backward pass again, instead of using what XLA compiled before."""
-    with train_step.retraced() if isinstance(train_step, TrainStep) else contextlib.nullcontext():
+    """Traces again what a step of this package would keep: what XLA compiled, and whose turn it is."""
+    ours = isinstance(train_step, (TrainStep, ComposedStep))
+    with train_step.retraced() if ours else contextlib.nullcontext():
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,9 +79,15 @@ def _step(
         visit.first + row,
         _cause(visit, row, [int(skip.cause) for skip in last]),
         variable,
-        int(outputs["applied"][row + 1 :].astype(bool).sum()) if "applied" in outputs else 0 if stuck else None,
+        _updates(outputs, row) if "applied" in outputs else 0 if stuck else None,
         tuple(scales),
     )
+
+
+def _updates(outputs: Mapping[str, np.ndarray], row: int) -> int:
+    """How many steps moved weights since; the step itself is one of them if another of its parts moved."""
+    parts = [column for name, column in outputs.items() if name == "applied" or name.endswith("/applied")]
+    return int(np.any(parts, axis=0)[row:].sum())
 
 
 def _cause(visit: Visit, row: int, last: Sequence[int]) -> scaler.Cause:

@@ -14,6 +14,9 @@ import tensorflow as tf
 import scaler
 from loops.backend.steps import schedule as made_with
 from loops.backend.variables import variables_in_float32
+from loops.step.composed_step import ComposedStep
+from loops.step.part_group import PartGroup
+from loops.step.train_step import TrainStep
 
 APART = 1e-3
 """The distance by which a value is moved away from a singular point: float16 can represent 1 - 1e-3 and 1e-3."""
@@ -50,6 +53,22 @@ def with_value(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+def windows_of(train_step: Any) -> list[Any]:
+    """The objects whose attribute `window` sums micro-batches: a `TrainStep`, or the groups of a `ComposedStep`."""
+    owners = train_step.groups if isinstance(train_step, ComposedStep) else [train_step]
+    kinds = (TrainStep, PartGroup)
+    return [owner for owner in owners if isinstance(owner, kinds) and owner.window is not None]
+
+
+@contextlib.contextmanager
+def without_windows(train_step: Any) -> Iterator[None]:
+    """Within this context each micro-batch is a step of its own."""
+    with contextlib.ExitStack() as stack:
+        for owner in windows_of(train_step):
+            stack.enter_context(with_value(owner, "window", None))
+        yield
 
 
 @contextlib.contextmanager

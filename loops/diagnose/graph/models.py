@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 import scaler
+from loops.step.composed_step import ComposedStep
 
 
 def parts_of(train_step: Any) -> list[Any]:
@@ -48,6 +49,8 @@ def owned_by_parts(train_step: Any) -> set[int]:
     """The ids of the variables that belong to a model, an optimizer, a scaler or a metric of the step."""
     kinds = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, scaler.LossScaler)
     parts = [*models_in_step(train_step), optimizer_of(train_step), *parts_of(train_step)]
+    if isinstance(train_step, ComposedStep):
+        parts += [*train_step.optimizers.values(), *train_step.scalers.values(), *train_step.master_weights]
     variables = [variable for part in parts if isinstance(part, kinds) for variable in part.variables]
     variables += [one for part in parts if isinstance(part, scaler.MasterWeights) for one in part.weights]
     return {id(part) for variable in variables for part in (variable, getattr(variable, "value", variable))}

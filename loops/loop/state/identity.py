@@ -15,6 +15,8 @@ import tensorflow as tf
 from loops.backend.steps import schedule
 from loops.loop.state.trainable import slots_of_others
 from loops.loop.state.values import described, text_of
+from loops.step.composed_step import ComposedStep
+from loops.step.parts import Part
 from loops.support.errors import CheckpointError, ResumeWarning
 
 _NUMBER = re.compile(r"^([^/]*?)_\d+/")
@@ -45,11 +47,24 @@ def identity(
     for name in ("accumulate", "clip_norm"):
         if hasattr(train_step, name):
             facts[name] = getattr(train_step, name)
+    if isinstance(train_step, ComposedStep):
+        facts["parts"] = {part.name: _of_part(part, train_step) for part in train_step.parts}
     clip = getattr(train_step, "clip", None)
     if clip is not None:
         facts["clip"] = text_of(clip)
     facts["run"] = dict(run)
     return as_json(facts)
+
+
+def _of_part(part: Part, step: ComposedStep) -> dict[str, Any]:
+    """As of a `TrainStep`."""
+    facts: dict[str, Any] = {
+        "strategy": text_of(step.scalers[part.name].strategy),
+        "optimizer": describe_optimizer(part.optimizer),
+        "every": part.every,
+        "clip_norm": part.clip_norm,
+    }
+    return facts if part.clip is None else {**facts, "clip": text_of(part.clip)}
 
 
 def check_identity(path: str, saved: Mapping, here: Mapping) -> None:

@@ -17,6 +17,7 @@ from loops.loop.visit import Visit
 from loops.record.tensorboard.curves import SKIPS, TEXT, curves_of, metadata, skip_texts
 from loops.record.tensorboard.exponents import METADATA, headroom_curves, histograms
 from loops.record.trace.tensors import tensors_of
+from loops.step.composed_step import ComposedStep
 from loops.step.train_step import TrainStep
 from loops.support.written.place import Place, as_path, check_folder
 
@@ -119,7 +120,7 @@ class TensorBoard:
             raise RuntimeError("TensorBoard is written by Loop.run; outside of it, use it in a with statement.")
         self._step = visit.counters.data
         rows = self._cadence.rows(visit)
-        named = isinstance(self._train_step, TrainStep)
+        named = isinstance(self._train_step, (TrainStep, ComposedStep))
         points = [(visit.first + row, *curve) for row in rows for curve in curves_of(visit, row, named).items()] + (
             [(self._step, *curve) for curve in self._of_the_host(visit).items()] if rows else []
         )

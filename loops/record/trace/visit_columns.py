@@ -11,6 +11,7 @@ from loops.loop.visit import Visit
 from loops.record.columns import cause_names
 from loops.record.trace.critical import Critical, critical_scales
 from loops.record.trace.tensors import Tensor
+from loops.step.composed_step import ComposedStep
 from loops.step.train_step import TrainStep
 
 
@@ -55,9 +56,9 @@ def columns_of(visit: Visit, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]
 
 
 def causes_of(outputs: Mapping[str, np.ndarray], train_step: Any) -> list[str | None]:
-    """Why each step was skipped, as names of `scaler.Cause`; all None unless the step is a `TrainStep`."""
+    """Why each step was skipped, as names of `scaler.Cause`; all None of a step that a user wrote."""
     steps = len(next(iter(outputs.values())))
-    if not isinstance(train_step, TrainStep):
+    if not isinstance(train_step, (TrainStep, ComposedStep)):
         return [None] * steps
     return cause_names(outputs["cause"])
 

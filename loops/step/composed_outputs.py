@@ -1,0 +1,73 @@
+"""What a `ComposedStep` returns: the scalars of each part, by its name, and what all of them did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+import scaler
+from loops.step.part_group import Decided
+from loops.step.parts import Part
+from loops.step.turns import Taken, nothing
+
+OWN = ("loss", "attempted", "applied", "loss_scale", "grad_norm", "clipped_norm", "norm_limit", "loss_limit")
+"""What a part returns in any case, or with a `scaler.SpikeGuard`; its loss function may add others."""
+Scales = Mapping[str, Mapping[str, tf.Tensor]]
+
+
+def scales_of(scalers: Mapping[str, scaler.LossScaler]) -> Scales:
+    """What the outputs tell of each scaler as it is before a decision."""
+    return {name: {"loss_scale": one.loss_scale, **one.spike_limits} for name, one in scalers.items()}
+
+
+def outputs_of(
+    parts: Sequence[Part],
+    taken: Sequence[Taken | None],
+    decided: Decided | None,
+    scales: Scales,
+    extra: Mapping[str, Mapping[str, tf.DType]],
+) -> dict[str, tf.Tensor]:
+    """The outputs of some parts, named as "generator/loss".
+
+    Args:
+        parts: About which one scaler decided.
+        taken: The pass of each; None if it was not its turn.
+        decided: What was decided; None if it was not their turn.
+        scales: From `scales_of`.
+        extra: For each part the dtypes of what its loss function adds.
+    """
+    outputs: dict[str, tf.Tensor] = {}
+    no, nan = tf.constant(False), tf.constant(float("nan"))
+    for place, (part, one) in enumerate(zip(parts, taken, strict=True)):
+        outcome = None if decided is None else decided.outcomes[place]
+        added = extra[part.name].items()
+        own = {
+            "loss": nan if one is None else one.loss,
+            "attempted": no if decided is None else decided.attempted,
+            "applied": no if outcome is None else outcome.finite,
+            "grad_norm": nan if outcome is None else outcome.grad_norm,
+            "clipped_norm": nan if outcome is None else outcome.clipped_norm,
+            **scales[part.name],
+            **{name: nothing(dtype) if one is None else one.extra[name] for name, dtype in added},
+        }
+        outputs |= {f"{part.name}/{name}": value for name, value in own.items()}
+    return outputs
+
+
+def summed_up(found: Sequence[tuple[int, Decided]]) -> dict[str, tf.Tensor]:
+    """What all parts did, and the first skip of them.
+
+    Args:
+        found: Where the weights of some parts begin among all, and what was decided about them.
+    """
+    attempted, applied = tf.constant(False), tf.constant(True)
+    cause, variable = tf.constant(int(scaler.Cause.NONE)), tf.constant(-1)
+    for start, one in reversed(found):
+        skipped = tf.logical_and(one.attempted, tf.logical_not(one.applied))
+        attempted = tf.logical_or(attempted, one.attempted)
+        applied = tf.logical_and(applied, tf.logical_not(skipped))
+        cause = tf.where(skipped, one.cause, cause)
+        variable = tf.where(skipped, tf.where(one.variable < 0, -1, one.variable + start), variable)
+    applied = tf.logical_and(attempted, applied)
+    return {"attempted": attempted, "applied": applied, "cause": cause, "variable": variable}

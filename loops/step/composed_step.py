@@ -1,0 +1,250 @@
+"""A train step of several losses and optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.step.arguments import computes_in_float16
+from loops.step.composed_outputs import outputs_of, scales_of, summed_up
+from loops.step.frozen_weights import models_of
+from loops.step.part_group import Decided, PartGroup
+from loops.step.part_passes import PartPasses
+from loops.step.parts import Part, check_composed
+from loops.step.turns import Turns
+
+
+class ComposedStep(tf.Module):
+    """A train step of several losses, each of which moves its own variables with its own optimizer.
+
+        step = loops.ComposedStep(
+            [
+                loops.Part("critic", critic, critic_loss, keras.optimizers.Adam(1e-4)),
+                loops.Part("generator", generator, generator_loss, keras.optimizers.Adam(1e-4), every=5),
+            ]
+        )
+        outputs = step(batch)
+
+    Without `forward` the parts take turns, in their order: each loss function is given the batch and computes its own
+    forward pass, with the weights as the part before it left them. With `forward` they share one pass: each loss
+    function is given what `forward` returned for the batch, and all gradients are taken before any part moves.
+
+    Each part has a loss scaler of its own, and an overflow skips only the part that it is in: its variables, its
+    optimizer and what its models moved beside their weights, such as BatchNorm's statistics, keep every bit. Of parts
+    that take turns, a skip puts back what its own pass moved in any model of the step. With `loss_scaler=` one scaler
+    decides about all parts, and all of them skip if the gradients of any are not finite.
+
+    16-bit variables are trained through float32 master weights, as by a `TrainStep`. A part with `every=n` computes
+    nothing in the calls between if the parts take turns; with `forward` its gradients are computed and not used.
+
+    Args:
+        parts: At least one `Part`.
+        forward: A function of the batch whose result the loss functions share, or None.
+        loss_scaler: One scaler for all parts; it needs `forward`. Default: each has its own.
+        accumulate: Micro-batches per step, as for a `TrainStep`; more than one need `forward`. `every` counts steps.
+
+    Attributes:
+        parts: The argument.
+        scalers: The loss scaler of each part, by name.
+        optimizers: The optimizer of each part, by name.
+        models: The models and layers of the parts, and those that the functions name.
+        groups: The parts by the scaler that decides about them.
+
+    Raises:
+        scaler.InvalidArgument: For parts that do not fit together.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        forward: Callable[[Any], Any] | None = None,
+        *,
+        loss_scaler: scaler.LossScaler | None = None,
+        accumulate: int = 1,
+    ):
+        super().__init__(name="composed_step")
+        check_composed(parts, forward, loss_scaler, accumulate)
+        self.parts, self.forward, self.accumulate = tuple(parts), forward, int(accumulate)
+        self.loss_scaler = loss_scaler
+        own = [model for part in parts for model in part.own_models]
+        named = [model for function in (forward, *(part.loss_fn for part in parts)) for model in models_of(function)]
+        self.models = list({id(model): model for model in (*own, *named)}.values())
+        scales = any(computes_in_float16(model) for model in self.models)
+        self.scalers = {part.name: loss_scaler or part.loss_scaler or _default(part, scales) for part in parts}
+        self.optimizers = {part.name: part.optimizer for part in parts}
+        self._trainable = scaler.weights.TrainableSet.of(weight for model in self.models for weight in model.weights)
+        groups = [list(parts)] if loss_scaler else [[part] for part in parts]
+        self.groups = [
+            PartGroup(each, self.scalers[each[0].name], accumulate, self._state(each), not _states(self.models))
+            for each in groups
+        ]
+        self._turns = Turns(self.accumulate) if any(part.every > 1 for part in parts) else None
+        self._passes = PartPasses(dict(self.scalers), list(self.models), self.accumulate)
+        self._due_now: dict[str, bool] | None = None
+
+    def __repr__(self) -> str:
+        return f"ComposedStep of {', '.join(f'{name}: {one!r}' for name, one in self.scalers.items())}"
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """The variables of all parts by name, such as "generator/dense/kernel", in the order of `variable`."""
+        found: dict[str, Any] = {}
+        for part in self.parts:
+            for one in part.variables:
+                name = free = f"{part.name}/{_path(one)}"
+                number = 1
+                while free in found:
+                    number += 1
+                    free = f"{name}:{number}"
+                found[free] = one
+        return found
+
+    @property
+    def master_weights(self) -> list[scaler.MasterWeights]:
+        """The float32 masters of the parts with 16-bit variables, and of their teachers."""
+        found = [masters for group in self.groups for masters in (*group.masters, *group.teachers_masters)]
+        return [masters for masters in found if masters is not None]
+
+    def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
+        """Takes one (micro-)batch.
+
+        Args:
+            batch: Given to `forward`, or to each loss function.
+
+        Returns:
+            Scalars. For each part, named as "generator/loss": `loss`, float32, unscaled; `attempted`: bool, whether a
+            decision was taken; `applied`: bool, whether its weights moved; `loss_scale`: float32; `grad_norm` and
+            `clipped_norm`: float32, as of a `TrainStep`; `norm_limit` and `loss_limit` with a `scaler.SpikeGuard`; and
+            the scalars that its loss function added. Where it is not a part's turn its norms are NaN, and so are its
+            loss and the floats that its function adds, unless `forward` computed them.
+
+            For all of them: `attempted`: bool, whether any decided. `applied`: bool, whether all that did moved.
+            `cause`: int32, why the first part that was skipped was, a `scaler.Cause`. `variable`: int32, its variable
+            to look at first, as a position in `weights`; -1 if there is none.
+
+        Raises:
+            scaler.InvalidArgument: For a part whose loss gives no gradient, and after layers were frozen or unfrozen.
+            BadOutputs: If a loss function did not return a scalar, or a scalar and a dict.
+        """
+        return self._take(batch)
+
+    def check(self) -> None:
+        """Checks the scaler of each part, as `scaler.LossScaler.check` does. A `Loop` does so by itself.
+
+        Raises:
+            scaler.StuckError: If the policy of a scaler raises.
+            scaler.InvalidArgument: Inside a `tf.function`.
+        """
+        for one in {id(one): one for one in self.scalers.values()}.values():
+            one.check()
+
+    @contextlib.contextmanager
+    def retraced(self) -> Iterator[None]:
+        """Within this context a step that is traced takes the turns of the next call, without a branch around them."""
+        before = self._due_now
+        if self._turns is not None:
+            self._due_now = {part.name: bool(self._turns.due(part.every)) for part in self.parts}
+        try:
+            yield
+        finally:
+            self._due_now = before
+
+    def go_back(self, calls: int) -> None:
+        """Takes turns as so many calls ago. All other variables are as they are.
+
+        Args:
+            calls: How many.
+        """
+        if self._turns is not None:
+            self._turns.go_back(calls)
+
+    @scaler.tracing.as_written
+    def _take(self, batch: Any) -> dict[str, tf.Tensor]:
+        names = ", ".join(self.scalers)
+        self._trainable.keep(
+            f"ComposedStep of {names}",
+            "Make a new step and new optimizers after setting `trainable`: the masters belong to the step.",
+        )
+        due = [self._due(part) for part in self.parts]
+        outputs: dict[str, tf.Tensor] = {}
+        forward = self.forward
+        found = self._together(forward, batch, due, outputs) if forward else self._in_turn(batch, due, outputs)
+        outputs |= summed_up(found)
+        if self._turns is not None:
+            # A step that fails must not be counted.
+            with tf.control_dependencies(list(outputs.values())):
+                self._turns.end()
+        return outputs
+
+    def _due(self, part: Part) -> tf.Tensor | bool:
+        """Whether it is the part's turn, in eager mode as a Python bool."""
+        if part.every == 1 or self._turns is None:
+            return True
+        if self._due_now is not None:
+            return self._due_now[part.name]
+        due = self._turns.due(part.every)
+        return bool(due) if tf.executing_eagerly() else due
+
+    def _together(
+        self, forward: Callable[[Any], Any], batch: Any, due: list, outputs: dict
+    ) -> list[tuple[int, Decided]]:
+        """One forward pass, the gradients of all parts, and then the decisions."""
+        before, scales = [group.open() for group in self.groups], scales_of(self.scalers)
+        taken = self._passes.together(self.parts, due, forward, batch)
+        found, start = [], 0
+        for group, state in zip(self.groups, before, strict=True):
+            turn = due[start]
+            own = [taken[part.name] for part in group.parts]
+            decided = None if turn is False and not group.window else group.decide(own, state, _when(turn))
+            found += [] if decided is None else [(self._first(start), decided)]
+            outputs |= outputs_of(group.parts, own, decided, scales, self._passes.extra)
+            start += len(group.parts)
+        return found
+
+    def _in_turn(self, batch: Any, due: list, outputs: dict) -> list[tuple[int, Decided]]:
+        """The forward pass of a part, its gradients and its decision, and then those of the next."""
+        found = []
+        for place, (group, turn) in enumerate(zip(self.groups, due, strict=True)):
+            scales, extra = scales_of(self.scalers), self._passes.extra
+            if turn is False:
+                outputs |= outputs_of(group.parts, [None], None, scales, extra)
+                continue
+            before = group.open()
+            taken = self._passes.in_turn(group.parts[0], batch, before, turn)
+            decided = group.decide([taken], before, _when(turn))
+            found.append((self._first(place), decided))
+            outputs |= outputs_of(group.parts, [taken], decided, scales, extra)
+        return found
+
+    def _first(self, place: int) -> int:
+        """Where the weights of a part begin among all."""
+        return sum(len(part.variables) for part in self.parts[:place])
+
+    def _state(self, group: list[Part]) -> list:
+        """What a skip of these parts puts back."""
+        kept = [variable for part in self.parts if part not in group for variable in _states(part.own_models)]
+        # Parts that take turns are skipped one by one, each with all that its own pass has moved.
+        others = {id(variable) for variable in kept} if self.forward else set()
+        found = {id(variable): variable for variable in _states(self.models)}
+        return [variable for key, variable in found.items() if key not in others]
+
+
+def _states(models: Sequence[keras.layers.Layer]) -> list:
+    return [variable for model in models for variable in scaler.state_of(model)]
+
+
+def _default(part: Part, scales: bool) -> scaler.LossScaler:
+    return scaler.LossScaler(scaler.Dynamic() if scales else scaler.NoScaling(), name=part.name)
+
+
+def _when(turn: tf.Tensor | bool) -> tf.Tensor | None:
+    return None if turn is True else tf.convert_to_tensor(turn)
+
+
+def _path(variable: keras.Variable | tf.Variable) -> str:
+    return getattr(variable, "path", None) or variable.name.split(":")[0]

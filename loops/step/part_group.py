@@ -1,0 +1,171 @@
+"""The parts of a step about which one loss scaler decides: a part alone, or all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+import scaler
+from loops.step.accumulation import MicroBatches
+from loops.step.parts import Part
+from loops.step.teachers import Teacher
+from loops.step.turns import Taken
+
+
+class Decided(NamedTuple):
+    """What a group decided.
+
+    Attributes:
+        attempted: Scalar bool, whether it was to decide.
+        applied: Scalar bool, whether all parts moved.
+        cause: Scalar int32, why they did not, a `scaler.Cause`.
+        variable: Scalar int32, the variable to look at first, as a position in the weights of all parts; or -1.
+        outcomes: Of each part.
+    """
+
+    attempted: tf.Tensor
+    applied: tf.Tensor
+    cause: tf.Tensor
+    variable: tf.Tensor
+    outcomes: list[scaler.Outcome]
+
+
+class PartGroup(tf.Module):
+    """Parts, their masters, the sums of their window, and the loss scaler that decides about them.
+
+    Args:
+        parts: One, or all of a step.
+        loss_scaler: The scaler.
+        accumulate: Micro-batches per step.
+        state: Non-trainable variables that are put back if the parts are skipped.
+        looks_for_state: Whether `apply` looks for BatchNorm's statistics, since the step knows of none.
+
+    Attributes:
+        parts: The argument.
+        loss_scaler: The argument.
+        weights: The variables that each part moves.
+        masters: The masters of each part, or None.
+        window: The sums of all of them, or None.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], loss_scaler: scaler.LossScaler, accumulate: int, state: list, looks_for_state: bool
+    ):
+        super().__init__(name="part_group")
+        self.parts, self.loss_scaler = list(parts), loss_scaler
+        self.weights = [part.variables for part in parts]
+        self._state, self._looks_for_state = list(state), looks_for_state
+        self.masters = [_masters(weights) for weights in self.weights]
+        self._teachers = [
+            part.teacher and Teacher(part.teacher, part.model, masters, part.momentum)
+            for part, masters in zip(self.parts, self.masters, strict=True)
+        ]
+        flat = [variable for weights in self.weights for variable in weights]
+        self.window = MicroBatches(accumulate, flat, state) if accumulate > 1 else None
+
+    @property
+    def teachers_masters(self) -> list[scaler.MasterWeights | None]:
+        """The masters of the teachers."""
+        return [teacher.masters for teacher in self._teachers if teacher]
+
+    def open(self) -> scaler.Snapshot:
+        """The state as it was before the step, or before the first micro-batch of its window."""
+        return self.window.open() if self.window else scaler.snapshot(self._state)
+
+    @scaler.tracing.as_written
+    def decide(self, taken: Sequence[Taken], before: scaler.Snapshot, due: tf.Tensor | None) -> Decided:
+        """Applies or skips, and lets teachers follow.
+
+        Args:
+            taken: The passes of the parts.
+            before: What `open` returned.
+            due: Whether it is the parts' turn, scalar bool; None for always.
+        """
+        grads, loss_scale = [grad for one in taken for grad in one.grads], None
+        when: Any = True if due is None else due
+        again = self._again(taken)
+        if self.window:
+            loss_scale = self.loss_scaler.scale_of_gradients
+            self.window.add(grads, loss_scale, may_branch=not self.loss_scaler.selects())
+            before.restore_unless(self.window.whole)
+            grads = self.window.gradients(grads)
+            when = self.window.complete if due is None else tf.logical_and(self.window.complete, due)
+        if len(self.parts) > 1:
+            decided = self._together(grads, before, when, again, loss_scale)
+        else:
+            outcome = self._apply(0, grads, before, when, loss_scale=loss_scale, diagnose=again)
+            variable = _among(self.weights[0], outcome.variable, 0)
+            decided = Decided(tf.convert_to_tensor(when), outcome.finite, outcome.cause, variable, [outcome])
+        for teacher, outcome in zip(self._teachers, decided.outcomes, strict=True):
+            if teacher:
+                teacher.follow(outcome.finite)
+        return decided
+
+    def _apply(self, place: int, grads: list, before: scaler.Snapshot, when: Any, **options: Any) -> scaler.Outcome:
+        part = self.parts[place]
+        return self.loss_scaler.apply(
+            part.optimizer,
+            grads,
+            self.masters[place] or self.weights[place],
+            clip_norm=part.clip_norm,
+            clip=part.clip,
+            rollback=self._rollback(before),
+            when=when,
+            **options,
+        )
+
+    def _together(
+        self, grads: list, before: scaler.Snapshot, when: Any, again: Callable | None, loss_scale: tf.Tensor | None
+    ) -> Decided:
+        """One decision over the gradients of all parts; then each optimizer takes its own where all were finite."""
+        loss_scale = self.loss_scaler.scale_of_gradients if loss_scale is None else loss_scale
+        targets = [one for place, own in enumerate(self.weights) for one in self._updated(place, own)]
+        judged = self.loss_scaler.apply(
+            scaler.move_nothing,
+            grads,
+            targets,
+            rollback=self._rollback(before),
+            when=when,
+            loss_scale=loss_scale,
+            diagnose=again,
+        )
+        applied, cause, variable = judged.finite, judged.cause, judged.variable
+        outcomes, start = [], 0
+        for place, own in enumerate(self.weights):
+            part = grads[start : start + len(own)]
+            done = self._apply(place, part, before, judged.finite, loss_scale=loss_scale, update=False)
+            outcomes.append(done)
+            # An optimizer may turn finite gradients into something else.
+            failed = tf.logical_and(judged.finite, tf.logical_not(done.finite))
+            applied = tf.logical_and(applied, done.finite)
+            cause = tf.where(failed, done.cause, cause)
+            variable = tf.where(failed, _among(own, done.variable, start), variable)
+            start += len(own)
+        return Decided(tf.convert_to_tensor(when), applied, cause, variable, outcomes)
+
+    def _rollback(self, before: scaler.Snapshot) -> scaler.Snapshot | None:
+        return None if self._looks_for_state else before
+
+    def _updated(self, place: int, own: list) -> list:
+        masters = self.masters[place]
+        return masters.weights if masters else own
+
+    def _again(self, taken: Sequence[Taken]) -> Callable[[tf.Tensor], list] | None:
+        """The gradients of all parts once more. A window's second look would see only its last micro-batch."""
+        looks = [one.again for one in taken if one.again is not None]
+        if self.window or len(looks) < len(taken) or not self.loss_scaler.may_diagnose():
+            return None
+        return lambda small: [grad for look in looks for grad in look(small)]
+
+
+def _among(weights: list, position: tf.Tensor, start: int) -> tf.Tensor:
+    """A position in the weights of all parts; -1 for a variable of the optimizer, which come after the weights."""
+    own = tf.logical_and(position >= 0, position < len(weights))
+    return tf.where(own, position + start, -1)
+
+
+def _masters(weights: list) -> scaler.MasterWeights | None:
+    narrow = any(variable.dtype in ("float16", "bfloat16") for variable in weights)
+    return scaler.MasterWeights(weights) if narrow else None

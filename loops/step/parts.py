@@ -1,0 +1,176 @@
+"""The parts of a `ComposedStep`: what each moves, by which loss and optimizer, and what is refused of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import scaler
+from loops.step.arguments import check_optimizer
+from loops.step.teachers import check_teacher
+from loops.support.checks import check_count
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """What one optimizer of a `ComposedStep` moves, and the loss that moves it.
+
+    Args:
+        name: A Python identifier. The part's outputs begin with it, as "generator/loss".
+        model: What the optimizer moves: a built Keras model or layer, of which it moves the trainable variables; a
+            variable; or a list of these.
+        loss_fn: A function of what the step's `forward` returned, or of the batch if the step has none. It returns a
+            scalar, the mean over the examples it is given, or a scalar and a dict of further scalars, which the step
+            returns, too. The own losses of `model`, such as weight regularisation, are added.
+        optimizer: A Keras optimizer, or a function `(grads, variables) -> None`.
+        loss_scaler: Scales the loss and decides about this part. Default: one of its own, which scales by
+            `scaler.Dynamic()` if any model of the step computes in float16, and else not at all.
+        every: The part takes its turn at each call whose number, from 1, is a multiple of `every`.
+        clip_norm: Largest global norm of the part's unscaled gradients, or None.
+        clip: `scaler.ClipByNorm(1.0)` or `scaler.ClipByValue(1.0)` instead of `clip_norm`, or None.
+        teacher: A model built like `model`, whose weights follow as an exponential moving average, in float32: wherever
+            the part was applied they become `momentum * teacher + (1 - momentum) * model`. Give both the same weights
+            first: `teacher.set_weights(model.get_weights())`.
+        momentum: How much of the teacher stays at each step.
+
+    Raises:
+        scaler.InvalidArgument: For an argument that cannot work.
+    """
+
+    name: str
+    model: Any
+    loss_fn: Callable[[Any], Any]
+    optimizer: Any
+    _: dataclasses.KW_ONLY
+    loss_scaler: scaler.LossScaler | None = None
+    every: int = 1
+    clip_norm: float | None = None
+    clip: scaler.ClipByNorm | scaler.ClipByValue | None = None
+    teacher: keras.Model | None = None
+    momentum: float = 0.999
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise scaler.InvalidArgument(
+                f"Part(name={self.name!r}): expected a name like a Python variable's, such as 'generator'."
+            )
+        who = f"Part {self.name!r}"
+        for one in self._given():
+            if isinstance(one, keras.layers.Layer) and not one.built:
+                raise scaler.InvalidArgument(
+                    f"{who}: {one.name!r} is not built, so that its variables are not known: call it on a batch, or "
+                    "call its build(shape), before the part is made."
+                )
+            if not isinstance(one, (keras.layers.Layer, keras.Variable, tf.Variable)):
+                raise scaler.InvalidArgument(
+                    f"{who}: model={one!r}: expected a Keras model or layer, a variable, or a list of these."
+                )
+        if not self.variables:
+            raise scaler.InvalidArgument(f"{who}: its model has no trainable variables.")
+        if not callable(self.loss_fn):
+            raise scaler.InvalidArgument(f"{who}: loss_fn={self.loss_fn!r}: expected a function.")
+        if self.loss_scaler is not None and not isinstance(self.loss_scaler, scaler.LossScaler):
+            raise scaler.InvalidArgument(f"{who}: loss_scaler={self.loss_scaler!r}: expected a scaler.LossScaler.")
+        check_count(f"{who}: every={self.every!r}", self.every)
+        check_teacher(who, self.teacher, self.model, self.momentum)
+        scaler.LossScaler.check_arguments(self.optimizer, clip_norm=self.clip_norm, clip=self.clip)
+
+    def _given(self) -> list:
+        return list(self.model) if isinstance(self.model, (list, tuple)) else [self.model]
+
+    @property
+    def models(self) -> list[keras.layers.Layer]:
+        """The models and layers in `model`."""
+        return [one for one in self._given() if isinstance(one, keras.layers.Layer)]
+
+    @property
+    def own_models(self) -> list[keras.layers.Layer]:
+        """The same and the teacher: what no other part puts back."""
+        return self.models if self.teacher is None else [*self.models, self.teacher]
+
+    @property
+    def variables(self) -> list:
+        """The variables that the optimizer moves."""
+        found: list = []
+        for one in self._given():
+            found += one.trainable_variables if isinstance(one, keras.layers.Layer) else [one]
+        return list({id(variable): variable for variable in found}.values())
+
+
+def check_composed(parts: Any, forward: Any, loss_scaler: Any, accumulate: Any) -> None:
+    """Refuses parts that do not fit together.
+
+    Raises:
+        scaler.InvalidArgument: With the names of the parts.
+    """
+    if not isinstance(parts, (list, tuple)) or not parts or not all(isinstance(one, Part) for one in parts):
+        raise scaler.InvalidArgument(f"ComposedStep({parts!r}): expected a list of loops.Part, with at least one.")
+    if forward is not None and not callable(forward):
+        raise scaler.InvalidArgument(f"ComposedStep(forward={forward!r}): expected a function of a batch.")
+    names = [part.name for part in parts]
+    if len(set(names)) < len(names):
+        raise scaler.InvalidArgument(f"ComposedStep: the parts are named {', '.join(names)}: expected different names.")
+    _refuse_shared(parts, "the variable", lambda part: part.variables)
+    _refuse_shared(parts, "the optimizer", lambda part: [part.optimizer])
+    _refuse_shared(parts, "the loss scaler", lambda part: [part.loss_scaler] if part.loss_scaler else [])
+    _refuse_moved_teachers(parts)
+    check_count(f"ComposedStep(accumulate={accumulate!r})", accumulate)
+    if accumulate > 1 and forward is None:
+        raise scaler.InvalidArgument(
+            f"ComposedStep(accumulate={accumulate!r}): parts that take turns have no window in common, since each sees "
+            "what the one before it has moved. Let them share one forward pass: forward=."
+        )
+    if loss_scaler is not None:
+        _check_one_scaler(parts, forward, loss_scaler)
+    for part in parts:
+        check_optimizer(f"ComposedStep: part {part.name!r}", part.optimizer, loss_scaler or part.loss_scaler)
+
+
+def _check_one_scaler(parts: Sequence[Part], forward: Any, loss_scaler: Any) -> None:
+    """Refuses one scaler for all parts where they cannot be decided about together."""
+    if not isinstance(loss_scaler, scaler.LossScaler):
+        raise scaler.InvalidArgument(f"ComposedStep(loss_scaler={loss_scaler!r}): expected a scaler.LossScaler.")
+    own = [part.name for part in parts if part.loss_scaler is not None]
+    turns = [part.name for part in parts if part.every > 1]
+    if forward is None:
+        why = "parts that take turns are decided about one after the other. Let them share one forward pass: forward=."
+    elif own:
+        why = f"part {own[0]!r} has a loss scaler of its own: expected one for all, or one for each."
+    elif turns:
+        why = f"part {turns[0]!r} takes its turn at some calls only: expected every=1 in all, or a scaler for each."
+    elif loss_scaler.spike_limits:
+        why = "a SpikeGuard looks at the steps of one optimizer. Give each part a scaler of its own."
+    else:
+        return
+    raise scaler.InvalidArgument(f"ComposedStep(loss_scaler=...): one scaler decides about all parts together; {why}")
+
+
+def _refuse_moved_teachers(parts: Sequence[Part]) -> None:
+    """Refuses a teacher that an optimizer moves, or that follows two students."""
+    follows: dict[int, str] = {}
+    for part in parts:
+        for variable in [] if part.teacher is None else part.teacher.weights:
+            mover = next((one.name for one in parts if any(own is variable for own in one.variables)), None)
+            mover = mover or follows.get(id(variable))
+            if mover is not None:
+                raise scaler.InvalidArgument(
+                    f"ComposedStep: the teacher of part {part.name!r} is moved by part {mover!r}, too: expected a "
+                    "model of its own."
+                )
+        follows |= {} if part.teacher is None else {id(variable): part.name for variable in part.teacher.weights}
+
+
+def _refuse_shared(parts: Sequence[Part], what: str, of: Callable[[Part], Iterable]) -> None:
+    owners: dict[int, str] = {}
+    for part in parts:
+        for one in of(part):
+            if owners.setdefault(id(one), part.name) != part.name:
+                name = getattr(one, "path", None) or getattr(one, "name", None) or type(one).__name__
+                raise scaler.InvalidArgument(
+                    f"ComposedStep: {what} {name!r} is in the parts {owners[id(one)]!r} and {part.name!r}: expected "
+                    "it in one of them."
+                )

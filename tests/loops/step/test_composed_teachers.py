@@ -1,0 +1,92 @@
+"""Guards the teacher of a `Part`: the exponential moving average of its student, and not a bit where it was skipped."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from composed_cases import Players, batches
+from models import plain_model
+from rigs import raw
+
+import loops
+import scaler
+
+
+def values(model):
+    return [np.float32(variable) for variable in model.weights if "seed" not in variable.path]
+
+
+@pytest.mark.exhaustive_with("turns", "one scaler")
+@pytest.mark.parametrize("shape", ["turns", "shared", "one scaler"])
+def test_it_is_the_average_of_the_applied_steps(shape):
+    players = Players(shape, momentum=0.75, every=1 if shape == "one scaler" else 2)
+    expected = values(players.teacher)
+    for given in batches(6, bad=((4, "actor"), (6, "critic"))):
+        before = raw(players.teacher.variables)
+        outputs = players.step(tuple(map(tf.constant, given)))
+        if outputs["actor/applied"]:
+            expected = [
+                0.75 * one + np.float32(0.25) * own for one, own in zip(expected, values(players.actor), strict=True)
+            ]
+        else:
+            assert raw(players.teacher.variables) == before
+    for one, own in zip(expected, values(players.teacher), strict=True):
+        np.testing.assert_allclose(own, one, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_a_teacher_of_float16_does_not_stand_still():
+    """The updates of a step are less than float16 can add to a weight; the student's master and the copy keep them."""
+    student, teacher = plain_model("float16"), plain_model("float16")
+    step = loops.ComposedStep(
+        [
+            loops.Part(
+                "student",
+                student,
+                lambda x: tf.reduce_mean(tf.cast(student(x), tf.float32)),
+                keras.optimizers.SGD(1e-3),
+                loss_scaler=scaler.LossScaler(scaler.Static(8.0)),
+                teacher=teacher,
+                momentum=0.5,
+            )
+        ]
+    )
+    masters, copies = (one.weights for one in step.master_weights)
+    expected = [np.asarray(one) for one in copies]
+    for _ in range(8):
+        assert step(tf.ones([2, 4]))["applied"]
+        expected = [0.5 * one + 0.5 * np.asarray(own) for one, own in zip(expected, masters, strict=True)]
+    for one, own, weight in zip(expected, copies, teacher.weights, strict=True):
+        np.testing.assert_allclose(own, one, rtol=1e-6)
+        assert np.asarray(weight).tobytes() == np.asarray(own).astype(np.float16).tobytes()
+    assert any(np.any(np.float32(one) != np.asarray(own)) for one, own in zip(teacher.weights, copies, strict=True))
+
+
+def small():
+    return keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+
+
+REFUSED = {
+    "another shape": (lambda student: {"teacher": small()}, "has weights of other shapes than 'sequential'"),
+    "the student": (lambda student: {"teacher": student}, "shares weights with"),
+    "no model": (lambda student: {"teacher": 5}, "teacher=5: expected a built Keras model"),
+    "a momentum of 1": (lambda student: {"teacher": plain_model(), "momentum": 1.0}, "momentum=1.0: expected a float"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_teacher_that_cannot_follow_is_refused(case):
+    make, named = REFUSED[case]
+    student = plain_model()
+    with pytest.raises(scaler.InvalidArgument, match=named):
+        loops.Part("student", student, student, keras.optimizers.SGD(), **make(student))
+
+
+def test_a_teacher_that_an_optimizer_moves_is_refused():
+    student, teacher = plain_model(), plain_model()
+    parts = [
+        loops.Part("student", student, student, keras.optimizers.SGD(), teacher=teacher),
+        loops.Part("other", teacher, teacher, keras.optimizers.SGD()),
+    ]
+    with pytest.raises(scaler.InvalidArgument, match="the teacher of part 'student' is moved by part 'other', too"):
+        loops.ComposedStep(parts)
