@@ -68,10 +68,11 @@ class SavesBeside(Saves):
         try:
             self._pending.result()
         except CheckpointError as error:
-            self.number, self._failed = None, error
+            self._failed = error
             raise
         finally:
             if self._pending.done():  # Else Ctrl-C ended the wait.
+                self.number = None if self._pending.exception() else self.number
                 self._pending = None
 
     def end(self, number: int, then: Then) -> None:
