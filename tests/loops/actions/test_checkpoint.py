@@ -137,7 +137,8 @@ def test_a_checkpoint_too_many_is_removed_also_where_nothing_is_left_to_do(tmp_p
     assert not (tmp_path / "ckpt-2.data-00000-of-00001").exists()
 
 
-def test_a_full_disk_is_one_error_and_leaves_the_checkpoints_before_it(tmp_path, whole):
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk_is_one_error_and_leaves_the_checkpoints_before_it(tmp_path, whole, background):
     place = tmp_path / "a"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -146,7 +147,7 @@ def test_a_full_disk_is_one_error_and_leaves_the_checkpoints_before_it(tmp_path,
             # Every file may grow to so many bytes only, as on a disk that has no more.
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
 
-    run = Counting(place, actions=[fill])
+    run = Counting(place, actions=[fill], background=background)
     try:
         with pytest.raises(loops.CheckpointError, match=r"step 8 could not be saved \(.+\).*make room") as caught:
             run.go(12)
