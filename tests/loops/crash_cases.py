@@ -27,7 +27,8 @@ NO_DISK = 77
 def run_to_end(folder, steps=STEPS, slow=None, actions=(), background=False):
     """Goes on to the last step, and leaves there what the run came to.
 
-    `slow` names a moment that lasts long, and is marked by a file of that name: trace, evaluation or save.
+    `slow` names a moment that lasts long, and is marked by a file of that name: trace, evaluation or save. `actions`
+    find the last save whole.
     """
     folder = pathlib.Path(folder)
     keras.utils.set_random_seed(3)
@@ -48,13 +49,14 @@ def run_to_end(folder, steps=STEPS, slow=None, actions=(), background=False):
         return step(batch)
 
     slow_trace.model, slow_trace.optimizer, slow_trace.loss_scaler = model, optimizer, loss_scaler
+    checkpoint = loops.Checkpoint(folder / "ckpt", every=2, keep=2, resume=True, background=background)
     loop = loops.Loop(
         slow_trace,
         batches(),
         steps_per_call=2,
         actions=[
-            *actions,
-            loops.Checkpoint(folder / "ckpt", every=2, keep=2, resume=True, background=background),
+            *([lambda visit: checkpoint.wait(), *actions] if actions else []),
+            checkpoint,
             loops.JsonLines(folder / "steps.jsonl"),
             Evaluation(folder, slow),
         ],
