@@ -1,6 +1,7 @@
 """Guards `loops.Rewind`: a run that goes back ends with the bits of one over data without the batches it left out."""
 
 import json
+import time
 
 import keras
 import numpy as np
@@ -12,6 +13,7 @@ from rigs import raw
 import loops
 import scaler
 from loops.actions.left_out import NAME, LeftOut, next_of
+from loops.loop.state import folder
 from loops.run.rewind import rewind
 
 BATCHES, STEPS = 90, 50
@@ -71,8 +73,11 @@ def clean(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
-def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean, background):
-    run = Run(tmp_path, batches(), background=background).run()
+def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean, monkeypatch, background):
+    """Also to a checkpoint that a thread is still writing when the spikes are seen."""
+    write = folder.write
+    monkeypatch.setattr(folder, "write", lambda *parts: (time.sleep(1), write(*parts)))
+    run = Run(tmp_path, batches(), background=background, every=24 if background else 8).run()
     assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
     assert run.bits() == clean
     rows = run.rows()
