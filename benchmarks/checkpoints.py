@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
+import numpy as np
 import paired
 import tensorflow as tf
 
@@ -28,6 +29,8 @@ AT_VISIT, BESIDE, THEIRS, NONE = "at the visit", "background=True", "TensorFlow'
 LEAST = 0.2
 """Of the time at the visit, for the largest size."""
 ROUNDS, STEPS = 9, 10
+WARM_UP = 2
+"""Turns: TensorFlow's async traces its copy at the second one."""
 
 
 class Run:
@@ -43,7 +46,7 @@ class Run:
             action = loops.Checkpoint(folder, every=1, keep=2, background=kind == BESIDE)
             action.begin(self.loop)
             action.__enter__()
-            self._save = lambda number: action(loops.Visit(self.loop.counters, {}, 0.0, number))
+            self._save = lambda number: action(loops.Visit(self.loop.counters, {"loss": np.zeros(STEPS)}, 0.0, number))
             self._wait = action.wait
             self.close = lambda: action.__exit__(None, None, None)
         elif kind == THEIRS:
@@ -81,7 +84,8 @@ def take_turns(parameters: int, rounds: int) -> tuple[paired.Seconds, paired.Sec
         runs = {kind: Run(kind, parameters, pathlib.Path(place) / str(n)) for n, kind in enumerate(order)}
         for run in runs.values():
             run.loop.take(STEPS)
-            run.turn()  # Functions are traced, and memory is given.
+            for _ in range(WARM_UP):
+                run.turn()
         gc.collect()
         gc.disable()
         for _ in range(rounds):
