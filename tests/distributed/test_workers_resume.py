@@ -77,8 +77,9 @@ def test_a_worker_that_is_killed_while_its_thread_saves_leaves_a_step_that_all_h
 
 
 @pytest.mark.exhaustive
-def test_what_happens_to_one_worker_ends_all_at_the_same_step_saved(tmp_path):
-    assert statuses(start_workers(told, tmp_path)) == [0, 0]
+@pytest.mark.parametrize("background", [False, True])
+def test_what_happens_to_one_worker_ends_all_at_the_same_step_saved(tmp_path, background):
+    assert statuses(start_workers(told, tmp_path, background)) == [0, 0]
     first, second = (json.loads((tmp_path / f"report-{index}.json").read_text()) for index in (0, 1))
     other = "worker 1 stopped with an error after step 2, so worker 0 stops, too: the output of worker 1 says why."
     assert first[0][0] == "WorkerLost"

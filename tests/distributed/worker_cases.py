@@ -180,7 +180,7 @@ def killed_beside(index, folder, victim):
         raise SystemExit(7) from None
 
 
-def told(index, folder):
+def told(index, folder, background):
     """An error on one, a signal to the other, an action that stops the first: each ends both, and both go on."""
     report = []
 
@@ -191,7 +191,7 @@ def told(index, folder):
             signal.raise_signal(signal.SIGTERM)
 
     stop = loops.StopWhen(lambda visit: index == 1 and visit.counters.data == 7 and "seven")
-    worker = Worker(index, folder, [act, stop])
+    worker = Worker(index, folder, [act, stop], background)
     for _ in range(4):
         try:
             worker.loop.run(END)
