@@ -3,8 +3,9 @@
     python benchmarks/checkpoints.py [--json] [--quick]
 
 A turn is a save and the steps after it, until the checkpoint is whole. A step adds to every variable in place, and so
-is as short as a step can be. The clock stops at the end of the save, and at the end of the turn: what a save leaves to
-the steps after it, such as a copy of each variable that the next step makes, counts in the second.
+is as short as a step can be. The clock stops at the end of the save, and at the end of the turn. The time lost is that
+of the turn beyond what its steps take without a save. So it has what a save leaves to the steps after it: copies of the
+variables that the next step makes, or a core that writes.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ TENSORS = 20
 AT_VISIT, BESIDE, THEIRS, NONE = "at the visit", "background=True", "TensorFlow's async", "no save"
 LEAST = 0.2
 """Of the time at the visit, for the largest size."""
-ROUNDS, STEPS = 9, 10
+ROUNDS, STEPS = 7, 2
 WARM_UP = 2
 """Turns: TensorFlow's async traces its copy at the second one."""
+LEAST_STEPS = 10
+"""In a turn."""
 
 
 class Run:
@@ -39,8 +42,10 @@ class Run:
     def __init__(self, kind: str, parameters: int, folder: pathlib.Path):
         self._variables = [tf.Variable(tf.random.normal([parameters // TENSORS])) for _ in range(TENSORS)]
         self.loop = loops.Loop(self._step, tf.data.Dataset.range(10**6), steps_per_call=STEPS)
-        self._wait: Callable[[], object] = lambda: None
+        self._kind, self._folder = kind, folder
         self._save: Callable[[int], object] = lambda number: None
+        self._wait: Callable[[], object] = lambda: None
+        self.close: Callable[[], object] = lambda: None
         if kind in (AT_VISIT, BESIDE):
             # Without other actions of the loop: it is called here as a loop would.
             action = loops.Checkpoint(folder, every=1, keep=2, background=kind == BESIDE)
@@ -62,24 +67,26 @@ class Run:
             variable.assign_add(tf.ones_like(variable))
         return {"loss": self._variables[0][0] + tf.cast(number, tf.float32)}
 
-    def close(self) -> None:
-        """Ends what it has begun."""
-
-    def turn(self) -> tuple[float, float]:
-        """Seconds of the save, and of all of it."""
-        start = time.perf_counter()
-        self._save(self.loop.counters.data)
+    def turn(self) -> tuple[float, float, int]:
+        """Seconds of the save, and of all of it; and how many steps it had."""
+        start, number, steps = time.perf_counter(), self.loop.counters.data, 0
+        self._save(number)
         saved = time.perf_counter()
-        self.loop.take(STEPS)
+        while steps < LEAST_STEPS or not self._whole(number):
+            self.loop.take(STEPS)
+            steps += STEPS
+        end = time.perf_counter()
         self._wait()
-        return saved - start, time.perf_counter() - start
+        return saved - start, end - start, steps
+
+    def _whole(self, number: int) -> bool:
+        return self._kind == NONE or (self._folder / f"ckpt-{number}.index").exists()
 
 
 def take_turns(parameters: int, rounds: int) -> tuple[paired.Seconds, paired.Seconds]:
-    """Seconds of saves, and of turns, by kind; one of each in every round, in an order drawn anew."""
-    saves: paired.Seconds = {kind: [] for kind in (AT_VISIT, BESIDE, THEIRS, NONE)}
-    turns: paired.Seconds = {kind: [] for kind in saves}
-    order, dice = list(saves), random.Random(0)
+    """Seconds of saves, and seconds lost, by kind; one of each in every round, in an order drawn anew."""
+    turns: dict[str, list[tuple[float, float, int]]] = {kind: [] for kind in (AT_VISIT, BESIDE, THEIRS, NONE)}
+    order, dice = list(turns), random.Random(0)
     with tempfile.TemporaryDirectory() as place:
         runs = {kind: Run(kind, parameters, pathlib.Path(place) / str(n)) for n, kind in enumerate(order)}
         for run in runs.values():
@@ -91,32 +98,28 @@ def take_turns(parameters: int, rounds: int) -> tuple[paired.Seconds, paired.Sec
         for _ in range(rounds):
             dice.shuffle(order)
             for kind in order:
-                saved, whole = runs[kind].turn()
-                saves[kind].append(saved)
-                turns[kind].append(whole)
+                turns[kind].append(runs[kind].turn())
         gc.enable()
         for run in runs.values():
             run.close()
-    return saves, turns
+    step = statistics.median(whole / steps for _, whole, steps in turns.pop(NONE))
+    saves = {kind: [saved for saved, _, _ in found] for kind, found in turns.items()}
+    lost = {kind: [whole - steps * step for _, whole, steps in found] for kind, found in turns.items()}
+    return saves, lost
 
 
 def run(quick: bool) -> paired.Report:
     figures, found = [], {}
     for title, size in SIZES.items():
-        saves, turns = take_turns(size // 1000 if quick else size, 2 if quick else ROUNDS)
-        del saves[NONE]
+        saves, lost = take_turns(size // 1000 if quick else size, 2 if quick else ROUNDS)
         for kind in (BESIDE, THEIRS):
             target = LEAST if (title, kind) == ("10^8", BESIDE) else None
             name = f"{title} parameters: the loop stands still, {kind} to {AT_VISIT}"
             figures.append(paired.figure(name, saves, kind, AT_VISIT, target))
-        bare = statistics.median(turns[NONE])
-        for kind in (AT_VISIT, BESIDE, THEIRS):
-            more = [seconds - bare for seconds in turns[kind]]
-            low, median, high = statistics.quantiles(more, n=4, method="inclusive")
-            name = f"{title} parameters: seconds that a save and {STEPS} steps take beyond the steps, {kind}"
-            figures.append(paired.Figure(name, median, (low, high)))
-        found[f"{title}, saves"] = paired.case(saves, AT_VISIT)
-        found[f"{title}, turns"] = paired.case(turns, AT_VISIT)
+        for kind, seconds in lost.items():
+            low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
+            figures.append(paired.Figure(f"{title} parameters: seconds lost to a save, {kind}", median, (low, high)))
+        found[title] = paired.case(saves, AT_VISIT)
     return paired.Report(figures, found)
 
 
