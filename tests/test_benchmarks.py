@@ -47,6 +47,7 @@ def test_faults_prints_a_verdict_for_each_side():
                 "memory",
                 "loop",
                 "fit",
+                "checkpoints",
                 "transaction",
                 "observe",
                 "bounds",

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 import scaler
+from loops.actions.beside import SavesBeside
 from loops.actions.best import Best
+from loops.actions.saves import Saves
+from loops.backend import checkpoints
+from loops.backend.versions import versions
 from loops.loop.cadence import Cadence, Seconds
 from loops.loop.state import folder
 from loops.loop.state.common import Found, newest_common, place
@@ -54,6 +60,11 @@ class Checkpoint:
     worker 0 in the directory, worker N in `worker-N` inside of it. They resume from the newest step that all of them
     have.
 
+    With `background=True` the run does not wait for the disk. At the visit the state is copied in host memory, which
+    takes as much of it as the state has bytes, and a thread writes the copy. The files are the same. A checkpoint is
+    there once it is whole: the next save, and the end of the run, wait for that. An error of the thread is raised at
+    the next visit, or at the end.
+
     A position in a dataset includes the contents of its shuffle buffers and caches, so a checkpoint is as large as
     those are.
 
@@ -71,6 +82,7 @@ class Checkpoint:
             shapes of variables and of batches of a fixed size (`drop_remainder=True`) and the number of replicas are
             compared anyway. If your own step resumes with other settings of its optimizer, or any run with another
             batch size or seed of its dataset, a `ResumeWarning` says so.
+        background: Whether a thread writes, beside the steps that follow.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -87,6 +99,7 @@ class Checkpoint:
         resume: bool = False,
         best: Best | None = None,
         run: Mapping[str, object] | None = None,
+        background: bool = False,
     ):
         self._cadence = Cadence("Checkpoint", every)
         check_count(f"Checkpoint(keep={keep!r})", keep, 2)
@@ -101,13 +114,13 @@ class Checkpoint:
                 f"Checkpoint(run={run!r}): expected a dict of names and values, such as {{'seed': 0}}."
             )
         self._keep, self._resume, self._best = int(keep), bool(resume), best
+        self._background = bool(background)
         self._run = _said(run or {})
         if best:  # Its state is saved with that of the actions.
             self.save_state, self.load_state = best.save_state, best.load_state
             self.state_keys, self.state_of = best.state_keys, best
         self._loop: Loop | None = None
-        self._manager: tf.train.CheckpointManager | None = None
-        self._saved_at: int | None = None
+        self._saves: Saves | None = None
 
     def begin(self, loop: Loop) -> None:
         """Before the first step: resumes from a checkpoint, or makes sure that there is none.
@@ -158,14 +171,11 @@ class Checkpoint:
                 stacklevel=2,
             )
         folder.sweep(self.place, self._keep, number or 0)
-        self._manager = tf.train.CheckpointManager(
-            checkpoint, str(self.place), max_to_keep=self._keep, checkpoint_name=folder.NAME
-        )
-        self._loop, self._saved_at = loop, number or 0
+        self._loop, self._saves = loop, self._saves_of(checkpoint, number or 0, workers)
         if self._best:
             (self.directory / BEST).mkdir(exist_ok=True)
             folder.sweep_leftovers(self.directory / BEST)
-            self._copy_best()
+            self._copy_best(self._best.step)
 
     def go_back(self, loop: Loop, number: int) -> None:
         """Removes the checkpoints after a step, and resumes from the newest of the others.
@@ -188,32 +198,73 @@ class Checkpoint:
         """The next step after `done` at which the action is due; None for a cadence in seconds."""
         return self._cadence.next_visit(done)
 
+    def __enter__(self) -> Checkpoint:
+        if self._saves is not None:
+            self._saves.open()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: types.TracebackType | None) -> None:
+        if self._saves is None:
+            return
+        try:
+            self._saves.close()
+        except CheckpointError as lost:
+            if error is None:
+                raise
+            warnings.warn(str(lost), ResumeWarning, stacklevel=2)  # The run's own error is not hidden.
+
     def __call__(self, visit: Visit) -> None:
         """Saves, if the steps of this visit reached a multiple of `every`."""
-        if self._saved_at is None:
+        if self._saves is None:
             raise RuntimeError("Checkpoint is called by Loop.run, after its begin.")
         due = self._cadence.due(visit)
         if self._best:
             self._best.look()
             due = due or self._best.step == visit.counters.data
         if due:
-            self._save(visit.counters.data)
-        self._copy_best()
+            self._saves.save(visit.counters.data, self._then())
+        else:
+            self._saves.check()
+
+    def wait(self) -> None:
+        """Waits until the last save is whole: with `background=True` a thread may still write it.
+
+        Raises:
+            CheckpointError: If it could not be written.
+        """
+        if self._saves is not None:
+            self._saves.wait()
 
     def end(self) -> None:
         """After the last step: saves, unless that step is already saved."""
-        if self._loop is not None and self._loop.counters.data != self._saved_at:
-            self._save(self._loop.counters.data)
+        if self._loop is not None and self._saves is not None:
+            self._saves.end(self._loop.counters.data, self._then())
 
-    def _copy_best(self) -> None:
+    def _saves_of(self, checkpoint: tf.train.Checkpoint, number: int, workers: Workers) -> Saves:
+        if self._background and checkpoints.readable():
+            return SavesBeside(checkpoint, self.place, self._keep, number, workers)
+        if self._background:
+            warnings.warn(
+                f"Checkpoint(background=True): {versions()} does not tell what a checkpoint writes, so it is "
+                "written at the visit.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return Saves(checkpoint, self.place, self._keep, number)
+
+    def _then(self) -> Callable[[], None]:
+        """What comes once the step is saved."""
+        return functools.partial(self._copy_best, self._best.step) if self._best else lambda: None
+
+    def _copy_best(self, step: int) -> None:
         """Copies the best step's checkpoint if it still exists; does nothing if it is already copied."""
-        if self._best and self._best.step in folder.numbers(self.directory):
+        if step in folder.numbers(self.directory):
             try:
-                folder.copy(self.directory, self.directory / BEST, self._best.step)
+                folder.copy(self.directory, self.directory / BEST, step)
             except OSError as error:
                 raise CheckpointError(
-                    f"{self.directory / BEST}: step {self._best.step} could not be copied ({reason(error)}). Make "
-                    "room, then run again with resume=True (on the command line --resume)."
+                    f"{self.directory / BEST}: step {step} could not be copied ({reason(error)}). Make room, then run "
+                    "again with resume=True (on the command line --resume)."
                 ) from error
 
     def _check_workers(self, workers: Workers) -> None:
@@ -258,18 +309,6 @@ class Checkpoint:
             raise CheckpointError(
                 f"Checkpoint({str(self.directory)!r}): the folder cannot be written ({reason(error)}). Choose another."
             ) from error
-
-    def _save(self, number: int) -> None:
-        assert self._manager is not None
-        try:
-            self._manager.save(checkpoint_number=number)
-        except (OSError, tf.errors.OpError) as error:
-            folder.sweep_leftovers(self.place)
-            raise CheckpointError(
-                f"{self.place}: step {number} could not be saved ({reason(error)}). The checkpoints before it are "
-                "as they were: make room, then run again with resume=True (on the command line --resume)."
-            ) from error
-        self._saved_at = number
 
 
 def _said(run: Mapping[str, object]) -> dict:

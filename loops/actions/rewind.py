@@ -185,6 +185,7 @@ class Rewind:
                 f"Rewind: the run went back {self._rewinds} times, and spikes came again at step {step}. No batch is "
                 "to blame: lower the learning rate, clip the gradients, or look at the weights."
             )
+        self._saves.wait()  # A checkpoint that a thread still writes may be the one.
         target, place = step - self._to, self._saves.place
         number, facts, _ = folder.newest_whole(place, max(target, 0))
         if number is None:

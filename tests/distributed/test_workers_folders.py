@@ -3,11 +3,13 @@
 import concurrent.futures
 import json
 import threading
+import time
 
 import pytest
 import tensorflow as tf
 
 import loops
+from loops.actions.beside import SavesBeside
 from loops.loop.state import folder
 from loops.loop.state.common import newest_common, place
 from loops.loop.workers.workers import Workers
@@ -144,3 +146,76 @@ def test_what_workers_could_do_at_different_steps_is_refused(tmp_path):
     with pytest.raises(loops.CheckpointError, match=r"best=.*several workers.*each would keep another step"):
         numbers_loop(best, evaluate).run(3)
     assert not list(tmp_path.iterdir())
+
+
+def saves_beside(directory, workers):
+    """What a `Checkpoint(keep=2, background=True)` writes with on each worker."""
+    where = place(directory, workers)
+    where.mkdir(parents=True, exist_ok=True)
+    made = SavesBeside(tf.train.Checkpoint(facts=Facts(tf.Variable(FACTS))), where, 2, 0, workers)
+    made.open()
+    return made
+
+
+def nothing():
+    """What comes after a save."""
+
+
+def test_none_begins_to_save_beside_its_steps_before_all_have_their_last_one(tmp_path, monkeypatch):
+    write, there = folder.write, []
+
+    def slow(where, number, copied):
+        there.append((number, {max(folder.numbers(one), default=0) for one in (tmp_path, tmp_path / "worker-1")}))
+        time.sleep(0.2 * (where != tmp_path))
+        write(where, number, copied)
+
+    monkeypatch.setattr(folder, "write", slow)
+
+    def of(workers):
+        made = saves_beside(tmp_path, workers)
+        for number in (2, 4, 6):
+            made.save(number, nothing)
+        made.end(7, nothing)
+        made.close()
+        return folder.numbers(place(tmp_path, workers))
+
+    # At the end none waits for the others, which may be gone, and one more is kept for those that have less.
+    assert Threads(2).run(of) == [[7, 6, 4]] * 2
+    for number, newest in there:
+        assert newest <= {number, number - 2} if number < 7 else newest <= {7, 6, 4}
+    assert common(tmp_path) == [(7, []), (7, [])]
+
+
+def test_after_an_error_on_one_worker_there_is_a_step_that_all_have(tmp_path, monkeypatch):
+    write = folder.write
+
+    def full(where, number, copied):
+        if number >= 6 and where != tmp_path:
+            raise tf.errors.ResourceExhaustedError(None, None, "the disk is full")
+        write(where, number, copied)
+
+    monkeypatch.setattr(folder, "write", full)
+
+    def of(workers):
+        made, found = saves_beside(tmp_path, workers), []
+        for number in (2, 4, 6, 8):
+            try:
+                made.save(number, nothing)
+            except loops.LoopError as error:
+                found.append((type(error), str(error)))
+                break
+        try:
+            made.end(8, nothing)
+        except loops.CheckpointError as error:
+            found.append((type(error), str(error)))
+        made.close()
+        return [*found, folder.numbers(place(tmp_path, workers))]
+
+    first, second = Threads(2).run(of)
+    assert first[0][0] is loops.WorkerLost
+    assert first[0][1].startswith("worker 1 cannot write its last checkpoint, so worker 0 stops, too")
+    assert first[1:] == [[8, 6, 4]]
+    assert second[0] == second[1]  # Its end does not try again: it would remove what is common.
+    assert "step 6 could not be saved (the disk is full)" in second[0][1]
+    assert second[2] == [4, 2]
+    assert common(tmp_path) == [(4, []), (4, [])]

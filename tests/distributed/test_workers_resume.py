@@ -7,7 +7,7 @@ numbers of its own, which its own checkpoint must bring back.
 import json
 
 import pytest
-from worker_cases import END, ends, explained, killed, run_to_end, start_workers, statuses, told
+from worker_cases import END, ends, explained, killed, killed_beside, run_to_end, start_workers, statuses, told
 
 from loops.loop.state import folder
 
@@ -65,8 +65,21 @@ def test_a_killed_worker_ends_the_others_and_all_go_on(whole, tmp_path, victim):
 
 
 @pytest.mark.exhaustive
-def test_what_happens_to_one_worker_ends_all_at_the_same_step_saved(tmp_path):
-    assert statuses(start_workers(told, tmp_path)) == [0, 0]
+def test_a_worker_that_is_killed_while_its_thread_saves_leaves_a_step_that_all_have(whole, tmp_path):
+    found = statuses(start_workers(killed_beside, tmp_path, 1))
+    assert found == [7, -9]
+    places = [tmp_path / "ckpt", tmp_path / "ckpt" / "worker-1"]
+    assert folder.numbers(places[1]) == [3]
+    assert 3 in folder.numbers(places[0])
+    assert statuses(start_workers(run_to_end, tmp_path, True)) == [0, 0]
+    assert ends(tmp_path) == whole
+    assert [folder.numbers(place) for place in places] == [[10, 9, 6], [10, 9, 6]]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("background", [False, True])
+def test_what_happens_to_one_worker_ends_all_at_the_same_step_saved(tmp_path, background):
+    assert statuses(start_workers(told, tmp_path, background)) == [0, 0]
     first, second = (json.loads((tmp_path / f"report-{index}.json").read_text()) for index in (0, 1))
     other = "worker 1 stopped with an error after step 2, so worker 0 stops, too: the output of worker 1 says why."
     assert first[0][0] == "WorkerLost"

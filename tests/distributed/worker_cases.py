@@ -18,6 +18,7 @@ from processes import start, wait_for
 
 import loops
 import scaler
+from loops.loop.state import folder as checkpoints
 
 END, EVERY = 10, 3
 
@@ -61,7 +62,7 @@ def statuses(processes, seconds=240):
 class Worker:
     """One worker's part of a run: float16 with masters, BatchNorm, dropout, windows of two, and numbers of its own."""
 
-    def __init__(self, index, folder, actions=()):
+    def __init__(self, index, folder, actions=(), background=False):
         self.index, self.folder, self.noise = index, pathlib.Path(folder), []
         strategy = loops.join_workers(120)
         keras.utils.set_random_seed(1 + index)
@@ -82,7 +83,7 @@ class Worker:
                 loops.JsonLines(self.folder / "steps.jsonl"),
                 self,
                 *actions,
-                loops.Checkpoint(self.folder / "ckpt", every=EVERY, keep=2, resume=True),
+                loops.Checkpoint(self.folder / "ckpt", every=EVERY, keep=2, resume=True, background=background),
             ],
         )
 
@@ -134,8 +135,8 @@ def ends(folder):
     return [json.loads((pathlib.Path(folder) / f"end-{index}.json").read_text()) for index in (0, 1)]
 
 
-def run_to_end(index, folder):
-    worker = Worker(index, folder)
+def run_to_end(index, folder, background=False):
+    worker = Worker(index, folder, background=background)
     worker.loop.run(END)
     worker.leave()
 
@@ -163,7 +164,23 @@ def killed(index, folder, victim):
         raise SystemExit(7) from error
 
 
-def told(index, folder):
+def killed_beside(index, folder, victim):
+    """One is killed while a thread of it writes the sixth step."""
+    write = checkpoints.write
+
+    def die(place, number, copied):
+        if index == victim and number == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(place, number, copied)
+
+    checkpoints.write = die
+    try:
+        Worker(index, folder, background=True).loop.run(END)
+    except loops.WorkerLost:
+        raise SystemExit(7) from None
+
+
+def told(index, folder, background):
     """An error on one, a signal to the other, an action that stops the first: each ends both, and both go on."""
     report = []
 
@@ -174,7 +191,7 @@ def told(index, folder):
             signal.raise_signal(signal.SIGTERM)
 
     stop = loops.StopWhen(lambda visit: index == 1 and visit.counters.data == 7 and "seven")
-    worker = Worker(index, folder, [act, stop])
+    worker = Worker(index, folder, [act, stop], background)
     for _ in range(4):
         try:
             worker.loop.run(END)

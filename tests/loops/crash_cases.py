@@ -24,10 +24,11 @@ NO_DISK = 77
 """Status of a process that may not have a disk of its own."""
 
 
-def run_to_end(folder, steps=STEPS, slow=None, actions=()):
+def run_to_end(folder, steps=STEPS, slow=None, actions=(), background=False):
     """Goes on to the last step, and leaves there what the run came to.
 
-    `slow` names a moment that lasts long, and is marked by a file of that name: trace, evaluation or save.
+    `slow` names a moment that lasts long, and is marked by a file of that name: trace, evaluation or save. `actions`
+    find the last save whole.
     """
     folder = pathlib.Path(folder)
     keras.utils.set_random_seed(3)
@@ -48,13 +49,14 @@ def run_to_end(folder, steps=STEPS, slow=None, actions=()):
         return step(batch)
 
     slow_trace.model, slow_trace.optimizer, slow_trace.loss_scaler = model, optimizer, loss_scaler
+    checkpoint = loops.Checkpoint(folder / "ckpt", every=2, keep=2, resume=True, background=background)
     loop = loops.Loop(
         slow_trace,
         batches(),
         steps_per_call=2,
         actions=[
-            *actions,
-            loops.Checkpoint(folder / "ckpt", every=2, keep=2, resume=True),
+            *([lambda visit: checkpoint.wait(), *actions] if actions else []),
+            checkpoint,
             loops.JsonLines(folder / "steps.jsonl"),
             Evaluation(folder, slow),
         ],
@@ -68,17 +70,22 @@ def run_to_end(folder, steps=STEPS, slow=None, actions=()):
     (folder / "end.json").write_text(json.dumps(found))
 
 
-def run_short_of_space(folder, number, size):
+def run_beside(folder):
+    """The same with checkpoints that a thread writes."""
+    run_to_end(folder, background=True)
+
+
+def run_short_of_space(folder, number, size, background):
     """From a step on every file may grow to so many bytes only; the error that this ends with is left."""
 
     def limit(visit):
         if visit.counters.data >= number:
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    _leave_error(folder, limit)
+    _leave_error(folder, limit, background)
 
 
-def run_on_a_full_disk(folder, number, room):
+def run_on_a_full_disk(folder, number, room, background):
     """From a step on a small disk of its own has so much room; then it is emptied, and the run goes on.
 
     What the folder held last is copied to `copy` in it. Exits with `NO_DISK` where there can be no such disk.
@@ -93,15 +100,15 @@ def run_on_a_full_disk(folder, number, room):
             free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
             (disk / "filler").write_bytes(bytes(max(free - room, 0)))
 
-    _leave_error(disk, fill, folder)
+    _leave_error(disk, fill, background, folder)
     (disk / "filler").unlink()
-    run_to_end(disk)
+    run_to_end(disk, background=background)
     shutil.copytree(disk, folder / "copy")
 
 
-def _leave_error(folder, action, place=None):
+def _leave_error(folder, action, background, place=None):
     try:
-        run_to_end(folder, actions=[action])
+        run_to_end(folder, actions=[action], background=background)
     except (loops.LoopError, OSError) as error:
         # The limit on files would hold for this one, too.
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -154,10 +161,10 @@ def batches():
     return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64, seed=1).repeat().batch(8, drop_remainder=True)
 
 
-def exit_as_a_script(folder, slow):
+def exit_as_a_script(folder, slow, background):
     """The same as a script's main, with Python's own exit status for Ctrl-C."""
     try:
-        run_to_end(folder, slow=slow)
+        run_to_end(folder, slow=slow, background=background)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)

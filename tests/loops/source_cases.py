@@ -99,11 +99,11 @@ def dataset(count):
 class Run:
     """A loop over a source with a step that changes with the order of its batches, and what it saw."""
 
-    def __init__(self, source, *, steps_per_call=1, folder=None, every=100, strategy=None):
+    def __init__(self, source, *, steps_per_call=1, folder=None, every=100, strategy=None, background=False):
         with strategy.scope() if strategy else contextlib.nullcontext():
             self.weight = tf.Variable(0.5, aggregation=tf.VariableAggregation.MEAN)
         self.losses, self.visits = [], []
-        saves = [loops.Checkpoint(folder, every=every, resume=True)] if folder else []
+        saves = [loops.Checkpoint(folder, every=every, resume=True, background=background)] if folder else []
         self.loop = loops.Loop(
             self._step, source, steps_per_call=steps_per_call, actions=[self._see, *saves], strategy=strategy
         )

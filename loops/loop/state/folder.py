@@ -7,11 +7,13 @@ import math
 import pathlib
 import re
 import shutil
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from loops.loop.state import facts
+from loops.loop.state.host_copy import Copied
 
 NAME = "ckpt"
 _FACTS = "facts/.ATTRIBUTES/py_state"
@@ -95,6 +97,24 @@ def newest_facts(folder: pathlib.Path) -> tuple[int | None, dict[str, Any]]:
         with contextlib.suppress(Damaged):
             return number, read_facts(prefix(folder, number), whole=False)
     return None, {}
+
+
+def write(folder: pathlib.Path, number: int, copied: Iterable[Copied]) -> None:
+    """Writes a checkpoint as TensorFlow does: elsewhere, then its data and at last its index are moved into place.
+
+    Raises:
+        tf.errors.OpError: If it cannot be written.
+    """
+    path, parts = prefix(folder, number), list(copied)
+    part = f"{path}_temp/part-00000-of-00001"
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=part,
+            tensor_names=[one.name for one in parts],
+            shape_and_slices=[one.slices for one in parts],
+            tensors=[one.tensor for one in parts],
+        )
+        tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=[part], destination_prefix=path, delete_old_dirs=True)
 
 
 def sweep(folder: pathlib.Path, keep: int, newest: int) -> None:

@@ -1,6 +1,7 @@
 """Loops with a `Checkpoint` that several tests of checkpoints run."""
 
 import keras
+import tensorflow as tf
 from loop_cases import dataset
 from models import plain_model, squared_error
 
@@ -23,3 +24,36 @@ def training(place, *, model=plain_model, optimizer=None, scaling=None, accumula
         clip=clip,
     )
     return one_by_one(step, dataset(4, size), loops.Checkpoint(place, every=1, **arguments))
+
+
+class Counting:
+    """A run whose weight is the sum of the numbers it was given, and an action that counts visits."""
+
+    def __init__(self, place, *, actions=(), steps_per_call=1, **arguments):
+        self.total = tf.Variable(0.0)
+        self.visits, self.place = 0, place
+        self.checkpoint = loops.Checkpoint(place, **{"every": 2, **arguments})
+        numbers = tf.data.Dataset.range(1, 1000).shuffle(50, seed=1)
+        self.loop = loops.Loop(
+            self._step, numbers, steps_per_call=steps_per_call, actions=[self.checkpoint, self, *actions]
+        )
+
+    def _step(self, number):
+        self.total.assign(self.total * 0.9 + tf.cast(number, tf.float32))
+        return {"loss": self.total + 0.0}
+
+    def __call__(self, visit):
+        self.visits += 1
+
+    def save_state(self):
+        return self.visits
+
+    def load_state(self, value):
+        self.visits = value
+
+    def go(self, steps):
+        self.loop.run(steps)
+        return self
+
+    def bits(self):
+        return self.total.numpy().tobytes(), self.visits, self.loop.counters

@@ -7,45 +7,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoint_cases import training
+from checkpoint_cases import Counting, training
 from models import plain_model
 
 import loops
 import scaler
 from loops.loop.state import folder
-
-
-class Counting:
-    """A run whose weight is the sum of the numbers it was given, and an action that counts visits."""
-
-    def __init__(self, place, *, actions=(), steps_per_call=1, **arguments):
-        self.total = tf.Variable(0.0)
-        self.visits, self.place = 0, place
-        self.checkpoint = loops.Checkpoint(place, **{"every": 2, **arguments})
-        numbers = tf.data.Dataset.range(1, 1000).shuffle(50, seed=1)
-        self.loop = loops.Loop(
-            self._step, numbers, steps_per_call=steps_per_call, actions=[self.checkpoint, self, *actions]
-        )
-
-    def _step(self, number):
-        self.total.assign(self.total * 0.9 + tf.cast(number, tf.float32))
-        return {"loss": self.total + 0.0}
-
-    def __call__(self, visit):
-        self.visits += 1
-
-    def save_state(self):
-        return self.visits
-
-    def load_state(self, value):
-        self.visits = value
-
-    def go(self, steps):
-        self.loop.run(steps)
-        return self
-
-    def bits(self):
-        return self.total.numpy().tobytes(), self.visits, self.loop.counters
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +137,8 @@ def test_a_checkpoint_too_many_is_removed_also_where_nothing_is_left_to_do(tmp_p
     assert not (tmp_path / "ckpt-2.data-00000-of-00001").exists()
 
 
-def test_a_full_disk_is_one_error_and_leaves_the_checkpoints_before_it(tmp_path, whole):
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk_is_one_error_and_leaves_the_checkpoints_before_it(tmp_path, whole, background):
     place = tmp_path / "a"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -179,7 +147,7 @@ def test_a_full_disk_is_one_error_and_leaves_the_checkpoints_before_it(tmp_path,
             # Every file may grow to so many bytes only, as on a disk that has no more.
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
 
-    run = Counting(place, actions=[fill])
+    run = Counting(place, actions=[fill], background=background)
     try:
         with pytest.raises(loops.CheckpointError, match=r"step 8 could not be saved \(.+\).*make room") as caught:
             run.go(12)

@@ -131,8 +131,9 @@ def test_a_stopped_run_stays_stopped(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_best_step_is_kept_beside_the_newest(tmp_path):
-    run = Run([9.0, 2.0, 3.0, 4.0, 5.0, 6.0], tmp_path, patience=9, keep=2)
+@pytest.mark.parametrize("background", [False, True])
+def test_the_best_step_is_kept_beside_the_newest(tmp_path, background):
+    run = Run([9.0, 2.0, 3.0, 4.0, 5.0, 6.0], tmp_path, patience=9, keep=2, background=background)
     run.loop.run(6)
     assert folder.numbers(tmp_path / "best") == [2]
     number, facts, damaged = folder.newest_whole(tmp_path / "best")

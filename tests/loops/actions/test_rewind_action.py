@@ -1,6 +1,7 @@
 """Guards `loops.Rewind`: a run that goes back ends with the bits of one over data without the batches it left out."""
 
 import json
+import time
 
 import keras
 import numpy as np
@@ -12,6 +13,7 @@ from rigs import raw
 import loops
 import scaler
 from loops.actions.left_out import NAME, LeftOut, next_of
+from loops.loop.state import folder
 from loops.run.rewind import rewind
 
 BATCHES, STEPS = 90, 50
@@ -36,14 +38,14 @@ def without(first, last, bad=BAD):
 class Run:
     """A program, made anew as another process would make it."""
 
-    def __init__(self, folder, data, *, resume=False, rewind=True, call=4, every=8, **arguments):
+    def __init__(self, folder, data, *, resume=False, rewind=True, call=4, every=8, background=False, **arguments):
         keras.utils.set_random_seed(3)
         self.folder, self.model = folder, plain_model()
         self.optimizer = keras.optimizers.Adam(1e-3)
         guard = scaler.SpikeGuard(scaler.NoScaling(), window=10)
         self.step = loops.TrainStep(self.model, squared_error, self.optimizer, loss_scaler=scaler.LossScaler(guard))
         self.rewind = loops.Rewind(**{"to": 5, "skip": 12, **arguments})
-        saves = loops.Checkpoint(folder / "ckpt", every=every, keep=20, resume=resume)
+        saves = loops.Checkpoint(folder / "ckpt", every=every, keep=20, resume=resume, background=background)
         actions = [loops.JsonLines(folder / "steps.jsonl"), *([self.rewind] if rewind else []), saves]
         self.loop = loops.Loop(
             self.step, tf.data.Dataset.from_tensor_slices(data), steps_per_call=call, actions=actions
@@ -70,8 +72,12 @@ def clean(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean):
-    run = Run(tmp_path, batches()).run()
+@pytest.mark.parametrize("background", [False, True])
+def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean, monkeypatch, background):
+    """Also to a checkpoint that a thread is still writing when the spikes are seen."""
+    write = folder.write
+    monkeypatch.setattr(folder, "write", lambda *parts: (time.sleep(1), write(*parts)))
+    run = Run(tmp_path, batches(), background=background, every=24 if background else 8).run()
     assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
     assert run.bits() == clean
     rows = run.rows()

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from crash_cases import NO_DISK, STEPS, end, run_on_a_full_disk, run_short_of_space, run_to_end
+from crash_cases import NO_DISK, STEPS, end, run_beside, run_on_a_full_disk, run_short_of_space, run_to_end
 from processes import start, wait_for
 
 from loops.loop.state import folder
@@ -27,12 +27,15 @@ def finish(place):
     return end(place)
 
 
-def kill_at_random(place, seed, kills):
+RUNS = [run_to_end, run_beside]
+
+
+def kill_at_random(place, seed, kills, run=run_to_end):
     """Kills the run so many times, at moments from its start to shortly before its end; how far it was each time."""
     moments, reached = random.Random(seed), []
     while len(reached) < kills and end(place) is None:
         goal = moments.randrange(STEPS)
-        process = start(run_to_end, place)
+        process = start(run, place)
         wait_for(lambda goal=goal: max(folder.numbers(place / "ckpt"), default=0) >= goal, process=process, pause=0.01)
         time.sleep(moments.random() * 0.05)
         process.kill()
@@ -52,15 +55,16 @@ def test_kills_at_random_moments(whole, tmp_path, kills):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("seed", range(10))
-def test_many_kills_at_random_moments(whole, tmp_path, seed):
-    kill_at_random(tmp_path, seed, kills=5)
+def test_many_kills_at_random_moments(whole, tmp_path, seed, run):
+    kill_at_random(tmp_path, seed, 5, run)
     assert finish(tmp_path) == whole
 
 
-def kill_in_save(place):
+def kill_in_save(place, run):
     """Kills the run when a checkpoint's temporary files are there; whether they stayed."""
-    process = start(run_to_end, place)
+    process = start(run, place)
     wait_for(lambda: any((place / "ckpt").glob("ckpt-*_temp*")), process=process, pause=0.0005)
     process.kill()
     process.join()
@@ -68,20 +72,22 @@ def kill_in_save(place):
 
 
 @pytest.mark.slow
-def test_a_kill_in_the_middle_of_a_save(whole, tmp_path):
+@pytest.mark.parametrize("run", RUNS)
+def test_a_kill_in_the_middle_of_a_save(whole, tmp_path, run):
     """Some saves are over before they can be killed, so it is tried until two were not."""
     torn, tries = 0, 0
     while torn < 2 and tries < 10 and end(tmp_path) is None:
-        torn, tries = torn + kill_in_save(tmp_path), tries + 1
+        torn, tries = torn + kill_in_save(tmp_path, run), tries + 1
     assert torn
     assert finish(tmp_path) == whole
 
 
-@pytest.mark.exhaustive_with("400000")
+@pytest.mark.exhaustive_with("400000-False")
+@pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("size", [400_000, pytest.param(0, marks=pytest.mark.exhaustive)])
-def test_files_that_cannot_grow_in_the_middle_of_a_save(whole, tmp_path, size):
+def test_files_that_cannot_grow_in_the_middle_of_a_save(whole, tmp_path, size, background):
     """As on a full disk: a checkpoint half written, or not a byte more, in the file of steps either."""
-    process = start(run_short_of_space, tmp_path, 8, size)
+    process = start(run_short_of_space, tmp_path, 8, size, background)
     process.join(300)
     assert process.exitcode == 0
     said = (tmp_path / "error CheckpointError").read_text()
@@ -92,10 +98,11 @@ def test_files_that_cannot_grow_in_the_middle_of_a_save(whole, tmp_path, size):
     assert finish(tmp_path) == whole
 
 
-@pytest.mark.slow_with("300000")
+@pytest.mark.slow_with("300000-False")
+@pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("room", [300_000, pytest.param(0, marks=pytest.mark.exhaustive)])
-def test_a_disk_that_is_full_in_the_middle_of_a_save(whole, tmp_path, room):
-    process = start(run_on_a_full_disk, tmp_path, 8, room)
+def test_a_disk_that_is_full_in_the_middle_of_a_save(whole, tmp_path, room, background):
+    process = start(run_on_a_full_disk, tmp_path, 8, room, background)
     process.join(300)
     if process.exitcode == NO_DISK:
         pytest.skip("this user may not mount a file system of its own, by which a disk can be full")

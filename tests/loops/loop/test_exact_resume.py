@@ -180,3 +180,13 @@ def test_a_run_goes_on_in_the_same_process_too(runs, tmp_path):
     assert run.fingerprint() == runs[0]("skip just before")
     assert folder.numbers(tmp_path) == [END, STOP, 2]
     assert list(run.losses) == [str(step) for step in range(1, END + 1)]
+
+
+@pytest.mark.slow_with("hand-written")
+@pytest.mark.exhaustive_with("graph on 2")
+@pytest.mark.parametrize("name", ["graph on 2", "hand-written"])
+def test_a_run_that_a_thread_saves_is_the_same_stopped_or_not(runs, tmp_path, name):
+    prepare(1)
+    Run(CASES[name], tmp_path, background=True).go(STOP)
+    prepare(2)
+    assert Run(CASES[name], tmp_path, resume=True, background=True).go(END).fingerprint() == runs[0](name)

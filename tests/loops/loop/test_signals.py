@@ -14,17 +14,17 @@ from loops.loop.state import folder
 MOMENTS = ["trace", "evaluation", "save"]
 
 
-def stop(place, moment, number):
+def stop(place, moment, number, background):
     """Starts a run that lingers at a moment, sends it a signal there, and waits for its end."""
-    process = start(exit_as_a_script, place, moment)
+    process = start(exit_as_a_script, place, moment, background)
     wait_for((place / moment).exists, process=process, pause=0.01)
     os.kill(process.pid, number)
     process.join(120)
     return process.exitcode
 
 
-def check(place, moment, number, status):
-    assert stop(place, moment, number) == status
+def check(place, moment, number, status, background=False):
+    assert stop(place, moment, number, background) == status
     assert end(place) is None
     saved = folder.numbers(place / "ckpt")
     if moment == "trace":
@@ -34,11 +34,12 @@ def check(place, moment, number, status):
         assert saved[0] == len((place / "steps.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.slow_with("save")
-@pytest.mark.exhaustive_with("evaluation", "trace")
+@pytest.mark.slow_with("save-False")
+@pytest.mark.exhaustive_with("evaluation-False", "trace-False")
+@pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_sigterm_saves_and_exits_with_143(whole, tmp_path, moment):
-    check(tmp_path, moment, signal.SIGTERM, 143)
+def test_sigterm_saves_and_exits_with_143(whole, tmp_path, moment, background):
+    check(tmp_path, moment, signal.SIGTERM, 143, background)
     if moment == "save":  # Of which something torn could be left.
         process = start(run_to_end, tmp_path)
         process.join(300)
@@ -46,11 +47,12 @@ def test_sigterm_saves_and_exits_with_143(whole, tmp_path, moment):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("evaluation", "save")
+@pytest.mark.exhaustive_with("evaluation-False", "save-False")
+@pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_sigint_saves_and_exits_as_interrupted(tmp_path, moment):
+def test_sigint_saves_and_exits_as_interrupted(tmp_path, moment, background):
     """A script that ends with KeyboardInterrupt is killed by SIGINT, which shells show as status 130."""
-    check(tmp_path, moment, signal.SIGINT, -signal.SIGINT)
+    check(tmp_path, moment, signal.SIGINT, -signal.SIGINT, background)
 
 
 def run_and_signal(number, times=1):

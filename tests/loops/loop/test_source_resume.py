@@ -35,9 +35,10 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, make, steps_per_call):
     assert resumed.weight.numpy().tobytes() == run.weight.numpy().tobytes()
 
 
-def test_a_position_is_that_of_the_batch_trained_last(tmp_path):
+@pytest.mark.parametrize("background", [False, True])
+def test_a_position_is_that_of_the_batch_trained_last(tmp_path, background):
     source = Numbered()
-    run = Run(source, steps_per_call=3, folder=tmp_path).go(3)
+    run = Run(source, steps_per_call=3, folder=tmp_path, background=background).go(3)
     assert wait_for(lambda: source.given > 3, 10)
     assert run.position == {"given": 3}
     facts = folder.read_facts(folder.prefix(tmp_path, 3))
