@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import warnings
@@ -145,6 +144,7 @@ def _run(
         seed=seed,
         masters=setup.masters,
         loss_factor=setup.loss_factor,
+        emulated=setup.emulated,
     )
     counting: list[GradientAction] = []
     last = _LastStep()
@@ -167,7 +167,7 @@ def _run(
         if _concerns_all(error):
             raise
         found = {"type": type(error).__name__, "message": _sentence(error), "step": last.step}
-        summary = {"task": task.name, **dataclasses.asdict(options), "error": found}
+        summary = {"task": task.name, **options.facts(), "error": found}
     counts = counting[0].counts if counting else GradientAction.nothing()
     gradients = {kind: count.as_dict() for kind, count in counts.items()}
     return {"setup": setup.name, "folder": folder, **summary, "gradients": gradients}

@@ -88,9 +88,9 @@ def _nvfp4(blocks: tf.Tensor, known: BlockFormat, encode: tf.Tensor, seed: tf.Te
     amax = _block_amax(blocks)
     decode = 1.0 / encode
     stored = round_float32((amax / known.element.largest) * encode, ELEMENTS[known.scale], True)
-    # Of a scale that is flushed to zero the block is zero: the product with `stored` makes it so.
-    factor = tf.minimum(1.0 / (stored * decode), LARGEST_SCALE)
-    result = round_float32(blocks * factor, known.element, True, seed) * stored * decode
+    scale = stored * decode
+    # Of a scale that is flushed to zero the block is zero.
+    result = round_float32(blocks * tf.minimum(1.0 / scale, LARGEST_SCALE), known.element, True, seed) * scale
     return tf.where(tf.math.is_finite(amax), result, tf.constant(math.nan))
 
 

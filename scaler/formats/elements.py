@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+import numpy as np
+
 from scaler.errors import InvalidArgument
 
 _LARGEST_BFLOAT16 = (2.0 - 2.0**-7) * 2.0**127
@@ -27,6 +29,11 @@ class Element:
     least_exponent: int
     largest: float
     beyond: Literal["infinity", "nan", "largest"]
+
+    @property
+    def largest_bits(self) -> int:
+        """The pattern of `largest` in float32."""
+        return int(np.float32(self.largest).view(np.int32))
 
     @property
     def largest_exponent(self) -> int:

@@ -6,8 +6,6 @@ rounding.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import tensorflow as tf
 
@@ -16,6 +14,7 @@ from scaler.checks import check_flag
 from scaler.errors import InvalidArgument
 from scaler.formats.elements import Element, element_of
 
+_INFINITY, _NAN = 0x7F800000, 0x7FC00000
 _TAKEN = (tf.float16, tf.bfloat16, tf.float32)
 
 
@@ -74,12 +73,13 @@ def round_float32(
         result = _cut(magnitude, 23 - element.fraction_bits, chances)
     else:
         result = _in_steps(bits.as_float(magnitude), element, chances)
-    beyond = {"infinity": math.inf, "nan": math.nan, "largest": element.largest}[element.beyond]
-    result = tf.where(result > element.largest, tf.constant(element.largest if saturate else beyond), result)
-    held = math.inf if element.beyond == "infinity" else math.nan
-    other = tf.where(tf.math.is_nan(values), values, tf.constant(held))
-    result = tf.where(tf.math.is_finite(values), result, other)
-    return tf.bitcast(tf.bitwise.bitwise_or(tf.bitcast(result, bits.kind()), sign), tf.float32)
+    # Compared as patterns: comparisons of floats may take subnormal numbers for 0.
+    beyond = {"infinity": _INFINITY, "nan": _NAN, "largest": element.largest_bits}[element.beyond]
+    limit, infinity = bits.constant(element.largest_bits), bits.constant(_INFINITY)
+    result = tf.where(result > limit, limit if saturate else bits.constant(beyond), result)
+    held = magnitude if element.beyond == "infinity" else bits.constant(_NAN)
+    result = tf.where(magnitude >= infinity, held, result)
+    return tf.bitcast(tf.bitwise.bitwise_or(result, sign), tf.float32)
 
 
 def _in_steps(magnitude: tf.Tensor, element: Element, chances: tf.Tensor | None) -> tf.Tensor:
@@ -87,9 +87,11 @@ def _in_steps(magnitude: tf.Tensor, element: Element, chances: tf.Tensor | None)
     step = bits.spacing(magnitude, element.fraction_bits, element.least_exponent)
     quotient = magnitude / step
     if chances is None:
-        return tf.round(quotient) * step
-    below = tf.floor(quotient)
-    return (below + tf.cast(chances < quotient - below, tf.float32)) * step
+        whole = tf.round(quotient)
+    else:
+        below = tf.floor(quotient)
+        whole = below + tf.cast(chances < quotient - below, tf.float32)
+    return tf.bitcast(whole * step, bits.kind())
 
 
 def _cut(magnitude: tf.Tensor, count: int, chances: tf.Tensor | None) -> tf.Tensor:
@@ -102,8 +104,7 @@ def _cut(magnitude: tf.Tensor, count: int, chances: tf.Tensor | None) -> tf.Tens
         added = odd + bits.constant(2 ** (count - 1) - 1)
     else:
         added = tf.cast(tf.floor(chances * 2.0**count), bits.kind())
-    kept = bits.constant(bits.MAGNITUDE - (2**count - 1))
-    return bits.as_float(tf.bitwise.bitwise_and(magnitude + added, kept))
+    return tf.bitwise.bitwise_and(magnitude + added, bits.constant(bits.MAGNITUDE - (2**count - 1)))
 
 
 def seed_from(values: tf.Tensor, seed: int, role: int) -> tf.Tensor:
