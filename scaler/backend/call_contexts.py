@@ -1,9 +1,9 @@
 """What Keras knows while it calls a layer, and how a layer gets a variable after it was built.
 
-keras.src.backend.common.global_state   holds the call that is running      absent: `UnsupportedVersion`, when a layer
-                                                                            is to get scales from past steps
-_tracker                                refuses new variables of a layer    absent: the same, before any is made
-                                          that is built, until it is unlocked
+get_global_attribute   holds the call that is running   absent: `UnsupportedVersion` when a layer is to get scales
+                                                          from past steps, before anything has changed
+_tracker               refuses new parts of a layer     absent: the same
+                         that is built
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Scales(keras.layers.Layer):
             self.add_weight(name=kind, shape=value.shape, initializer=start, trainable=False, autocast=False)
         self.built = True
         with open_to_variables(layer):
-            setattr(layer, f"{name}_scales", self)
+            setattr(layer, f"scales_of_{name}", self)
 
     def load_own_variables(self, store: Mapping) -> None:
         """As Keras calls it. Weights that were saved without emulation leave a scale as it is."""

@@ -52,7 +52,7 @@ ELEMENTS = {
         # Micikevicius et al. 2022, FP8 Formats for Deep Learning (https://arxiv.org/abs/2209.05433), table 1.
         Element("float8_e4m3fn", 3, -6, 448.0, "nan"),
         Element("float8_e5m2", 2, -14, 57344.0, "infinity"),
-        # OCP Microscaling Formats (MX) Specification 1.0, sections 5.3.2 and 5.3.3: neither infinity nor NaN.
+        # OCP Microscaling Formats (MX) Specification 1.0, section 5.3: neither infinity nor NaN.
         Element("float6_e2m3fn", 3, 0, 7.5, "largest"),
         Element("float6_e3m2fn", 2, -2, 28.0, "largest"),
         Element("float4_e2m1fn", 1, 0, 6.0, "largest"),

@@ -19,7 +19,7 @@ from scaler.formats.tensors import TensorFormat
 from scaler.strategies import DelayedAmax
 
 Product = Callable[..., tf.Tensor]
-_MARK = "_halfstep_emulated"
+_MARK = "halfstep_emulated"
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
 

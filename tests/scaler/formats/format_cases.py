@@ -30,7 +30,7 @@ ELEMENT = {
     "nvfp4": "float4_e2m1fn",
 }
 LARGEST_EXPONENT = {"float8_e4m3fn": 8, "float8_e5m2": 15, "float6_e2m3fn": 2, "float6_e3m2fn": 4, "float4_e2m1fn": 2}
-"""emax of each element: OCP MX 1.0, table 1."""
+"""emax of each element: the exponent of its largest power of two."""
 
 
 def dtype_of(name):

@@ -214,7 +214,7 @@ def test_what_cannot_be_is_refused_before_anything_changes():
     quantized = small()
     quantized.layers[1].quantize("int8")
     refused("two: Keras has quantized", lambda: emulated("mxfp4")(quantized))
-    assert not hasattr(quantized.layers[0], "_halfstep_emulated")
+    assert not hasattr(quantized.layers[0], "halfstep_emulated")
 
 
 def test_every_format_of_blocks_can_be_asked_for():
