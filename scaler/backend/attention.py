@@ -18,7 +18,9 @@ import keras
 
 from scaler.backend.versions import say_once
 
-_METHODS = ("_compute_attention", "_compute_causal_mask", "_masked_softmax")
+PRODUCTS = "_compute_attention"
+"""The method that `replace_products` sets on a layer."""
+_METHODS = (PRODUCTS, "_compute_causal_mask", "_masked_softmax")
 
 
 def is_plain(layer: keras.layers.MultiHeadAttention) -> bool:
@@ -55,4 +57,4 @@ def replace_products(layer: keras.layers.MultiHeadAttention, einsum: Callable) -
             weights = layer._dropout_layer(scores, training=training)
         return einsum(False, layer._combine_equation, weights, value), scores
 
-    object.__setattr__(layer, "_compute_attention", compute)
+    object.__setattr__(layer, PRODUCTS, compute)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import keras
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
 from scaler.formats.blocks import BLOCK_FORMATS
-from scaler.formats.layers import emulate, found
+from scaler.formats.layers import emulate, found, undo
 from scaler.formats.products import Rounding, product, summed_by
 from scaler.formats.tensors import PLAIN, SCALED, UNCHANGED, TensorFormat
 from scaler.strategies import DelayedAmax
@@ -54,6 +55,11 @@ class Emulated:
             InvalidArgument: If there is no such layer, for a layer that is emulated already or quantized by Keras, and
                 for one without weights yet in delayed scaling.
         """
+        strategy = self.scaling if isinstance(self.scaling, DelayedAmax) else None
+        emulate(self._chosen(model, only), self.tensors, strategy)
+        return model
+
+    def _chosen(self, model: keras.layers.Layer, only: Collection[str] | None) -> dict[str, keras.layers.Layer]:
         chosen = self.layers_of(model)
         if only is not None:
             for path in only:
@@ -67,9 +73,25 @@ class Emulated:
                 f"{model.name}: expected a model with a Dense, EinsumDense, Conv1D, Conv2D, Conv3D or "
                 "MultiHeadAttention layer. A subclass that replaces their call is left alone."
             )
-        strategy = self.scaling if isinstance(self.scaling, DelayedAmax) else None
-        emulate(chosen, self.tensors, strategy)
-        return model
+        return chosen
+
+    @contextlib.contextmanager
+    def tried(self, model: keras.layers.Layer, only: Collection[str] | None = None) -> Iterator[None]:
+        """The same until the end of a `with` block, to measure what it does. Delayed scaling is current scaling here.
+
+        Args:
+            model: A model, or one layer.
+            only: Paths of the layers to change.
+
+        Raises:
+            InvalidArgument: As for a call.
+        """
+        chosen = self._chosen(model, only)
+        emulate(chosen, self.tensors, None)
+        try:
+            yield
+        finally:
+            undo(chosen.values())
 
     def layers_of(self, model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
         """The layers that it would change, by their paths as in `scaler.observe.layers_by_path`.

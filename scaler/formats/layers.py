@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -69,6 +69,13 @@ def emulate(
         own = (tensors[0], tensors[0], tensors[2]) if hook is _attention else tensors
         hook(layer, functools.partial(_product_of, layer, own, strategy))
         object.__setattr__(layer, _MARK, tensors)
+
+
+def undo(layers: Iterable[keras.layers.Layer]) -> None:
+    """Takes back what `emulate` did without a strategy."""
+    for layer in layers:
+        for name in ("call", attention.PRODUCTS, _MARK):
+            vars(layer).pop(name, None)
 
 
 def _product_of(

@@ -179,6 +179,21 @@ def test_only_some_layers_change_and_their_weights_do_not():
     close(clone(inputs), inputs @ before[0] @ before[2])
 
 
+def test_tried_formats_leave_nothing_behind():
+    model, inputs = small(), numbers(3, 6)
+    before, variables = model(inputs), len(model.variables)
+    with emulated("float8_e4m3fn").tried(model, only=["one"]):
+        assert np.any(model(inputs) != before)
+        assert len(model.variables) == variables
+    np.testing.assert_array_equal(model(inputs), before)
+    attention = keras.layers.MultiHeadAttention(1, 2)
+    wanted = attention(inputs[None], inputs[None])
+    with emulated("mxfp4").tried(attention):
+        assert np.any(attention(inputs[None], inputs[None]) != wanted)
+    close(attention(inputs[None], inputs[None]), wanted, 1e-6)
+    emulated("mxfp4")(model)
+
+
 class Doubled(keras.layers.Dense):
     """Computes something else."""
 
