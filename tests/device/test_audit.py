@@ -50,6 +50,8 @@ def test_the_usual_steps(kind):
     "accumulate",
     "clip by norm",
     "clip_norm",
+    "emulated float8",
+    "emulated nvfp4",
     "loop of 1",
     "loop of 5",
     "per loss",
