@@ -115,9 +115,13 @@ def test_a_skipped_step_puts_it_back_and_an_applied_one_moves_it(mode):
 def test_several_replicas_are_refused_and_current_scaling_is_for_them():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
-        model = model_of()
+        model, other = model_of(), keras.Sequential([keras.Input([4]), keras.layers.Dense(2)])
     with pytest.raises(scaler.InvalidArgument, match="several replicas"):
         strategy.run(lambda: model(tf.ones([2, 4]), training=True))
+    emulated("float8_e4m3fn", scaling="current")(other)
+    found = strategy.run(lambda: other(tf.ones([2, 4]), training=True))
+    one, two = strategy.experimental_local_results(found)
+    assert np.array_equal(one, two)
 
 
 def test_fit_trains_and_saved_weights_have_their_scales_or_not(tmp_path):
