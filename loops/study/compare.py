@@ -75,7 +75,10 @@ def run_study(
             for seed in range(seeds):
                 costs = Costs(meter)
                 run = _run(task, setup, steps, seed, out, probe, costs, trace, progress)
-                runs.append({**run, "costs": costs.as_dict(task, RunOptions.batch_size, known)})
+                own = costs.as_dict(task, RunOptions.batch_size, known)
+                if setup.emulated is not None:
+                    own["bytes"] = None  # They would be those of the emulation.
+                runs.append({**run, "costs": own})
         summary = {
             "task": task.name,
             "steps": steps,

@@ -187,6 +187,7 @@ def test_a_study_trains_in_an_emulated_format(small, tmp_path):
     assert not [run for run in summary["runs"] if "error" in run]
     assert [run.get("emulated") for run in summary["runs"]] == [None, None, "float8_e4m3fn", "float8_e4m3fn"]
     assert len({run["final_loss"] for run in summary["runs"]}) == 4
+    assert [run["costs"]["bytes"] is None for run in summary["runs"]] == [False, False, True, True]
     assert "--setup emulated-float8" in sentences.command(summary)
     assert "gradients in E5M2" in sentences.result_sentence(summary)
 

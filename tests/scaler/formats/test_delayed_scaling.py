@@ -92,7 +92,8 @@ def test_a_backward_pass_that_is_a_function_of_its_own_moves_it_too(compiled):
     assert state(model)["gradient_history"].tolist() == [0.0, 0.0, 3.0]
 
 
-@pytest.mark.slow_with("xla", "eager")
+@pytest.mark.slow_with("eager")
+@pytest.mark.exhaustive_with("xla")
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 def test_a_skipped_step_puts_it_back_and_an_applied_one_moves_it(mode):
     model = model_of()

@@ -145,7 +145,8 @@ def test_16_bit_layers_sum_in_float32_and_return_16_bits(policy):
     close(tf.cast(outputs, tf.float32), x @ w + 1, 2.0**-7)
 
 
-@pytest.mark.slow_with("graph", "xla")
+@pytest.mark.slow_with("xla")
+@pytest.mark.exhaustive_with("graph")
 @pytest.mark.parametrize("how", HOW)
 def test_einsum_is_for_layers_of_ones_own(how):
     left, right = numbers(2, 3, 4, 40), numbers(2, 3, 5, 40)
