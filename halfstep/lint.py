@@ -30,6 +30,9 @@ def add_parser(commands: Any) -> None:
         "run (here an empty one), and returns a loops.Loop, or (model, optimizer, loss, sample)",
     )
     parser.add_argument("--xla", action="store_true", help="also name the layers that XLA cannot compile")
+    parser.add_argument(
+        "--format", metavar="NAME", help="also name the layers that lose too much in a format such as float8_e4m3fn"
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")
 
 
@@ -39,7 +42,8 @@ def run(options: argparse.Namespace) -> int:
     from loops.support.user_function import called
 
     with tempfile.TemporaryDirectory(prefix="halfstep-lint-") as folder:
-        findings = lint_program(called(options.build, pathlib.Path(folder)), options.build, xla=options.xla)
+        program = called(options.build, pathlib.Path(folder))
+        findings = lint_program(program, options.build, xla=options.xla, format=options.format)
     if options.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     elif findings:

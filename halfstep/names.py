@@ -53,6 +53,8 @@ SETUPS = (
     "small-mixed-dynamic",
 )
 """The set-ups that `halfstep study` compares."""
+EMULATED = ("emulated-float8", "emulated-mxfp8", "emulated-mxfp6", "emulated-mxfp4", "emulated-nvfp4")
+"""Further ones, which run if they are named."""
 EFFECTS = (
     "underflow",
     "static-scale",

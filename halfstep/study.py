@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfstep import arguments
-from halfstep.names import EFFECTS, FORMS, IMAGE_TASKS, SETUPS
+from halfstep.names import EFFECTS, EMULATED, FORMS, IMAGE_TASKS, SETUPS
 from halfstep.statuses import EXIT_ERROR, EXIT_SOME_FAILED
 
 STEPS = 400
@@ -48,7 +48,8 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help=f"one of {', '.join(SETUPS)}; may be given several times (default: all)",
+        help=f"one of {', '.join(SETUPS)} (default: all of these), or {', '.join(EMULATED)}, whose products round to "
+        "an emulated format; may be given several times",
     )
     compared.add_argument(
         "--strategy",

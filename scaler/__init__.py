@@ -8,8 +8,8 @@ The order of a step:
           -> strategy(state, event) -> next scale -> counters -> outcome
 
 Most programs need only the names here. The namespaces hold what researchers and authors of strategies need beside them:
-`scaler.strategies`, `scaler.layerwise`, `scaler.weights`, `scaler.gradients`, `scaler.observe`, `scaler.presets`,
-`scaler.tracing`, `scaler.testing`.
+`scaler.strategies`, `scaler.formats`, `scaler.layerwise`, `scaler.weights`, `scaler.gradients`, `scaler.observe`,
+`scaler.presets`, `scaler.tracing`, `scaler.testing`.
 """
 
 import importlib.util
@@ -29,6 +29,7 @@ from scaler.errors import ScaleWarning as ScaleWarning
 from scaler.errors import StuckError as StuckError
 from scaler.errors import StuckWarning as StuckWarning
 from scaler.errors import UnsupportedVersion as UnsupportedVersion
+from scaler.gate.loss_scaler import LossScaler as LossScaler
 from scaler.gate.optimizers import move_nothing as move_nothing
 from scaler.gate.rollback import Snapshot as Snapshot
 from scaler.gate.rollback import snapshot as snapshot
@@ -40,7 +41,6 @@ from scaler.gradients import all_finite as all_finite
 from scaler.keras import LossScaleLogger as LossScaleLogger
 from scaler.keras import LossScaleOptimizer as LossScaleOptimizer
 from scaler.keras import protect as protect
-from scaler.loss_scaler import LossScaler as LossScaler
 from scaler.outcome.outcome import Cause as Cause
 from scaler.outcome.outcome import Outcome as Outcome
 from scaler.outcome.stuck import StuckPolicy as StuckPolicy
@@ -90,6 +90,7 @@ __all__ = [
     "UnsupportedVersion",
     "all_finite",
     "float_format",
+    "formats",
     "gradients",
     "layerwise",
     "move_nothing",
@@ -105,9 +106,9 @@ __all__ = [
 
 _MOVED = {
     "explain": "scaler.outcome.skip_sentence",
-    "formats": "scaler.backend.formats",
     "layers": "scaler.backend.layers",
     "last_skip": "scaler.outcome.last_skip",
+    "loss_scaler": "scaler.gate.loss_scaler",
     "per_loss": "scaler.layerwise.per_loss",
     "rollback": "scaler.gate.rollback",
     "stuck": "scaler.outcome.stuck",
@@ -116,6 +117,7 @@ _MOVED = {
 sys.meta_path.insert(0, old_paths.Finder())
 
 if typing.TYPE_CHECKING:
+    from scaler import formats as formats
     from scaler import layerwise as layerwise
     from scaler import observe as observe
     from scaler import presets as presets

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from scaler.errors import ScalerError
-from scaler.loss_scaler import LossScaler
+from scaler.gate.loss_scaler import LossScaler
 from scaler.strategies import base
 from scaler.strategies.base import Event, Needs, Strategy
 

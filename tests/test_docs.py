@@ -30,13 +30,14 @@ def test_every_page_with_python_is_run_by_a_test():
     assert [name for name in named if not re.search(rf'["/]{re.escape(name)}"', running)] == []
 
 
-@pytest.mark.slow_with("resume.md")
+@pytest.mark.slow_with("resume.md", "formats.md")
 @pytest.mark.parametrize(
     "page",
     [
         "presets.md",
         "resume.md",
         "diagnosis.md",
+        "formats.md",
         "concepts/formats.md",
         "concepts/scaling.md",
         "concepts/masters.md",

@@ -12,7 +12,7 @@ import tensorflow as tf
 from loops.loop.loop import Loop
 from loops.loop.state.variables import variable_groups
 from loops.loop.visit import Action
-from loops.run.train import RunOptions, build
+from loops.run.train import RunOptions, build, model_of
 from loops.step.train_step import TrainStep
 from loops.tasks import Task
 
@@ -47,7 +47,7 @@ class SharedTrace:
         for variable, value in self._first:
             variable.assign(value)
         keras.utils.set_random_seed(options.seed)
-        for variable, fresh in zip(step.model.variables, task.model(options.policy).variables, strict=True):
+        for variable, fresh in zip(step.model.variables, model_of(task, options).variables, strict=True):
             variable.assign(fresh)
         # The scaler looks back over its counters, which are zero again.
         step.loss_scaler.check()

@@ -45,6 +45,7 @@ class RunOptions:
             nothing without rounding.
         learning_rate: Adam's learning rate.
         batch_size: Examples per step.
+        emulated: The format of the layers' products, as `scaler.formats.emulated` takes it; None for the policy's own.
     """
 
     policy: str
@@ -55,11 +56,26 @@ class RunOptions:
     loss_factor: float = 1.0
     learning_rate: float = 1e-2
     batch_size: int = 64
+    emulated: str | None = None
 
     def __post_init__(self) -> None:
+        if self.emulated is not None:
+            scaler.formats.emulated(self.emulated)
         if self.policy not in POLICIES:
             raise scaler.InvalidArgument(f"policy {self.policy!r}: expected one of {', '.join(POLICIES)}.")
         parse_strategy(self.strategy)
+
+    def facts(self) -> dict:
+        """All options by name, as files hold them: `emulated` only if it was asked for, which files before it lack."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+def model_of(task: Task, options: RunOptions) -> keras.Model:
+    """The model of a run before its first step."""
+    model = task.model(options.policy)
+    if options.emulated is not None:
+        scaler.formats.emulated(options.emulated)(model)
+    return model
 
 
 def train(
@@ -119,10 +135,10 @@ def train(
     model = step.model
     counters = loop.run(options.steps)
     if strategy:
-        model = _copy(task.model(options.policy), model)
+        model = _copy(model_of(task, options), model)
     summary = {
         "task": task.name,
-        **dataclasses.asdict(options),
+        **options.facts(),
         **task.scores(model),
         "final_loss": losses.mean() / options.loss_factor,
         "attempted": counters.attempted,
@@ -164,7 +180,7 @@ def build(
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(options.seed)
     with strategy.scope() if strategy else contextlib.nullcontext():
-        model = task.model(options.policy)
+        model = model_of(task, options)
         step = TrainStep(
             model,
             lambda labels, logits: task.loss(labels, logits) * options.loss_factor,
@@ -184,7 +200,7 @@ def build(
 
 def run_identity(task: Task, options: RunOptions) -> dict:
     """What distinguishes a run from others, for its checkpoints: all options but the number of steps."""
-    identity = {"task": task.name, **dataclasses.asdict(options)}
+    identity = {"task": task.name, **options.facts()}
     del identity["steps"]
     return identity
 

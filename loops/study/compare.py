@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import warnings
@@ -76,7 +75,10 @@ def run_study(
             for seed in range(seeds):
                 costs = Costs(meter)
                 run = _run(task, setup, steps, seed, out, probe, costs, trace, progress)
-                runs.append({**run, "costs": costs.as_dict(task, RunOptions.batch_size, known)})
+                own = costs.as_dict(task, RunOptions.batch_size, known)
+                if setup.emulated is not None:
+                    own["bytes"] = None  # They would be those of the emulation.
+                runs.append({**run, "costs": own})
         summary = {
             "task": task.name,
             "steps": steps,
@@ -145,6 +147,7 @@ def _run(
         seed=seed,
         masters=setup.masters,
         loss_factor=setup.loss_factor,
+        emulated=setup.emulated,
     )
     counting: list[GradientAction] = []
     last = _LastStep()
@@ -167,7 +170,7 @@ def _run(
         if _concerns_all(error):
             raise
         found = {"type": type(error).__name__, "message": _sentence(error), "step": last.step}
-        summary = {"task": task.name, **dataclasses.asdict(options), "error": found}
+        summary = {"task": task.name, **options.facts(), "error": found}
     counts = counting[0].counts if counting else GradientAction.nothing()
     gradients = {kind: count.as_dict() for kind, count in counts.items()}
     return {"setup": setup.name, "folder": folder, **summary, "gradients": gradients}

@@ -70,8 +70,10 @@ class GradientProbe:
 
     def count(self, model: keras.Model, loss_factor: float, loss_scale: float) -> dict[str, dict[str, np.ndarray]]:
         """Counts at the model's current weights: a dict each for "weights" and "activations"."""
-        for twin, variable in zip(self._twin.variables, model.variables, strict=True):
-            twin.assign(keras.ops.cast(variable, twin.dtype))
+        for twin_layer, layer in zip(self._twin.layers, model.layers, strict=True):
+            # An emulated layer has its scales behind the variables of its own.
+            for twin, variable in zip(twin_layer.variables, layer.variables, strict=False):
+                twin.assign(keras.ops.cast(variable, twin.dtype))
         counted = self._count(tf.constant(loss_factor, tf.float32), tf.constant(loss_scale, tf.float32))
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), counted)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from loops.study.setups import SETUPS
+from loops.study.setups import EMULATED, SETUPS
 from loops.study.summaries import options_of
 
 _CLOSE = 1.0  # Percentage points that count as "within" of float32.
@@ -27,14 +27,16 @@ def result_sentence(summary: Mapping) -> str:
         sentence += f", {worst['title']} {_accuracy(worst):.1%}" if worst is not best else ""
         return "; ".join([sentence, *none]) + "."
     sentence = f"float32 reaches {_accuracy(reference):.1%} accuracy on {summary['task']} ({runs})"
-    others = [row for row in rows if _policy(summary, row) != "float32"]
+    others = [row for row in rows if _is_narrow(options_of(summary, row))]
     close = [row for row in others if abs(row["difference"]) <= _CLOSE]
     far = sorted((row for row in others if row not in close), key=_accuracy, reverse=True)
     parts = []
     if close:
         alone = len(close) == len(others)
         count = f"{len(close)} of {len(others)}" if not alone else "both" if len(others) == 2 else f"all {len(others)}"
-        named = f"“{close[0]['title']}” is" if len(close) == 1 else f"{count} set-ups in 16 bits are"
+        named = (
+            f"“{close[0]['title']}” is" if len(close) == 1 else f"{count} set-ups in {_width(summary, close)} bits are"
+        )
         # Rounded up, so that "within" holds.
         widest = max(0.1, *(math.ceil(10 * abs(row["difference"]) - 1e-6) / 10 for row in close))
         parts.append(f"{named} within {widest:.1f} points of it")
@@ -46,9 +48,9 @@ def result_sentence(summary: Mapping) -> str:
 
 def command(summary: Mapping) -> str:
     """The command that repeats this study."""
-    names, known = [row["name"] for row in summary["setups"]], [setup.name for setup in SETUPS]
+    names, known = [row["name"] for row in summary["setups"]], [setup.name for setup in (*SETUPS, *EMULATED)]
     strategies = [options_of(summary, row)["strategy"] for row in summary["setups"] if row["name"] not in known]
-    chosen = [] if names == known else [f"--setup {name}" for name in names]
+    chosen = [] if names == [setup.name for setup in SETUPS] else [f"--setup {name}" for name in names]
     if strategies:  # They come with float32.
         chosen = [f"--strategy {shlex.quote(strategy)}" for strategy in strategies]
     counts = [f"--steps {summary['steps']}", f"--seeds {summary['seeds']}"]
@@ -59,5 +61,9 @@ def _accuracy(row: Mapping) -> float:
     return row["accuracy"]
 
 
-def _policy(summary: Mapping, row: Mapping) -> str:
-    return options_of(summary, row)["policy"]
+def _is_narrow(options: Mapping) -> bool:
+    return options["policy"] != "float32" or "emulated" in options
+
+
+def _width(summary: Mapping, rows: Sequence[Mapping]) -> str:
+    return "16 or fewer" if any("emulated" in options_of(summary, row) for row in rows) else "16"

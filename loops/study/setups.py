@@ -24,6 +24,7 @@ class Setup:
         strategy: As `loops.run.strategy_text.parse_strategy` takes it.
         masters: Whether 16-bit variables have float32 masters.
         loss_factor: A constant the loss is multiplied by.
+        emulated: The format of the layers' products, as `scaler.formats.emulated` takes it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Setup:
     strategy: str
     masters: bool = True
     loss_factor: float = 1.0
+    emulated: str | None = None
 
 
 # A short run would never grow its scale with an interval of 2000 steps.
@@ -53,17 +55,27 @@ SETUPS = (
 """The six set-ups of the study, and three on a loss multiplied by `SMALL`, where float16 without scaling stalls."""
 
 
+EMULATED = (
+    Setup("emulated-float8", "E4M3, gradients in E5M2, delayed scaling", "float32", "none", emulated="float8_e4m3fn"),
+    Setup("emulated-mxfp8", "MXFP8, E4M3 in blocks of 32", "float32", "none", emulated="mxfp8_e4m3"),
+    Setup("emulated-mxfp6", "MXFP6, E3M2 in blocks of 32", "float32", "none", emulated="mxfp6_e3m2"),
+    Setup("emulated-mxfp4", "MXFP4, E2M1 in blocks of 32", "float32", "none", emulated="mxfp4"),
+    Setup("emulated-nvfp4", "NVFP4, E2M1 in blocks of 16", "float32", "none", emulated="nvfp4"),
+)
+"""Set-ups in emulated formats, which run if they are named: they take several times as long."""
+
+
 def choose_setups(names: Sequence[str]) -> list[Setup]:
-    """The set-ups with these names, in the study's order; all of them if there are no names.
+    """The set-ups with these names, in the study's order; all of `SETUPS` if there are no names.
 
     Raises:
         scaler.InvalidArgument: For an unknown name.
     """
-    known = {setup.name: setup for setup in SETUPS}
+    known = {setup.name: setup for setup in (*SETUPS, *EMULATED)}
     for name in names:
         if name not in known:
             raise scaler.InvalidArgument(f"set-up {name!r}: expected one of {', '.join(known)}.")
-    return [setup for setup in SETUPS if not names or setup.name in names]
+    return [setup for setup in known.values() if setup.name in names] if names else list(SETUPS)
 
 
 def strategy_setups(texts: Sequence[str]) -> list[Setup]:

@@ -32,6 +32,25 @@ def magnitude_bits(values: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_and(tf.bitcast(values, kind()), constant(MAGNITUDE))
 
 
+def spacing(values: tf.Tensor, fraction_bits: int, least_exponent: int) -> tf.Tensor:
+    """The distance between a format's numbers around each value: a power of two, at least 2^-126.
+
+    Args:
+        values: Float32, of any shape.
+        fraction_bits: Those that the format stores.
+        least_exponent: Of its smallest normal number.
+
+    Returns:
+        Float32, of that shape.
+    """
+    exponent = tf.bitwise.right_shift(magnitude_bits(values), constant(23))
+    # Biased by 127, as float32 keeps it. Of bfloat16's smallest numbers the spacing is subnormal, which kernels take
+    # for 0.
+    least = max(least_exponent + 127, fraction_bits + 1)
+    biased = tf.maximum(exponent, constant(least)) - constant(fraction_bits)
+    return as_float(tf.bitwise.left_shift(biased, constant(23)))
+
+
 def largest(patterns: Sequence[tf.Tensor]) -> tf.Tensor:
     """The largest of all patterns in some tensors, a scalar for `as_float`; 0 of none."""
     if has_gpu():

@@ -7,8 +7,8 @@ import contextlib
 import keras
 
 from scaler.errors import InvalidArgument
+from scaler.gate.loss_scaler import LossScaler
 from scaler.keras.find_optimizers import loss_scale_optimizers, not_restored
-from scaler.loss_scaler import LossScaler
 from scaler.outcome.stuck import StuckPolicy
 from scaler.weights.trainable import TrainableSet
 

@@ -15,13 +15,13 @@ from scaler.backend.checkpoints import AskedForParts, say_if_never_asked
 from scaler.backend.graphs import in_steps_of_fit, in_xla
 from scaler.backend.variables import made_outside
 from scaler.errors import InvalidArgument
+from scaler.gate.loss_scaler import LossScaler
 from scaler.gate.optimizers import build_optimizer, check_optimizer, move_nothing, waits_for_values
 from scaler.gradients.lists import Gradient
 from scaler.gradients.pairs import as_list
 from scaler.keras import accumulation, arguments, configs, following_masters, optimizers_in_step
 from scaler.keras.other_names import OtherNames
 from scaler.keras.variable_order import Order
-from scaler.loss_scaler import LossScaler
 from scaler.mistakes.marks import SCALED, UNSCALED, mark
 from scaler.mistakes.upstream import Upstream
 from scaler.outcome.outcome import Outcome

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from scaler.errors import InvalidArgument
+from scaler.gate.loss_scaler import LossScaler
 from scaler.gradients.lists import Gradient
-from scaler.loss_scaler import LossScaler
 from scaler.strategies import NoScaling, Static
 from scaler.strategies.spike_guard import unguarded
 

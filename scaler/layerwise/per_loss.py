@@ -10,11 +10,11 @@ import tensorflow as tf
 from scaler import gradients
 from scaler.backend.autograph import as_written
 from scaler.errors import InvalidArgument
+from scaler.gate.loss_scaler import LossScaler
 from scaler.gate.optimizers import Optimizer, move_nothing
 from scaler.gate.rollback import Snapshot, snapshot
 from scaler.gate.state import Counters
 from scaler.gradients.pairs import as_list, check_gradients
-from scaler.loss_scaler import LossScaler
 from scaler.mistakes.exchanged import refuse_exchanged
 from scaler.outcome.outcome import Cause, Outcome, Skip
 from scaler.outcome.stuck import StuckPolicy

@@ -113,12 +113,7 @@ def spacing(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     Returns:
         Float32, of that shape.
     """
-    exponent = tf.bitwise.right_shift(bits.magnitude_bits(values), bits.constant(23))
-    # Biased by 127, as float32 keeps it. Of bfloat16's smallest numbers the spacing is subnormal, which kernels take
-    # for 0.
-    least = max(_LEAST_EXPONENT[dtype] + 127, _SIGNIFICAND[dtype] + 1)
-    biased = tf.maximum(exponent, bits.constant(least)) - bits.constant(_SIGNIFICAND[dtype])
-    return bits.as_float(tf.bitwise.left_shift(biased, bits.constant(23)))
+    return bits.spacing(values, _SIGNIFICAND[dtype], _LEAST_EXPONENT[dtype])
 
 
 def _sixteen_bits(dtype: str | tf.DType | np.dtype | type) -> tf.DType:

@@ -114,6 +114,38 @@ def test_without_the_xla_context_every_function_is_traced_as_if_compiled(monkeyp
     assert variable.numpy().tolist() == (np.array(START) * 0.75).tolist()
 
 
+def dense_layer():
+    layer = keras.layers.Dense(2)
+    layer.build([None, 3])
+    return layer
+
+
+def test_without_the_tracker_delayed_scaling_is_refused_and_current_scaling_works(monkeypatch):
+    layer = dense_layer()
+    object.__setattr__(layer, "_tracker", types.SimpleNamespace())
+    with pytest.raises(scaler.UnsupportedVersion, match="variables of a layer that is built"):
+        scaler.formats.emulated("float8_e4m3fn")(layer)
+    assert "call" not in vars(layer)
+    scaler.formats.emulated("float8_e4m3fn", scaling="current")(layer)
+
+
+def test_without_the_running_call_delayed_scaling_is_refused(monkeypatch):
+    layer = dense_layer()
+    monkeypatch.setitem(sys.modules, "keras.src.backend.common.global_state", types.ModuleType("global_state"))
+    with pytest.raises(scaler.UnsupportedVersion, match="whether a call of a layer is training"):
+        scaler.formats.emulated("float8_e4m3fn")(layer)
+    assert "call" not in vars(layer)
+    assert len(layer.variables) == 2
+
+
+@pytest.mark.parametrize("name", ["_compute_attention", "_compute_causal_mask", "_masked_softmax"])
+def test_without_methods_of_attention_its_products_are_left_alone(monkeypatch, name):
+    model = keras.Sequential([keras.layers.MultiHeadAttention(1, 2, name="attention")])
+    monkeypatch.delattr(keras.layers.MultiHeadAttention, name)
+    with pytest.warns(UserWarning, match="its products are not emulated"):
+        assert scaler.formats.emulated("mxfp4").layers_of(model) == {}
+
+
 def freezing_step():
     """A step, and the variable it trains, which somebody may freeze between two calls."""
     variable = keras.Variable(START)

@@ -52,6 +52,8 @@ def test_the_usual_steps(kind):
     "clip by norm",
     "clip_norm",
     "composed, together",
+    "emulated float8",
+    "emulated nvfp4",
     "loop of 1",
     "loop of 5",
     "per loss",

@@ -70,6 +70,13 @@ def applied(kind):
     return step.get_concrete_function(BATCH)
 
 
+def emulated(name, **options):
+    """A step in an emulated format."""
+    step = made(scaler.NoScaling(), policy="float32")
+    scaler.formats.emulated(name, **options)(step.model)
+    return tf.function(step).get_concrete_function(BATCH)
+
+
 def layerwise():
     rescaled, groups = scaler.layerwise.insert_rescales(model(), after=["hidden"])
     still = scaler.LossScaler(scaler.NoScaling())
@@ -202,6 +209,9 @@ TRACED = {
     "16-bit updates": functools.partial(traced, policy="bfloat16", allow_16bit_updates=True),
     "an optimizer that is looked at": functools.partial(traced, optimizer=keras.optimizers.Adafactor),
     "retry": functools.partial(traced, retry=True),
+    "emulated float8": lambda: emulated("float8_e4m3fn"),
+    "emulated mxfp4": lambda: emulated("mxfp4", stochastic=["gradients"]),
+    "emulated nvfp4": lambda: emulated("nvfp4"),
     "layerwise": layerwise,
     "per loss": per_loss,
     "per loss, embedding": functools.partial(per_loss, embeds=True),

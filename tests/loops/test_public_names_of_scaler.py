@@ -63,7 +63,7 @@ def test_loops_uses_public_names_of_scaler():
         "from scaler.backend.graphs import in_xla",
         "import scaler.backend",
         "from scaler import Reading",
-        "scaler.loss_scaler.Reading",
+        "scaler.gate.loss_scaler",
         "scaler.Warmup(x)",
         "scaler.strategies.base",
         "scaler.LossScaler._say",

@@ -17,6 +17,7 @@ def test_all_is_sorted_without_repeats():
 
 
 NAMESPACES = (
+    scaler.formats,
     scaler.gradients,
     scaler.layerwise,
     scaler.observe,

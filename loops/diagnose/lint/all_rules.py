@@ -27,6 +27,7 @@ from loops.diagnose.lint.graph_rules import lost_constants, odd_shapes, rounded_
 from loops.diagnose.lint.input_range import InputRanges
 from loops.diagnose.lint.layers import cannot_stress, findings_under_stress, limit_of, unfit_statistics, unfit_weights
 from loops.diagnose.lint.losses import half_loss, half_outputs, lost_share
+from loops.diagnose.lint.narrow_format import format_findings
 from loops.diagnose.lint.sample import sample_findings
 from loops.diagnose.lint.scaling import scaling_findings, scaling_of
 from loops.diagnose.lint.stress import CannotStress, Failure, float_inputs, stress
@@ -35,7 +36,9 @@ from loops.diagnose.lint.xla import not_compiled
 _NOT_STRESSED = (keras.layers.Bidirectional, keras.layers.TimeDistributed, keras.layers.Embedding)
 
 
-def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any, *, xla: bool = False) -> list[Finding]:
+def lint(
+    model: keras.Model, optimizer: Any, loss: Callable, sample: Any, *, xla: bool = False, format: str | None = None
+) -> list[Finding]:
     """Finds what is known to hurt training in 16 bits, by running each layer at rising magnitudes.
 
         for finding in loops.observe.lint(model, optimizer, loss_fn, next(iter(dataset))):
@@ -55,6 +58,9 @@ def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any, *, xla
             used.
         xla: Whether each layer is also compiled by XLA, forward and backward, in its own dtype, to name those that it
             refuses. It takes about a second for a layer.
+        format: A format of `scaler.formats.emulated`, to name the layers that cannot be in it: their rounding alone
+            moves the gradients by more than the noise of the batch does, or by half of their norm. The model then also
+            runs on each half of the sample.
 
     Returns:
         The findings: those about the whole set-up first, then layer by layer, with notes at the end.
@@ -64,6 +70,8 @@ def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any, *, xla
         BadBatch: For a sample that is empty, or does not fit the model and the loss.
         OutOfData: For an empty dataset.
     """
+    if format is not None:
+        scaler.formats.emulated(format)
     sample = batch_of(sample)
     check_arguments(model, loss, sample)
     scaling = scaling_of(optimizer)
@@ -89,6 +97,7 @@ def lint(model: keras.Model, optimizer: Any, loss: Callable, sample: Any, *, xla
             *_stressed(traced, seen),
             *odd_shapes(traced),
             *(not_compiled(traced) if xla else []),
+            *(format_findings(format, traced, model, loss, sample) if format is not None else []),
         ]
     return sorted(findings, key=lambda finding: finding.is_note)
 

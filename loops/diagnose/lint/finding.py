@@ -27,6 +27,7 @@ class Kind(str, enum.Enum):
     NOT_STRESSED = "not_stressed"
     SHAPES = "shapes"
     XLA = "xla"
+    FORMAT = "format"
 
 
 class Severity(str, enum.Enum):

@@ -17,7 +17,7 @@ from loops.support.errors import OutOfData
 _PARTS = ("model", "optimizer", "loss", "sample")
 
 
-def lint_program(built: Any, name: str, *, xla: bool = False) -> list[Finding]:
+def lint_program(built: Any, name: str, *, xla: bool = False, format: str | None = None) -> list[Finding]:
     """Lints the program that a user's function returned.
 
     Args:
@@ -25,6 +25,7 @@ def lint_program(built: Any, name: str, *, xla: bool = False) -> list[Finding]:
             keys, of model, optimizer, loss and sample. Of a dataset as the sample the first batch is used.
         name: The name of the function, for errors.
         xla: Whether to name the layers that XLA cannot compile, too.
+        format: A format whose unfit layers to name, too.
 
     Raises:
         scaler.InvalidArgument: For anything else.
@@ -33,7 +34,7 @@ def lint_program(built: Any, name: str, *, xla: bool = False) -> list[Finding]:
     model, optimizer, loss, sample = _parts(built, name)
     if isinstance(sample, tf.data.Dataset):
         sample = _first(iter(sample), name)
-    return lint(model, optimizer, loss, sample, xla=xla)
+    return lint(model, optimizer, loss, sample, xla=xla, format=format)
 
 
 def _parts(built: Any, name: str) -> tuple:

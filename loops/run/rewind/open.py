@@ -63,14 +63,14 @@ def _of_train(run: pathlib.Path) -> Loop:
             "tf.distribute.MirroredStrategy; run a program of several workers again in this way."
         )
     fields = {field.name for field in dataclasses.fields(RunOptions)} - {"steps"}
-    missing = sorted(({"task"} | fields) - set(metadata))
+    missing = sorted(({"task"} | fields) - {"emulated"} - set(metadata))
     if missing:
         raise LoopError(
             f"{run}: its files lack its {', '.join(missing)}, which those of halfstep train have. Name the program "
             "that made the run: --build module:function."
         )
     task = tasks.load(metadata["task"])
-    options = RunOptions(steps=_NEVER, **{name: metadata[name] for name in fields})
+    options = RunOptions(steps=_NEVER, **{name: metadata[name] for name in fields & set(metadata)})
     return build(
         task,
         options,

@@ -235,9 +235,8 @@ def _cast(names: Sequence[str], seeds: int, values: tf.Tensor, scale: tf.Tensor)
     scaled = values * scale[:, None, None]
     parts, limits = [], []
     for name, part in zip(names, tf.split(scaled, len(names)), strict=True):
-        known = scaler.float_format(name)
-        parts.append(tf.cast(tf.cast(tf.clip_by_value(part, -known.max, known.max), known.dtype), tf.float32))
-        limits.append(tf.fill([seeds, 1, 1], known.max))
+        parts.append(scaler.formats.rounded(part, name, saturate=True))
+        limits.append(tf.fill([seeds, 1, 1], scaler.float_format(name).max))
     rounded, given = tf.concat(parts, axis=0), values != 0
     return _Cast(
         values=rounded / scale[:, None, None],

@@ -1,0 +1,204 @@
+"""Training in a format that the machine does not have: the products of layers with rounded operands."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Iterator
+
+import keras
+import tensorflow as tf
+
+from scaler.errors import InvalidArgument
+from scaler.formats.blocks import BLOCK_FORMATS
+from scaler.formats.layers import emulate, found, undo
+from scaler.formats.products import Rounding, product, summed_by
+from scaler.formats.tensors import PLAIN, SCALED, UNCHANGED, TensorFormat
+from scaler.strategies import DelayedAmax
+
+FORMATS = (UNCHANGED, *PLAIN, *SCALED, *BLOCK_FORMATS)
+"""Every format that `emulated` takes."""
+_TENSORS = ("activations", "weights", "gradients")
+
+
+@dataclasses.dataclass(frozen=True)
+class Emulated:
+    """What `emulated` returns: call it with a model to train that in the format.
+
+    Attributes:
+        format: That of weights and activations.
+        gradients: That of the gradients of products.
+        scaling: "current", the strategy of delayed scaling, or None if no format needs it.
+        stochastic: Which tensors are rounded at random.
+        seed: For that.
+    """
+
+    format: str
+    gradients: str
+    scaling: str | DelayedAmax | None
+    stochastic: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __call__(self, model: keras.layers.Layer, only: Collection[str] | None = None) -> keras.layers.Layer:
+        """Makes the products of a model's layers round their operands, and returns the model.
+
+        The layers are those that `layers_of` finds. Their weights stay as they are and are what the optimizer moves. A
+        model that is saved and loaded, or cloned, is an ordinary one: call this again.
+
+        Args:
+            model: A model, or one layer. For delayed scaling it is built: each layer gets variables for its scales,
+                `non_trainable_variables` that a checkpoint holds and a skipped step puts back. Call it before the first
+                step, since a step that has been traced stays as it is.
+            only: Paths of the layers to change, as `layers_of` names them; all of them if not given.
+
+        Raises:
+            InvalidArgument: If there is no such layer, for a layer that is emulated already or quantized by Keras, and
+                for one without weights yet in delayed scaling.
+        """
+        strategy = self.scaling if isinstance(self.scaling, DelayedAmax) else None
+        emulate(self._chosen(model, only), self.tensors, strategy)
+        return model
+
+    def _chosen(self, model: keras.layers.Layer, only: Collection[str] | None) -> dict[str, keras.layers.Layer]:
+        chosen = self.layers_of(model)
+        if only is not None:
+            for path in only:
+                if path not in chosen:
+                    raise InvalidArgument(
+                        f"only={path!r}: no layer that can be emulated. Expected some of {', '.join(chosen)}."
+                    )
+            chosen = {path: layer for path, layer in chosen.items() if path in only}
+        if not chosen:
+            raise InvalidArgument(
+                f"{model.name}: expected a model with a Dense, EinsumDense, Conv1D, Conv2D, Conv3D or "
+                "MultiHeadAttention layer. A subclass that replaces their call is left alone."
+            )
+        return chosen
+
+    @contextlib.contextmanager
+    def tried(self, model: keras.layers.Layer, only: Collection[str] | None = None) -> Iterator[None]:
+        """The same until the end of a `with` block, to measure what it does. Delayed scaling is current scaling here.
+
+        Args:
+            model: A model, or one layer.
+            only: Paths of the layers to change.
+
+        Raises:
+            InvalidArgument: As for a call.
+        """
+        chosen = self._chosen(model, only)
+        emulate(chosen, self.tensors, None)
+        try:
+            yield
+        finally:
+            undo(chosen.values())
+
+    def layers_of(self, model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
+        """The layers that it would change, by their paths as in `scaler.observe.layers_by_path`.
+
+        They are Dense, EinsumDense, Conv1D, Conv2D and Conv3D, and the two products inside of MultiHeadAttention.
+        """
+        return found(model)
+
+    def einsum(self, equation: str, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+        """`tf.einsum` of two rounded operands, for a layer of your own: the right one counts as the weights.
+
+        Args:
+            equation: As of `tf.einsum`, with a result: "...i,ij->...j".
+            left: Of any floating dtype. The result has it, too; sums are in float32.
+            right: The same.
+
+        Raises:
+            InvalidArgument: For another equation, and with delayed scaling, which needs a layer to keep its scales.
+        """
+        if isinstance(self.scaling, DelayedAmax):
+            raise InvalidArgument('einsum: expected scaling="current". Delayed scaling keeps its scales in a layer.')
+        left, right = tf.convert_to_tensor(left), tf.convert_to_tensor(right)
+        plain, summed = summed_by(equation, left.shape.rank, right.shape.rank)
+        one, two, back = self.tensors
+        rounding = Rounding(one, two, back, one.in_blocks, back.in_blocks)
+        return product(lambda left, right: tf.einsum(plain, left, right), left, right, summed, rounding)
+
+    @property
+    def tensors(self) -> tuple[TensorFormat, TensorFormat, TensorFormat]:
+        """How activations, weights and gradients are rounded."""
+        formats = (self.format, self.format, self.gradients)
+        one, two, three = (
+            TensorFormat(format, name in self.stochastic, self.seed, role)
+            for role, (name, format) in enumerate(zip(_TENSORS, formats, strict=True))
+        )
+        return one, two, three
+
+
+def emulated(
+    format: str,
+    *,
+    gradients: str | None = None,
+    scaling: str | DelayedAmax | None = None,
+    stochastic: Collection[str] = (),
+    seed: int = 0,
+) -> Emulated:
+    """Training as in a narrower format: weights and activations are rounded to it before each product of a layer.
+
+    The gradient of a product is rounded before the two products that it enters. What is rounded is float32 again
+    afterwards, and sums are in float32, so it runs on any device, and in no less time than without. Biases,
+    activation functions, normalization and the update are not rounded: weights stay the float32 masters.
+
+    Args:
+        format: Of weights and activations.
+
+            - "float8_e4m3fn", "float8_e5m2": each tensor has a scale, and saturates.
+            - "mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4": blocks of 32 whose
+              scale is a power of two.
+            - "nvfp4": blocks of 16 of four bits with a scale in E4M3, and a float32 scale for the tensor.
+            - "float16", "bfloat16": without a scale.
+            - "float32": as they are.
+
+            Blocks lie along what a product sums over: in a convolution along the channels, and in the gradient of its
+            kernel along batch and positions.
+        gradients: The same of the gradients of products. If not given, "float8_e5m2" for "float8_e4m3fn", and
+            otherwise `format`.
+        scaling: Where float8 has its scales from: "delayed", by the largest magnitudes of past steps, or "current", by
+            that of the tensor itself. A `scaler.DelayedAmax` is delayed scaling with another history, margin or
+            with powers of two; its `format` is that of each tensor. If not given, "delayed".
+        stochastic: Which are rounded at random: some of "activations", "weights" and "gradients". Others are rounded
+            to nearest, ties to even. The numbers are drawn by the values themselves and the seed, so they
+            are the same for the same step.
+        seed: An integer in [0, 2^31).
+
+    Raises:
+        InvalidArgument: For a name that is none of these, and a `scaling` where neither format is float8.
+
+    References:
+        Micikevicius et al. 2022, FP8 Formats for Deep Learning (https://arxiv.org/abs/2209.05433). Delayed and current
+        scaling: NVIDIA/TransformerEngine, transformer_engine/common/recipe/__init__.py. Rouhani et al. 2023,
+        Microscaling Data Formats for Deep Learning (https://arxiv.org/abs/2310.10537); OCP Microscaling Formats (MX)
+        Specification 1.0. NVIDIA 2025, Pretraining Large Language Models with NVFP4
+        (https://arxiv.org/abs/2509.25149).
+    """
+    if gradients is None:
+        gradients = "float8_e5m2" if format == "float8_e4m3fn" else format
+    for name, value in (("format", format), ("gradients", gradients)):
+        if not isinstance(value, str) or value not in FORMATS:
+            raise InvalidArgument(f"emulated({name}={value!r}): expected one of {', '.join(FORMATS)}.")
+    if isinstance(stochastic, str) or not set(stochastic) <= set(_TENSORS):
+        raise InvalidArgument(
+            f"emulated(stochastic={stochastic!r}): expected some of {', '.join(_TENSORS)}, in a list."
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
+        raise InvalidArgument(f"emulated(seed={seed!r}): expected an integer in [0, 2^31).")
+    needs_scales = format in SCALED or gradients in SCALED
+    if scaling is not None and not needs_scales:
+        raise InvalidArgument(f"emulated({format!r}, scaling={scaling!r}): only float8 formats have scales of tensors.")
+    return Emulated(format, gradients, _strategy(scaling) if needs_scales else None, tuple(stochastic), seed)
+
+
+def _strategy(scaling: str | DelayedAmax | None) -> str | DelayedAmax:
+    if scaling in (None, "delayed"):
+        # Transformer Engine's: a history of 1024 steps, its maximum, no margin, no power of two, no bounds.
+        return DelayedAmax(power_of_two=False, min_scale=2.0**-126, max_scale=2.0**126)
+    if scaling == "current" or isinstance(scaling, DelayedAmax):
+        return scaling
+    raise InvalidArgument(
+        f'emulated(scaling={scaling!r}): expected "delayed", "current" or a scaler.DelayedAmax of your own.'
+    )

@@ -1,0 +1,190 @@
+"""Keras layers whose products round their operands."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from scaler.backend import attention
+from scaler.backend.call_contexts import in_training
+from scaler.backend.layers import layers_by_path
+from scaler.errors import InvalidArgument
+from scaler.formats.delayed import Scales
+from scaler.formats.products import Round, Rounding, Summed, product, summed_by
+from scaler.formats.tensors import TensorFormat
+from scaler.strategies import DelayedAmax
+
+Product = Callable[..., tf.Tensor]
+_MARK = "halfstep_emulated"
+_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+
+
+def found(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
+    """The layers whose products can be rounded, by path."""
+    return {path: layer for path, layer in layers_by_path(model).items() if _hook_of(layer) is not None}
+
+
+def _hook_of(layer: keras.layers.Layer) -> Callable | None:
+    """What changes a layer of this kind. A subclass with another call computes something else."""
+    call = type(layer).call
+    if call is keras.layers.Dense.call or call is keras.layers.EinsumDense.call:
+        return _dense
+    if isinstance(layer, _CONVOLUTIONS) and any(call is kind.call for kind in _CONVOLUTIONS):
+        return _convolution
+    if call is keras.layers.MultiHeadAttention.call and attention.is_plain(layer):
+        return _attention
+    return None
+
+
+def emulate(
+    layers: dict[str, keras.layers.Layer],
+    tensors: tuple[TensorFormat, TensorFormat, TensorFormat],
+    strategy: DelayedAmax | None,
+) -> None:
+    """Changes the products of layers: all of them, or none if one cannot be.
+
+    Args:
+        layers: By path.
+        tensors: How activations, weights and gradients are rounded.
+        strategy: Of delayed scaling.
+    """
+    for path, layer in layers.items():
+        if hasattr(layer, _MARK):
+            raise InvalidArgument(f"{path}: this layer is emulated already. Make the model anew for another format.")
+        if getattr(layer, "quantization_mode", None) is not None:
+            raise InvalidArgument(f"{path}: Keras has quantized this layer. Emulate a model that is not.")
+        if strategy is not None and not layer.built:
+            raise InvalidArgument(
+                f"{path}: this layer has no weights yet, and delayed scaling keeps scales next to them. Call the model "
+                'on a batch or build it first, or use scaling="current".'
+            )
+    for layer in layers.values():
+        hook = _hook_of(layer)
+        assert hook is not None  # Only such layers are found.
+        # Both operands of attention's products are activations.
+        own = (tensors[0], tensors[0], tensors[2]) if hook is _attention else tensors
+        hook(layer, functools.partial(_product_of, layer, own, strategy))
+        object.__setattr__(layer, _MARK, tensors)
+
+
+def undo(layers: Iterable[keras.layers.Layer]) -> None:
+    """Takes back what `emulate` did without a strategy."""
+    for layer in layers:
+        for name in ("call", attention.PRODUCTS, _MARK):
+            vars(layer).pop(name, None)
+
+
+def _product_of(
+    layer: keras.layers.Layer,
+    tensors: tuple[TensorFormat, TensorFormat, TensorFormat],
+    strategy: DelayedAmax | None,
+    name: str,
+) -> Product:
+    """One of a layer's products, as a function (function, left, right, summed) of two tensors.
+
+    Args:
+        layer: The layer.
+        tensors: How the left and the right operand and the gradient are rounded.
+        strategy: Of delayed scaling.
+        name: Of the product, for the names of its variables.
+    """
+    left, right, gradient = tensors
+    scales = [
+        Scales(layer, f"{name}_{kind}", each.format, strategy) if strategy is not None and each.scaled else None
+        for kind, each in zip(("left", "right", "gradient"), tensors, strict=True)
+    ]
+
+    def of_operand(each: TensorFormat, own: Scales | None, values: tf.Tensor, training: bool) -> Round:
+        if own is None:
+            return each
+        # Read and moved before the product, outside of its gradient.
+        scale = own.scale_for(values, training)
+        return lambda values, axes: each(values, axes, scale)
+
+    def of_gradient(own: Scales | None, training: bool) -> Round:
+        if own is None:
+            return gradient
+        scale = own.scale
+        return lambda values, axes: gradient(own.after_moving(values) if training else values, axes, scale)
+
+    def apply(function: Callable, one: Any, two: Any, summed: Summed) -> tf.Tensor:
+        one, two = tf.convert_to_tensor(one), tf.convert_to_tensor(two)
+        training = strategy is not None and in_training()
+        rounding = Rounding(
+            of_operand(left, scales[0], one, training),
+            of_operand(right, scales[1], two, training),
+            of_gradient(scales[2], training),
+            left.in_blocks,
+            gradient.in_blocks,
+        )
+        return product(function, one, two, summed, rounding)
+
+    return apply
+
+
+def _replace_call(layer: keras.layers.Layer, call: Callable) -> None:
+    """Not by the layer's own way to set an attribute, which would look for variables in it."""
+    object.__setattr__(layer, "call", functools.wraps(layer.call)(call))
+
+
+def _einsum(apply: Product, equation: str, left: Any, right: Any) -> tf.Tensor:
+    left, right = tf.convert_to_tensor(left), tf.convert_to_tensor(right)
+    plain, summed = summed_by(equation, left.shape.rank, right.shape.rank)
+    return apply(lambda one, two: tf.einsum(plain, one, two), left, right, summed)
+
+
+def _activated(layer: keras.layers.Layer, outputs: tf.Tensor) -> tf.Tensor:
+    return outputs if layer.activation is None else layer.activation(outputs)
+
+
+def _dense(layer: keras.layers.Layer, product_of: Callable[[str], Product]) -> None:
+    apply = product_of("product")
+
+    def call(inputs: Any, training: bool | None = None) -> Any:
+        equation = layer.equation if isinstance(layer, keras.layers.EinsumDense) else "...i,ij->...j"
+        outputs = _einsum(apply, equation, inputs, layer.kernel)
+        return _activated(layer, outputs if layer.bias is None else keras.ops.add(outputs, layer.bias))
+
+    _replace_call(layer, call)
+
+
+def _convolution(layer: keras.layers.Layer, product_of: Callable[[str], Product]) -> None:
+    apply = product_of("product")
+    rank, last = layer.rank, layer.data_format == "channels_last"
+    channels = rank + 1 if last else 1
+    others = tuple(axis for axis in range(rank + 2) if axis != channels)
+    summed = Summed((channels,), (rank,), (channels,), (rank + 1,), others, others)
+    causal = layer.padding == "causal"
+    convolve = functools.partial(
+        keras.ops.conv,
+        strides=list(layer.strides),
+        padding="valid" if causal else layer.padding,
+        dilation_rate=layer.dilation_rate,
+        data_format=layer.data_format,
+    )
+
+    def call(inputs: Any) -> Any:
+        if causal:
+            before = (layer.dilation_rate[0] * (layer.kernel_size[0] - 1), 0)
+            inputs = keras.ops.pad(inputs, [(0, 0), before, (0, 0)] if last else [(0, 0), (0, 0), before])
+        outputs = apply(convolve, inputs, layer.kernel, summed)
+        if layer.bias is not None:
+            shape = [1] * (rank + 2)
+            shape[channels] = layer.filters
+            outputs = keras.ops.add(outputs, keras.ops.reshape(layer.bias, shape))
+        return _activated(layer, outputs)
+
+    _replace_call(layer, call)
+
+
+def _attention(layer: keras.layers.Layer, product_of: Callable[[str], Product]) -> None:
+    scores, mixture = product_of("scores"), product_of("mixture")
+
+    def einsum(is_first: bool, equation: str, left: Any, right: Any) -> Any:
+        return _einsum(scores if is_first else mixture, equation, left, right)
+
+    attention.replace_products(layer, einsum)
