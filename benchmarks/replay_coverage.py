@@ -2,9 +2,9 @@
 
     python benchmarks/replay_coverage.py [--tuned-on] [--steps 200] [--quick] [--json]
 
-Each problem is recorded with five seeds. For three of them each strategy is trained for real, from the same start, and
+Each problem is recorded with six seeds. For three of them each strategy is trained for real, from the same start, and
 its skips, mean log2 scale and final scale are looked for in the intervals of the replay: those from the spread of the
-five recorded runs, those from the real runs of the other four strategies, as `--validate` gives them, and the wider of
+six recorded runs, those from the real runs of the other four strategies, as `--validate` gives them, and the wider of
 both. A static scale from `find_scale(runs=)` is trained with, too. `--tuned-on` takes the problems with which the
 intervals were made.
 """
@@ -39,7 +39,7 @@ from loops.replay.tails import Tail
 from loops.replay.validate import difference
 from loops.run.strategy_text import parse_strategy
 
-RECORDED, TRAINED = 5, 3
+RECORDED, TRAINED = 6, 3
 """The seeds that are recorded, and those of them for which each strategy is trained."""
 STRATEGIES = (
     "dynamic:initial_scale=2**20,growth_interval=20",

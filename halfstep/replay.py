@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
         default=[],
         metavar="FILE",
         help="what --validate --json printed of runs of this problem; may be given several times: from nine of its "
-        "runs on, the figures have intervals, as from the traces of five seeds",
+        "runs on, the figures have intervals, as from the traces of six seeds",
     )
     parser.add_argument(
         "--live",

@@ -117,8 +117,8 @@ class FoundScale:
             )
         if self.runs:
             return (
-                f"no static scale: at each {amount(self.runs, 'recorded run')} may skip more than 1% of steps. Record "
-                "at a scale that skips nothing"
+                f"no static scale: at each, one of {amount(self.runs, 'recorded run')} may skip more than 1% of its "
+                "steps. Record at a scale that skips nothing"
             )
         return "no static scale: a few batches do not say how large gradients become in training. Give runs="
 

@@ -15,7 +15,7 @@ from loops.replay.recording import Recording, largest_gradient, recording_of
 from loops.replay.results import Replay, Replayed
 from loops.replay.several_runs import lacking, summed, with_intervals
 from loops.replay.sources import Source, named_strategies, tables_of
-from loops.replay.stepping import Facts, step_through
+from loops.replay.stepping import Facts, stepper
 from loops.replay.tails import Tail
 from loops.replay.tallies import Counted, Lost, Tallies, counted_in, lost, tallies_of
 from loops.support.errors import LoopError
@@ -39,7 +39,7 @@ def replay(
 
     Args:
         traces: A trace, the folder of a run with a trace, or what `read` returned; or a list of these. Every strategy
-            starts from its initial state in each trace. Traces of five and more seeds give intervals.
+            starts from its initial state in each trace. Traces of six and more seeds give intervals.
         strategies: One or several, as text for `halfstep train --strategy`, or as objects.
         validated: Files of what `halfstep replay --validate --json` printed of this problem, for the intervals.
         progress: Called with the number of finished strategies, and their total.
@@ -85,9 +85,9 @@ def _replayed(
     counted: Sequence[Counted],
     differences: Sequence[Tail],
 ) -> Replayed:
-    runs = []
+    runs, step_through = [], stepper(strategy)
     for recording, known, counts in zip(recordings, facts, counted, strict=True):
-        run = step_through(strategy, known(strategy))
+        run = step_through(known(strategy))
         _check_moved(name, strategy, run.used)
         runs.append(one_run(name, strategy, recording, run, functools.partial(_lost, counts, recording, run.used)))
     return summed(with_intervals(runs, differences), [run.lost(0).values for run in runs])
