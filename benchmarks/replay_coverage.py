@@ -45,7 +45,7 @@ STRATEGIES = (
     "dynamic:initial_scale=2**20,growth_interval=20",
     "dynamic:initial_scale=2**16,growth_interval=8,backoff_factor=0.25,hysteresis=2",
     "smooth:initial_scale=2**18,growth_interval=12",
-    "headroom:headroom=1,memory=10,relax_interval=15",
+    "log_normal:deviations=2,mean_decay=0.9,max_scale=2**30",
     "delayed_amax:margin=0,history_length=16",
 )
 FIGURES = ("skips", "mean_log2_scale", "final_scale")

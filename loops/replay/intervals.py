@@ -38,6 +38,8 @@ SEEDS = 6
 """The fewest runs whose pairs make an interval."""
 _AS_FAR = 2.0
 """A difference counts if the steps over which it was seen are within this factor of those that are asked for."""
+_ONE_SKIP = _ONE_OCTAVE = 1.0
+"""The least half widths of skips and of the final scale. A few runs agree by chance in what one skip changes."""
 
 Range = tuple[float, float]
 
@@ -89,7 +91,8 @@ def half_widths(differences: Sequence[Tail]) -> Tail | None:
         return None
     columns = list(zip(*differences, strict=True))[1:]
     found = [math.nan if any(map(math.isnan, column)) else sorted(column)[rank - 1] for column in columns]
-    return Tail(differences[0].steps, *found)
+    half = Tail(differences[0].steps, *found)
+    return half._replace(skips=max(half.skips, _ONE_SKIP), final=max(half.final, _ONE_OCTAVE))
 
 
 def wider(one: Tail | None, other: Tail | None) -> Tail | None:
