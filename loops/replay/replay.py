@@ -32,10 +32,11 @@ def replay(
     validated: PathLike | Sequence[PathLike] = (),
     progress: Progress | None = None,
 ) -> Replay:
-    """The scale that each strategy would have had at each step of a run, and its skips.
+    """The scale and the skips of each strategy at each step of a run: up to its first skip that differs from the run's.
 
-    A step is skipped if the replayed scale is above the step's limit, which follows from the recorded critical scale
-    and from the step's own decision. docs/replay.md says what counts if the trace is not certain.
+    After that it is an estimate: training would have other gradients. A step is skipped if the replayed scale is above
+    the step's limit, which follows from the recorded critical scale and from the step's own decision. docs/replay.md
+    says what counts if the trace is not certain.
 
     Args:
         traces: A trace, the folder of a run with a trace, or what `read` returned; or a list of these. Every strategy
