@@ -115,7 +115,7 @@ def around(one: Replayed, tail: Tail, half: Tail, steps: int, bounds: Range, mov
     """
     part = tail.steps / steps
     before = one.skips - tail.skips
-    # A step that is skipped at the lowest scale moves nothing, so that the next one may be skipped as well, and so on.
+    # A skipped step moves nothing, so that the next one may be skipped as well if the scale stays.
     most = tail.steps if one.may_stall else min(math.ceil(tail.skips + half.skips), tail.steps)
     skips = (before + max(math.floor(tail.skips - half.skips), 0), before + most)
     lowest, highest = math.log2(bounds[0]), math.log2(bounds[1])

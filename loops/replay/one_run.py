@@ -15,6 +15,9 @@ from loops.replay.stepping import Scales
 from loops.replay.tails import Tail, tail_of
 from loops.replay.tallies import Lost
 
+_PATIENT = 10
+"""A strategy that lets so many overflows pass lowers its scale soon: one with hysteresis does."""
+
 
 class OneRun(NamedTuple):
     """A strategy on a recording.
@@ -24,12 +27,14 @@ class OneRun(NamedTuple):
         since: The index of the first step that may differ from a real run; the number of steps if there is none.
         bounds: The lowest and the highest scale that the strategy may choose.
         lost: A function from an index to what the steps from there on flush to zero.
+        values: The number of recorded gradients of all steps that are not skipped.
     """
 
     replayed: Replayed
     since: int
     bounds: Range
     lost: Callable[[int], Lost]
+    values: float
 
     def tail(self, since: int) -> Tail:
         """The figures from a step on."""
@@ -38,7 +43,12 @@ class OneRun(NamedTuple):
 
 
 def one_run(
-    name: str, strategy: scaler.Strategy, recording: Recording, run: Scales, lost: Callable[[np.ndarray, int], Lost]
+    name: str,
+    strategy: scaler.Strategy,
+    recording: Recording,
+    run: Scales,
+    lost: Callable[[np.ndarray, int], Lost],
+    overflowing: Callable[[], np.ndarray],
 ) -> OneRun:
     """The figures of a strategy on a recording.
 
@@ -48,6 +58,7 @@ def one_run(
         recording: The recorded run.
         run: The replayed scales.
         lost: A function from the skipped steps, Bool [steps], and an index to what the steps from there on lose.
+        overflowing: Returns the scales of the strategy if each of as many steps overflows.
     """
     low, high = (float(bound) for bound in scaler.strategies.float_bounds_of(strategy))
     used, limits = run.used, recording.limits
@@ -69,11 +80,19 @@ def one_run(
         intervals=None,
         # Without an interval each step there may be skipped.
         highest_skip_rate=(int(skipped[:since].sum()) + steps - since) / steps,
-        may_stall=since < steps and bool(((skipped | unsure) & (used == low))[at:].any()),
+        may_stall=since < steps and _may_stall((skipped | unsure)[at:], used[at:], low, overflowing),
         scales=used,
         skipped=skipped,
     )
-    return OneRun(replayed, since, (low, high), lambda start: lost(skipped, start))
+    return OneRun(replayed, since, (low, high), lambda start: lost(skipped, start), all_of_it.values)
+
+
+def _may_stall(skips: np.ndarray, used: np.ndarray, low: float, overflowing: Callable[[], np.ndarray]) -> bool:
+    if not skips.any() or (skips & (used == low)).any():
+        return bool(skips.any())
+    scales = overflowing()
+    falls = np.flatnonzero((np.diff(scales) < 0) | (scales[1:] == low))
+    return int(np.diff(falls, prepend=-1, append=len(scales) - 1).max()) > _PATIENT
 
 
 def _parting(differs: np.ndarray, unsure: np.ndarray) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from loops.replay.recording import Recording, largest_gradient, recording_of
 from loops.replay.results import Replay, Replayed
 from loops.replay.several_runs import lacking, summed, with_intervals
 from loops.replay.sources import Source, named_strategies, tables_of
-from loops.replay.stepping import Facts, stepper
+from loops.replay.stepping import Facts, Scales, stepper
 from loops.replay.tails import Tail
 from loops.replay.tallies import Counted, Lost, Tallies, counted_in, lost, tallies_of
 from loops.support.errors import LoopError
@@ -90,8 +90,14 @@ def _replayed(
     for recording, known, counts in zip(recordings, facts, counted, strict=True):
         run = step_through(known(strategy))
         _check_moved(name, strategy, run.used)
-        runs.append(one_run(name, strategy, recording, run, functools.partial(_lost, counts, recording, run.used)))
-    return summed(with_intervals(runs, differences), [run.lost(0).values for run in runs])
+        lost_of = functools.partial(_lost, counts, recording, run.used)
+        overflowing = functools.partial(_overflowing, step_through, known(strategy))
+        runs.append(one_run(name, strategy, recording, run, lost_of, overflowing))
+    return summed(with_intervals(runs, differences), [run.values for run in runs])
+
+
+def _overflowing(step_through: Callable[[Facts], Scales], facts: Facts) -> np.ndarray:
+    return step_through(facts._replace(limit=np.zeros_like(facts.limit))).used
 
 
 def _lost(counts: Counted, recording: Recording, used: np.ndarray, skipped: np.ndarray, since: int) -> Lost:

@@ -39,8 +39,8 @@ class Replayed:
         intervals: Where 90% of the figures of real runs lie; None if `differs_at` is, or if too few runs are known.
         highest_skip_rate: The upper end of the interval of `skip_rate`. Without an interval every step after
             `differs_at` counts.
-        may_stall: Whether a step from `differs_at` on is, or may be, skipped at the lowest scale that the strategy may
-            choose. It moves no weight, so that the next one may be skipped as well: how many follow is unknown.
+        may_stall: Whether a step from `differs_at` on is, or may be, skipped where the strategy does not soon lower its
+            scale. It moves no weight, so that the next one may be skipped as well: how many follow is unknown.
         runs: The results of each trace, if there are several.
         scales: Float32 [steps], the scale of each step.
         skipped: Bool [steps].

@@ -34,8 +34,7 @@ def _with_intervals(one: OneRun, runs: Sequence[OneRun], differences: Sequence[T
     half = wider(spread, half_widths(as_far_behind(differences, steps - one.since)))
     if half is None:
         return replayed
-    whole = one.lost(0).values
-    moved = one.lost(one.since).values / whole if whole else 0.0
+    moved = one.lost(one.since).values / one.values if one.values else 0.0
     found = around(replayed, one.tail(one.since), half, steps, one.bounds, moved)
     return dataclasses.replace(replayed, intervals=found, highest_skip_rate=found.skip_rate[1])
 

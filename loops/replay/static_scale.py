@@ -40,5 +40,6 @@ def static_scale(recordings: Sequence[Recording]) -> float | None:
 
 def _holds(scale: float, recording: Recording) -> bool:
     used = np.full(len(recording.step), scale, np.float32)
-    found = one_run("", scaler.Static(scale), recording, Scales(used, scale), lambda *_: Lost(0.0, 0.0))
+    run = Scales(used, scale)
+    found = one_run("", scaler.Static(scale), recording, run, lambda *_: Lost(0.0, 0.0), lambda: used)
     return found.replayed.highest_skip_rate <= MOST_SKIPPED

@@ -71,7 +71,9 @@ def _sentences(strategies: Sequence[Replayed], lacking: str | None) -> list[str]
     ]
     stalling = [one.strategy for one in strategies if one.may_stall]
     if stalling:
-        lines.append(f"The skips of {', '.join(stalling)} do not hold: at the lowest scale a run may go on skipping.")
+        lines.append(
+            f"The skips of {', '.join(stalling)} do not hold: a run may go on skipping where the scale does not fall."
+        )
     return lines if lacking is None else [*lines, lacking]
 
 
