@@ -177,6 +177,9 @@ class _Candidate(NamedTuple):
 
 
 def _gain_interval(best: _Candidate, usual: _Candidate) -> Range | None:
+    # Where a searched run differs and has no interval, the held-out steps are not those of a run that went on.
+    if any(cost_interval(one.searched) is None for one in (best, usual)):
+        return None
     ours, theirs = cost_interval(best.held_out), cost_interval(usual.held_out)
     return None if ours is None or theirs is None else (theirs[0] - ours[1], theirs[1] - ours[0])
 

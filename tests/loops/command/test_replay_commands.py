@@ -178,36 +178,46 @@ def test_tuning_finds_what_loses_least():
     assert "It gains 100.0000%" in str(found)
 
 
-def test_a_gain_is_only_stated_beyond_the_intervals():
-    """Steps whose largest gradient is 2^10 skip at 2^15 and above; what flushes is the rest, below 2^20."""
-
-    def run(seed, spread):
-        size = 2.0 ** np.random.default_rng(seed).normal(-8, spread, 60)
-        counts = {step: {150 - 24: 9, 150 - 12: 1} for step in range(1, 61)}
-        return tables(size, scale=2.0**20, counts=counts)
-
-    alone = tune(run(0, 2.0), "dynamic")
-    assert (alone.best, alone.gain) == ("dynamic", 0.0)
-    assert "no gain can be told. Too few runs for an interval" in alone.remark
-    few = tune([run(seed, 2.0) for seed in range(4)], "dynamic")
-    assert (few.best, few.gain) == ("dynamic", 0.0)
-    sure = tune([run(seed, 0.1) for seed in range(9)], "dynamic")
-    assert sure.best != "dynamic"
-    assert 0 < sure.gain_interval[0] <= sure.gain <= sure.gain_interval[1]
+def flushing(seed, spread, share):
+    """A run whose limit lies about 2^24, and of whose gradients Dynamic's 2^15 makes a share zero."""
+    counts = {step: {150 - 24: 1, 150 - 12: round(1 / share) - 1} for step in range(1, 61)}
+    return tables(2.0 ** np.random.default_rng(seed).normal(-8, spread, 60), scale=2.0**20, counts=counts)
 
 
-def test_a_static_scale_that_may_skip_is_never_returned():
+@pytest.mark.parametrize(
+    ("seeds", "spread", "share", "remark"),
+    [
+        (1, 0.1, 0.5, "no gain can be told. Too few runs for an interval"),
+        (5, 0.1, 0.5, "no gain can be told. Too few runs for an interval"),
+        (6, 1.5, 0.125, "the intervals allow -"),
+        (6, 0.1, 0.5, None),
+    ],
+)
+def test_a_gain_is_only_stated_beyond_the_intervals(monkeypatch, seeds, spread, share, remark):
+    monkeypatch.setitem(GRIDS, "dynamic", {"initial_scale": ["2**20"], "growth_interval": [5]})
+    found = tune([flushing(seed, spread, share) for seed in range(seeds)], "dynamic")
+    if remark is None:
+        assert found.best == "dynamic:initial_scale=2**20,growth_interval=5"
+        assert 0 < found.gain_interval[0] < found.gain < found.gain_interval[1]
+        assert "by the intervals, on the held-out steps" in str(found)
+        return
+    assert (found.best, found.gain, found.remark is None) == ("dynamic", 0.0, False)
+    assert remark in str(found)
+    assert "Nothing was better than the default beyond the intervals" in str(found)
+
+
+def test_a_static_scale_that_may_skip_is_never_returned(monkeypatch):
     """At 2^16 one step of thirty is skipped, and less is flushed; all that follow may be skipped as well."""
+    monkeypatch.setitem(GRIDS, "static", {"": ["2**4", "2**14", "2**16"]})
     counts = {step: {150 - 24: 1} for step in range(1, 31)}
-    trace = tables([2.0**-3] * 25 + [1.5] + [2.0**-3] * 4, scale=2.0**4, counts=counts)
+    trace = tables([2.0**-3] * 25 + [1.5] + [2.0**-3] * 4, scale=2.0**14, counts=counts)
     found = tune([trace, trace], "static")
-    assert float(eval(found.best.partition(":")[2])) <= 2.0**15
-    assert found.skip_rates[0] == 0
+    assert (found.best, found.skip_rates[0]) == ("static:2**14", 0.0)
     low = tables([100.0] * 30, scale=2.0**4, counts=counts)
     found = tune([low, low], "static")
     assert (found.best, found.gain_interval) == ("static:2**4", None)
     assert "static:1024 may skip more than 1% of the steps of a run." in str(found)
-    with pytest.raises(loops.LoopError, match="each static scale of the 17 that were tried may skip more than 1%"):
+    with pytest.raises(loops.LoopError, match="each static scale of the 4 that were tried may skip more than 1%"):
         tune([tables([1e6] * 30, scale=2.0**4, counts=counts)] * 2, "static")
 
 
