@@ -63,11 +63,12 @@ def _ranges(found: Intervals) -> tuple[str, ...]:
 
 def _sentences(strategies: Sequence[Replayed], lacking: str | None) -> list[str]:
     if all(one.differs_at is None for one in strategies):
-        return ["No skip differs from those of the recorded run, so that every column holds."]
+        return ["No skip differs from those of the recorded run: every column holds, but for rounding."]
+    known = any(one.intervals is not None for one in strategies)
     lines = [
-        "After 'differs at', the first skip that differs from the recorded run's, the run is another one. There skips "
-        "and rate",
-        "hold within their intervals; mean scale, final scale, flushed, floor and ceiling are indicative.",
+        "After 'differs at', the first skip that differs from the recorded run's, a real run is another one.",
+        f"There skips and rate hold{' within their intervals' if known else ', but for a few'}; mean scale, final scale, "
+        "flushed, floor and ceiling are indicative.",
     ]
     stalling = [one.strategy for one in strategies if one.may_stall]
     if stalling:

@@ -92,6 +92,7 @@ def test_six_seeds_give_intervals_and_five_a_sentence():
     assert few.strategies[0].intervals is None
     assert "it takes the traces of 6 seeds with as many steps" in few.text()
     assert "here are 5 and 0" in few.lacking
+    assert "There skips and rate hold, but for a few; mean scale" in few.text()
     enough = loops.observe.replay(runs, GROWING)
     (found,) = enough.strategies
     assert enough.lacking is None
@@ -104,7 +105,7 @@ def test_six_seeds_give_intervals_and_five_a_sentence():
     assert found.intervals.skips[1] == sum(one.intervals.skips[1] for one in found.runs)
     text = enough.text()
     assert "90% of runs" in text
-    assert "There skips and rate\nhold within their intervals" in text
+    assert "There skips and rate hold within their intervals; mean scale" in text
     assert "mean scale, final scale, flushed, floor and ceiling are indicative" in text
 
 
@@ -116,7 +117,7 @@ def test_runs_of_another_length_are_no_spread():
 def test_nothing_is_said_of_intervals_where_no_skip_differs():
     found = loops.observe.replay(tables([1.0] * 4), "static:8")
     assert found.lacking is None
-    assert "so that every column holds" in found.text()
+    assert "every column holds, but for rounding" in found.text()
 
 
 def test_what_skips_at_its_lowest_scale_may_go_on_to_the_end():
