@@ -64,11 +64,10 @@ def _ranges(found: Intervals) -> tuple[str, ...]:
 def _sentences(strategies: Sequence[Replayed], lacking: str | None) -> list[str]:
     if all(one.differs_at is None for one in strategies):
         return ["No skip differs from those of the recorded run: every column holds, but for rounding."]
-    known = any(one.intervals is not None for one in strategies)
+    how = " within their intervals" if any(one.intervals is not None for one in strategies) else ", but for a few"
     lines = [
         "After 'differs at', the first skip that differs from the recorded run's, a real run is another one.",
-        f"There skips and rate hold{' within their intervals' if known else ', but for a few'}; mean scale, final scale, "
-        "flushed, floor and ceiling are indicative.",
+        f"There skips and rate hold{how}; mean scale, final scale, flushed, floor and ceiling are indicative.",
     ]
     stalling = [one.strategy for one in strategies if one.may_stall]
     if stalling:
