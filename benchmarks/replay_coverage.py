@@ -1,12 +1,12 @@
 """How often the intervals of a replay hold what a real run does, on problems with which they were not made.
 
-    python benchmarks/replay_coverage.py [--tuned-on] [--steps 200] [--quick] [--json]
+    python benchmarks/replay_coverage.py [--problems HELD_OUT] [--steps 200] [--quick] [--json]
 
 Each problem is recorded with six seeds. For three of them each strategy is trained for real, from the same start, and
 its skips, mean log2 scale and final scale are looked for in the intervals of the replay: those from the spread of the
 six recorded runs, those from the real runs of the other four strategies, as `--validate` gives them, and the wider of
-both. A static scale from `find_scale(runs=)` is trained with, too. `--tuned-on` takes the problems with which the
-intervals were made.
+both. A static scale from `find_scale(runs=)` is trained with, too. `--problems` takes another set of
+`replay_problems.py`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,12 @@ def _row(case: Case, recordings: list[Recording], replayed: Replayed, others: li
     alone = replay_recordings([recordings[case.seed]], named, differences=others).strategies[0]
     both = replay_recordings(recordings, named, differences=others).strategies[0].runs[case.seed]
     real = case.figures()
-    row = {"problem": case.problem, "strategy": case.strategy, "seed": case.seed, "differs_at": replayed.differs_at}
+    row = {
+        "problem": case.problem,
+        "strategy": case.strategy,
+        "seed": case.seed,
+        "may_differ_at": replayed.may_differ_at,
+    }
     row["same_scale"] = float((case.trained.scales == replayed.scales).mean())
     row["replayed"] = {name: getattr(replayed, name) for name in FIGURES}
     row["trained"] = real
@@ -119,7 +124,7 @@ def _row(case: Case, recordings: list[Recording], replayed: Replayed, others: li
         found = None
         if one.intervals is not None:
             found = {name: list(getattr(one.intervals, name)) for name in FIGURES}
-        elif one.differs_at is None:
+        elif one.may_differ_at is None:
             # Without a skip that differs the replay claims the very figures.
             found = {name: [value, value] for name, value in row["replayed"].items()}
         row[source] = found
@@ -144,7 +149,7 @@ def summary(rows: list[dict]) -> list[dict]:
     lines = []
     for source in SOURCES:
         for figure in FIGURES:
-            parted = [row for row in rows if row["differs_at"] is not None]
+            parted = [row for row in rows if row["may_differ_at"] is not None]
             with_one = [row for row in parted if row[source] is not None]
             widths = [_width(figure, row[source][figure]) for row in with_one]
             lines.append(
@@ -173,12 +178,12 @@ def _share(flags: list[bool]) -> float | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tuned-on", action="store_true", help="the problems with which the intervals were made")
+    parser.add_argument("--problems", choices=("TUNED_ON", "HELD_OUT", "CHECKED"), default="HELD_OUT")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--quick", action="store_true", help="one problem, two strategies, 20 steps: does it run?")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    problems = replay_problems.TUNED_ON if options.tuned_on else replay_problems.HELD_OUT
+    problems = getattr(replay_problems, options.problems)
     steps, strategies = (20, STRATEGIES[:2]) if options.quick else (options.steps, STRATEGIES)
     began, rows, static = time.perf_counter(), [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -188,6 +193,7 @@ def main() -> None:
             rows, static = rows + more, static + scales
     found = {
         "benchmark": "replay_coverage",
+        "problems": options.problems,
         "machine": paired.machine(),
         "seconds": time.perf_counter() - began,
         "steps": steps,

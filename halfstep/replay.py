@@ -24,8 +24,8 @@ def add_parser(commands: Any) -> None:
         "replay",
         help="what other strategies would have done on a recorded run",
         description="Runs strategies over the recorded steps of a run: the loss scales that each would have used, its "
-        "skips, and the share of gradients it would have flushed to zero. After the first skip that differs from the "
-        "run's these are estimates, with intervals if enough runs are known.",
+        "skips, and the share of gradients it would have flushed to zero. From the first skip on that may differ from "
+        "the run's, these are estimates, with intervals if enough runs are known.",
     )
     parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or the folder of a run that holds one")
     parser.add_argument(

@@ -24,7 +24,7 @@ from loops.support.checks import check_count
 from loops.support.errors import LoopError, OutOfData
 from loops.support.text import agreeing, amount
 
-STATIC_MARGIN, START_MARGIN = 3, 1
+STATIC_MARGIN, START_MARGIN = 2, 1
 """How many octaves a static scale and a dynamic scale's start lie below the largest scale without an overflow."""
 FLUSHED = 0.01
 """The largest share of a layer's non-zero gradients that may become zero."""
@@ -33,6 +33,8 @@ _LOWEST, _HIGHEST = 2.0**-14, 2.0**126
 _DOWN, _UP = 2.0**-4, 2.0**16
 _WANTED, _ENOUGH = 2.0**12, 2.0**8
 """The largest scaled gradient is raised to the first if it is below the second, so that float16 hides few others."""
+_FORMATS_AT = 2.0**-3
+"""Where layers are looked at without a static scale, as a share of the critical one."""
 _HALF = scaler.float_format("float16")
 
 
@@ -64,7 +66,7 @@ class FoundScale:
     Attributes:
         critical: The largest power of two as a loss scale at which no gradient of these batches overflows in float16,
             with the weights as they are. It is a measurement: gradients that grow in training overflow at it.
-        static: A static loss scale, three octaves below the largest at which none of the recorded `runs` can skip more
+        static: A static loss scale, two octaves below the largest at which none of the recorded `runs` can skip more
             than 1% of its steps; None without such runs, or if there is no such scale.
         start: A first loss scale for a strategy that lowers it at a skip, half of `critical`. It may lie beyond the
             default bounds of `Dynamic`; `dynamic` moves them.
@@ -293,7 +295,7 @@ def _found(step: TrainStep, seen: list[_Measured], spoilt: list[_Measured], stat
     # The largest power of two below threshold / gradient; at the threshold itself float16 is infinite.
     critical = 2.0 ** (math.ceil(math.log2(_HALF.overflow_threshold / gradient)) - 1)
     critical = min(max(critical, 2.0**-126), 2.0**126)
-    at = max(critical * 2.0**-STATIC_MARGIN, 2.0**-126) if static is None else static
+    at = max(critical * _FORMATS_AT, 2.0**-126) if static is None else static
     names = [tensor.name for tensor in tensors]
     infinite = {name for one in spoilt for name, value in zip(names, one.amax, strict=True) if not np.isfinite(value)}
     layers = []

@@ -33,7 +33,7 @@ def cost_interval(runs: Sequence[Replayed]) -> Range | None:
     """The lowest and the highest mean cost that the intervals of the runs allow; None if one is unknown."""
     ends: list[Range] = []
     for run in runs:
-        if run.differs_at is None:
+        if run.may_differ_at is None:
             ends.append((cost([run]), cost([run])))
         elif run.intervals is None or (run.flushed is not None and run.intervals.flushed is None):
             return None

@@ -1,8 +1,8 @@
 """How far a replay's figures may be from those of a real run, from how far other runs were.
 
-A replay follows the recorded run up to the first step whose skip differs. After it the run is another one, with other
-gradients, and a figure can only lie in an interval around the replayed one. Its half width is a quantile of differences
-that were seen, over about as many steps:
+A replay follows the recorded run up to the first step whose skip may differ. After it the run is another one, with
+other gradients, and a figure can only lie in an interval around the replayed one. Its half width is a quantile of
+differences that were seen, over about as many steps:
 
 - between the replays of one strategy on recorded runs of several seeds: from the parting on, a real run differs from
   the recorded one about as another seed's run does. Each pair of runs is one difference.

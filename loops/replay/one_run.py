@@ -64,7 +64,9 @@ def one_run(
     used, limits = run.used, recording.limits
     skipped = used > limits.decided
     unsure = (used > limits.finite_to) & (used <= limits.skips_from)
-    steps, since, at = _parting(skipped != ~recording.applied, unsure)
+    # At another scale gradients round differently, and soon the weights are no longer quite the recorded ones.
+    close = (used * 2 > limits.decided) & (used != recording.scale)
+    steps, since, at = _parting(skipped != ~recording.applied, unsure | (close & ~skipped))
     all_of_it = lost(skipped, 0)
     replayed = Replayed(
         strategy=name,
@@ -76,11 +78,11 @@ def one_run(
         at_floor=float((used == low).mean()) if low < high else None,
         at_ceiling=float((used == high).mean()) if low < high else None,
         uncertain=int(unsure.sum()),
-        differs_at=None if since == steps else int(recording.step[at]),
+        may_differ_at=None if since == steps else int(recording.step[at]),
         intervals=None,
         # Without an interval each step there may be skipped.
         highest_skip_rate=(int(skipped[:since].sum()) + steps - since) / steps,
-        may_stall=since < steps and _may_stall((skipped | unsure)[at:], used[at:], low, overflowing),
+        may_stall=since < steps and _may_stall((skipped | unsure | close)[at:], used[at:], low, overflowing),
         scales=used,
         skipped=skipped,
     )

@@ -32,7 +32,7 @@ def replay(
     validated: PathLike | Sequence[PathLike] = (),
     progress: Progress | None = None,
 ) -> Replay:
-    """The scale and the skips of each strategy at each step of a run: up to its first skip that differs from the run's.
+    """The scale and the skips of each strategy at each step of a run: up to its first that may differ.
 
     After that it is an estimate: training would have other gradients. A step is skipped if the replayed scale is above
     the step's limit, which follows from the recorded critical scale and from the step's own decision. docs/replay.md

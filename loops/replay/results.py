@@ -20,8 +20,8 @@ _ARRAYS = ("scales", "skipped")
 class Replayed:
     """What one strategy would have done on the recorded steps.
 
-    Up to `differs_at` it is what training does. After it a real run has other gradients, and each figure is the middle
-    of an interval.
+    Up to `may_differ_at` it is what training does. After it a real run has other gradients, and each figure is the
+    middle of an interval.
 
     Attributes:
         strategy: The text that was given, or a description of the object.
@@ -34,13 +34,14 @@ class Replayed:
         at_floor: The share of steps with the lowest scale that the strategy may choose; None if it has a single scale.
         at_ceiling: The share of steps with the highest scale; None if it has a single scale.
         uncertain: The number of steps for which the trace does not determine whether the replayed scale overflows.
-        differs_at: The first step that the strategy skips and the recorded run did not, or the reverse, or that is
-            uncertain; None if there is none with a step after it. Of several traces the least.
-        intervals: Where 90% of the figures of real runs lie; None if `differs_at` is, or if too few runs are known.
+        may_differ_at: The first step that the strategy skips and the recorded run did not, or the reverse, or that is
+            uncertain, or whose limit is less than an octave above another scale than the recorded one; None if there is
+            none with a step after it. Of several traces the least.
+        intervals: Where 90% of the figures of real runs lie; None if `may_differ_at` is, or if too few runs are known.
         highest_skip_rate: The upper end of the interval of `skip_rate`. Without an interval every step after
-            `differs_at` counts.
-        may_stall: Whether a step from `differs_at` on is, or may be, skipped where the strategy does not soon lower its
-            scale. It moves no weight, so that the next one may be skipped as well: how many follow is unknown.
+            `may_differ_at` counts.
+        may_stall: Whether a step from `may_differ_at` on is, or may be, skipped where the strategy does not soon lower
+            its scale. It moves no weight, so that the next one may be skipped as well: how many follow is unknown.
         runs: The results of each trace, if there are several.
         scales: Float32 [steps], the scale of each step.
         skipped: Bool [steps].
@@ -55,7 +56,7 @@ class Replayed:
     at_floor: float | None
     at_ceiling: float | None
     uncertain: int
-    differs_at: int | None
+    may_differ_at: int | None
     intervals: Intervals | None
     highest_skip_rate: float
     may_stall: bool
@@ -81,7 +82,7 @@ class Replay:
     Attributes:
         steps: The number of steps in all traces; the number of windows for a run with `accumulate`.
         strategies: The results in the order of the strategies.
-        lacking: Why some figures after `differs_at` have no interval, as a sentence; None if all have one.
+        lacking: Why figures after `may_differ_at` have no interval, or one that may be too narrow; or None.
         numbers: Int64 [steps], the number of each step in its trace.
     """
 

@@ -21,8 +21,8 @@ _LOWEST, _HIGHEST = -126, 126
 def static_scale(recordings: Sequence[Recording]) -> float | None:
     """The largest power of two at which none of these runs can skip more than a hundredth of its steps.
 
-    Where a skip differs from the recorded run's, all later steps may be skipped: a step that a static scale skips moves
-    no weight, so that nothing helps the next one.
+    It lies an octave below each limit. Where a skip differs from the recorded run's, all later steps may be skipped: a
+    step that a static scale skips moves no weight, so that nothing helps the next one.
 
     Args:
         recordings: Whole runs of one problem.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from loops.replay.results import Replayed
 
 _HEADS = ("strategy", "skips", "rate", "mean scale", "final scale", "flushed", "floor", "ceiling")
-_LAST = ("uncertain", "differs at")
+_LAST = ("uncertain", "may differ at")
 
 
 def table(strategies: Sequence[Replayed], lacking: str | None, width: int | None) -> str:
@@ -42,7 +42,7 @@ def _figures(one: Replayed) -> tuple[str, ...]:
         _share(one.at_floor, 0),
         _share(one.at_ceiling, 0),
         f"{one.uncertain:,}",
-        "never" if one.differs_at is None else f"{one.differs_at:,}",
+        "never" if one.may_differ_at is None else f"{one.may_differ_at:,}",
     )
 
 
@@ -62,11 +62,11 @@ def _ranges(found: Intervals) -> tuple[str, ...]:
 
 
 def _sentences(strategies: Sequence[Replayed], lacking: str | None) -> list[str]:
-    if all(one.differs_at is None for one in strategies):
-        return ["No skip differs from those of the recorded run: every column holds, but for rounding."]
+    if all(one.may_differ_at is None for one in strategies):
+        return ["No skip is near to differing from those of the recorded run: every column holds."]
     how = " within their intervals" if any(one.intervals is not None for one in strategies) else ", but for a few"
     lines = [
-        "After 'differs at', the first skip that differs from the recorded run's, a real run is another one.",
+        "After 'may differ at', where a skip differs from the recorded run's or nearly does, a real run is another.",
         f"There skips and rate hold{how}; mean scale, final scale, flushed, floor and ceiling are indicative.",
     ]
     stalling = [one.strategy for one in strategies if one.may_stall]

@@ -31,8 +31,8 @@ class Validated:
         parts_at: The first step with another scale; None if there is none.
         parted_by: A description of the step before that, which made the difference; or None.
         final_scale: The scale of the run after its last step.
-        difference: How far the run is from the replay after `Replayed.differs_at`, for the intervals of other replays;
-            None if nothing differs there, or for a strategy with a single scale, which says nothing of moving ones.
+        difference: How far the run is from the replay after `Replayed.may_differ_at`, for intervals of other replays;
+            None if nothing may differ, or for a strategy with a single scale, which says nothing of moving ones.
     """
 
     replayed: Replayed
@@ -144,7 +144,7 @@ def _compared(
 def difference(
     replayed: Replayed, strategy: scaler.Strategy, trained: History, final: float, step: np.ndarray
 ) -> Tail | None:
-    """How far a real run is from its replay after the first skip that differs from the recorded run's.
+    """How far a real run is from its replay after the first skip that may differ from the recorded run's.
 
     Args:
         replayed: The replay of one recorded run.
@@ -154,12 +154,12 @@ def difference(
         step: Int64 [steps], the steps' numbers.
 
     Returns:
-        The difference; None if no skip differs, or if the strategy has a single scale: it is no guide for moving ones.
+        The difference; None if no skip may differ, or the strategy has a single scale: it is no guide to moving ones.
     """
     low, high = (float(bound) for bound in scaler.strategies.float_bounds_of(strategy))
-    if replayed.differs_at is None or low >= high:
+    if replayed.may_differ_at is None or low >= high:
         return None
-    since = int(np.searchsorted(step, replayed.differs_at)) + 1
+    since = int(np.searchsorted(step, replayed.may_differ_at)) + 1
     if since == len(step):
         return None
     ours = tail_of(replayed.scales, replayed.skipped, replayed.final_scale, (low, high), since)

@@ -1,4 +1,4 @@
-"""Guards how sure a replay is: exact up to the first skip that differs, and no surer after it than it may be."""
+"""Guards how sure a replay is: exact up to the first skip that may differ, and no surer after it than it may be."""
 
 import dataclasses
 import json
@@ -78,11 +78,15 @@ def test_a_tail_has_the_figures_of_its_steps_alone():
         ("static:8", {"gradient": [1.0, 1e4, 1.0, 1.0], "scale": 2.0**8}, 2),
         ("static:2**8", {"gradient": [1.0, 1e4, 1.0, 1.0], "scale": 2.0**8}, None),
         ("static:8", {"cause": [None, "LOSS", None, None], "applied": [True, False, True, True]}, None),
+        # At less than an octave below its limit another scale may overflow in a real run, whose rounding is another.
+        ("static:2**12", {"gradient": [1.0, 1.0, 10.0, 1.0]}, 3),
+        ("static:2**12", {"gradient": [1.0, 1.0, 10.0, 1.0], "scale": 2.0**12}, None),
+        ("static:2**11", {"gradient": [1.0, 1.0, 10.0, 1.0]}, None),
     ],
 )
 def test_where_a_replay_leaves_the_recorded_run(strategy, trace, expected):
     found = replayed(tables(**{"gradient": [1.0] * 4, **trace}), strategy)
-    assert (found.differs_at, found.intervals) == (expected, None)
+    assert (found.may_differ_at, found.intervals) == (expected, None)
     assert (found.highest_skip_rate == found.skip_rate) == (expected is None)
 
 
@@ -95,7 +99,7 @@ def test_six_seeds_give_intervals_and_five_a_sentence():
     assert "There skips and rate hold, but for a few; mean scale" in few.text()
     enough = loops.observe.replay(runs, GROWING)
     (found,) = enough.strategies
-    assert enough.lacking is None
+    assert "are from seeds alone" in enough.lacking
     assert len(found.runs) == 6
     for one in (found, *found.runs):
         assert one.intervals.skips[0] <= one.skips <= one.intervals.skips[1] < len(one.scales)
@@ -117,14 +121,14 @@ def test_runs_of_another_length_are_no_spread():
 def test_nothing_is_said_of_intervals_where_no_skip_differs():
     found = loops.observe.replay(tables([1.0] * 4), "static:8")
     assert found.lacking is None
-    assert "every column holds, but for rounding" in found.text()
+    assert "every column holds" in found.text()
 
 
 def test_what_skips_at_its_lowest_scale_may_go_on_to_the_end():
     runs = [tables([1.0] * 20 + [40.0] + [1.0] * 19) for _ in range(6)]
     found = loops.observe.replay(runs, ["static:2**12", GROWING])
     static, moving = (one.runs[0] for one in found.strategies)
-    assert (static.differs_at, static.skips, static.intervals.skips, static.may_stall) == (21, 1, (1, 20), True)
+    assert (static.may_differ_at, static.skips, static.intervals.skips, static.may_stall) == (21, 1, (1, 20), True)
     assert static.highest_skip_rate == 0.5
     assert not moving.may_stall
     # Six equal runs may agree by chance: one skip more or less is always possible.
@@ -160,12 +164,18 @@ def test_validated_runs_give_intervals(tmp_path):
     assert replayed(run, validated=few).intervals is None
     found = replayed(run, validated=[few, one_more])
     low, high = found.intervals.mean_log2_scale
-    since = found.differs_at if not found.uncertain else None
-    part = (STEPS - since) / STEPS
+    part = (STEPS - found.may_differ_at + 1) / STEPS
     assert (low, high) == pytest.approx((found.mean_log2_scale - 0.5 * part, found.mean_log2_scale + 0.5 * part))
     assert found.intervals.final_scale == (found.final_scale / 2, found.final_scale * 2)
     assert found.intervals.skips[1] - found.skips >= 4
     assert found.intervals.flushed is None
+    both = loops.observe.replay([seed(number) for number in range(6)], GROWING, validated=[few, one_more])
+    assert both.lacking is None
+    alone = replayed([seed(number) for number in range(6)]).runs[0].intervals
+    for name in ("skips", "mean_log2_scale", "final_scale"):
+        wide = getattr(both.strategies[0].runs[0].intervals, name)
+        for narrow in (getattr(alone, name), getattr(found.intervals, name)):
+            assert wide[0] <= narrow[0] <= narrow[1] <= wide[1]
 
 
 @pytest.mark.parametrize(
@@ -181,11 +191,12 @@ def test_a_static_scale_is_one_at_which_a_run_follows_its_record():
     def found(*traces):
         return static_scale([recording_of(trace, "trace") for trace in traces])
 
-    assert found(tables([1.0, 40.0, 1.0])) == 2.0**10
-    assert found(tables([1.0, 40.0, 1.0]), tables([100.0] * 3)) == 2.0**9
+    # An octave below the limits of 1638 and 655.
+    assert found(tables([1.0, 40.0, 1.0])) == 2.0**9
+    assert found(tables([1.0, 40.0, 1.0]), tables([100.0] * 3)) == 2.0**8
     # A skip that no scale helps is one in the repeated run, too: 1% of the steps may have it.
     hopeless = {"cause": ["LOSS", *[None] * 199], "applied": [False, *[True] * 199]}
-    assert found(tables([1.0] * 200, **hopeless)) == 2.0**15
+    assert found(tables([1.0] * 200, **hopeless)) == 2.0**14
     often = {"cause": ["LOSS"] * 3 + [None] * 197, "applied": [False] * 3 + [True] * 197}
     assert found(tables([1.0] * 200, **often)) is None
     # What was skipped when it was recorded is uncertain at each lower scale.
@@ -198,4 +209,4 @@ def test_to_dict_is_json():
     (first, second) = json.loads(json.dumps(found.to_dict()))["strategies"]
     assert {*first["intervals"]} == {field.name for field in dataclasses.fields(found.strategies[0].intervals)}
     assert len(first["runs"]) == 6
-    assert (second["intervals"], second["differs_at"]) == (None, None)
+    assert (second["intervals"], second["may_differ_at"]) == (None, None)

@@ -261,7 +261,7 @@ def test_strategies_that_were_replayed_are_a_table(tmp_path):
 def test_a_replayed_figure_has_its_interval(tmp_path):
     run = write_run(tmp_path / "run", steps=5)
     known = {"skips": [10, 13], "skip_rate": [0.2, 0.5], "mean_log2_scale": 3, "final_scale": [1], "flushed": None}
-    rows = [{"strategy": "a", "skips": 12, "skip_rate": 0.25, "differs_at": 3, "intervals": known}]
+    rows = [{"strategy": "a", "skips": 12, "skip_rate": 0.25, "may_differ_at": 3, "intervals": known}]
     rows.append({"strategy": "b", "skips": 12, "intervals": "none"})
     (run / "replay.json").write_text(json.dumps({"strategies": rows}))
     loops.observe.report([run], tmp_path / "report.html")
