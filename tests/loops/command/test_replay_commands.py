@@ -224,7 +224,7 @@ def test_a_static_scale_that_may_skip_is_never_returned(monkeypatch):
 def test_the_default_stays_where_the_best_is_worse_on_what_was_held_out():
     counts = {step: {150 - 24: 1} for step in range(1, 21)}
     low = tables([2.0**-30] * 20, scale=2.0**20, counts=counts)
-    high = tables([40.0] * 20, scale=2.0**4, counts={step: {150: 1} for step in range(1, 21)})
+    high = tables([20.0] * 20, scale=2.0**4, counts={step: {150: 1} for step in range(1, 21)})
     found = tune([low, high], "static")
     assert (found.best, found.gain) == ("static:1024", 0.0)
     assert "Nothing was better" in str(found)
