@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import scaler
     from loops.replay.recording import Recording
     from loops.replay.results import Replay
+    from loops.replay.tails import Tail
     from loops.replay.validate import Validated
 
 
@@ -23,7 +24,8 @@ def add_parser(commands: Any) -> None:
         "replay",
         help="what other strategies would have done on a recorded run",
         description="Runs strategies over the recorded steps of a run: the loss scales that each would have used, its "
-        "skips, and the share of gradients it would have flushed to zero.",
+        "skips, and the share of gradients it would have flushed to zero. From the first skip on that may differ from "
+        "the run's, these are estimates, with intervals if enough runs are known.",
     )
     parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or the folder of a run that holds one")
     parser.add_argument(
@@ -41,6 +43,14 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="train with each strategy from the start of the run, and print how far the replay is right, step by step; "
         "TRACE is the run's folder",
+    )
+    parser.add_argument(
+        "--validated",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="what --validate --json printed of runs of this problem; may be given several times: from nine of its "
+        "runs on, the figures have intervals, as from the traces of six seeds",
     )
     parser.add_argument(
         "--live",
@@ -68,6 +78,7 @@ def run(options: argparse.Namespace) -> None:
     import scaler
     from halfstep.terminal import quiet, width, working
     from loops.record.files import to_json
+    from loops.replay.differences import differences_in
     from loops.replay.recording import recording_of
     from loops.replay.replay import replay_recordings
     from loops.replay.results import write_scales
@@ -88,11 +99,12 @@ def run(options: argparse.Namespace) -> None:
         _live(options, strategies)
         return
     recordings = [recording_of(tables, name) for name, tables in tables_of(options.traces)]
+    differences = differences_in(options.validated)
     with working("replay") as progress:
         found = replay_recordings(
-            recordings, strategies, lambda done, of: progress(f"replayed {done} of {of} strategies")
+            recordings, strategies, lambda done, of: progress(f"replayed {done} of {of} strategies"), differences
         )
-    validated = _validated(options, recordings[0], strategies) if options.validate else []
+    validated = _validated(options, recordings[0], strategies, differences) if options.validate else []
     if options.scales:
         write_scales(found, options.scales)
     if options.out:
@@ -110,8 +122,8 @@ def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.St
     from loops.record.files import to_json
     from loops.replay.live import live
 
-    if options.validate or options.scales or options.out:
-        raise scaler.InvalidArgument("--live cannot be combined with --validate, --scales or --out.")
+    if options.validate or options.validated or options.scales or options.out:
+        raise scaler.InvalidArgument("--live cannot be combined with --validate, --validated, --scales or --out.")
     with working("replay") as progress:
         found = live(
             pathlib.Path(options.traces[0]),
@@ -124,7 +136,10 @@ def _live(options: argparse.Namespace, strategies: Sequence[tuple[str, scaler.St
 
 
 def _validated(
-    options: argparse.Namespace, recording: Recording, strategies: Sequence[tuple[str, scaler.Strategy]]
+    options: argparse.Namespace,
+    recording: Recording,
+    strategies: Sequence[tuple[str, scaler.Strategy]],
+    differences: Sequence[Tail],
 ) -> list[Validated]:
     from halfstep.terminal import working
     from loops.replay.validate import validate
@@ -136,6 +151,7 @@ def _validated(
             strategies,
             options.build,
             lambda name, done, of: progress(f"trained {done:,} of {of:,} steps with {name}"),
+            differences,
         )
 
 

@@ -16,7 +16,7 @@ def add_parser(commands: Any) -> None:
         help="search a strategy's parameters on recorded runs",
         description="Searches for the parameters that lose the smallest share of the gradients: all gradients of "
         "skipped steps, and those that the scale makes zero in other steps. The last third of the traces, or of the "
-        "steps of a single trace, decides.",
+        "steps of a single trace, decides. The default stays unless another is better beyond the intervals of replay.",
     )
     parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or the folder of a run that holds one")
     parser.add_argument("--strategy", action="append", metavar="NAME", help=f"{', '.join(TUNED)} (default: dynamic)")

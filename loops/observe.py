@@ -19,6 +19,7 @@ from loops.record.forecast import Alarm as Alarm
 from loops.record.forecast import forecast as forecast
 from loops.record.trace import TraceTables as TraceTables
 from loops.record.trace import read as read
+from loops.replay import Intervals as Intervals
 from loops.replay import Replay as Replay
 from loops.replay import Replayed as Replayed
 from loops.replay import replay as replay
@@ -36,6 +37,7 @@ __all__ = [
     "Explanation",
     "Finding",
     "FoundScale",
+    "Intervals",
     "LayerFormat",
     "Replay",
     "Replayed",

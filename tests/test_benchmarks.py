@@ -79,3 +79,11 @@ def test_what_was_found_is_kept_in_a_file(tmp_path):
     (found,) = json.loads(path.read_text())
     assert found["benchmark"] == "gate"
     assert "## gate" in path.with_suffix(".md").read_text()
+
+
+@pytest.mark.exhaustive
+def test_the_coverage_of_a_replay_is_measured_for_each_source_of_intervals():
+    found = json.loads(run("replay_coverage.py", "--json", "--quick").stdout)
+    assert len(found["cases"]) == 2 * 3
+    assert {line["intervals from"] for line in found["coverage"]} == {"seeds", "validated", "wider"}
+    assert {line["skip_rate"] for line in found["static"]} == {0.0}

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -16,13 +16,16 @@ import tensorflow as tf
 import scaler
 from loops.diagnose.explain.examples import example_of
 from loops.record.trace.tensors import tensors_of
+from loops.replay.recording import recording_of
+from loops.replay.sources import Source, tables_of
+from loops.replay.static_scale import static_scale
 from loops.step.train_step import TrainStep
 from loops.support.checks import check_count
 from loops.support.errors import LoopError, OutOfData
-from loops.support.text import agreeing
+from loops.support.text import agreeing, amount
 
-STATIC_MARGIN, START_MARGIN = 3, 1
-"""The distance below the first overflow, in powers of two, of a static scale and of a dynamic scale's start."""
+STATIC_MARGIN, START_MARGIN = 2, 1
+"""How many octaves a static scale and a dynamic scale's start lie below the largest scale without an overflow."""
 FLUSHED = 0.01
 """The largest share of a layer's non-zero gradients that may become zero."""
 _LOWEST, _HIGHEST = 2.0**-14, 2.0**126
@@ -30,6 +33,8 @@ _LOWEST, _HIGHEST = 2.0**-14, 2.0**126
 _DOWN, _UP = 2.0**-4, 2.0**16
 _WANTED, _ENOUGH = 2.0**12, 2.0**8
 """The largest scaled gradient is raised to the first if it is below the second, so that float16 hides few others."""
+_FORMATS_AT = 2.0**-3
+"""Where layers are looked at without a static scale, as a share of the critical one."""
 _HALF = scaler.float_format("float16")
 
 
@@ -40,10 +45,11 @@ class LayerFormat:
     Attributes:
         layer: The layer's path in the model.
         format: "float16", "bfloat16" or "float32": the first that holds twice its largest activation and its gradients
-            at the static scale, and flushes at most 1% of its non-zero gradients to zero.
+            at the static scale, and flushes at most 1% of its non-zero gradients to zero. Without a static scale, an
+            eighth of the critical one.
         activation: The largest magnitude of its outputs; infinity if one was not finite.
         gradient: The largest magnitude of its gradients, unscaled.
-        flushed: The share of its non-zero gradients that float16 flushes to zero at the static scale.
+        flushed: The share of its non-zero gradients that float16 flushes to zero at that scale.
     """
 
     layer: str
@@ -58,22 +64,26 @@ class FoundScale:
     """The loss scales and formats that `find_scale` found.
 
     Attributes:
-        critical: The largest power of two as a loss scale at which no gradient of these batches overflows in float16.
-        static: A static loss scale, an eighth of `critical`.
-        start: A first loss scale for a dynamic strategy, half of `critical`. It may lie beyond the default bounds of
-            `Dynamic`; `dynamic` moves them.
+        critical: The largest power of two as a loss scale at which no gradient of these batches overflows in float16,
+            with the weights as they are. It is a measurement: gradients that grow in training overflow at it.
+        static: A static loss scale, two octaves below the largest at which none of the recorded `runs` can skip more
+            than 1% of its steps; None without such runs, or if there is no such scale.
+        start: A first loss scale for a strategy that lowers it at a skip, half of `critical`. It may lie beyond the
+            default bounds of `Dynamic`; `dynamic` moves them.
         batches: The number of batches that were measured.
         layers: The formats of all layers that have outputs or weights.
         left_out: The numbers of the batches, counted from 1, that were left out since they hold a value that is not
             finite.
+        runs: The number of recorded runs.
     """
 
     critical: float
-    static: float
+    static: float | None
     start: float
     batches: int
     layers: tuple[LayerFormat, ...]
     left_out: tuple[int, ...] = ()
+    runs: int = 0
 
     @property
     def formats(self) -> dict[str, str]:
@@ -90,8 +100,9 @@ class FoundScale:
     def __str__(self) -> str:
         width = max([5, *(len(one.layer) for one in self.layers)])
         lines = [
-            f"static {self.static:g}, start {self.start:g}, overflow above {self.critical:g} "
+            f"start {self.start:g}, for a strategy that moves; overflow above {self.critical:g} in these batches "
             f"({_batches(self.batches)})",
+            self._static(),
             *self._remarks(),
             f"{'layer':{width}}  {'format':8}  {'activation':>10}  {'gradient':>10}  flushed",
         ]
@@ -100,6 +111,18 @@ class FoundScale:
             for one in self.layers
         ]
         return "\n".join(lines)
+
+    def _static(self) -> str:
+        if self.static is not None:
+            return (
+                f"static {self.static:g}, at which {amount(self.runs, 'recorded run')} would skip at most 1% of steps"
+            )
+        if self.runs:
+            return (
+                f"no static scale: at each, one of {amount(self.runs, 'recorded run')} may skip more than 1% of its "
+                "steps. Record at a scale that skips nothing"
+            )
+        return "no static scale: a few batches do not say how large gradients become in training. Give runs="
 
     def _remarks(self) -> list[str]:
         found = []
@@ -135,22 +158,32 @@ class _Measured(NamedTuple):
     scale: float
 
 
-def find_scale(model: keras.Model, data: Iterable[Any], loss_fn: Callable[..., Any], *, batches: int = 8) -> FoundScale:
+def find_scale(
+    model: keras.Model,
+    data: Iterable[Any],
+    loss_fn: Callable[..., Any],
+    *,
+    batches: int = 8,
+    runs: Source | Sequence[Source] = (),
+) -> FoundScale:
     """Measures a few batches, and finds a loss scale and a format for each layer that suit them.
 
     The model runs in its own formats. A float32 model shows most, since float16 hides the values that it flushes to
-    zero. No weight moves, and every variable of the model is restored at the end. Gradients change in training, so
-    measure again later, or use a strategy that moves the scale. Batches that hold a NaN or an infinity are left out.
+    zero. No weight moves, and every variable of the model is restored at the end. Batches that hold a NaN or an
+    infinity are left out. A few batches do not say what training makes of the gradients: a static scale is found from
+    the traces of whole runs alone.
 
     Args:
         model: Any Keras model that is built.
         data: Batches `(x, y)` or `(x, y, sample_weight)`, such as a `tf.data.Dataset`.
         loss_fn: A function of (y, prediction), or of (y, prediction, sample_weight), as `TrainStep` takes it.
         batches: The largest number of batches to measure.
+        runs: Traces of whole runs of this model, as `replay` takes them, recorded at a scale that skips little.
 
     Raises:
         OutOfData: If the data has no batch.
-        LoopError: If no batch has finite values and finite gradients, or all gradients are zero.
+        LoopError: If no batch has finite values and finite gradients, if all gradients are zero, or if a trace cannot
+            be read.
         scaler.InvalidArgument: For an argument that cannot work.
     """
     if not isinstance(model, keras.Model):
@@ -160,6 +193,8 @@ def find_scale(model: keras.Model, data: Iterable[Any], loss_fn: Callable[..., A
             f"find_scale: model {model.name!r} has no variables yet. Give it an Input, or call it once."
         )
     check_count(f"find_scale(batches={batches!r})", batches)
+    none = isinstance(runs, (list, tuple)) and not runs
+    recordings = [] if none else [recording_of(tables, name) for name, tables in tables_of(runs)]
     held = tf.Variable(2.0**10, trainable=False)
     step = TrainStep(
         model,
@@ -170,7 +205,9 @@ def find_scale(model: keras.Model, data: Iterable[Any], loss_fn: Callable[..., A
         probes=scaler.observe.watch(model),
     )
     seen, spoilt, left_out = _measure(step, held, itertools.islice(data, batches))
-    return dataclasses.replace(_found(step, seen, spoilt), left_out=tuple(left_out))
+    largest = static_scale(recordings)
+    static = None if largest is None else max(largest * 2.0**-STATIC_MARGIN, 2.0**-126)
+    return dataclasses.replace(_found(step, seen, spoilt, static), left_out=tuple(left_out), runs=len(recordings))
 
 
 def _measure(
@@ -247,7 +284,7 @@ def _as_tensor(part: Any) -> Any:
     return tf.constant(part) if isinstance(part, np.ndarray) else part
 
 
-def _found(step: TrainStep, seen: list[_Measured], spoilt: list[_Measured]) -> FoundScale:
+def _found(step: TrainStep, seen: list[_Measured], spoilt: list[_Measured], static: float | None) -> FoundScale:
     tensors = tensors_of(step)
     carries = np.array([tensor.carries_scale for tensor in tensors], bool)
     scales = np.where(carries[:, np.newaxis], [one.scale for one in seen], 1.0)
@@ -258,14 +295,14 @@ def _found(step: TrainStep, seen: list[_Measured], spoilt: list[_Measured]) -> F
     # The largest power of two below threshold / gradient; at the threshold itself float16 is infinite.
     critical = 2.0 ** (math.ceil(math.log2(_HALF.overflow_threshold / gradient)) - 1)
     critical = min(max(critical, 2.0**-126), 2.0**126)
-    static = max(critical * 2.0**-STATIC_MARGIN, 2.0**-126)
+    at = max(critical * _FORMATS_AT, 2.0**-126) if static is None else static
     names = [tensor.name for tensor in tensors]
     infinite = {name for one in spoilt for name, value in zip(names, one.amax, strict=True) if not np.isfinite(value)}
     layers = []
     for path in scaler.observe.layers_by_path(step.model):
         rows = [place for place, name in enumerate(names) if _of_layer(name, path)]
         if rows:
-            layers.append(_layer(path, rows, names, carries, largest, infinite, seen, static))
+            layers.append(_layer(path, rows, names, carries, largest, infinite, seen, at))
     return FoundScale(
         critical, static, max(critical * 2.0**-START_MARGIN, 2.0**-126), len(seen) + len(spoilt), tuple(layers)
     )

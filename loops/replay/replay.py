@@ -9,10 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 import scaler
+from loops.replay.differences import PathLike, differences_in
+from loops.replay.one_run import one_run
 from loops.replay.recording import Recording, largest_gradient, recording_of
 from loops.replay.results import Replay, Replayed
+from loops.replay.several_runs import lacking, summed, with_intervals
 from loops.replay.sources import Source, named_strategies, tables_of
-from loops.replay.stepping import Facts, step_through
+from loops.replay.stepping import Facts, Scales, stepper
+from loops.replay.tails import Tail
 from loops.replay.tallies import Counted, Lost, Tallies, counted_in, lost, tallies_of
 from loops.support.errors import LoopError
 
@@ -25,39 +29,43 @@ def replay(
     traces: Source | Sequence[Source],
     strategies: str | scaler.Strategy | Sequence[str | scaler.Strategy],
     *,
+    validated: PathLike | Sequence[PathLike] = (),
     progress: Progress | None = None,
 ) -> Replay:
-    """The scale that each strategy would have had at each step of a run, and its skips.
+    """The scale and the skips of each strategy at each step of a run: up to its first that may differ.
 
-    A step is skipped if the replayed scale is above the step's limit, which follows from the recorded critical scale
-    and from the step's own decision. docs/replay.md says what counts if the trace is not certain.
+    After that it is an estimate: training would have other gradients. A step is skipped if the replayed scale is above
+    the step's limit, which follows from the recorded critical scale and from the step's own decision. docs/replay.md
+    says what counts if the trace is not certain.
 
     Args:
         traces: A trace, the folder of a run with a trace, or what `read` returned; or a list of these. Every strategy
-            starts from its initial state in each trace.
+            starts from its initial state in each trace. Traces of six and more seeds give intervals.
         strategies: One or several, as text for `halfstep train --strategy`, or as objects.
+        validated: Files of what `halfstep replay --validate --json` printed of this problem, for the intervals.
         progress: Called with the number of finished strategies, and their total.
 
     Raises:
-        LoopError: If a trace cannot be read, or lacks what a strategy needs: the message says how to record it.
+        LoopError: If a file cannot be read, or a trace lacks what a strategy needs: the message says how to record it.
         scaler.InvalidArgument: If an argument is not a trace or not a strategy.
     """
     named = named_strategies(strategies)
     recordings = [recording_of(tables, name) for name, tables in tables_of(traces)]
-    return replay_recordings(recordings, named, progress)
+    return replay_recordings(recordings, named, progress, differences_in(validated))
 
 
 def replay_recordings(
     recordings: Sequence[Recording],
     strategies: Sequence[tuple[str, scaler.Strategy]],
     progress: Progress | None = None,
+    differences: Sequence[Tail] = (),
 ) -> Replay:
-    """`replay` for traces that are already read."""
+    """`replay` for traces that are already read, with the differences of runs that are already validated."""
     facts = _facts(recordings, strategies)
     counted = [counted_in(recording) for recording in recordings]
 
     def one(named: tuple[str, scaler.Strategy]) -> Replayed:
-        return _replayed(*named, recordings, facts, counted)
+        return _replayed(*named, recordings, facts, counted, differences)
 
     found: list[Replayed] = []
     # XLA's compiled code runs without the GIL.
@@ -67,7 +75,7 @@ def replay_recordings(
             if progress:
                 progress(len(found), len(strategies))
     numbers = np.concatenate([recording.step for recording in recordings])
-    return Replay(len(numbers), tuple(found), numbers)
+    return Replay(len(numbers), tuple(found), lacking(found, recordings, differences), numbers)
 
 
 def _replayed(
@@ -76,18 +84,24 @@ def _replayed(
     recordings: Sequence[Recording],
     facts: Sequence[Callable[[scaler.Strategy], Facts]],
     counted: Sequence[Counted],
+    differences: Sequence[Tail],
 ) -> Replayed:
-    runs = [step_through(strategy, known(strategy)) for known in facts]
-    for run in runs:
+    runs, step_through = [], stepper(strategy)
+    for recording, known, counts in zip(recordings, facts, counted, strict=True):
+        run = step_through(known(strategy))
         _check_moved(name, strategy, run.used)
-    skipped = [run.used > one.limits.decided for run, one in zip(runs, recordings, strict=True)]
-    losses = [
-        lost(counts, one, run.used, skips)
-        for counts, one, run, skips in zip(counted, recordings, runs, skipped, strict=True)
-    ]
-    unsure = sum(_unsure(run.used, one) for run, one in zip(runs, recordings, strict=True))
-    used = np.concatenate([run.used for run in runs])
-    return _summed(name, strategy, used, np.concatenate(skipped), unsure, runs[-1].final, losses)
+        lost_of = functools.partial(_lost, counts, recording, run.used)
+        overflowing = functools.partial(_overflowing, step_through, known(strategy))
+        runs.append(one_run(name, strategy, recording, run, lost_of, overflowing))
+    return summed(with_intervals(runs, differences), [run.values for run in runs])
+
+
+def _overflowing(step_through: Callable[[Facts], Scales], facts: Facts) -> np.ndarray:
+    return step_through(facts._replace(limit=np.zeros_like(facts.limit))).used
+
+
+def _lost(counts: Counted, recording: Recording, used: np.ndarray, skipped: np.ndarray, since: int) -> Lost:
+    return lost(counts, recording, used, skipped, since)
 
 
 def _facts(
@@ -131,34 +145,3 @@ def _check_moved(name: str, strategy: scaler.Strategy, scales: np.ndarray) -> No
             f"strategy {name!r}: its scale becomes {odd:g}, but the recorded histograms, which it needs, can only be "
             "moved by powers of two. Give it an initial_scale, a floor and a ceiling that are powers of two."
         )
-
-
-def _unsure(scales: np.ndarray, recording: Recording) -> int:
-    limits = recording.limits
-    return int(((scales > limits.finite_to) & (scales <= limits.skips_from)).sum())
-
-
-def _summed(
-    name: str,
-    strategy: scaler.Strategy,
-    scales: np.ndarray,
-    skipped: np.ndarray,
-    unsure: int,
-    final: float,
-    losses: Sequence[Lost],
-) -> Replayed:
-    low, high = (float(bound) for bound in scaler.strategies.float_bounds_of(strategy))
-    skips, values = int(skipped.sum()), sum(one.values for one in losses)
-    return Replayed(
-        strategy=name,
-        skips=skips,
-        skip_rate=skips / len(scales),
-        mean_log2_scale=float(np.log2(scales.astype(np.float64)).mean()),
-        final_scale=final,
-        flushed=sum(one.flushed for one in losses) / values if values else None,
-        at_floor=float((scales == low).mean()) if low < high else None,
-        at_ceiling=float((scales == high).mean()) if low < high else None,
-        uncertain=unsure,
-        scales=scales,
-        skipped=skipped,
-    )

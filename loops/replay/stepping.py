@@ -9,6 +9,7 @@ XLA, at about 50 us per step, if XLA cannot compile it or computes other bits.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,9 +50,22 @@ class Scales(NamedTuple):
 
 def step_through(strategy: scaler.Strategy, facts: Facts) -> Scales:
     """The scales of a strategy on these steps, from its initial state."""
-    if not _ours(strategy) and not _compiles(strategy, facts.first(_TRIED)):
-        return _looped(strategy, facts, compiled=False)
-    return _looped(strategy, facts, compiled=True)
+    return stepper(strategy)(facts)
+
+
+def stepper(strategy: scaler.Strategy) -> Callable[[Facts], Scales]:
+    """`step_through` for several recordings: those with as many steps share the compiled loop."""
+    made: dict[tuple, Callable[..., Any]] = {}
+
+    def step(facts: Facts) -> Scales:
+        arrays = (facts.limit, *_arrays(facts))
+        kind = (*(one.shape for one in arrays), None if facts.tallies is None else facts.tallies.octaves)
+        if kind not in made:
+            compiled = _ours(strategy) or _compiles(strategy, facts.first(_TRIED))
+            made[kind] = _looped(strategy, facts, compiled=compiled)
+        return _called(made[kind], facts)
+
+    return step
 
 
 def _ours(strategy: object) -> bool:
@@ -66,21 +80,25 @@ def _ours(strategy: object) -> bool:
 
 def _compiles(strategy: scaler.Strategy, facts: Facts) -> bool:
     try:
-        compiled = _looped(strategy, facts, compiled=True)
+        compiled = _called(_looped(strategy, facts, compiled=True), facts)
     except (tf.errors.OpError, NotImplementedError):
         return False
-    plain = _looped(strategy, facts, compiled=False)
+    plain = _called(_looped(strategy, facts, compiled=False), facts)
     return compiled.final == plain.final and np.array_equal(compiled.used, plain.used)
 
 
-def _looped(strategy: scaler.Strategy, facts: Facts, *, compiled: bool) -> Scales:
+def _looped(strategy: scaler.Strategy, facts: Facts, *, compiled: bool) -> Callable[..., Any]:
     # On a GPU, each of these scalar operations would take microseconds.
     with tf.device("CPU:0"):
         arrays = [tf.constant(one) for one in (facts.limit, *_arrays(facts))]
         loop = scaler.tracing.as_written(lambda *arrays: _loop(strategy, facts, *arrays))
-        looped = tf.function(loop, jit_compile=compiled)
-        # A direct call of `looped` would warn of retracing for every strategy.
-        used, final = looped.get_concrete_function(*arrays)(*arrays)
+        # A direct call of the function would warn of retracing for every strategy.
+        return tf.function(loop, jit_compile=compiled).get_concrete_function(*arrays)
+
+
+def _called(looped: Callable[..., Any], facts: Facts) -> Scales:
+    with tf.device("CPU:0"):
+        used, final = looped(*map(tf.constant, (facts.limit, *_arrays(facts))))
     return Scales(used.numpy(), float(final))
 
 

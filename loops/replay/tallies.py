@@ -160,16 +160,17 @@ def counted_in(recording: Recording) -> Counted:
     return Counted(rows[kept], largest, zero[tensor], count[kept].astype(np.float64))
 
 
-def lost(counted: Counted, recording: Recording, scales: np.ndarray, skipped: np.ndarray) -> Lost:
-    """How many values would be zero at these scales, over the steps that are not skipped.
+def lost(counted: Counted, recording: Recording, scales: np.ndarray, skipped: np.ndarray, since: int = 0) -> Lost:
+    """How many values would be zero at these scales, over the steps that are not skipped, from the index `since` on.
 
     Args:
         counted: From `counted_in`.
         recording: From `recording_of`.
         scales: Float32 [steps], the replayed scales.
         skipped: Bool [steps].
+        since: The index of the first step that counts.
     """
-    applied = ~skipped[counted.row]
+    applied = ~skipped[counted.row] & (counted.row >= since)
     moved = scales.astype(np.float64) / recording.scale
     zero = applied & (counted.largest > 0) & (counted.largest * moved[counted.row] <= counted.zero)
     return Lost(float(counted.values[zero].sum()), float(counted.values[applied].sum()))

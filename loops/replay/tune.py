@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import scaler
 from loops.record.trace import TraceTables
+from loops.replay.costs import cost, cost_interval, flushed, skip_rate
+from loops.replay.intervals import Range
 from loops.replay.recording import Recording, recording_of
 from loops.replay.replay import replay_recordings
 from loops.replay.results import Replayed
 from loops.replay.sources import Source, tables_of
+from loops.replay.static_scale import MOST_SKIPPED
 from loops.run.strategy_text import parse_strategy
 from loops.support.errors import LoopError
 from loops.support.text import columns
@@ -42,7 +45,7 @@ class Tuned:
     A cost is the share of the gradients that was lost: all those of skipped steps, and those flushed to zero in others.
 
     Attributes:
-        best: The strategy with the lowest cost, as text; the default if that costs less on the held-out steps.
+        best: The strategy with the lowest cost, as text; the default unless it is cheaper beyond the intervals.
         default: The strategy without arguments, as text.
         tried: The number of candidates.
         searched: The cost of the best on the searched steps.
@@ -50,6 +53,9 @@ class Tuned:
         default_searched: The cost of the default on the searched steps.
         default_held_out: The cost of the default on the held-out steps.
         gain: How much less the best costs than the default on the held-out steps.
+        gain_interval: The least and the largest gain that the intervals of both allow; the gain twice if neither has a
+            skip that differs from the recorded runs'. None if the default is no choice and its cost is unknown.
+        remark: What else there is to say, as a sentence; or None.
         skip_rates: The skip rates of the best and the default on the held-out steps.
         flushed: The shares that the best and the default flush to zero on the held-out steps.
     """
@@ -62,6 +68,8 @@ class Tuned:
     default_searched: float
     default_held_out: float
     gain: float
+    gain_interval: Range | None
+    remark: str | None
     skip_rates: tuple[float, float]
     flushed: tuple[float, float]
 
@@ -79,8 +87,17 @@ class Tuned:
             (name, text, *(f"{share:.4%}" for share in (one, other, self.skip_rates[at], self.flushed[at])))
             for name, text, one, other, at in found
         ]
-        gain = f"It gains {self.gain:.4%} of the gradients" if self.gain > 0 else "Nothing was better than the default"
-        return f"{columns(rows, width, left=2)}\n{gain} on the held-out steps ({self.tried} were tried)."
+        lines = [columns(rows, width, left=2), f"{self._gain()} on the held-out steps ({self.tried} were tried)."]
+        return "\n".join(lines if self.remark is None else [*lines, self.remark])
+
+    def _gain(self) -> str:
+        if self.best == self.default:
+            return "Nothing was better than the default beyond the intervals"
+        if self.gain_interval is None:
+            return "How much it gains is unknown"
+        low, high = self.gain_interval
+        between = "" if low == high else f", {low:.4%} to {high:.4%} by the intervals,"
+        return f"It gains {self.gain:.4%} of the gradients{between}"
 
 
 def tune(
@@ -93,7 +110,8 @@ def tune(
 
     A skipped step loses all of its gradients, any other step those that its scale flushes to zero. The last third of
     several traces, or of the steps of a single trace, is held out. The best parameters on the rest are compared with
-    the default on the held-out part, and the default is returned if it is better there.
+    the default on the held-out part. They are returned if they cost less there beyond the intervals of both, see
+    `replay`, and the default otherwise. A static scale that may skip more than 1% of a run's steps is never returned.
 
     Args:
         traces: The argument of `replay`; the traces must have histograms.
@@ -101,7 +119,8 @@ def tune(
         progress: Called with the number of tried candidates, and their total.
 
     Raises:
-        LoopError: If a trace lacks histograms, or something else that the strategy needs.
+        LoopError: If a trace lacks histograms, or something else that the strategy needs, or if each static scale may
+            skip too much.
         scaler.InvalidArgument: For another strategy.
     """
     if strategy not in GRIDS:
@@ -109,39 +128,69 @@ def tune(
     searched, held_out = _parts(tables_of(traces))
     default = "static:1024" if strategy == "static" else strategy
     texts = list(dict.fromkeys([default, *_texts(strategy)]))
-    candidates = [(text, parse_strategy(text)) for text in texts]
-    found = replay_recordings(searched, candidates, progress).strategies
+    replayed = replay_recordings([*searched, *held_out], [(text, parse_strategy(text)) for text in texts], progress)
+    found = [
+        _Candidate(one.strategy, one.runs[: len(searched)], one.runs[len(searched) :]) for one in replayed.strategies
+    ]
+    usual, *_ = found
+    allowed = [one for one in found if strategy != "static" or one.skips_little]
+    if not allowed:
+        raise LoopError(
+            f"each static scale of the {len(found)} that were tried may skip more than {MOST_SKIPPED:.0%} of the steps "
+            f"of a run. Record at a scale that skips nothing, or use a strategy that moves."
+        )
     # The first one of equal cost, and thus the default if it is among them.
-    best = min(found, key=_cost)
-    final = {
-        one.strategy: one for one in replay_recordings(held_out, _only(candidates, best.strategy, default)).strategies
-    }
-    if _cost(final[best.strategy]) >= _cost(final[default]):
-        best = found[0]
-    winner, usual = final[best.strategy], final[default]
+    best = min(allowed, key=lambda one: cost(one.searched))
+    gain, interval = cost(usual.held_out) - cost(best.held_out), _gain_interval(best, usual)
+    remark = None
+    if usual not in allowed:
+        remark = f"{default} may skip more than {MOST_SKIPPED:.0%} of the steps of a run."
+    elif best is not usual and (interval is None or interval[0] <= 0):
+        remark = _unsure(best, gain, interval, replayed.lacking)
+        best, gain, interval = usual, 0.0, (0.0, 0.0)
     return Tuned(
-        best.strategy,
+        best.name,
         default,
-        len(candidates),
-        _cost(best),
-        _cost(winner),
-        _cost(found[0]),
-        _cost(usual),
-        _cost(usual) - _cost(winner),
-        (winner.skip_rate, usual.skip_rate),
-        (winner.flushed or 0.0, usual.flushed or 0.0),
+        len(found),
+        cost(best.searched),
+        cost(best.held_out),
+        cost(usual.searched),
+        cost(usual.held_out),
+        gain,
+        interval,
+        remark,
+        (skip_rate(best.held_out), skip_rate(usual.held_out)),
+        (flushed(best.held_out) or 0.0, flushed(usual.held_out) or 0.0),
     )
 
 
-def _cost(one: Replayed) -> float:
-    if one.flushed is None:
-        # No step with a histogram was applied; `_parts` refuses recordings without histograms.
-        return 1.0
-    return one.skip_rate + (1 - one.skip_rate) * one.flushed
+class _Candidate(NamedTuple):
+    """A strategy's results on each of the searched and of the held-out runs."""
+
+    name: str
+    searched: Sequence[Replayed]
+    held_out: Sequence[Replayed]
+
+    @property
+    def skips_little(self) -> bool:
+        return all(run.highest_skip_rate <= MOST_SKIPPED for run in (*self.searched, *self.held_out))
 
 
-def _only(candidates: Sequence[tuple[str, scaler.Strategy]], *names: str) -> list[tuple[str, scaler.Strategy]]:
-    return [(name, strategy) for name, strategy in candidates if name in names]
+def _gain_interval(best: _Candidate, usual: _Candidate) -> Range | None:
+    # Where a searched run differs and has no interval, the held-out steps are not those of a run that went on.
+    if any(cost_interval(one.searched) is None for one in (best, usual)):
+        return None
+    ours, theirs = cost_interval(best.held_out), cost_interval(usual.held_out)
+    return None if ours is None or theirs is None else (theirs[0] - ours[1], theirs[1] - ours[0])
+
+
+def _unsure(best: _Candidate, gain: float, interval: Range | None, lacking: str | None) -> str | None:
+    if gain <= 0:
+        return None
+    seems = f"{best.name} seems to gain {gain:.4%}, but"
+    if interval is None:
+        return f"{seems} no gain can be told. {lacking}"
+    return f"{seems} the intervals allow {interval[0]:.4%} to {interval[1]:.4%}."
 
 
 def _texts(strategy: str) -> list[str]:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 import scaler
+from loops.replay.differences import DIFFERENCE
 from loops.replay.recording import Recording
 from loops.replay.replay import replay_recordings
 from loops.replay.results import Replayed
 from loops.replay.retraining import History, again, change_strategy, train_again
+from loops.replay.tails import Tail, tail_of
 from loops.support.errors import LoopError
 
 
@@ -28,6 +30,9 @@ class Validated:
         same_skips: Whether the same steps were skipped.
         parts_at: The first step with another scale; None if there is none.
         parted_by: A description of the step before that, which made the difference; or None.
+        final_scale: The scale of the run after its last step.
+        difference: How far the run is from the replay after `Replayed.may_differ_at`, for intervals of other replays;
+            None if nothing may differ, or for a strategy with a single scale, which says nothing of moving ones.
     """
 
     replayed: Replayed
@@ -36,6 +41,13 @@ class Validated:
     same_skips: bool
     parts_at: int | None
     parted_by: str | None
+    final_scale: float
+    difference: Tail | None
+
+    @property
+    def mean_log2_scale(self) -> float:
+        """The mean of log2 of the scales of the run."""
+        return float(np.log2(self.trained.scales.astype(np.float64)).mean())
 
     def to_dict(self) -> dict[str, Any]:
         """The replay's prediction and how far it is right, as a dict for JSON."""
@@ -44,7 +56,10 @@ class Validated:
             "agreement": self.agreement,
             "same_skips": self.same_skips,
             "trained_skips": int(self.trained.skipped.sum()),
+            "trained_mean_log2_scale": self.mean_log2_scale,
+            "trained_final_scale": self.final_scale,
             "parts_at": self.parts_at,
+            DIFFERENCE: None if self.difference is None else self.difference._asdict(),
         }
 
     def __str__(self) -> str:
@@ -53,7 +68,13 @@ class Validated:
         skips = f" at the same steps ({self.replayed.skips})" if self.same_skips else f": {skips}"
         line = f"{self.replayed.strategy}: the same scale at {same:,} of {len(self.trained.scales):,} steps "
         line += f"({self.agreement:.1%}), skips{skips}"
-        return line if self.parts_at is None else f"{line}\n  parts at step {self.parts_at}: {self.parted_by}"
+        if self.parts_at is None:
+            return line
+        one = self.replayed
+        return (
+            f"{line}\n  parts at step {self.parts_at}: {self.parted_by}\n  mean scale 2^{self.mean_log2_scale:.2f}, "
+            f"2^{one.mean_log2_scale:.2f} replayed; final scale {self.final_scale:.5g}, {one.final_scale:.5g} replayed"
+        )
 
 
 def validate(
@@ -62,6 +83,7 @@ def validate(
     strategies: Sequence[tuple[str, scaler.Strategy]],
     build_with: str | None = None,
     progress: Callable[[str, int, int], object] | None = None,
+    differences: Sequence[Tail] = (),
 ) -> list[Validated]:
     """Trains with each strategy from the start of a recorded run, and compares with the replay step by step.
 
@@ -71,6 +93,7 @@ def validate(
         strategies: Pairs of name and strategy.
         build_with: The argument of `halfstep explain --build`.
         progress: Called with a strategy's name, the number of steps taken, and their total.
+        differences: Those of runs that are already validated, for the intervals of the replay.
 
     Raises:
         LoopError: If the trace does not begin with the run, or the run cannot be repeated.
@@ -79,7 +102,7 @@ def validate(
     numbers = recording.tables.steps["step"].to_numpy()
     if numbers[0] != 1 or (np.diff(numbers) != 1).any():
         raise LoopError(f"{recording.name}: it does not have every step from the run's first one on.")
-    found = replay_recordings([recording], strategies)
+    found = replay_recordings([recording], strategies, differences=differences)
     compared = []
     for (name, strategy), replayed in zip(strategies, found.strategies, strict=True):
         loop = again(run, build_with)
@@ -89,11 +112,15 @@ def validate(
             if progress:
                 progress(name, done, int(numbers[-1]))
 
-        compared.append(_compared(replayed, train_again(loop, int(numbers[-1]), report), recording))
+        trained = train_again(loop, int(numbers[-1]), report)
+        step: Any = loop.train_step  # `change_strategy` has checked that it has a loss scaler.
+        compared.append(_compared(replayed, strategy, trained, float(step.loss_scaler.loss_scale), recording))
     return compared
 
 
-def _compared(replayed: Replayed, trained: History, recording: Recording) -> Validated:
+def _compared(
+    replayed: Replayed, strategy: scaler.Strategy, trained: History, final: float, recording: Recording
+) -> Validated:
     # A window that the trace does not finish is in neither.
     if not np.array_equal(trained.step, recording.step):
         raise LoopError(
@@ -109,7 +136,34 @@ def _compared(replayed: Replayed, trained: History, recording: Recording) -> Val
         same_skips=bool(np.array_equal(trained.skipped, replayed.skipped)),
         parts_at=parts_at,
         parted_by=_why(replayed, trained, recording, int(other[0])) if len(other) else None,
+        final_scale=final,
+        difference=difference(replayed, strategy, trained, final, recording.step),
     )
+
+
+def difference(
+    replayed: Replayed, strategy: scaler.Strategy, trained: History, final: float, step: np.ndarray
+) -> Tail | None:
+    """How far a real run is from its replay after the first skip that may differ from the recorded run's.
+
+    Args:
+        replayed: The replay of one recorded run.
+        strategy: Its strategy.
+        trained: The real run.
+        final: Its scale after the last step.
+        step: Int64 [steps], the steps' numbers.
+
+    Returns:
+        The difference; None if no skip may differ, or the strategy has a single scale: it is no guide to moving ones.
+    """
+    low, high = (float(bound) for bound in scaler.strategies.float_bounds_of(strategy))
+    if replayed.may_differ_at is None or low >= high:
+        return None
+    since = int(np.searchsorted(step, replayed.may_differ_at)) + 1
+    if since == len(step):
+        return None
+    ours = tail_of(replayed.scales, replayed.skipped, replayed.final_scale, (low, high), since)
+    return ours.apart(tail_of(trained.scales, trained.skipped, final, (low, high), since))
 
 
 def _why(replayed: Replayed, trained: History, recording: Recording, at: int) -> str:

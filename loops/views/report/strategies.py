@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loops.record.run import Recorded
@@ -46,19 +46,27 @@ def replayed_table(run: Recorded) -> Table | None:
     rows = [
         [
             cell(row["strategy"]),
-            cell(_number(row, "skips"), ",.0f"),
-            _share(_number(row, "skip_rate")),
-            cell(_number(row, "mean_log2_scale"), ".1f"),
-            cell(_number(row, "final_scale"), "g"),
-            _share(_number(row, "flushed")),
+            _with_interval(row, "skips", lambda value: cell(value, ",.0f")),
+            _with_interval(row, "skip_rate", _share),
+            _with_interval(row, "mean_log2_scale", lambda value: cell(value, ".1f")),
+            _with_interval(row, "final_scale", lambda value: cell(value, "g")),
+            _with_interval(row, "flushed", _share),
+            cell(as_float(row.get("may_differ_at")), ",.0f"),
         ]
         for row in run.replayed
     ]
-    return Table(("strategy", "skips", "skip rate", "mean log2 scale", "final scale", "flushed"), rows)
+    heads = ("strategy", "skips", "skip rate", "mean log2 scale", "final scale", "flushed", "may differ at")
+    return Table(heads, rows)
 
 
-def _number(row: Mapping[str, Any], name: str) -> float:
-    return as_float(row.get(name))
+def _with_interval(row: Mapping[str, Any], name: str, show: Callable[[float], str]) -> str:
+    """A figure, with where 90% of real runs lie if that is known."""
+    figure, known = show(as_float(row.get(name))), row.get("intervals")
+    ends = known.get(name) if isinstance(known, Mapping) else None
+    if not isinstance(ends, list) or len(ends) != 2:
+        return figure
+    low, high = (show(as_float(end)) for end in ends)
+    return f"{figure} ({low} to {high})"
 
 
 def _share(value: float) -> str:

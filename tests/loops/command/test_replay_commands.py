@@ -22,7 +22,14 @@ from loops.run.train import RunOptions, train
 pytestmark = pytest.mark.slow
 
 STEPS = 14
-USUAL = {"strategy", "skips", "skip_rate", "mean_log2_scale", "final_scale", "flushed", "at_floor", "at_ceiling"}
+USUAL = {
+    *("strategy", "skips", "skip_rate", "mean_log2_scale", "final_scale", "flushed", "at_floor", "at_ceiling"),
+    *("uncertain", "may_differ_at", "intervals", "highest_skip_rate", "may_stall", "runs"),
+}
+TRAINED = {
+    *("agreement", "same_skips", "trained_skips", "trained_mean_log2_scale", "trained_final_scale", "parts_at"),
+    "difference",
+}
 HIGH = "dynamic:initial_scale=2**30,growth_interval=3"
 
 
@@ -51,9 +58,9 @@ def test_it_prints_and_writes_what_it_says(run, capsys, tmp_path):
     status, printed, _ = called(capsys, run, *chosen, "--json", "--scales", scales, "--out", figure)
     assert status == 0
     said = json.loads(printed)
-    assert {*said} == {"steps", "strategies"}
+    assert {*said} == {"steps", "strategies", "lacking"}
     assert said["steps"] == STEPS
-    assert [{*one} for one in said["strategies"]] == [USUAL | {"uncertain"}] * 3
+    assert [{*one} for one in said["strategies"]] == [USUAL] * 3
     first = said["strategies"][0]
     assert (first["strategy"], first["skips"] / STEPS) == (HIGH, first["skip_rate"])
     with scales.open(newline="") as file:
@@ -74,10 +81,11 @@ def test_training_does_what_was_replayed(run, capsys):
     status, printed, _ = called(capsys, run, "--validate", "--json", "--strategy", "dynamic", "--strategy", HIGH)
     assert status == 0
     low, high = json.loads(printed)["strategies"]
-    assert {*low} == USUAL | {"uncertain", "agreement", "same_skips", "trained_skips", "parts_at"}
+    assert {*low} == USUAL | TRAINED
     assert (low["agreement"], low["same_skips"], low["parts_at"]) == (1.0, True, None)
     assert high["trained_skips"] > 2
     assert high["agreement"] > 0.5
+    assert (low["difference"], high["difference"]["steps"]) == (None, STEPS - high["may_differ_at"])
     assert sorted(path.stat().st_mtime_ns for path in run.rglob("*")) == before
 
 
@@ -166,13 +174,57 @@ def test_tuning_finds_what_loses_least():
     assert found.best == "static:2**20"
     assert (found.default_held_out, found.held_out, found.gain) == (1.0, 0.0, 1.0)
     assert found.flushed == (0.0, 1.0)
+    assert found.gain_interval == (1.0, 1.0)
     assert "It gains 100.0000%" in str(found)
+
+
+def flushing(seed, spread, share):
+    """A run whose limit lies about 2^24, and of whose gradients Dynamic's 2^15 makes a share zero."""
+    counts = {step: {150 - 24: 1, 150 - 12: round(1 / share) - 1} for step in range(1, 61)}
+    return tables(2.0 ** np.random.default_rng(seed).normal(-8, spread, 60), scale=2.0**20, counts=counts)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "spread", "share", "remark"),
+    [
+        (1, 0.1, 0.5, "no gain can be told. Too few runs for an interval"),
+        (5, 0.1, 0.5, "no gain can be told. Too few runs for an interval"),
+        (6, 1.5, 0.125, "the intervals allow -"),
+        (6, 0.1, 0.5, None),
+    ],
+)
+def test_a_gain_is_only_stated_beyond_the_intervals(monkeypatch, seeds, spread, share, remark):
+    monkeypatch.setitem(GRIDS, "dynamic", {"initial_scale": ["2**20"], "growth_interval": [5]})
+    found = tune([flushing(seed, spread, share) for seed in range(seeds)], "dynamic")
+    if remark is None:
+        assert found.best == "dynamic:initial_scale=2**20,growth_interval=5"
+        assert 0 < found.gain_interval[0] < found.gain < found.gain_interval[1]
+        assert "by the intervals, on the held-out steps" in str(found)
+        return
+    assert (found.best, found.gain, found.remark is None) == ("dynamic", 0.0, False)
+    assert remark in str(found)
+    assert "Nothing was better than the default beyond the intervals" in str(found)
+
+
+def test_a_static_scale_that_may_skip_is_never_returned(monkeypatch):
+    """At 2^16 one step of thirty is skipped, and less is flushed; all that follow may be skipped as well."""
+    monkeypatch.setitem(GRIDS, "static", {"": ["2**4", "2**14", "2**16"]})
+    counts = {step: {150 - 24: 1} for step in range(1, 31)}
+    trace = tables([2.0**-3] * 25 + [1.5] + [2.0**-3] * 4, scale=2.0**14, counts=counts)
+    found = tune([trace, trace], "static")
+    assert (found.best, found.skip_rates[0]) == ("static:2**14", 0.0)
+    low = tables([100.0] * 30, scale=2.0**4, counts=counts)
+    found = tune([low, low], "static")
+    assert (found.best, found.gain_interval) == ("static:2**4", None)
+    assert "static:1024 may skip more than 1% of the steps of a run." in str(found)
+    with pytest.raises(loops.LoopError, match="each static scale of the 4 that were tried may skip more than 1%"):
+        tune([tables([1e6] * 30, scale=2.0**4, counts=counts)] * 2, "static")
 
 
 def test_the_default_stays_where_the_best_is_worse_on_what_was_held_out():
     counts = {step: {150 - 24: 1} for step in range(1, 21)}
     low = tables([2.0**-30] * 20, scale=2.0**20, counts=counts)
-    high = tables([40.0] * 20, scale=2.0**4, counts={step: {150: 1} for step in range(1, 21)})
+    high = tables([20.0] * 20, scale=2.0**4, counts={step: {150: 1} for step in range(1, 21)})
     found = tune([low, high], "static")
     assert (found.best, found.gain) == ("static:1024", 0.0)
     assert "Nothing was better" in str(found)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import squared_error
+from replay_cases import tables
 
 import loops
 import scaler
@@ -52,11 +53,25 @@ def test_the_scale_is_the_largest_that_does_not_overflow(data, kind):
     found = loops.observe.find_scale(model, data, squared_error, batches=6)
     for was, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(variable.numpy(), was)
-    assert (found.static, found.start, found.batches) == (found.critical / 8, found.critical / 2, 6)
+    assert (found.static, found.start, found.batches) == (None, found.critical / 2, 6)
     assert set(found.formats.values()) == {"float16"}
     if kind == "mixed_float16":
         assert applied(model, data, found.critical)
         assert not applied(model, data, found.critical * 2)
+
+
+def test_a_static_scale_comes_from_whole_runs_alone(data):
+    """The run's gradients grow to many times those of the measured batches."""
+    run = tables([1.0, 2.0, 40.0, 40.0])
+    found = loops.observe.find_scale(model_of("float32"), data.take(1), squared_error, runs=run)
+    assert (found.static, found.runs) == (2.0**10 / 8, 1)
+    assert "static 128, at which 1 recorded run" in str(found)
+    skipped = tables([1.0, 1e4, 1.0], scale=2.0**8)
+    found = loops.observe.find_scale(model_of("float32"), data.take(1), squared_error, runs=[run, skipped])
+    assert (found.static, found.runs) == (None, 2)
+    assert "no static scale: at each, one of 2 recorded runs may skip more than 1%" in str(found)
+    found = loops.observe.find_scale(model_of("float32"), data.take(1), squared_error)
+    assert "no static scale: a few batches do not say" in str(found)
 
 
 def test_a_layer_that_float16_does_not_hold(data):

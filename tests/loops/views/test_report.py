@@ -258,6 +258,18 @@ def test_strategies_that_were_replayed_are_a_table(tmp_path):
     assert "dynamic:&lt;b&gt;</th><td>12</td><td>25%</td><td>14.5</td><td>512</td><td>–</td>" in text
 
 
+def test_a_replayed_figure_has_its_interval(tmp_path):
+    run = write_run(tmp_path / "run", steps=5)
+    known = {"skips": [10, 13], "skip_rate": [0.2, 0.5], "mean_log2_scale": 3, "final_scale": [1], "flushed": None}
+    rows = [{"strategy": "a", "skips": 12, "skip_rate": 0.25, "may_differ_at": 3, "intervals": known}]
+    rows.append({"strategy": "b", "skips": 12, "intervals": "none"})
+    (run / "replay.json").write_text(json.dumps({"strategies": rows}))
+    loops.observe.report([run], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "<td>12 (10 to 13)</td><td>25% (20% to 50%)</td><td>–</td><td>–</td><td>–</td><td>3</td>" in text
+    assert "b</th><td>12</td><td>–</td><td>–</td><td>–</td><td>–</td><td>–</td>" in text
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"strategies": [1]}', '{"strategies": {"strategy": 1}}'])
 def test_what_is_no_replay_is_a_note(tmp_path, text):
     run = write_run(tmp_path / "run", steps=5)
