@@ -11,6 +11,7 @@ from scaler.backend import bits
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient
 from scaler.observe.bins import BINS
+from scaler.observe.due import if_due
 from scaler.observe.exponents import counts_of, flat_values, magnitude_bits
 
 
@@ -31,7 +32,7 @@ def measured(rows: Mapping[str, Sequence[Gradient]], when: tf.Tensor | None = No
 
     Args:
         rows: For each row the tensors that are counted together, of the kinds that `exponents` takes.
-        when: Scalar bool, whether to count; where it is false, the counts are zeros. Always, if not given.
+        when: Scalar bool, whether to measure; where it is false, all of it is 0. Always, if not given.
 
     Raises:
         InvalidArgument: For what is no such mapping, and for a tensor of another dtype.
@@ -44,11 +45,12 @@ def measured(rows: Mapping[str, Sequence[Gradient]], when: tf.Tensor | None = No
     if not rows:
         return Measured(tf.zeros([0, BINS], tf.int64), tf.zeros([0]))
     tensors = list(rows.values())
-    largest = bits.as_float(tf.stack([bits.largest(list(map(magnitude_bits, flat_values(row)))) for row in tensors]))
-    if when is None:
-        return Measured(counts_of(tensors), largest)
-    nothing = tf.zeros([len(tensors), BINS], tf.int64)
-    return Measured(tf.cond(when, lambda: counts_of(tensors), lambda: nothing), largest)
+
+    def look() -> Measured:
+        magnitudes = [list(map(magnitude_bits, flat_values(row))) for row in tensors]
+        return Measured(counts_of(tensors), bits.as_float(tf.stack(list(map(bits.largest, magnitudes)))))
+
+    return if_due(when, look)
 
 
 def swallowed_share(weights: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
