@@ -1,8 +1,8 @@
 """What Keras's attention layers compute between their queries and their keys: the logits, and which of them count.
 
 _compute_attention   is given the projected queries and keys   absent: the logits are not seen, which a watch says
-_softmax             is given the logits, unless one           absent: those of dropout are not seen, which a watch says
-operation makes all of the attention
+_softmax             is given the logits, unless one           absent: they are computed once more, from the same
+operation makes all of the attention                           queries and keys
 _flash_attention     whether a kernel hides the logits         absent: counts as not
 """
 
@@ -59,18 +59,19 @@ def show_scores(
 
     @functools.wraps(attend)
     def watched(*arguments: Any, **named: Any) -> Any:
-        given: list[Scores] = []
-        with _softmax_of(layer, given):
+        shown: list[Scores] = []
+        with _softmax_of(layer, shown):
             found = attend(*arguments, **named)
-        if given:
-            for scores in given:
+        given = inspect.signature(attend).bind(*arguments, **named).arguments
+        if shown:
+            for scores in shown:
                 see(functools.partial(_same, scores))
         elif getattr(layer, "_flash_attention", False):
             hides(FLASH)
-        elif type(layer)._compute_attention.__module__.partition(".")[0] != "keras":
-            hides(OF_ITS_OWN)
+        elif attend.__module__.partition(".")[0] == "keras" and len(given["query"].shape) == 4:
+            see(functools.partial(_computed, given))
         else:
-            see(functools.partial(_computed, inspect.signature(attend).bind(*arguments, **named).arguments))
+            hides(OF_ITS_OWN)
         return found
 
     object.__setattr__(layer, "_compute_attention", watched)
@@ -78,7 +79,7 @@ def show_scores(
 
 
 @contextlib.contextmanager
-def _softmax_of(layer: Any, given: list[Scores]) -> Iterator[None]:
+def _softmax_of(layer: Any, shown: list[Scores]) -> Iterator[None]:
     """Within it, what the layer's softmax is given goes to a list."""
     softmax = getattr(layer, "_softmax", None)
     if softmax is None:
@@ -89,7 +90,7 @@ def _softmax_of(layer: Any, given: list[Scores]) -> Iterator[None]:
     @functools.wraps(call)
     def watched(scores: tf.Tensor, mask: Any = None, **named: Any) -> Any:
         axes = len(softmax.axis) if isinstance(softmax.axis, (tuple, list)) else 1
-        given.append(Scores(scores, None if mask is None else tf.cast(mask, tf.bool), axes))
+        shown.append(Scores(scores, None if mask is None else tf.cast(mask, tf.bool), axes))
         return call(scores, mask, **named)
 
     object.__setattr__(softmax, "call", watched)
