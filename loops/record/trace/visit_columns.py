@@ -45,13 +45,22 @@ def margins(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[Tensor])
 
 
 def columns_of(visit: Visit, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
-    """The numbers of each step, by the names of the trace's columns."""
+    """The numbers of each step, by the names of the trace's columns; NaN where it was not measured."""
     columns = dict(visit.outputs)
     if tensors:
         amax = visit.vectors["amax"]
         critical, headroom = margins(amax, visit.outputs.get("loss_scale", np.ones(len(amax))), tensors)
-        columns |= {"critical_low": critical.low, "critical_high": critical.high, "headroom": headroom}
+        found = {"critical_low": critical.low, "critical_high": critical.high, "headroom": headroom}
+        columns |= {name: np.where(measured(visit), values, np.nan) for name, values in found.items()}
     return columns
+
+
+def measured(visit: Visit) -> np.ndarray:
+    """Bool [steps]: whether the probes looked at the step, rather than leaving it out by `every`."""
+    amax, counts = visit.vectors["amax"], visit.vectors.get("counts")
+    # At a step that is left out all of it is 0, also the counts of zeros.
+    found = (amax != 0).any(axis=1)
+    return found if counts is None else found | counts.any(axis=(1, 2))
 
 
 def causes_of(outputs: Mapping[str, np.ndarray], train_step: Any) -> list[str | None]:
