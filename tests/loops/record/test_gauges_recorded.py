@@ -2,6 +2,7 @@
 
 import types
 
+import keras
 import numpy as np
 import pytest
 from tensorboard_cases import descriptions, events
@@ -24,7 +25,8 @@ NAMES = [f"{output}/{name}" for output, names in GAUGES.items() for name in name
 
 def train_step(gauges=GAUGES):
     """What actions ask of a train step with ready probes alone."""
-    return types.SimpleNamespace(probes=types.SimpleNamespace(names=[], gauges=gauges, model=None, dtypes={}))
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    return types.SimpleNamespace(probes=types.SimpleNamespace(names=[], gauges=gauges, model=model, dtypes={}))
 
 
 def value(step, place):
@@ -88,6 +90,7 @@ def test_damage_in_the_column_is_found(path):
         assert len(loops.observe.read(path).steps) == 5
 
 
+@pytest.mark.filterwarnings("ignore:TensorBoard is not installed")
 def test_tensorboard_shows_a_curve_of_each_with_its_description(tmp_path):
     board = loops.TensorBoard(tmp_path / "whole", every=3)
     write(board)
