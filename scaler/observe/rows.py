@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend import bits
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient
 from scaler.observe.bins import BINS
 from scaler.observe.due import if_due
-from scaler.observe.exponents import counts_of, flat_values, magnitude_bits
+from scaler.observe.exponents import counts_and_largest
 
 
 class Measured(NamedTuple):
@@ -44,13 +43,7 @@ def measured(rows: Mapping[str, Sequence[Gradient]], when: tf.Tensor | None = No
         )
     if not rows:
         return Measured(tf.zeros([0, BINS], tf.int64), tf.zeros([0]))
-    tensors = list(rows.values())
-
-    def look() -> Measured:
-        magnitudes = [list(map(magnitude_bits, flat_values(row))) for row in tensors]
-        return Measured(counts_of(tensors), bits.as_float(tf.stack(list(map(bits.largest, magnitudes)))))
-
-    return if_due(when, look)
+    return if_due(when, lambda: Measured(*counts_and_largest(list(rows.values()))))
 
 
 def swallowed_share(weights: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:

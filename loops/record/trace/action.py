@@ -210,7 +210,8 @@ class Trace:
             return [], [], last_skip
         counts = visit.vectors["counts"]
         # Steps at which the probes did not count have zeros.
-        seen = counts.any(axis=(1, 2))
+        seen = measured(visit)
+        seen[seen] = counts[seen].any(axis=(1, 2))
         rows = np.flatnonzero(seen & ~due)
         held = np.array([frame.step for frame in self._held], np.int64)
         known = [self._last_skip, *skips] if self._last_skip else skips

@@ -23,8 +23,8 @@ STEP, HISTOGRAMS = "step", "histograms"
 GAUGES = "gauges"
 """The column of what ready probes measured, and the entry with their names: a trace without such probes has neither."""
 _NULL_FOR_NAN = ("critical_low", "critical_high", "headroom")
-_COMPRESSED_FROM = 8
-"""A batch with fewer rows is not compressed: it would not pay."""
+_COMPRESSED_FROM = 2**15
+"""A batch of fewer bytes is not compressed: each of its columns would cost more time than it saves room."""
 
 
 def schema_of(tensors: Sequence[Tensor], lacks: Sequence[str] = (), gauges: Sequence[str] = ()) -> Any:
@@ -146,10 +146,10 @@ def batch_of(
     ]
     if gauges is not None:
         arrays.append(_lists(pa.float32(), np.float32, [*gauges, *[None] * len(frames)]))
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd" if len(kinds) >= _COMPRESSED_FROM else None)
+    sink, batch = pa.BufferOutputStream(), pa.record_batch(arrays, schema=schema)
+    options = pa.ipc.IpcWriteOptions(compression="zstd" if batch.nbytes >= _COMPRESSED_FROM else None)
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=schema), custom_metadata={KEY: BLANK})
+        writer.write_batch(batch, custom_metadata={KEY: BLANK})
         end = sink.tell()
     return sealed(sink.getvalue().to_pybytes()[len(schema.serialize()) : end])
 
@@ -161,6 +161,8 @@ def _as(dtype: Any, values: np.ndarray | None) -> np.ndarray | None:
 def _lists(kind: Any, dtype: Any, rows: Sequence[np.ndarray | None]) -> Any:
     """A column of lists, with null for None."""
     pa = arrow()
+    if all(row is None for row in rows):
+        return pa.nulls(len(rows), pa.list_(kind))
     offsets = np.cumsum([0, *(0 if row is None else len(row) for row in rows)]).astype(np.int32)
     values = np.concatenate([np.zeros([0], dtype), *(row for row in rows if row is not None)]).astype(dtype)
     missing = pa.array([row is None for row in rows], pa.bool_())
