@@ -141,7 +141,7 @@ class Collection:
                     self._seen[GRADIENTS].setdefault(name, []).append(gradient)
                 return gradient
 
-            return tf.identity(x), backward
+            return x, backward
 
         return through(x)
 
