@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from scaler.backend.graphs import in_xla
+from scaler.backend.graphs import in_xla, traced_once
 
 
 def if_due(due: tf.Tensor | None, measure: Callable[[], Any], fill: float | Mapping[str, float] | None = 0.0) -> Any:
@@ -35,7 +35,8 @@ def if_due(due: tf.Tensor | None, measure: Callable[[], Any], fill: float | Mapp
     seen: list[Any] = []
 
     def measured() -> Any:
-        found = measure()
+        # TensorFlow visits the operations of a branch that is not taken, unless they stand in a function of their own.
+        found = traced_once(measure)()
         # Traced first: what it is like is known once the other branch is traced.
         seen.append(tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), found))
         return found

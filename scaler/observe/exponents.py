@@ -102,10 +102,12 @@ def _fast_where_possible(rows: list[list[tf.Tensor]]) -> tuple[tf.Tensor, tf.Ten
     wide = [number for number, row in enumerate(rows) if any(value.dtype != tf.float16 for value in row)]
     zeros = tf.gather(fields[:, 0], wide) > 0 if wide else tf.zeros([0], tf.bool)
     some_subnormal = tf.cond(
-        tf.reduce_any(zeros), lambda: _any_subnormal([rows[number] for number in wide], zeros), lambda: False
+        tf.reduce_any(zeros),
+        lambda: graphs.apart(lambda: _any_subnormal([rows[number] for number in wide], zeros)),
+        lambda: False,
     )
     again = tf.logical_or(tf.reduce_any(fields[:, -1] > 0), some_subnormal)
-    return tf.cond(again, lambda: _exact(rows), lambda: (fast, largest))
+    return tf.cond(again, lambda: graphs.apart(lambda: _exact(rows)), lambda: (fast, largest))
 
 
 def _largest(row: list[tf.Tensor]) -> tf.Tensor:
