@@ -5,12 +5,18 @@
 One core. Values are those of a normal distribution, or of its positive half with zeros for the other, as after ReLU:
 zeros cost another look, for subnormals among them. A third kind holds one infinity, which an overflow leaves.
 
-The steps are those of the transformer with four layers, in float32. A contender takes ten at a time, so that what is
-done at every tenth counts as often as it is done.
+The steps are those of the transformer with four layers and of the digits CNN, in float32, in a `Loop` with twenty of
+them a call. A contender takes twenty at a time, so that what is done at every tenth counts as often as it is done. A
+`Trace` has the runs of one file, whose last histograms are written once, at the end.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+import pathlib
+import tempfile
+import warnings
 from collections.abc import Callable
 
 import keras
@@ -27,15 +33,16 @@ VALUES = 1_000_000
 PER_MILLION = 1.2
 """Milliseconds for a million values, in a graph."""
 SECONDS = 4.0
-STEPS = 10
+STEPS = 20
 WATCHES = {
-    "histograms of weight gradients": (1.10, {"kinds": ["weight_gradients"]}),
-    "histograms of weight gradients, every 10th step": (1.02, {"kinds": ["weight_gradients"], "every": STEPS}),
-    "amax of all activations and gradients": (1.03, {"every": 2**30}),
-    "histograms of all activations and gradients": (None, {}),
-    "histograms of all activations and gradients, every 10th step": (1.03, {"every": STEPS}),
+    "weight gradients": (None, {"kinds": ["weight_gradients"]}, False),
+    "all": (1.3, {}, False),
+    "all, Trace": (1.3, {}, True),
+    "all, every 10th step": (1.05, {"every": 10}, False),
+    "all, every 10th step, Trace": (1.05, {"every": 10}, True),
+    "ready probes, every 10th step": (1.05, {"every": 10, "kinds": ["attention", "update_rms"]}, False),
 }
-"""Targets, and what is watched."""
+"""Targets, what is watched, and whether a `Trace` writes it."""
 PLAIN, OFF = "no probes", "probes turned off"
 COUNT = {"exponents": None, "exponents, jit": True}
 AMAX = {"amax": None, "amax, jit": True}
@@ -59,44 +66,68 @@ def measure(values: tf.Tensor, quick: bool) -> paired.Seconds:
     return paired.take_turns(contenders, SECONDS, quick)
 
 
-def step_of(arguments: dict | None, quick: bool) -> loops.TrainStep:
-    """A train step of the transformer, watched or not."""
+MODELS = {
+    "transformer of 4 layers": models.transformer,
+    "digits CNN": functools.partial(models.digits_cnn, batch_size=128),
+}
+QUICK_MODELS = {"transformer of 1 layer": functools.partial(models.transformer, layers=1, width=8, length=4, words=10)}
+
+
+def step_of(make: Callable[[str], models.Problem], arguments: dict | None) -> tuple[loops.TrainStep, tuple]:
+    """A train step, watched or not, and its batch."""
     keras.utils.set_random_seed(0)
-    small = {"layers": 1, "width": 8, "length": 4, "words": 10}
-    problem = models.transformer("float32", **(small if quick else {}))
-    probes = None if arguments is None else observe.watch(problem.model, **arguments)
-    step = loops.TrainStep(problem.model, problem.loss, keras.optimizers.Adam(1e-4), probes=probes)
-    step.batch = problem.batch
-    return step
+    problem = make("float32")
+    # The CNN has no attention, and says so.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        probes = None if arguments is None else observe.watch(problem.model, **arguments)
+        step = loops.TrainStep(problem.model, problem.loss, keras.optimizers.Adam(1e-4), probes=probes)
+    return step, problem.batch
 
 
-def ten_steps(step: loops.TrainStep) -> Callable[[], tf.Tensor]:
-    compiled = tf.function(step)
+def steps_of(make: Callable[[str], models.Problem], arguments: dict | None, trace: pathlib.Path | None) -> Callable:
+    """Twenty further steps in a loop, whose actions are those of one run."""
+    step, batch = step_of(make, arguments)
+    seen = loops.Trace(trace) if trace else None
+    loop = loops.Loop(step, tf.data.Dataset.from_tensors(batch).repeat(), steps_per_call=STEPS)
+    entered: list[loops.Trace] = []
+    done = itertools.count(STEPS, STEPS)
 
-    def call() -> tf.Tensor:
-        for _ in range(STEPS):
-            outputs = compiled(step.batch)
-        return outputs["loss"]
+    def call() -> None:
+        if seen and not entered:
+            seen.begin(loop)
+            entered.append(seen.__enter__())
+            # As an action it would open and close its file at each call.
+            loop.actions = [seen.__call__]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            loop.run(next(done))
 
     return call
 
 
-def operations(step: loops.TrainStep) -> int:
-    return len(tf.function(step).get_concrete_function(step.batch).graph.get_operations())
+def operations(step: loops.TrainStep, batch: tuple) -> int:
+    return len(tf.function(step).get_concrete_function(batch).graph.get_operations())
 
 
 def probes(quick: bool) -> tuple[list[paired.Figure], dict]:
-    contenders = {PLAIN: ten_steps(step_of(None, quick))}
-    contenders |= {name: ten_steps(step_of(arguments, quick)) for name, (_, arguments) in WATCHES.items()}
-    taken = paired.take_turns(contenders, 10 * SECONDS, quick)
-    figures = [
-        paired.figure(f"{name}: to {PLAIN}", taken, name, PLAIN, target) for name, (target, _) in WATCHES.items()
-    ]
-    off = step_of({}, quick)
+    figures, cases = [], {}
+    for title, make in (QUICK_MODELS if quick else MODELS).items():
+        with tempfile.TemporaryDirectory() as folder:
+            contenders = {PLAIN: steps_of(make, None, None)}
+            for name, (_, arguments, traced) in WATCHES.items():
+                path = pathlib.Path(folder) / f"{name}.arrow" if traced else None
+                contenders[name] = steps_of(make, arguments, path)
+            taken = paired.take_turns(contenders, 10 * SECONDS, quick)
+        cases[f"twenty steps, {title}, float32"] = paired.case(taken, PLAIN)
+        for name, (target, *_) in WATCHES.items():
+            figures.append(paired.figure(f"{title}, {name}: to {PLAIN}", taken, name, PLAIN, target))
+        keras.backend.clear_session()
+    make = next(iter(QUICK_MODELS.values()))
+    off, batch = step_of(make, {})
     off.probes = None
-    more = operations(off) - operations(step_of(None, quick))
-    figures.append(paired.Figure(f"{OFF}: operations more", more, None, 0))
-    return figures, {"ten steps of a transformer, float32": paired.case(taken, PLAIN)}
+    more = operations(off, batch) - operations(*step_of(make, None))
+    return [*figures, paired.Figure(f"{OFF}: operations more", more, None, 0)], cases
 
 
 def run(quick: bool) -> paired.Report:

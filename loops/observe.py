@@ -17,6 +17,7 @@ from loops.diagnose.verify import Verification as Verification
 from loops.diagnose.verify import verify as verify
 from loops.record.forecast import Alarm as Alarm
 from loops.record.forecast import forecast as forecast
+from loops.record.noise_scale import noise_scale as noise_scale
 from loops.record.trace import TraceTables as TraceTables
 from loops.record.trace import read as read
 from loops.replay import Intervals as Intervals
@@ -53,6 +54,7 @@ __all__ = [
     "find_scale",
     "forecast",
     "lint",
+    "noise_scale",
     "read",
     "replay",
     "report",

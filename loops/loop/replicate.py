@@ -10,17 +10,18 @@ import scaler
 from loops.loop.calls import TrainStepFunction
 from loops.support.batches import UNEVEN
 
-LARGEST = "amax"
-"""The name of an output that is reduced over replicas by the maximum."""
+LARGEST = ("amax", "attention_logit")
+"""The names of outputs that are reduced over replicas by the maximum."""
 
 
 def replicate(train_step: TrainStepFunction, strategy: tf.distribute.Strategy) -> TrainStepFunction:
     """A step that takes a global batch, splits it evenly, runs on every replica and reduces their outputs.
 
     On several workers each reads the same global batches and takes its own shares, so that the position in the data is
-    one number. Floating-point outputs are averaged over the replicas, except that arrays named "amax" are reduced by
-    the maximum, which is NaN if one replica's value is. Arrays of integers are counts, and summed. Other scalars, such
-    as the decision that all replicas share, and arrays of bools are taken from the first replica.
+    one number. Floating-point outputs are averaged over the replicas, except that arrays named "amax" or
+    "attention_logit" are reduced by the maximum, which is NaN if one replica's value is. Arrays of integers are counts,
+    and summed. Other scalars, such as the decision that all replicas share, and arrays of bools are taken from the
+    first replica.
 
     Args:
         train_step: A step to run in replica context.
@@ -72,7 +73,7 @@ def _shares(strategy: tf.distribute.Strategy, batch: Any) -> Any:
 
 def _join(strategy: tf.distribute.Strategy, name: str, value: Any) -> tf.Tensor:
     first = strategy.experimental_local_results(value)[0]
-    if first.dtype.is_floating and first.shape.rank and name == LARGEST:
+    if first.dtype.is_floating and first.shape.rank and name in LARGEST:
         return _largest(strategy, value, first.shape)
     if first.dtype.is_floating:
         return strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None)

@@ -20,7 +20,7 @@ from loops.record.log import Log, read_columns
 from loops.record.run import Measured, Recorded
 from loops.record.run_metadata import counted_in, metadata_of, replayed_in
 from loops.record.trace import TraceTables, read
-from loops.record.trace_columns import columns_of, measured_in
+from loops.record.trace_columns import columns_of, gauges_in, measured_in
 from loops.support.errors import LoopError, TraceWarning
 
 _PROBES = "give TrainStep probes=scaler.observe.watch(model)"
@@ -158,6 +158,7 @@ def _made(
         versions,
         notes=tuple(notes),
         traced=bool(tables),
+        gauges=gauges_in(tables) if tables else None,
     )
 
 

@@ -46,6 +46,27 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True)
+class Gauges:
+    """What a run's ready probes measured.
+
+    Attributes:
+        step: Int64 [steps], in order.
+        names: Such as "update_rms/dense_1".
+        values: Float64 [steps, names]; NaN where a step was not measured.
+    """
+
+    step: np.ndarray
+    names: tuple[str, ...]
+    values: np.ndarray
+
+    def of(self, output: str) -> Gauges:
+        """Those of one output, named by what they belong to, such as "dense_1"."""
+        places = [place for place, name in enumerate(self.names) if name.startswith(f"{output}/")]
+        names = tuple(self.names[place].removeprefix(f"{output}/") for place in places)
+        return Gauges(self.step, names, self.values[:, places])
+
+
+@dataclasses.dataclass(frozen=True)
 class Recorded:
     """A recorded run.
 
@@ -64,6 +85,7 @@ class Recorded:
         notes: What is missing or damaged: sentences that say how to record it.
         counted: What the run counted itself up to its newest checkpoint, or its end; None if nothing says it.
         traced: Whether steps were read from a trace.
+        gauges: What ready probes measured, or None.
     """
 
     name: str
@@ -78,6 +100,7 @@ class Recorded:
     notes: tuple[str, ...] = ()
     counted: Counted | None = None
     traced: bool = False
+    gauges: Gauges | None = None
 
     def __len__(self) -> int:
         return len(self.step)

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+import scaler
 from loops.record.columns import DECISIONS, NUMBERS, cause_name
 from loops.record.log import Log
-from loops.record.run import Measured
+from loops.record.run import Gauges, Measured
 from loops.record.trace import TraceTables
 
 
@@ -48,6 +49,16 @@ def measured_in(tables: TraceTables) -> Measured | None:
         bin=entries["bin"].to_numpy().astype(np.int64),
         count=entries["count"].to_numpy().astype(np.int64),
     )
+
+
+def gauges_in(tables: TraceTables) -> Gauges | None:
+    """What ready probes measured, or None if there were none."""
+    outputs = tuple(f"{output}/" for outputs in scaler.observe.GAUGES.values() for output in outputs)
+    names = [name for name in tables.steps.column_names if name.startswith(outputs)]
+    if not names or not len(tables.steps):
+        return None
+    values = np.stack([_floats(tables.steps[name]) for name in names], axis=1)
+    return Gauges(tables.steps["step"].to_numpy().astype(np.int64), tuple(names), values)
 
 
 def _floats(column: Any) -> np.ndarray:

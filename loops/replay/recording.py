@@ -51,6 +51,12 @@ def recording_of(tables: TraceTables, name: str) -> Recording:
         missing = "loss_scale" if np.isnan(scale).any() else "applied"
         raise LoopError(f"{name}: its steps have no {missing}. Have the train step return it, or record with {RECORD}.")
     low, high = _numbers(steps, "critical_low"), _numbers(steps, "critical_high")
+    unseen = int(np.isnan(low).sum())
+    if 0 < unseen < len(low):
+        raise LoopError(
+            f"{name}: {unseen:,} of its {len(low):,} steps were not measured, as with watch(every=10), and have no "
+            f"critical scale. A replay needs that of each step. Record it with {RECORD}."
+        )
     if np.isnan(low).any() or np.isposinf(low).all():
         raise LoopError(
             f"{name}: it has no critical scales, because no gradients were measured. Without them it is unknown what "

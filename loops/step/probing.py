@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 import scaler
+from loops.step.before import Before, rms_by_layer
+from loops.step.noise_scale import PARTS, NoiseScale
+from loops.step.weight_rows import weights_of
 
-OUTPUTS = ("counts", "amax", "swallowed_updates")
+ATTENTION, UPDATE_RMS, NOISE_SCALE = scaler.observe.GAUGES
+LOGIT, ENTROPY = scaler.observe.GAUGES[ATTENTION]
+RMS, RATIO = scaler.observe.GAUGES[UPDATE_RMS]
+OUTPUTS = ("counts", "amax", "swallowed_updates", LOGIT, ENTROPY, RMS, RATIO, NOISE_SCALE)
 """The additional outputs of a `TrainStep` with probes."""
-_KEEP_NOTHING = (scaler.weights.KahanWeights, scaler.weights.StochasticRounding)
-_FLOATS = (tf.float16, tf.bfloat16, tf.float32)
-Rows = dict[str, list]
+_NAN = float("nan")
+
+
+class Seen(NamedTuple):
+    """What was measured of a forward and a backward pass.
+
+    Attributes:
+        rows: Counts and largest magnitudes.
+        attention: Float32 [layers, 2], what each attention layer did; None if it was not asked for.
+    """
+
+    rows: scaler.observe.Measured
+    attention: tf.Tensor | None
 
 
 class Probing:
@@ -31,10 +47,27 @@ class Probing:
         self.watch = watch
         # The rows of the most recently traced pass. All replicas trace the same.
         self._in_the_pass: list[str] = []
+        self._attend: list[str] = []
+        self._noise: NoiseScale | None = None
         self.sparse: frozenset[str] = frozenset()
 
+    def build(self, micro_batches: int) -> None:
+        """Creates the state of the probes, before the first trace of the step's parts.
+
+        Raises:
+            scaler.InvalidArgument: If the step cannot measure what the watch asks for.
+        """
+        if self.watch is None or NOISE_SCALE not in self.watch.kinds or self._noise is not None:
+            return
+
+        def create(strategy: tf.distribute.Strategy) -> None:
+            with scaler.tracing.made_outside():
+                self._noise = NoiseScale(micro_batches, strategy.num_replicas_in_sync)
+
+        tf.distribute.get_replica_context().merge_call(create)
+
     def due(self, loss_scaler: scaler.LossScaler) -> tf.Tensor | None:
-        """Whether this call counts histograms, scalar bool; None for always or never."""
+        """Whether this call is measured, scalar bool; None for always or never."""
         if self.watch is None or self.watch.every == 1:
             return None
         return tf.equal((loss_scaler.counters.attempted + 1) % self.watch.every, 0)
@@ -48,30 +81,38 @@ class Probing:
         with self.watch.collect() as collection:
             yield collection
 
-    def measured(
-        self, collection: scaler.observe.Collection | None, due: tf.Tensor | None
-    ) -> scaler.observe.Measured | None:
+    def measured(self, collection: scaler.observe.Collection | None, due: tf.Tensor | None) -> Seen | None:
         """The measurements of the forward and the backward pass, after both."""
-        if collection is None:
+        if collection is None or self.watch is None:
             return None
-        rows = collection.rows()
-        self._in_the_pass = list(rows)
-        return scaler.observe.measured(rows, due)
+        rows, scores = collection.rows(), collection.scores
+        self._in_the_pass, self._attend = list(rows), list(scores)
+        found = scaler.observe.measured(rows, due)
+        if ATTENTION not in self.watch.kinds:
+            return Seen(found, None)
 
-    def before(self, variables: list, masters: scaler.MasterWeights | None) -> Before | None:
+        def attention() -> tf.Tensor:
+            return tf.reshape([scaler.observe.attention_of(calls) for calls in scores.values()], [len(scores), 2])
+
+        return Seen(found, scaler.observe.if_due(due, attention, _NAN))
+
+    def before(
+        self, variables: list, masters: scaler.MasterWeights | None, due: tf.Tensor | None = None
+    ) -> Before | None:
         """Keeps the weights as they are before the update."""
         if self.watch is None:
             return None
-        return Before(variables, masters, {"weights", "updates"} & {*self.watch.kinds} != set())
+        return Before(variables, masters, {"weights", "updates", UPDATE_RMS} & {*self.watch.kinds} != set(), due)
 
     def outputs(
         self,
-        seen: scaler.observe.Measured | None,
+        seen: Seen | None,
         due: tf.Tensor | None,
         grads: list,
         before: Before | None,
         applied: tf.Tensor,
         optimizer: Any,
+        noise: Callable[[NoiseScale], tf.Tensor],
     ) -> dict[str, tf.Tensor]:
         """The outputs `OUTPUTS` of the step.
 
@@ -82,41 +123,44 @@ class Probing:
             before: What `before` returned.
             applied: Whether the weights moved, scalar bool.
             optimizer: The optimizer with the slots to measure.
+            noise: Has the noise scale measured.
         """
         if self.watch is None or seen is None or before is None:
             return {}
-        kinds = self.watch.kinds
-        rows: Rows = {}
-        names = _names(self.watch.model, before.variables)
-        holds = self.watch.holds()
-        held = [number for number, variable in enumerate(before.variables) if holds(variable)]
-        uncounted = [n for n in held if tf.as_dtype(before.variables[n].dtype) not in _FLOATS]
-        if {"weight_gradients", "weights", "updates"} & {*kinds}:
-            self.watch.leave_out([names[n] for n in uncounted], "float64 has exponents outside of the bins.")
-        held = [n for n in held if n not in uncounted]
-        if "weight_gradients" in kinds:
-            rows |= {f"weight_gradients/{names[n]}": [grads[n]] for n in held if grads[n] is not None}
-        if "weights" in kinds:
-            rows |= {f"weights/{names[n]}": [before.values[n]] for n in held}
-        swallowed = {}
-        if "updates" in kinds:
-            updates = before.updates(applied)
-            rows |= {f"updates/{names[n]}": [updates[n]] for n in held}
-            shares = before.swallowed(updates, applied)
-            swallowed = {"swallowed_updates": shares if len(held) == len(names) else tf.gather(shares, held)}
-        if "slots" in kinds:
-            rows |= _slots(optimizer, dict(zip(names, before.variables, strict=True)), holds)
-        self.sparse = frozenset(name for name, (one, *_) in rows.items() if isinstance(one, tf.IndexedSlices))
-        rest = scaler.observe.measured(rows, due)
-        self.watch.found([*self._in_the_pass, *rows])
+        kinds, weights = self.watch.kinds, weights_of(self.watch, before, grads, optimizer)
+        self.sparse = frozenset(name for name, row in weights.rows.items() if row.sparse)
+
+        def look() -> dict[str, tf.Tensor]:
+            updates = before.updates(applied) if {"updates", UPDATE_RMS} & {*kinds} else []
+            rows = {name: [row.values(updates)] for name, row in weights.rows.items()}
+            counts, amax = scaler.observe.measured(rows)
+            found = {"counts": counts, "amax": _of_sums(amax, rows)}
+            if "updates" in kinds:
+                shares, counted = before.swallowed(updates, applied), weights.counted
+                found["swallowed_updates"] = shares if len(counted) == len(updates) else tf.gather(shares, counted)
+            if UPDATE_RMS in kinds:
+                places = weights.places
+                of = ([values[place] for place in places] for values in (updates, before.start))
+                of_layers = tf.where(applied, rms_by_layer(weights.layers, *of), _NAN)
+                found[RMS], found[RATIO] = tf.unstack(of_layers, axis=1)
+            if self._noise is not None:
+                found[NOISE_SCALE] = noise(self._noise)
+            return found
+
+        found = scaler.observe.if_due(due, look, {"counts": 0, "amax": 0})
+        if seen.attention is not None:
+            found[LOGIT], found[ENTROPY] = tf.unstack(seen.attention, axis=1)
+        layers = list(dict.fromkeys(weights.layers))
+        names = {LOGIT: self._attend, ENTROPY: self._attend, RMS: layers, RATIO: layers, NOISE_SCALE: list(PARTS)}
+        self.watch.found([*self._in_the_pass, *weights.rows], {name: of for name, of in names.items() if name in found})
         return {
-            "counts": tf.concat([seen.counts, rest.counts], axis=0),
-            "amax": tf.concat([seen.amax, _of_sums(rest.amax, rows)], axis=0),
-            **swallowed,
+            **found,
+            "counts": tf.concat([seen.rows.counts, found["counts"]], axis=0),
+            "amax": tf.concat([seen.rows.amax, found["amax"]], axis=0),
         }
 
 
-def _of_sums(amax: tf.Tensor, rows: Rows) -> tf.Tensor:
+def _of_sums(amax: tf.Tensor, rows: dict[str, list]) -> tf.Tensor:
     """The largest magnitudes; for a sparse gradient after summing values of equal index, as strategies see it."""
     largest = tf.unstack(amax, num=len(rows))
     for place, (one, *_) in enumerate(rows.values()):
@@ -124,46 +168,6 @@ def _of_sums(amax: tf.Tensor, rows: Rows) -> tf.Tensor:
             summed = scaler.gradients.amax(scaler.gradients.unscale([one], 1.0))
             largest[place] = tf.where(tf.math.is_finite(largest[place]), summed, largest[place])
     return tf.stack(largest) if largest else amax
-
-
-class Before:
-    """Trainable variables as they were before a step.
-
-    Args:
-        variables: The model's.
-        masters: Their master weights, or None.
-        read: Whether to keep their values.
-    """
-
-    def __init__(self, variables: list, masters: scaler.MasterWeights | None, read: bool):
-        self.variables = variables
-        if not read:
-            return
-        self.values = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
-        self._updated = masters.weights if masters else variables
-        self._own = [updated is variable for updated, variable in zip(self._updated, variables, strict=True)]
-        kept = self.values if isinstance(masters, _KEEP_NOTHING) else self._updated
-        self._start = [_start(tf.convert_to_tensor(one), value) for one, value in zip(kept, self.values, strict=True)]
-
-    def updates(self, applied: tf.Tensor) -> list[tf.Tensor]:
-        """The step's change of each variable, float32; zeros if it was not applied."""
-        after = [tf.cast(tf.convert_to_tensor(variable), tf.float32) for variable in self._updated]
-        pairs = zip(after, self._start, strict=True)
-        return [tf.where(applied, now - then, tf.zeros_like(then)) for now, then in pairs]
-
-    def swallowed(self, updates: list[tf.Tensor], applied: tf.Tensor) -> tf.Tensor:
-        """The share of each update that its variable's dtype rounds away, float32 [variables]; NaN if unknown."""
-        shares = [
-            tf.constant(float("nan")) if own else scaler.observe.swallowed_share(value, update)
-            for own, value, update in zip(self._own, self.values, updates, strict=True)
-        ]
-        return tf.where(applied, tf.stack(shares), float("nan"))
-
-
-def _start(master: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """The value before the update, float32: the master, or a value assigned to the model since the last update."""
-    kept = tf.equal(tf.saturate_cast(master, value.dtype), value)
-    return tf.where(kept, tf.cast(master, tf.float32), tf.cast(value, tf.float32))
 
 
 def check_probes(probes: object, model: Any, layerwise: object) -> None:
@@ -186,34 +190,3 @@ def check_probes(probes: object, model: Any, layerwise: object) -> None:
             "TrainStep(probes=..., layerwise=...): gradients carry another scale in each group of layers, so their "
             "rows cannot be compared. Leave one of the two out."
         )
-
-
-def _names(model: Any, variables: list) -> list[str]:
-    """A unique path for each variable: that of its innermost layer, and the variable's name."""
-    holders: dict[int, str] = {}
-    for path, layer in scaler.observe.layers_by_path(model).items():
-        holders |= {id(variable): path for variable in layer.variables}
-    names: list[str] = []
-    for variable in variables:
-        name = free = f"{holders.get(id(variable), model.name)}/{variable.name}"
-        number = 1
-        while free in names:
-            number += 1
-            free = f"{name}:{number}"
-        names.append(free)
-    return names
-
-
-def _slots(optimizer: Any, variables: dict[str, Any], holds: Callable[[Any], bool]) -> Rows:
-    """The optimizer's float variables, except those of weights that are not watched; named after their weight."""
-    out = tuple(f"{name}/" for name, variable in variables.items() if not holds(variable))
-    found: Rows = {}
-    for slot in getattr(optimizer, "variables", []):
-        if tf.as_dtype(slot.dtype) in _FLOATS and not slot.path.endswith("learning_rate"):
-            # Drops the optimizer's name: Keras numbers optimizers per process.
-            own = slot.path.partition("/")[2] or slot.path
-            for name, variable in variables.items():
-                own = own.replace(f"{variable.path.replace('/', '_')}_", f"{name}/", 1)
-            if not own.startswith(out):
-                found[f"slots/{own}"] = [tf.convert_to_tensor(slot)]
-    return found

@@ -25,6 +25,7 @@ from loops.step.arguments import (
 )
 from loops.step.loss_result import loss_and_extra
 from loops.step.named_losses import as_loss_function
+from loops.step.noise_scale import NoiseScale
 from loops.step.probing import OUTPUTS as PROBED
 from loops.step.probing import Probing, check_probes
 from loops.support.batches import explaining, parts
@@ -169,10 +170,12 @@ class TrainStep(tf.Module):
             spike. And the scalars that the loss function added.
 
             With `probes` also vectors, with a row for each of `probes.names`. `counts`: int64 [rows, 280], see
-            `scaler.observe.exponents`; zeros in calls that `every` leaves out. `amax`: float32 [rows], the largest
-            magnitude; infinity or NaN if there is one. With the kind "updates" also `swallowed_updates`: float32
+            `scaler.observe.exponents`. `amax`: float32 [rows], the largest magnitude; infinity or NaN if there is one.
+            Both are 0 in calls that `every` leaves out. With the kind "updates" also `swallowed_updates`: float32
             [trainable variables], the share of the nonzero updates for which w + dw == w in the variable's dtype; NaN
-            if the step was not applied, and for variables without a master, whose update is not observed.
+            if the step was not applied, and for variables without a master, whose update is not observed. With kinds
+            of `scaler.observe.GAUGES` also their outputs, float32 with a number for each name in `probes.gauges`; NaN
+            in calls that `every` leaves out.
 
         Raises:
             BadBatch: If the model or the loss cannot take the batch.
@@ -244,8 +247,9 @@ class TrainStep(tf.Module):
             "Make a new TrainStep and a new optimizer after setting `trainable`: the masters belong to the step.",
         )
         self._traced = True
+        self._probing.build(self.accumulate)
         due = self._probing.due(self.loss_scaler)
-        weights = self._probing.before(self.model.trainable_variables, self.masters)
+        weights = self._probing.before(self.model.trainable_variables, self.masters, due)
         loss_scale, limits = self.loss_scaler.loss_scale, self.loss_scaler.spike_limits
         before = self.window.open() if self.window else scaler.snapshot(scaler.state_of(self.model))
         now = scaler.snapshot(scaler.state_of(self.model)) if self.window and self.retry else before
@@ -263,6 +267,10 @@ class TrainStep(tf.Module):
             self.layerwise.update(groups)
         attempted, outcome, retried = self._decide(grads, before, again)
         swallowed = getattr(self.masters, "swallowed", None)
+
+        def noise(of: NoiseScale) -> tf.Tensor:
+            return of.measured(grads, loss_scale, x, attempted, outcome.grad_norm)
+
         return {
             "loss": loss,
             "attempted": attempted,
@@ -277,7 +285,7 @@ class TrainStep(tf.Module):
             **retried,
             **limits,
             **extra,
-            **self._probing.outputs(seen, due, grads, weights, outcome.finite, self.optimizer),
+            **self._probing.outputs(seen, due, grads, weights, outcome.finite, self.optimizer, noise),
         }
 
     def _among_weights(self, position: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scaler.backend import attention
 from scaler.backend.call_contexts import in_training
 from scaler.backend.layers import layers_by_path
 from scaler.errors import InvalidArgument

@@ -44,13 +44,18 @@ def exponents(tensors: Gradient | Sequence[Gradient]) -> tf.Tensor:
 
 
 def counts_of(rows: Sequence[Sequence[Gradient]]) -> tf.Tensor:
+    """Counts each of several lists of tensors, int64 [rows, 280]; see `counts_and_largest`."""
+    return counts_and_largest(rows)[0]
+
+
+def counts_and_largest(rows: Sequence[Sequence[Gradient]]) -> tuple[tf.Tensor, tf.Tensor]:
     """Counts each of several lists of tensors, in one look: what opens a second one in any of them does so in all.
 
     Args:
         rows: At least one list of what `exponents` takes.
 
     Returns:
-        Int64 [rows, 280].
+        Int64 [rows, 280], and float32 [rows], the largest magnitudes: NaN if there is one, 0 without values.
     """
     values = [flat_values(row) for row in rows]
     # XLA joins the operations on a value into one loop, so that the exact way costs little more there. On a GPU the
@@ -83,7 +88,7 @@ def _known(values: tf.types.experimental.TensorLike) -> tf.Tensor:
     return values
 
 
-def _fast_where_possible(rows: list[list[tf.Tensor]]) -> tf.Tensor:
+def _fast_where_possible(rows: list[list[tf.Tensor]]) -> tuple[tf.Tensor, tf.Tensor]:
     """Counts the 8 bits of the exponent, and looks again only where 0 and 255 leave something open."""
     counts = tf.stack(
         [_sum([_count(_sign_and_field(value), 2 * _FIELDS) for value in row], 2 * _FIELDS) for row in rows]
@@ -91,12 +96,25 @@ def _fast_where_possible(rows: list[list[tf.Tensor]]) -> tf.Tensor:
     fields = tf.reduce_sum(tf.reshape(counts, [-1, 2, _FIELDS]), axis=1)
     nothing = tf.zeros([len(rows), BINS], tf.int64)
     fast = tf.concat([fields[:, :1], nothing[:, :_SUBNORMAL_BINS], fields[:, 1:], nothing[:, :1]], axis=1)
+    # Arithmetic is exact for what is neither subnormal nor NaN, and two reductions read less than their bits.
+    largest = tf.stack([_largest(row) for row in rows])
     # Float16 has no number that is subnormal in float32.
     wide = [number for number, row in enumerate(rows) if any(value.dtype != tf.float16 for value in row)]
-    open_zeros = tf.reduce_any(tf.gather(fields[:, 0], wide) > 0) if wide else tf.constant(False)
-    some_subnormal = tf.cond(open_zeros, lambda: _any_subnormal([rows[number] for number in wide]), lambda: False)
+    zeros = tf.gather(fields[:, 0], wide) > 0 if wide else tf.zeros([0], tf.bool)
+    some_subnormal = tf.cond(
+        tf.reduce_any(zeros),
+        lambda: graphs.apart(lambda: _any_subnormal([rows[number] for number in wide], zeros)),
+        lambda: False,
+    )
     again = tf.logical_or(tf.reduce_any(fields[:, -1] > 0), some_subnormal)
-    return tf.cond(again, lambda: _exact(rows), lambda: fast)
+    return tf.cond(again, lambda: graphs.apart(lambda: _exact(rows)), lambda: (fast, largest))
+
+
+def _largest(row: list[tf.Tensor]) -> tf.Tensor:
+    """The largest magnitude of values without NaN, infinities and subnormal numbers; 0 without any."""
+    wide = [tf.cast(value, tf.float32) for value in row]
+    ends = [end for value in wide for end in (tf.reduce_max(value), -tf.reduce_min(value))]
+    return tf.reduce_max(tf.stack([tf.constant(0.0), *ends]))
 
 
 def _sign_and_field(values: tf.Tensor) -> tf.Tensor:
@@ -106,16 +124,22 @@ def _sign_and_field(values: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.bitwise.right_shift(pattern, tf.constant(23, tf.uint32)), tf.int32)
 
 
-def _any_subnormal(rows: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Whether there is a float32 or bfloat16 subnormal."""
+def _any_subnormal(rows: list[list[tf.Tensor]], look: tf.Tensor) -> tf.Tensor:
+    """Whether there is a float32 or bfloat16 subnormal in the rows to look at, bool [rows]."""
+    places = [place for place, row in enumerate(rows) for value in row if value.dtype != tf.float16]
     wide = [value for row in rows for value in row if value.dtype != tf.float16]
+    # Nothing is read of the other rows.
+    ends = tf.unstack(tf.where(look, tf.int32.max, 0), num=len(rows))
+    parts = [value[: ends[place]] for place, value in zip(places, wide, strict=True)]
     # The sum takes 0 to the greatest integer and 1, 2, 3, ... to the least ones.
-    least = [tf.reduce_min(magnitude_bits(value) + bits.MAGNITUDE) for value in wide]
+    least = [tf.reduce_min(magnitude_bits(part) + bits.MAGNITUDE) for part in parts]
     return tf.reduce_min(tf.stack(least)) < _FIRST_NORMAL - 1 + tf.int32.min
 
 
-def _exact(rows: list[list[tf.Tensor]]) -> tf.Tensor:
-    return tf.stack([_sum([_count_bins(magnitude_bits(value)) for value in row], BINS) for row in rows])
+def _exact(rows: list[list[tf.Tensor]]) -> tuple[tf.Tensor, tf.Tensor]:
+    magnitudes = [list(map(magnitude_bits, row)) for row in rows]
+    counts = tf.stack([_sum(list(map(_count_bins, row)), BINS) for row in magnitudes])
+    return counts, bits.as_float(tf.stack(list(map(bits.largest, magnitudes))))
 
 
 def _sum(counts: list[tf.Tensor], size: int) -> tf.Tensor:

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from scaler.backend import graphs
+from scaler.backend.attention import Scores
 from scaler.backend.keras_attributes import carry
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient
@@ -44,6 +45,7 @@ class Collection:
         self._dtypes: dict[str, tuple[str, ...]] = {}
         self._elsewhere: dict[str, None] = {}
         self._called: set[str] = set()
+        self._scores: dict[str, list[Callable[[], Scores]]] = {}
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[Collection]:
@@ -80,6 +82,20 @@ class Collection:
         if ACTIVATIONS in self._kinds:
             self._seen[ACTIVATIONS].setdefault(name, []).append(x)
         return carry(x, self._identity(x, name)) if GRADIENTS in self._kinds else x
+
+    def see_scores(self, scores: Callable[[], Scores], name: str) -> None:
+        """Remembers how to compute the logits of one call of an attention layer."""
+        if graphs.asks_for_shapes():
+            return
+        if _graph() is not self._graph:
+            self._elsewhere[name] = None
+        elif self._forward:
+            self._scores.setdefault(name, []).append(scores)
+
+    @property
+    def scores(self) -> dict[str, list[Callable[[], Scores]]]:
+        """For each attention layer that showed its logits, how to compute those of each call."""
+        return {name: list(calls) for name, calls in self._scores.items() if name not in self._elsewhere}
 
     def rows(self) -> dict[str, list[Gradient]]:
         """The tensors of each row, "activations/name" and "activation_gradients/name": both in the forward order.
@@ -125,7 +141,7 @@ class Collection:
                     self._seen[GRADIENTS].setdefault(name, []).append(gradient)
                 return gradient
 
-            return tf.identity(x), backward
+            return x, backward
 
         return through(x)
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from scaler.backend import bits
 from scaler.errors import InvalidArgument
 from scaler.gradients.lists import Gradient
 from scaler.observe.bins import BINS
-from scaler.observe.exponents import counts_of, flat_values, magnitude_bits
+from scaler.observe.due import if_due
+from scaler.observe.exponents import counts_and_largest
 
 
 class Measured(NamedTuple):
@@ -31,7 +31,7 @@ def measured(rows: Mapping[str, Sequence[Gradient]], when: tf.Tensor | None = No
 
     Args:
         rows: For each row the tensors that are counted together, of the kinds that `exponents` takes.
-        when: Scalar bool, whether to count; where it is false, the counts are zeros. Always, if not given.
+        when: Scalar bool, whether to measure; where it is false, all of it is 0. Always, if not given.
 
     Raises:
         InvalidArgument: For what is no such mapping, and for a tensor of another dtype.
@@ -43,12 +43,7 @@ def measured(rows: Mapping[str, Sequence[Gradient]], when: tf.Tensor | None = No
         )
     if not rows:
         return Measured(tf.zeros([0, BINS], tf.int64), tf.zeros([0]))
-    tensors = list(rows.values())
-    largest = bits.as_float(tf.stack([bits.largest(list(map(magnitude_bits, flat_values(row)))) for row in tensors]))
-    if when is None:
-        return Measured(counts_of(tensors), largest)
-    nothing = tf.zeros([len(tensors), BINS], tf.int64)
-    return Measured(tf.cond(when, lambda: counts_of(tensors), lambda: nothing), largest)
+    return if_due(when, lambda: Measured(*counts_and_largest(list(rows.values()))))
 
 
 def swallowed_share(weights: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:

@@ -7,19 +7,28 @@ import functools
 import numbers
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeGuard
 
 import keras
 import tensorflow as tf
 
+from scaler.backend.attention import Scores, show_scores
 from scaler.backend.layers import layers_by_path
 from scaler.errors import InvalidArgument
+from scaler.observe.attention import NO_LAYER, NOT_KERAS, divided
 from scaler.observe.probes import ACTIVATIONS, GRADIENTS, Collection, current, is_probed
 
 KINDS = (ACTIVATIONS, GRADIENTS, "weight_gradients", "weights", "updates", "slots")
-"""What can be watched, in the order of the rows."""
+"""Which tensors can be watched, in the order of the rows."""
 DEFAULT_KINDS = KINDS[:3]
+ATTENTION, UPDATE_RMS, NOISE_SCALE = "attention", "update_rms", "noise_scale"
+GAUGES = {
+    ATTENTION: ("attention_logit", "attention_entropy"),
+    UPDATE_RMS: ("update_rms", "update_ratio"),
+    NOISE_SCALE: ("noise_scale",),
+}
+"""Ready probes by their kind, which measure a number of each layer or step: the outputs of a `TrainStep` with each."""
 
 
 class Watch:
@@ -27,18 +36,19 @@ class Watch:
 
     Attributes:
         model: The model.
-        every: The counts are taken on each step whose number, counted in attempts, is a multiple of this.
-        kinds: What is measured, of `KINDS`.
+        every: A step is measured if its number, counted in attempts, is a multiple of this.
+        kinds: What is measured, of `KINDS` and `GAUGES`.
     """
 
     def __init__(self, model: keras.Model, layers: Sequence | None, every: int, kinds: Sequence[str]):
         self.model = model
         self.every = int(every)
-        self.kinds = tuple(kind for kind in KINDS if kind in kinds)
+        self.kinds = tuple(kind for kind in (*KINDS, *GAUGES) if kind in kinds)
         self._asked = None if layers is None else list(layers)
         self._only: frozenset[str] | None = None
         self._only_weights_of: frozenset[str] | None = None
         self._names: list[str] | None = None
+        self._gauges: dict[str, list[str]] = {}
         self._left_out: list[str] = []
         self._dtypes: dict[str, tuple[str, ...]] = {}
         self._open, self._lock = 0, threading.Lock()
@@ -56,6 +66,17 @@ class Watch:
         return list(self._names)
 
     @property
+    def gauges(self) -> dict[str, list[str]]:
+        """For each output of `GAUGES` what its numbers belong to, such as paths of layers; known after the first trace.
+
+        Raises:
+            InvalidArgument: Before.
+        """
+        if self._names is None:
+            raise InvalidArgument("Watch.gauges: no step with these probes was traced yet. Take one first.")
+        return {output: list(names) for output, names in self._gauges.items()}
+
+    @property
     def left_out(self) -> list[str]:
         """Layers and probes of which nothing was seen; a warning said why."""
         return list(self._left_out)
@@ -68,7 +89,7 @@ class Watch:
     def only(self, names: Sequence[str] | Set[str], kinds: Sequence[str] | None = None) -> Watch:
         """The same watch of fewer: of the layers and hand-set probes with these names, and of these kinds.
 
-        Of weights those of these layers are left, and of the layers in them.
+        Of weights those of these layers are left, and of the layers in them; of attention that of these layers.
 
         Args:
             names: Such as "dense", without the kind.
@@ -142,22 +163,33 @@ class Watch:
             InvalidArgument: If another collection is open, and for names that the model does not have.
         """
         layers = self.layers() if {ACTIVATIONS, GRADIENTS} & {*self.kinds} else {}
+        attend = self._attention_layers() if ATTENTION in self.kinds else {}
 
         def takes(name: str, by_layer: bool) -> bool:
             if not by_layer and name in layers:
                 raise InvalidArgument(f"probe(x, {name!r}): a layer has this name already: expected another one.")
             return self._only is None or name in self._only
 
-        with self._watched(layers):
+        with self._watched(layers, attend):
             collection = Collection(self.kinds, takes)
             with collection.forward():
                 yield collection
             self._dtypes = collection.dtypes
         self._look_back(collection, layers)
 
-    def found(self, names: Sequence[str]) -> None:
-        """Remembers the rows of a step that was traced."""
+    def _attention_layers(self) -> dict[str, keras.layers.Layer]:
+        """The layers whose logits are to be seen, by path; says once of which others nothing is shown."""
+        only = self._only_weights_of
+        shown, hidden = divided({path: one for path, one in self.layers().items() if only is None or path in only})
+        self.leave_out([f"{ATTENTION}/{path}" for path in hidden], NOT_KERAS)
+        if not shown and not hidden:
+            self.leave_out([ATTENTION], NO_LAYER)
+        return shown
+
+    def found(self, names: Sequence[str], gauges: Mapping[str, Sequence[str]]) -> None:
+        """Remembers the rows of a step that was traced, and what the numbers of each gauge belong to."""
         self._names = list(names)
+        self._gauges = {output: list(of) for output, of in gauges.items()}
 
     def _look_back(self, collection: Collection, layers: dict[str, keras.layers.Layer]) -> None:
         """Says once of which layers and probes a forward pass showed nothing, and why."""
@@ -168,15 +200,14 @@ class Watch:
                 f"Watch.only([{_quoted(nowhere)}]): expected names of layers or probes of the model; it has "
                 f"{', '.join(dict.fromkeys(known))}."
             )
-        if not {ACTIVATIONS, GRADIENTS} & {*self.kinds}:
+        if not {ACTIVATIONS, GRADIENTS, ATTENTION} & {*self.kinds}:
+            return
+        if not layers:
+            self.leave_out(collection.left_out, _ELSEWHERE)
             return
         wanted = self._only if self._only is not None else layers if self._asked is not None else ()
         unseen = [path for path in sorted(wanted) if path not in collection.names]
-        self.leave_out(
-            collection.left_out,
-            "what runs in a loop, a branch or a function of its own cannot be seen from outside. An RNN with "
-            "unroll=True shows its cell.",
-        )
+        self.leave_out(collection.left_out, _ELSEWHERE)
         self.leave_out(
             [path for path in unseen if path in collection.called], "it has no float16, bfloat16 or float32 output."
         )
@@ -198,12 +229,13 @@ class Watch:
             )
 
     @contextlib.contextmanager
-    def _watched(self, layers: dict[str, keras.layers.Layer]) -> Iterator[None]:
+    def _watched(self, layers: dict[str, keras.layers.Layer], attend: dict[str, keras.layers.Layer]) -> Iterator[None]:
         # Replicas take turns in one step, each in a thread, and share the layers: the first opens, the last closes.
         with self._lock:
             self._open += 1
             if self._open == 1:
                 self._put_back = [_replace_call(layer, path) for path, layer in layers.items()]
+                self._put_back += [self._show_scores(layer, path) for path, layer in attend.items()]
         try:
             yield
         finally:
@@ -212,6 +244,21 @@ class Watch:
                 if not self._open:
                     for put_back in self._put_back:
                         put_back()
+
+    def _show_scores(self, layer: keras.layers.Layer, path: str) -> Callable[[], None]:
+        """Has an attention layer show its logits, and returns what undoes it."""
+
+        def see(scores: Callable[[], Scores]) -> None:
+            if (collection := current()) is not None:
+                collection.see_scores(scores, path)
+
+        return show_scores(layer, see, lambda why: self.leave_out([f"{ATTENTION}/{path}"], why))
+
+
+_ELSEWHERE = (
+    "what runs in a loop, a branch or a function of its own cannot be seen from outside. An RNN with unroll=True shows "
+    "its cell."
+)
 
 
 def watch(
@@ -236,6 +283,16 @@ def watch(
     - `updates`: what the step added, in float32: to the master, where there is one; 0 on a skip; the same rows.
     - `slots`: the optimizer's float variables after the step, without its learning rate; a row for each.
 
+    Ready probes, which measure numbers in the place of tensors, see `GAUGES`. They are kinds, too:
+
+    - `attention`: of each `keras.layers.MultiHeadAttention` and `GroupQueryAttention` the largest logit and the mean
+      entropy, as in `scaler.observe.Attention`.
+    - `update_rms`: of each layer the root mean square of what the step added to its weights, and its ratio to that of
+      the weights before. Shazeer and Stern 2018, "Adafactor", arXiv:1804.04235, clip updates by it; a ratio of about
+      0.001 is a usual rule of thumb.
+    - `noise_scale`: what the simple noise scale is computed from, see `loops.observe.noise_scale`: for a step with
+      micro-batches or several replicas.
+
     A gradient is that of one replica and one micro-batch, of its share of the mean loss. What is computed again in the
     backward pass, as with `tf.recompute_grad`, shows no gradient.
 
@@ -244,7 +301,8 @@ def watch(
         layers: Layers of the model or their names or paths; all if not given, but for models that only call their
             layers one after another.
             Rows of weights are then those of these layers and of the layers in them.
-        every: Histograms are counted on each `every`-th attempted step, and are zeros on others.
+        every: A step is measured if its number, counted in attempts, is a multiple of this. Others execute nothing of
+            the probes: their counts and largest magnitudes are 0, and their gauges NaN.
         kinds: What to measure.
 
     Raises:
@@ -265,8 +323,8 @@ def watch(
 
 
 def _checked_kinds(kinds: Sequence[str]) -> Sequence[str]:
-    if not _is_list_of_names(kinds) or not kinds or not set(kinds) <= set(KINDS):
-        raise InvalidArgument(f"watch(kinds={kinds!r}): expected a list of {', '.join(KINDS)}.")
+    if not _is_list_of_names(kinds) or not kinds or not set(kinds) <= {*KINDS, *GAUGES}:
+        raise InvalidArgument(f"watch(kinds={kinds!r}): expected a list of {', '.join((*KINDS, *GAUGES))}.")
     return kinds
 
 

@@ -16,7 +16,9 @@ from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
 from loops.record.tensorboard.curves import SKIPS, TEXT, curves_of, metadata, skip_texts
 from loops.record.tensorboard.exponents import METADATA, headroom_curves, histograms
+from loops.record.tensorboard.gauges import GaugeCurves
 from loops.record.trace.tensors import tensors_of
+from loops.record.trace.visit_columns import measured
 from loops.step.composed_step import ComposedStep
 from loops.step.train_step import TrainStep
 from loops.support.written.place import Place, as_path, check_folder
@@ -42,6 +44,8 @@ class TensorBoard:
     the critical scale, and `activations/headroom`, from the largest activation or weight to the largest number of its
     format. There is also a histogram of each tensor, such as `exponents/activations/dense`, over the exponents of its
     values, without zeros, infinities and NaN: that of the last step of a visit that is due and was counted.
+    Ready probes have a curve of each layer, such as `update_rms/dense`, and one `noise_scale`, see
+    `loops.observe.noise_scale`, at steps that are due and were measured.
 
     Writing needs only TensorFlow; viewing needs the extra `tensorboard`, and a warning says if it is missing. Files are
     flushed at each visit that writes. A run that resumes from a checkpoint removes the points of later steps.
@@ -68,6 +72,7 @@ class TensorBoard:
         self._evaluations: list[Any] = []
         self._shown: dict[int, int] = {}
         self._step = 0
+        self._gauges = GaugeCurves()
         self._before: tuple[int, float] | None = None
 
     def begin(self, loop: Loop) -> None:
@@ -89,15 +94,17 @@ class TensorBoard:
                 stacklevel=2,
             )
 
-    def save_state(self) -> int:
-        """The last step seen, for a `Checkpoint`."""
-        return self._step
+    def save_state(self) -> dict:
+        """The last step seen, and the averages of the noise scale, for a `Checkpoint`."""
+        return {"step": self._step, "averages": self._gauges.averages.save_state()}
 
-    def load_state(self, value: int) -> None:
-        """Makes the next run continue after step `value`."""
-        self._step = value
+    def load_state(self, value: dict | int) -> None:
+        """Makes the next run continue from what `save_state` returned, before 0.3 the step alone."""
+        if isinstance(value, dict):
+            self._gauges.averages.load_state(value["averages"])
+        self._step = step = value["step"] if isinstance(value, dict) else value
         for path in self._directory.glob("events.out.tfevents.*"):
-            _keep_to(path, value)
+            _keep_to(path, step)
 
     def load_no_state(self, step: int) -> None:
         """Has the next run go on after a step whose checkpoint knows nothing of this folder."""
@@ -126,7 +133,9 @@ class TensorBoard:
         )
         tensors = tensors_of(self._train_step) if rows and {"amax", "counts"} <= set(visit.vectors) else []
         bins = histograms(visit, rows, tensors) if tensors else []
-        points += headroom_curves(visit, rows, tensors) if tensors else []
+        seen = measured(visit) if tensors else ()
+        points += headroom_curves(visit, [row for row in rows if seen[row]], tensors) if tensors else []
+        points += self._gauges.points(visit, rows, self._train_step)
         for one in self._evaluations:
             if one.step != self._shown[id(one)]:
                 self._shown[id(one)] = one.step

@@ -34,6 +34,13 @@ _DESCRIPTIONS = {
     "time/steps_per_second": "Steps a second since the last point.",
     "retries": "How often the step took its gradients again, at a lower scale.",
 }
+_OF_GAUGES = {
+    "attention_logit": "The largest magnitude of the layer's attention logits, after the scale and before the softmax.",
+    "attention_entropy": "The mean entropy of the layer's attention, in nats: 0 where each query sees one key alone.",
+    "update_rms": "The root mean square of what the step added to the layer's weights.",
+    "update_ratio": "The same over the root mean square of the weights before the step.",
+    "noise_scale": "The simple gradient noise scale, in examples, from averages over about a hundred steps.",
+}
 SKIPS = "scaler/skips"
 """The name of the texts: one for each skipped step."""
 TEXT = tf.compat.v1.SummaryMetadata(
@@ -45,7 +52,8 @@ TEXT = tf.compat.v1.SummaryMetadata(
 def metadata(name: str) -> tf.compat.v1.SummaryMetadata:
     """Marks a number as a point of a curve, with what the curve shows where that is known."""
     plugin_data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
-    return tf.compat.v1.SummaryMetadata(plugin_data=plugin_data, summary_description=_DESCRIPTIONS.get(name, ""))
+    said = _DESCRIPTIONS.get(name) or _OF_GAUGES.get(name.partition("/")[0], "")
+    return tf.compat.v1.SummaryMetadata(plugin_data=plugin_data, summary_description=said)
 
 
 def curves_of(visit: Visit, row: int, named: bool) -> dict[str, float]:

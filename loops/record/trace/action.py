@@ -15,10 +15,11 @@ from loops.loop.cadence import Cadence, Seconds
 from loops.loop.visit import Visit
 from loops.record.trace.file import TraceFile
 from loops.record.trace.frames import Frame, choose, frame_of, pack, unpack
+from loops.record.trace.gauges import gauge_values, gauges_of
 from loops.record.trace.messages import arrow
-from loops.record.trace.stream import batch_of, opening, read_tensors, schema_of
+from loops.record.trace.stream import batch_of, opening, read_gauges, read_tensors, schema_of
 from loops.record.trace.tensors import Tensor, lacks_of, tensors_of
-from loops.record.trace.visit_columns import causes_of, columns_of, skipped
+from loops.record.trace.visit_columns import causes_of, columns_of, measured, skipped
 from loops.support.checks import check_count
 from loops.support.errors import LoopError, ResumeWarning, TraceWarning
 from loops.support.written.place import Place, as_path, writing
@@ -34,9 +35,10 @@ class Trace:
         loops.observe.read("run/trace.arrow").steps.to_pandas()
 
     For each step it records loss, loss scale, whether it was attempted and applied, the cause of a skip, and norms; if
-    the train step has probes also the largest magnitude of each tensor, the headroom and the critical scale, see
-    docs/trace.md. Histograms are written at a cadence, and by a flight recorder, which holds those of the last steps in
-    memory and writes them when a step is skipped, with a few after it, and when the run ends.
+    the train step has probes also the largest magnitude of each tensor, the headroom and the critical scale, and what
+    ready probes measured, see docs/trace.md. Histograms are written at a cadence, and by a flight recorder, which holds
+    those of the last steps in memory and writes them when a step is skipped, with a few after it, and when the run
+    ends.
 
     A visit is written in one piece with a checksum, before a checkpoint is saved. An existing file is replaced or
     continued, as by `JsonLines`.
@@ -66,6 +68,7 @@ class Trace:
         self._replicas = 1
         self._schema: Any = None
         self._tensors: list[Tensor] = []
+        self._gauges: list[str] = []
         self._last_skip = 0
         self._held: list[Frame] = []
         self._before_end: dict | None = None
@@ -127,8 +130,9 @@ class Trace:
                 visit.first,
                 columns_of(visit, self._tensors),
                 causes_of(visit.outputs, self._train_step),
-                visit.vectors["amax"] if self._tensors else None,
+                _rows(visit.vectors["amax"], measured(visit)) if self._tensors else None,
                 frames,
+                self._gauge_rows(visit),
             )
         )
         self._held, self._last_skip = held, last_skip
@@ -154,12 +158,20 @@ class Trace:
 
         The file was written after a trace of the step, so the tensors are known before the next step.
         """
-        found, measured = read_tensors(self._file.read().schema), tensors_of(self._train_step)
-        if found != measured:
+        schema = self._file.read().schema
+        found, now = read_tensors(schema), tensors_of(self._train_step)
+        if found != now:
             self._file.close()
             raise LoopError(
-                f"{self._file.path}: it is a trace of {_names(found)}, but this run measures {_names(measured)}. "
-                + (_COUNTED if _without_counts(found) == _without_counts(measured) else "Choose another file.")
+                f"{self._file.path}: it is a trace of {_names(found)}, but this run measures {_names(now)}. "
+                + (_COUNTED if _without_counts(found) == _without_counts(now) else "Choose another file.")
+            )
+        gauges, more = read_gauges(schema), gauges_of(self._train_step)
+        if list(gauges) != more:
+            self._file.close()
+            raise LoopError(
+                f"{self._file.path}: its ready probes are {', '.join(gauges) or 'none'}, but those of this run "
+                f"{', '.join(more) or 'none'}. Choose another file."
             )
 
     def _begin_stream(self, vectors: Mapping[str, np.ndarray]) -> None:
@@ -167,17 +179,25 @@ class Trace:
         if self._schema is not None and self._file.end:
             return
         self._tensors = tensors_of(self._train_step)
-        if not self._tensors and {"counts", "amax"} & {*vectors}:
+        if getattr(self._train_step, "probes", None) is None and {"counts", "amax"} & {*vectors}:
             warnings.warn(
                 "Trace: the step returns counts or amax, but has no `probes` to name their rows: they are not "
                 "written. Use TrainStep(..., probes=scaler.observe.watch(model)).",
                 TraceWarning,
                 stacklevel=3,
             )
-        schema = schema_of(self._tensors, lacks_of(self._train_step, self._replicas))
+        self._gauges = gauges_of(self._train_step)
+        schema = schema_of(self._tensors, lacks_of(self._train_step, self._replicas), self._gauges)
         if not self._file.end:
             self._file.add(opening(schema))
         self._schema = schema
+
+    def _gauge_rows(self, visit: Visit) -> list[np.ndarray | None] | None:
+        """What the ready probes measured at each step; None at one at which they measured nothing."""
+        if not self._gauges:
+            return None
+        values = gauge_values(visit.vectors, self._train_step)
+        return _rows(values, ~np.isnan(values).all(axis=1))
 
     def _frames(self, visit: Visit) -> tuple[list[Frame], list[Frame], int]:
         """The frames to write, those to hold, and the last skipped step."""
@@ -190,7 +210,8 @@ class Trace:
             return [], [], last_skip
         counts = visit.vectors["counts"]
         # Steps at which the probes did not count have zeros.
-        seen = counts.any(axis=(1, 2))
+        seen = measured(visit)
+        seen[seen] = counts[seen].any(axis=(1, 2))
         rows = np.flatnonzero(seen & ~due)
         held = np.array([frame.step for frame in self._held], np.int64)
         known = [self._last_skip, *skips] if self._last_skip else skips
@@ -204,6 +225,10 @@ class Trace:
             holding + [frame_of(int(steps[row]), counts[row]) for row in new_held],
             last_skip,
         )
+
+
+def _rows(values: np.ndarray, known: np.ndarray) -> list[np.ndarray | None]:
+    return [row if here else None for row, here in zip(values, known, strict=True)]
 
 
 _COUNTED = (

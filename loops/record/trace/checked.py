@@ -35,10 +35,11 @@ class Batches:
         schema: A `pyarrow.Schema`.
         tensors: The number of measured tensors, or None if that is unknown: then the values are not looked at.
         size: Of the file, in bytes.
+        gauges: The number of measured gauges.
     """
 
-    def __init__(self, schema: Any, tensors: int | None, size: int):
-        self._schema, self._tensors = schema, tensors
+    def __init__(self, schema: Any, tensors: int | None, size: int, gauges: int = 0):
+        self._schema, self._tensors, self._gauges = schema, tensors, gauges
         self._room = MOST + _RATIO * size
 
     def read(self, message: Any) -> Any:
@@ -53,7 +54,9 @@ class Batches:
             batch.validate(full=True)
         except (pa.ArrowException, OSError, struct.error):
             return None
-        return batch if self._tensors is None or _fits(batch, self._tensors) else None
+        if self._tensors is None:
+            return batch
+        return batch if _fits(batch, self._tensors) and (not self._gauges or _is_wide(batch, self._gauges)) else None
 
 
 def has_columns(schema: Any) -> bool:
@@ -75,15 +78,24 @@ def _fits(batch: Any, tensors: int) -> bool:
     if batch.column("kind").null_count or batch.column("step").null_count or not all(map(_is_plain, columns)):
         return False
     amax, tensor, place, count = columns
-    widths = _lengths(amax)[~np.asarray(amax.is_null())]
     alike = all(np.array_equal(_lengths(tensor), _lengths(other)) for other in (place, count))
     return (
         alike
-        and bool((widths == tensors).all())
+        and _all_of(amax, tensors)
         and _within(tensor, tensors)
         and _within(place, scaler.observe.BINS)
         and _within(count, np.iinfo(np.int64).max)
     )
+
+
+def _is_wide(batch: Any, gauges: int) -> bool:
+    """Whether each step that was measured has so many gauges."""
+    column = batch.column("gauges")
+    return _is_plain(column) and _all_of(column, gauges)
+
+
+def _all_of(column: Any, width: int) -> bool:
+    return bool((_lengths(column)[~np.asarray(column.is_null())] == width).all())
 
 
 def _is_plain(column: Any) -> bool:

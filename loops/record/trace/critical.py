@@ -16,6 +16,7 @@ all gradients of a step were finite, the step's own scale is a lower bound, too.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -52,22 +53,29 @@ def critical_scales(amax: np.ndarray, loss_scale: np.ndarray, tensors: Sequence[
     seen = np.asarray(amax, np.float64)
     scales = np.asarray(loss_scale, np.float64)[:, np.newaxis]
     low, high = np.full(len(seen), np.inf), np.full(len(seen), np.inf)
+    carries, groups = _groups(tuple(tensors))
     # All tensors of a format at once: vectorized over tensors, because a visit may have a single step.
-    for limits, certain in {(tensor.limits, tensor.certain) for tensor in tensors}:
-        chosen = [tensor.carries_scale and (tensor.limits, tensor.certain) == (limits, certain) for tensor in tensors]
+    for limits, certain, chosen in groups:
         least, most = _scaled(seen[:, chosen], scales, limits) if certain else _unsure(seen[:, chosen], scales, limits)
         low, high = (
             np.minimum(low, least.min(axis=1, initial=np.inf)),
             np.minimum(high, most.min(axis=1, initial=np.inf)),
         )
     # If everything was finite at this scale, the scale is a lower bound, whatever an uncertain format suggests.
-    carries = np.array([tensor.carries_scale for tensor in tensors], bool)
     proven = _largest_power(scales[:, 0] * _ABOVE, np.ones(len(seen)), np.zeros(len(seen), bool))
     low = np.where(np.isfinite(seen[:, carries]).all(axis=1), np.maximum(low, proven), low)
     high = np.maximum(high, low)
-    unscaled = seen[:, [not tensor.carries_scale for tensor in tensors]]
-    finite = np.isfinite(unscaled).all(axis=1)
+    finite = np.isfinite(seen[:, ~carries]).all(axis=1)
     return Critical(np.where(finite, low, 0.0), np.where(finite, high, 0.0))
+
+
+@functools.lru_cache(maxsize=8)
+def _groups(tensors: tuple[Tensor, ...]) -> tuple[np.ndarray, list[tuple[scaler.FloatFormat, bool, np.ndarray]]]:
+    """Which tensors carry the scale, and of these those of each format, known or not."""
+    carries = np.array([tensor.carries_scale for tensor in tensors], bool)
+    kinds = [(tensor.limits, tensor.certain) for tensor in tensors]
+    groups = [(*kind, carries & np.array([own == kind for own in kinds], bool)) for kind in dict.fromkeys(kinds)]
+    return carries, [group for group in groups if group[2].any()]
 
 
 def _unsure(amax: np.ndarray, scale: np.ndarray, limits: scaler.FloatFormat) -> tuple[np.ndarray, np.ndarray]:

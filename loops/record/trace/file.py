@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from loops.record.trace.checked import Batches, schema_in
 from loops.record.trace.messages import whole_messages
-from loops.record.trace.stream import read_tensors
+from loops.record.trace.stream import read_gauges, read_tensors
 from loops.support.errors import ResumeWarning
 from loops.support.written.append_file import AppendFile
 
@@ -50,7 +50,8 @@ def contents(data: bytes) -> Contents:
             if schema is None:
                 break
             tensors = read_tensors(schema)
-            reader = Batches(schema, None if tensors is None else len(tensors), len(data))
+            gauges = len(read_gauges(schema)) if tensors is not None else 0
+            reader = Batches(schema, None if tensors is None else len(tensors), len(data), gauges)
         else:
             batch = reader.read(message)
             if batch is None:

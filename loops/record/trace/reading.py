@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from loops.record.columns import DECISIONS, NUMBERS
 from loops.record.trace.file import Contents, contents
 from loops.record.trace.messages import arrow
-from loops.record.trace.stream import HISTOGRAMS, STEP, VERSION, read_lacks, read_tensors
+from loops.record.trace.stream import GAUGES, HISTOGRAMS, STEP, VERSION, read_gauges, read_lacks, read_tensors
 from loops.record.trace.tensors import Tensor
 from loops.support.errors import LoopError, TraceWarning
 from loops.support.written.place import as_path
@@ -25,7 +26,8 @@ class TraceTables:
     Attributes:
         steps: A row for each step: `step`, `loss`, `loss_scale`, `grad_norm`, `clipped_norm`, `critical_low`,
             `critical_high`, `headroom`, `attempted`, `applied`, `cause`, and for each tensor its largest magnitude,
-            such as `amax/activations/dense_1`.
+            such as `amax/activations/dense_1`; with ready probes also what they measured, such as
+            `update_rms/dense_1`. Both are null at a step that was not measured.
         histograms: A row for each step, tensor and nonempty bin: `step`, `tensor`, `bin`, `count`, sorted by these.
             `scaler.observe` defines the bins.
         tensors: A row for each tensor: `name`; `format`, in which it was computed; `carries_scale`, whether its values
@@ -93,7 +95,7 @@ def _tables(found: Contents, tensors: list[Tensor]) -> TraceTables:
     steps = table.filter(pa.array(kinds == STEP, pa.bool_()))
     names = [tensor.name for tensor in tensors]
     return TraceTables(
-        _steps(pa, steps, names),
+        _steps(pa, steps, names, read_gauges(found.schema)),
         _histograms(pa, table.filter(pa.array(kinds == HISTOGRAMS, pa.bool_())), names),
         pa.table(
             {
@@ -106,15 +108,20 @@ def _tables(found: Contents, tensors: list[Tensor]) -> TraceTables:
     )
 
 
-def _steps(pa: Any, table: Any, names: list[str]) -> Any:
-    amax = table["amax"].combine_chunks()
-    missing = np.asarray(amax.is_null())
-    values = np.zeros([len(amax), len(names)], np.float32)
-    if names:
-        values[~missing] = amax.flatten().to_numpy().reshape(-1, len(names))
+def _steps(pa: Any, table: Any, names: list[str], gauges: Sequence[str]) -> Any:
     columns = {name: table[name] for name in ("step", *NUMBERS, *DECISIONS, "cause")}
-    columns.update({f"amax/{name}": pa.array(values[:, place], mask=missing) for place, name in enumerate(names)})
-    return pa.table(columns)
+    columns |= _unlisted(pa, table["amax"], [f"amax/{name}" for name in names])
+    return pa.table(columns | (_unlisted(pa, table[GAUGES], gauges) if gauges else {}))
+
+
+def _unlisted(pa: Any, lists: Any, names: Sequence[str]) -> dict[str, Any]:
+    """A column of lists as a column for each of their places."""
+    column = lists.combine_chunks()
+    missing = np.asarray(column.is_null())
+    values = np.zeros([len(column), len(names)], np.float32)
+    if names:
+        values[~missing] = column.flatten().to_numpy().reshape(-1, len(names))
+    return {name: pa.array(values[:, place], mask=missing) for place, name in enumerate(names)}
 
 
 def _histograms(pa: Any, table: Any, names: list[str]) -> Any:

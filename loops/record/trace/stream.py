@@ -20,22 +20,27 @@ VERSION = "1"
 """The version of the format. A reader refuses any other."""
 STEP, HISTOGRAMS = "step", "histograms"
 """The kinds of rows."""
-_COMPRESSED_FROM = 8
-"""A batch with fewer rows is not compressed: it would not pay."""
+GAUGES = "gauges"
+"""The column of what ready probes measured, and the entry with their names: a trace without such probes has neither."""
+_NULL_FOR_NAN = ("critical_low", "critical_high", "headroom")
+_COMPRESSED_FROM = 2**15
+"""A batch of fewer bytes is not compressed: each of its columns would cost more time than it saves room."""
 
 
-def schema_of(tensors: Sequence[Tensor], lacks: Sequence[str] = ()) -> Any:
+def schema_of(tensors: Sequence[Tensor], lacks: Sequence[str] = (), gauges: Sequence[str] = ()) -> Any:
     """The Arrow schema of a trace.
 
     Args:
         tensors: The measured tensors.
         lacks: From `tensors.lacks_of`.
+        gauges: From `gauges.gauges_of`.
     """
     pa = arrow()
     metadata = {
         "halfstep.trace": VERSION,
         "tensors": json.dumps([dataclasses.asdict(tensor) for tensor in tensors]),
         **({"lacks": json.dumps(list(lacks))} if lacks else {}),
+        **({GAUGES: json.dumps(list(gauges))} if gauges else {}),
         KEY: BLANK,
     }
     fields = [
@@ -48,6 +53,7 @@ def schema_of(tensors: Sequence[Tensor], lacks: Sequence[str] = ()) -> Any:
         pa.field("tensor", pa.list_(pa.int32())),
         pa.field("bin", pa.list_(pa.int16())),
         pa.field("count", pa.list_(pa.int64())),
+        *([pa.field(GAUGES, pa.list_(pa.float32()))] if gauges else []),
     ]
     return pa.schema(fields, metadata)
 
@@ -75,11 +81,23 @@ def _is_tensor(tensor: Tensor) -> bool:
 
 def read_lacks(schema: Any) -> tuple[str, ...]:
     """The argument `lacks` of `schema_of`."""
+    return _texts(schema, b"lacks")
+
+
+def read_gauges(schema: Any) -> tuple[str, ...]:
+    """The argument `gauges` of `schema_of`."""
+    pa = arrow()
+    names = _texts(schema, GAUGES.encode())
+    known = schema.names.count(GAUGES) == 1 and schema.field(GAUGES).type == pa.list_(pa.float32())
+    return names if known and len(set(names)) == len(names) else ()
+
+
+def _texts(schema: Any, key: bytes) -> tuple[str, ...]:
     try:
-        lacks = read_json((schema.metadata or {}).get(b"lacks", b"[]"))
+        found = read_json((schema.metadata or {}).get(key, b"[]"))
     except ValueError:
         return ()
-    return tuple(one for one in lacks if isinstance(one, str)) if isinstance(lacks, list) else ()
+    return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
 
 
 def opening(schema: Any) -> bytes:
@@ -92,8 +110,9 @@ def batch_of(
     first: int,
     columns: Mapping[str, np.ndarray],
     causes: Sequence[str | None],
-    amax: np.ndarray | None,
+    amax: Sequence[np.ndarray | None] | None,
     frames: Sequence[Frame],
+    gauges: Sequence[np.ndarray | None] | None = None,
 ) -> bytes:
     """One batch: a row for each step, then a row for each frame.
 
@@ -102,21 +121,22 @@ def batch_of(
         first: The number of the first step.
         columns: Arrays [steps] by the names of columns; other names are ignored.
         causes: Names of a `scaler.Cause` [steps], or None for a step that was not skipped.
-        amax: Float32 [steps, tensors], or None.
+        amax: Float32 [tensors] for each step, or None for one that was not measured; or None for all.
         frames: Histograms to write.
+        gauges: Float32 [gauges], likewise.
     """
     pa = arrow()
     steps, kinds = len(causes), [STEP] * len(causes) + [HISTOGRAMS] * len(frames)
     nothing = [None] * steps
 
-    def padded(values: Any, kind: Any) -> Any:
-        column = pa.nulls(steps, kind) if values is None else pa.array(values, kind)
+    def padded(values: Any, kind: Any, null_for_nan: bool = False) -> Any:
+        column = pa.nulls(steps, kind) if values is None else pa.array(values, kind, from_pandas=null_for_nan)
         return pa.concat_arrays([column, pa.nulls(len(frames), kind)]) if frames else column
 
     arrays = [
         pa.array(kinds),
         pa.array([*range(first, first + steps), *(frame.step for frame in frames)], pa.int64()),
-        *(padded(_as(np.float64, columns.get(name)), pa.float64()) for name in NUMBERS),
+        *(padded(_as(np.float64, columns.get(name)), pa.float64(), name in _NULL_FOR_NAN) for name in NUMBERS),
         *(padded(_as(np.bool_, columns.get(name)), pa.bool_()) for name in DECISIONS),
         padded(list(causes), pa.string()),
         _lists(pa.float32(), np.float32, [*(nothing if amax is None else amax), *[None] * len(frames)]),
@@ -124,10 +144,12 @@ def batch_of(
         _lists(pa.int16(), np.int16, [*nothing, *(frame.bin for frame in frames)]),
         _lists(pa.int64(), np.int64, [*nothing, *(frame.counts for frame in frames)]),
     ]
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd" if len(kinds) >= _COMPRESSED_FROM else None)
+    if gauges is not None:
+        arrays.append(_lists(pa.float32(), np.float32, [*gauges, *[None] * len(frames)]))
+    sink, batch = pa.BufferOutputStream(), pa.record_batch(arrays, schema=schema)
+    options = pa.ipc.IpcWriteOptions(compression="zstd" if batch.nbytes >= _COMPRESSED_FROM else None)
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=schema), custom_metadata={KEY: BLANK})
+        writer.write_batch(batch, custom_metadata={KEY: BLANK})
         end = sink.tell()
     return sealed(sink.getvalue().to_pybytes()[len(schema.serialize()) : end])
 
@@ -139,6 +161,8 @@ def _as(dtype: Any, values: np.ndarray | None) -> np.ndarray | None:
 def _lists(kind: Any, dtype: Any, rows: Sequence[np.ndarray | None]) -> Any:
     """A column of lists, with null for None."""
     pa = arrow()
+    if all(row is None for row in rows):
+        return pa.nulls(len(rows), pa.list_(kind))
     offsets = np.cumsum([0, *(0 if row is None else len(row) for row in rows)]).astype(np.int32)
     values = np.concatenate([np.zeros([0], dtype), *(row for row in rows if row is not None)]).astype(dtype)
     missing = pa.array([row is None for row in rows], pa.bool_())

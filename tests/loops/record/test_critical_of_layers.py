@@ -68,7 +68,7 @@ def measured(build):
         lambda y, prediction: tf.reduce_mean(tf.square(y - tf.cast(prediction, tf.float32))),
         keras.optimizers.SGD(0.0),
         loss_scaler=scaler.LossScaler(scaler.Dynamic(1.0, growth_interval=1, max_scale=2.0**60)),
-        probes=scaler.observe.watch(model, every=1000),
+        probes=scaler.observe.watch(model),
     )
     graph, scales, amax = tf.function(step), [], []
     for _ in range(60):

@@ -1,0 +1,98 @@
+"""The figures of ready probes: one for each of their outputs, with a curve for each layer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loops.record.noise_scale import noise_scale
+from loops.record.run import Gauges, Recorded
+from loops.record.thin import sampled
+from loops.record.trace.gauges import NOISE, SIGNAL
+from loops.support.pages import Table
+from loops.support.text import amount
+from loops.views.report.axes import linear_axis, loss_axis, steps_axis
+from loops.views.report.chart import Curve, chart
+from loops.views.report.figures import Figure
+from loops.views.report.tables import cell
+
+_LINES = 6
+"""The most layers in one figure: no more colours are distinct."""
+_ROWS = 24
+"""The most rows of a table."""
+_FIGURES = {
+    "attention_logit": (
+        "Attention logits",
+        "The largest magnitude of a logit of each attention layer. Logits that grow without bound go before many "
+        "divergences of transformers.",
+    ),
+    "attention_entropy": (
+        "Attention entropy, in nats",
+        "The mean entropy of each layer's attention: 0 where each query sees one key alone. An entropy that falls to 0 "
+        "goes before divergences, too.",
+    ),
+    "update_rms": (
+        "Size of updates",
+        "The root mean square of what a step added to a layer's weights. Skipped steps have none.",
+    ),
+    "update_ratio": (
+        "Size of updates, relative to the weights",
+        "The same over the root mean square of the weights before the step. About 0.001 is a usual rule of thumb.",
+    ),
+}
+_NOISE = (
+    "Gradient noise scale, in examples",
+    "The simple noise scale, the ratio of two averages over about a hundred measured steps. Batches much smaller than "
+    "it gain nearly all of each further example, larger ones little.",
+)
+_LOWEST_FIRST = ("attention_entropy",)
+"""Outputs of which small values are those to look at."""
+
+
+def gauge_charts(run: Recorded, columns: int) -> list[Figure]:
+    """The figures of what a run's ready probes measured; none without any."""
+    if run.gauges is None:
+        return []
+    found = [_figure(output, *said, run.gauges.of(output), columns) for output, said in _FIGURES.items()]
+    names = run.gauges.names
+    if NOISE in names and SIGNAL in names:
+        parts = (run.gauges.values[:, names.index(name)] for name in (NOISE, SIGNAL))
+        known = np.isfinite(run.gauges.values[:, names.index(NOISE)])
+        scale = np.where(known, noise_scale(*parts), np.nan)
+        found.append(
+            _figure("noise_scale", *_NOISE, Gauges(run.gauges.step, ("noise scale",), scale[:, None]), columns)
+        )
+    return [figure for figure in found if figure is not None]
+
+
+def _figure(output: str, heading: str, said: str, gauges: Gauges, columns: int) -> Figure | None:
+    known = np.isfinite(gauges.values).any(axis=1)
+    if not known.any():
+        return None
+    step, values = gauges.step[known], np.where(np.isfinite(gauges.values), gauges.values, np.nan)[known]
+    with np.errstate(all="ignore"):
+        means = np.array([np.nanmean(column) if np.isfinite(column).any() else np.nan for column in values.T])
+    order = np.argsort(means if output in _LOWEST_FIRST else -means, kind="stable")[: min(_LINES, len(means))]
+    if len(means) > _LINES:
+        which = "lowest" if output in _LOWEST_FIRST else "highest"
+        said += f" The {_LINES} of {amount(len(means), 'layer')} with the {which} mean."
+    places = sorted(place for place in order.tolist() if np.isfinite(means[place]))
+    shown, names = values[:, places], [gauges.names[place] for place in places]
+    x = steps_axis(int(gauges.step[0]), int(gauges.step[-1]))
+    y = loss_axis(shown) if (shown[np.isfinite(shown)] > 0).all() else linear_axis(shown)
+    lines = [
+        Curve(name, x.of(step), y.of(column), f"run{place}")
+        for place, (name, column) in enumerate(zip(names, shown.T, strict=True))
+    ]
+    finite = shown[np.isfinite(shown)]
+    alt = f"{heading} over {amount(len(step), 'measured step')}, from {finite.min():.3g} to {finite.max():.3g}."
+    if y.log:
+        said += " The axis is logarithmic."
+    drawn = chart(alt, y, x, lines, columns=columns)
+    return Figure(heading, drawn, said, [("", _table(step, names, shown))])
+
+
+def _table(step: np.ndarray, names: list[str], values: np.ndarray) -> Table:
+    at = sampled(len(step), _ROWS).tolist()
+    rows = [[cell(int(step[place])), *(cell(float(one)) for one in values[place])] for place in at]
+    said = "" if len(at) == len(step) else f"{len(at)} of {len(step):,} measured steps"
+    return Table(["step", *names], rows, said)

@@ -1,0 +1,136 @@
+"""Guards the ready probes of a `TrainStep` against NumPy, and that steps between those of `every` execute none."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from loop_cases import batch, dataset, static
+from models import plain_model, squared_error
+
+import loops
+import scaler
+from scaler import observe
+
+SCALE, RATE = 8.0, 0.125
+LAYERS = ["dense", "dense_1"]
+
+
+def step_of(kinds, every=1, kind="float32", **arguments):
+    model = plain_model(kind)
+    watch = observe.watch(model, kinds=kinds, every=every)
+    return loops.TrainStep(
+        model, squared_error, keras.optimizers.SGD(RATE), loss_scaler=static(SCALE), probes=watch, **arguments
+    )
+
+
+def gradient(model, *batches):
+    """The gradient of the mean loss of all these batches, as one vector in NumPy."""
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([squared_error(y, model(x)) for x, y in batches]) / len(batches)
+    return np.concatenate([np.ravel(one) for one in tape.gradient(loss, model.trainable_variables)])
+
+
+@pytest.mark.slow_with("float16")
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_update_rms_is_the_root_of_the_mean_of_squares_over_a_layers_weights(kind):
+    step = step_of(["update_rms"], kind=kind)
+    call = tf.function(step)
+
+    def read():
+        # In float16 the masters move.
+        moved = step.masters.weights if step.masters else step.model.weights
+        return [np.asarray(one, np.float64) for one in moved]
+
+    call(batch(0))
+    before = read()
+    outputs = call(batch(1))
+    assert step.probes.gauges == {"update_rms": LAYERS, "update_ratio": LAYERS}
+    for place in range(2):
+        old = np.concatenate([np.ravel(one) for one in before[2 * place : 2 * place + 2]])
+        new = np.concatenate([np.ravel(one) for one in read()[2 * place : 2 * place + 2]])
+        rms = np.sqrt(np.mean((new - old) ** 2))
+        assert outputs["update_rms"][place].numpy() == pytest.approx(rms, rel=1e-4)
+        assert outputs["update_ratio"][place].numpy() == pytest.approx(rms / np.sqrt(np.mean(old**2)), rel=1e-4)
+    skipped = call(batch(bad=np.inf))
+    assert np.isnan(skipped["update_rms"]).all()
+
+
+def test_the_noise_scale_is_that_of_mccandlish_from_micro_batches():
+    step = step_of(["noise_scale"], accumulate=3)
+    small, call = [batch(seed) for seed in range(3)], tf.function(step)
+    squares = [np.sum(gradient(step.model, one) ** 2) for one in small]
+    large = np.sum(gradient(step.model, *small) ** 2)
+    outputs = [call(one) for one in small]
+    assert all(np.isnan(one["noise_scale"]).all() for one in outputs[:2])
+    # |G|^2 and S with b = 8 and B = 24, as they are written in appendix A.1.
+    signal = (24 * large - 8 * np.mean(squares)) / (24 - 8)
+    noise = (np.mean(squares) - large) / (1 / 8 - 1 / 24)
+    np.testing.assert_allclose(outputs[2]["noise_scale"], [noise, signal], rtol=1e-4)
+    assert step.probes.gauges == {"noise_scale": ["noise", "signal"]}
+
+
+def test_a_window_that_overflows_has_no_noise_scale_and_spoils_none():
+    step = step_of(["noise_scale"], accumulate=2)
+    call = tf.function(step)
+    windows = [[batch(0, bad=np.inf), batch(1)], [batch(2), batch(3)]]
+    found = [[call(one) for one in window][-1] for window in windows]
+    assert not found[0]["applied"]
+    assert np.isnan(found[0]["noise_scale"]).all()
+    assert np.isfinite(found[1]["noise_scale"]).all()
+
+
+def test_one_batch_on_one_replica_has_no_noise_scale():
+    with pytest.raises(scaler.InvalidArgument, match=r"compares gradients of two batch sizes.*accumulate=2"):
+        step_of(["noise_scale"])(batch())
+
+
+ALL = ["updates", "weights", "weight_gradients", "activations", "update_rms"]
+
+
+@pytest.mark.slow_with("jit_compile")
+@pytest.mark.parametrize("mode", ["graph", "jit_compile"])
+def test_a_step_in_between_has_nothing_and_one_that_is_due_what_every_step_has(mode):
+    every, second = step_of(ALL), step_of(ALL, every=2)
+    calls = [tf.function(step, jit_compile=mode == "jit_compile" or None) for step in (every, second)]
+    for seed in range(4):
+        whole, part = (call(batch(seed)) for call in calls)
+        assert bool(part["counts"].numpy().any()) == bool(seed % 2)
+        if seed % 2:
+            for name in ("counts", "amax", "update_rms", "update_ratio"):
+                np.testing.assert_allclose(part[name], whole[name], rtol=1e-5, err_msg=name)
+        else:
+            assert not part["amax"].numpy().any()
+            assert np.isnan([part["update_rms"], part["update_ratio"]]).all()
+
+
+def test_what_a_probe_computes_stands_in_branches_alone():
+    """Of what counts, reads weights or slots and compares updates nothing runs outside of the branches."""
+    kinds = [*observe.KINDS, "update_rms"]
+
+    def outside(step):
+        graph = tf.function(step).get_concrete_function(tuple(map(tf.constant, batch()))).graph
+        return [operation.type for operation in graph.get_operations()]
+
+    bare, watched = plain_model(), step_of(kinds, every=10)
+    bare = loops.TrainStep(bare, squared_error, keras.optimizers.SGD(RATE), loss_scaler=static(SCALE))
+    few, more = outside(bare), outside(watched)
+    new = {kind: more.count(kind) - few.count(kind) for kind in {*more} if more.count(kind) > few.count(kind)}
+    # The counters of the scaler say whether a step is due: three variables are read, and there are eight weights.
+    assert new.pop("ReadVariableOp") == 3
+    passes = {"Identity", "IdentityN", "Const", "ConcatV2"}
+    assert {*new} - passes == {"If", "StatelessIf", "AddV2", "Sub", "Equal", "FloorMod"}
+
+
+def test_a_loop_stacks_gauges_as_other_vectors():
+    step, seen = step_of(["update_rms"], every=2), []
+    loops.Loop(step, dataset(4), steps_per_call=4, actions=[seen.append]).run(4)
+    values = seen[0].vectors["update_rms"]
+    assert values.shape == (4, 2)
+    assert np.isnan(values[:, 0]).tolist() == [True, False, True, False]
+
+
+def test_a_loss_with_the_name_of_a_gauge_is_refused():
+    step = step_of(["update_rms"])
+    step.loss_fn = lambda y, prediction: (squared_error(y, prediction), {"update_rms": tf.constant(0.0)})
+    with pytest.raises(loops.BadOutputs, match="'update_rms'"):
+        step(batch())
