@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from scaler.backend import attention_products
 from scaler.backend.call_contexts import in_training
 from scaler.backend.layers import layers_by_path
 from scaler.errors import InvalidArgument
@@ -34,7 +35,7 @@ def _hook_of(layer: keras.layers.Layer) -> Callable | None:
         return _dense
     if isinstance(layer, _CONVOLUTIONS) and any(call is kind.call for kind in _CONVOLUTIONS):
         return _convolution
-    if call is keras.layers.MultiHeadAttention.call and attention.is_plain(layer):
+    if call is keras.layers.MultiHeadAttention.call and attention_products.is_plain(layer):
         return _attention
     return None
 
@@ -73,7 +74,7 @@ def emulate(
 def undo(layers: Iterable[keras.layers.Layer]) -> None:
     """Takes back what `emulate` did without a strategy."""
     for layer in layers:
-        for name in ("call", attention.PRODUCTS, _MARK):
+        for name in ("call", attention_products.PRODUCTS, _MARK):
             vars(layer).pop(name, None)
 
 
@@ -186,4 +187,4 @@ def _attention(layer: keras.layers.Layer, product_of: Callable[[str], Product]) 
     def einsum(is_first: bool, equation: str, left: Any, right: Any) -> Any:
         return _einsum(scores if is_first else mixture, equation, left, right)
 
-    attention.replace_products(layer, einsum)
+    attention_products.replace_products(layer, einsum)
