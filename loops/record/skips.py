@@ -2,7 +2,8 @@
 
 A scale that begins too high is halved until it fits: these skips find its level. Afterwards it grows after every
 growth interval, and is halved again if the larger scale overflows: one skip per interval, however short the interval
-is. Both are intended. Of several scales in one column growth cannot be told. A run may occasionally skip for other reasons, when its gradients grow.
+is. Both are intended. Growth cannot be told where one column holds several scales. A run may occasionally skip for
+other reasons, when its gradients grow.
 """
 
 from __future__ import annotations
@@ -186,9 +187,10 @@ def _is_untold(streak: Sequence[Mapping], attempts: Sequence[Mapping], first: in
     """
     if first == 0 or any(map(_is_spike, streak)):
         return False
-    around = [attempts[place].get("loss_scale") for place in (first - 1, first + len(streak)) if place < len(attempts)]
-    scales = [row.get("loss_scale") for row in streak]
-    return None not in around and None not in scales and max(scales) < min(around)
+    around = [attempts[place] for place in (first - 1, first + len(streak)) if place < len(attempts)]
+    rows = [*streak, *around]
+    scales = [float(row["loss_scale"]) for row in rows if row.get("loss_scale") is not None]
+    return len(scales) == len(rows) and max(scales[: len(streak)]) < min(scales[len(streak) :])
 
 
 def _is_spike(row: Mapping) -> bool:
@@ -249,8 +251,8 @@ def in_words(found: Health) -> str:
         (found.spikes, "as spikes, far beyond the steps before them"),
         (
             found.untold,
-            "at a loss scale below that of the applied steps around, as by one of several losses: whether that scale had "
-            "grown, the log does not tell",
+            "at a loss scale below that of the applied steps around, as by one of several losses: the log does not "
+            "tell whether that scale had grown",
         ),
         (others, "for other reasons, as gradients grew"),
     ]

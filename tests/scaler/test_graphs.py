@@ -88,5 +88,7 @@ def test_a_step_that_was_traced_by_itself_runs_in_a_loop_of_another_function():
     weight, loss_scaler = tf.Variable([1.0]), by_hand(scaler.Dynamic(4.0))
     step = tf.function(lambda: loss_scaler.apply(plain_descent, [tf.constant([4.0])], [weight]).finite)
     step.get_concrete_function()
-    tf.function(lambda: tf.while_loop(lambda taken: taken < 2, lambda taken: (taken + tf.cast(step(), tf.int32),), (0,)))()
+    tf.function(
+        lambda: tf.while_loop(lambda taken: taken < 2, lambda taken: (taken + tf.cast(step(), tf.int32),), (0,))
+    )()
     np.testing.assert_array_equal(weight, [-1.0])
