@@ -152,7 +152,7 @@ def _before_each_call(act: Callable[[], None], key: Hashable) -> Any:
     graph = outermost_function()
     if graph is None or not hasattr(graph, "capture_call_time_value"):
         return None
-    # An empty structure would be cheaper, but the body of a loop that calls such a function then has outputs too many.
+
     with tf.init_scope():
         nothing = tf.constant(False)
 
@@ -160,6 +160,7 @@ def _before_each_call(act: Callable[[], None], key: Hashable) -> Any:
         act()
         return nothing
 
+    # A function of no tensors would do, were it not that `tf.while_loop` counts on one.
     graph.capture_call_time_value(called, tf.TensorSpec([], tf.bool), key=key, default_value=nothing)
     return graph
 
