@@ -2,7 +2,8 @@
 
 A scale that begins too high is halved until it fits: these skips find its level. Afterwards it grows after every
 growth interval, and is halved again if the larger scale overflows: one skip per interval, however short the interval
-is. Both are intended. A run may occasionally skip for other reasons, when its gradients grow.
+is. Both are intended. Growth cannot be told where one column holds several scales. A run may occasionally skip for
+other reasons, when its gradients grow.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ class Health:
         at_start: How many of them came before the first applied step.
         steps: The number of steps.
         of_growth: How many of the skips followed a growth of the scale, and undid it.
+        untold: How many of the skips had a lower scale than the applied steps around them. A step of a `PerLoss` logs
+            its largest scale, and after a skip that of the loss which caused it: whether that one had grown, its log
+            does not tell.
         moved: The number of applied steps, including their micro-batches.
         unseen: How many of them have a loss that is not finite.
         zeros: How many of the last applied steps have a gradient norm of exactly 0 and a loss that is not; 0 if they
@@ -64,6 +68,7 @@ class Health:
     at_start: int
     steps: int
     of_growth: int = 0
+    untold: int = 0
     moved: int = 0
     unseen: int = 0
     zeros: int = 0
@@ -77,6 +82,11 @@ class Health:
     def open(self) -> bool:
         """Whether there are, or may be, skips that the log does not show."""
         return self.thinned is not None and self.thinned.open
+
+    @property
+    def sure(self) -> bool:
+        """Whether the log shows all skips, and tells of which kind they are."""
+        return not self.open and not self.untold
 
 
 def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None, *, traced: bool = False) -> Health:
@@ -96,9 +106,15 @@ def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None, *,
     places = {row["step"]: place for place, row in enumerate(attempts)}
     of_growth = [streak for streak in streaks if _is_of_growth(streak, attempts, places[streak[0]["step"]])]
     grown = {row["step"] for streak in of_growth for row in streak}
-    often = None if bad else _often(attempts[len(attempts) // 2 :], grown)
+    untold = {
+        row["step"]
+        for streak in streaks
+        if streak not in bad and _is_untold(streak, attempts, places[streak[0]["step"]])
+        for row in streak
+    }
+    often = None if bad else _often(attempts[len(attempts) // 2 :], grown | untold)
     if often:
-        bad = [streak for streak in streaks if streak[0]["step"] not in grown][-1:]
+        bad = [streak for streak in streaks if streak[0]["step"] not in grown | untold][-1:]
     step = None
     if streaks:
         step = (_telling(bad[-1]) if bad else streaks[-1][-1])["step"]
@@ -119,6 +135,7 @@ def health(rows: Sequence[Mapping[str, Any]], counted: Counted | None = None, *,
         at_start=at_start,
         steps=len(rows),
         of_growth=len(grown),
+        untold=len(untold),
         moved=moved,
         unseen=len(unseen),
         zeros=zeros,
@@ -161,6 +178,19 @@ def _is_of_growth(streak: Sequence[Mapping], attempts: Sequence[Mapping], first:
         return False
     after = before if end == len(attempts) else attempts[end].get("loss_scale")
     return after is not None and after >= before
+
+
+def _is_untold(streak: Sequence[Mapping], attempts: Sequence[Mapping], first: int) -> bool:
+    """Whether the scale of these skips was below that of the applied steps around them: that of another scaler.
+
+    One scale alone does not rise over a skip.
+    """
+    if first == 0 or any(map(_is_spike, streak)):
+        return False
+    around = [attempts[place] for place in (first - 1, first + len(streak)) if place < len(attempts)]
+    rows = [*streak, *around]
+    scales = [float(row["loss_scale"]) for row in rows if row.get("loss_scale") is not None]
+    return len(scales) == len(rows) and max(scales[: len(streak)]) < min(scales[len(streak) :])
 
 
 def _is_spike(row: Mapping) -> bool:
@@ -214,11 +244,16 @@ def in_words(found: Health) -> str:
         if found.steps == 1:
             return "the only step in the log was not skipped"
         return f"none of the {found.steps} steps in the log was skipped"
-    others = found.skips - found.at_start - found.of_growth - found.spikes
+    others = found.skips - found.at_start - found.of_growth - found.untold - found.spikes
     kinds = [
         (found.at_start, "while the scale found its level"),
         (found.of_growth, "after it had grown, which took it back"),
         (found.spikes, "as spikes, far beyond the steps before them"),
+        (
+            found.untold,
+            "at a loss scale below that of the applied steps around, as by one of several losses: the log does not "
+            "tell whether that scale had grown",
+        ),
         (others, "for other reasons, as gradients grew"),
     ]
     parts = [f"{count} {kind}" for count, kind in kinds if count]

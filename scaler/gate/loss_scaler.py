@@ -33,6 +33,7 @@ from scaler.mistakes.float16_outputs import float16_loss, float16_probabilities
 from scaler.mistakes.marks import SCALED, mark, marked_unscaled
 from scaler.mistakes.unconnected import without_gradient
 from scaler.mistakes.upstream import Upstream
+from scaler.outcome.found_here import found_here, skipped_here
 from scaler.outcome.last_skip import LastSkip
 from scaler.outcome.outcome import Cause, Outcome, Skip
 from scaler.outcome.skip_sentence import Names, Run, none_skipped, pinned
@@ -363,6 +364,8 @@ class LossScaler(tf.Module):
         skip = decision.skip
         if diagnose is not None and not alone and not selects:
             skip = told_apart_on_replicas(skip, loss_scale, floor, diagnose, self._kept.correct)
+        if not update:
+            found_here(self._kept, skip.cause)
         return decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
 
     @as_written
@@ -370,7 +373,8 @@ class LossScaler(tf.Module):
         """Does what `apply(again=...)` does first. `again` has to return `grads` for 1, which nothing checks.
 
         Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int32. The
-        gradients carry that scale from here on: `apply` and `unscale` find it, or ask for `loss_scale=`.
+        gradients carry that scale from here on: `apply` and `unscale` find it, or ask for `loss_scale=`. A graph cannot
+        differentiate through it: compute no gradient penalty from what it returns.
         """
         before = self.carried("retry", grads)
         found, carried, retries = self._retry(grads, before, again, True)
@@ -446,7 +450,8 @@ class LossScaler(tf.Module):
         """
         check_event(self.strategy, event)
         self._calls.updates(event.finite)
-        self._stored.move_together(event, self._kept.count)
+        skipped = skipped_here(self._kept)
+        self._stored.move_together(event, lambda finite: self._kept.count(finite, skipped))
 
     @property
     def last_skip(self) -> Outcome:

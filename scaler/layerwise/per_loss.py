@@ -68,7 +68,8 @@ class PerLoss(tf.Module):
         self._gate = _StepScaler(NoScaling(), stuck=stuck, name="step")
         self._scalers: dict[str, LossScaler] = {}
         for loss, strategy in strategies.items():
-            with _named("PerLoss", loss):
+            # Names of variables tell a resumed run which loss they are of.
+            with _named("PerLoss", loss), tf.init_scope(), tf.name_scope(loss):
                 own = self._scalers[loss] = LossScaler(strategy, stuck=stuck)
                 require_inner(strategy, "PerLoss")
             own._called = f"Loss {loss!r}: The loss scaler"

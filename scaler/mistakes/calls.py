@@ -234,7 +234,7 @@ class Calls:
             known = known or self._losses.of(method, upstream.grads, variables, self.step.used)
         elif self._moves and not may_be_unscaled:
             self.use.say_once(kept_elsewhere(method, seen), "kept elsewhere")
-            known = carried_in_graph(method, upstream, self, self._stored, self.step.used)
+            known = carried_in_graph(method, upstream, self, self._stored, self.step.used, self._has_retried)
             look_at_end(method, seen, variables or (), self, always, self._stored, self.use.say_once)
         if known is not None:
             finite = self._loss_was_finite() if known.loss_finite is None else known.loss_finite

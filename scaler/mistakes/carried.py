@@ -46,7 +46,9 @@ def is_of_a_loss(loss_scale: tf.Tensor) -> bool:
     return hasattr(loss_scale, _LOSS_FINITE)
 
 
-def carried_in_graph(method: str, upstream: Upstream, owner: object, now: Any, used: Any) -> Carried | None:
+def carried_in_graph(
+    method: str, upstream: Upstream, owner: object, now: Any, used: Any, has_retried: bool = False
+) -> Carried | None:
     """Finds the scale that gradients carry by what they are computed from.
 
     Args:
@@ -55,6 +57,7 @@ def carried_in_graph(method: str, upstream: Upstream, owner: object, now: Any, u
         owner: The `Calls` of the loss scaler.
         now: The variable that holds the scale of the next loss.
         used: The variable that holds the scale of the last loss.
+        has_retried: Whether `retry` was called, which moves the scale too.
 
     Returns:
         What they carry. None if it is the value of `used`, or if the graph does not show where they come from.
@@ -66,7 +69,7 @@ def carried_in_graph(method: str, upstream: Upstream, owner: object, now: Any, u
     sources = sources or _sources(method, _marks_of_kept(method, upstream, owner), owner)
     if not sources:
         return None
-    last = _last_of_one_scale(method, sources, now)
+    last = _last_of_one_scale(method, sources, now, has_retried)
     here = [source.tensor for source in sources if _reachable(source.tensor)]
     if here:
         scales = list({scale.ref(): scale for scale in map(scale_of, here)}.values())
@@ -129,14 +132,21 @@ def scale_read(
     return (here[-1] if here else scale_now()), False
 
 
-def _last_of_one_scale(method: str, sources: Sequence[Mark], now: Any) -> Any:
+def _last_of_one_scale(method: str, sources: Sequence[Mark], now: Any, has_retried: bool = False) -> Any:
     """The last operation of sources in order. Raises `InvalidArgument` if the scale moved between them."""
     first, last = sources[0].operation, sources[-1].operation
     if first is not last and assignments(now, first, last):
+        before = "Scale all losses before the first apply or update."
+        if has_retried:
+            before = (
+                "If a loss is computed from gradients that retry returned, as a gradient penalty is, leave out that "
+                "retry and unscale the gradients as they are: a graph cannot differentiate through a retry. Otherwise, "
+                "scale all losses before the first apply, update or retry."
+            )
         raise InvalidArgument(
             f"{method}(grads): these gradients come from several losses, and the loss scale moved between them, so "
-            "that no single scale divides the gradients: expected gradients of losses that one scale multiplied. Scale "
-            f"all losses before the first apply or update. {KEEP_UNSCALED}"
+            "that no single scale divides the gradients: expected gradients of losses that one scale multiplied. "
+            f"{before} {KEEP_UNSCALED}"
         )
     return last
 

@@ -78,13 +78,18 @@ class LastSkip:
         for field, value in {"loss_scale": outcome.loss_scale, **packed(skip, replica)}.items():
             self.variables[field].assign(tf.where(skipped, value, self.variables[field]))
 
-    def count(self, finite: tf.Tensor) -> None:
+    def count(self, finite: tf.Tensor, skipped: tf.Tensor | None = None) -> None:
         """Records that a step was counted without `keep`: one that was skipped for no reason that was kept has none.
 
         Args:
             finite: Scalar bool, whether it was applied.
+            skipped: Scalar bool, whether a reason was kept in this step; None if only the variables tell, which may
+                hold that of an earlier step that was never counted.
         """
-        known = tf.logical_or(finite, self.variables["loss_scale"] < 0.0)
+        kept_now = self.variables["loss_scale"] < 0.0
+        if skipped is not None:
+            kept_now = tf.logical_and(kept_now, skipped)
+        known = tf.logical_or(finite, kept_now)
         for field, variable in self.variables.items():
             kept = tf.abs(variable) if field == "loss_scale" else variable
             variable.assign(tf.where(known, kept, _NEVER[field]))

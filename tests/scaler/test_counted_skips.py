@@ -95,6 +95,28 @@ def test_a_reason_serves_one_step():
     assert SAYS_NOTHING in two.loss_scaler.explain()
 
 
+def test_a_step_that_was_never_counted_gives_no_reason_to_a_later_one():
+    """The user passes over a bad batch without `update`, and skips a finite step for reasons of their own."""
+    two = Two()
+
+    @tf.function
+    def step(slope, wanted):
+        grads = two.gradients(slope, ONE)
+        verdict = two.loss_scaler.apply(scaler.move_nothing, grads, two.weights, update=False)
+
+        def counted():
+            two.loss_scaler.update(Event(verdict.finite & wanted))
+            return True
+
+        return tf.cond(tf.math.is_finite(slope), counted, lambda: False)
+
+    assert not step(NAN, tf.constant(True))
+    assert step(ONE, tf.constant(False))
+    assert SAYS_NOTHING in two.loss_scaler.explain()
+    assert step(LARGE, tf.constant(True))
+    assert "overflowed at loss scale 32768" in two.loss_scaler.explain()
+
+
 def test_the_reason_of_a_part_that_skipped_alone_stays():
     """The user counts the step as applied, or as skipped, after one of two `apply` skipped."""
     for counted in (True, False):

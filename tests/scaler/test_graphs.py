@@ -6,7 +6,7 @@ import traceback
 import keras
 import numpy as np
 import tensorflow as tf
-from scaler_cases import by_hand
+from scaler_cases import by_hand, plain_descent
 
 import scaler
 
@@ -82,3 +82,13 @@ def test_a_step_that_makes_slots_and_masters_is_traced_once():
         assert step(np.float16([1.0, 2.0]))
     assert len(traced) == 1
     np.testing.assert_allclose(variable, [0.0, 0.0], atol=1e-4)
+
+
+def test_a_step_that_was_traced_by_itself_runs_in_a_loop_of_another_function():
+    weight, loss_scaler = tf.Variable([1.0]), by_hand(scaler.Dynamic(4.0))
+    step = tf.function(lambda: loss_scaler.apply(plain_descent, [tf.constant([4.0])], [weight]).finite)
+    step.get_concrete_function()
+    tf.function(
+        lambda: tf.while_loop(lambda taken: taken < 2, lambda taken: (taken + tf.cast(step(), tf.int32),), (0,))
+    )()
+    np.testing.assert_array_equal(weight, [-1.0])

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scaler_cases import modes
+from scaler_cases import modes, plain_descent
 
 import scaler
 from scaler import Event, InvalidArgument
@@ -119,6 +119,30 @@ def test_gradients_of_a_retry_beside_others_are_refused(use):
     step = Step(MIXED[use])
     with pytest.raises(InvalidArgument, match=r"come from a retry.*expected all gradients of one retry"):
         tf.function(step.take)()
+
+
+@pytest.mark.parametrize("retries", [True, False])
+def test_a_penalty_on_retried_gradients_is_refused_with_a_way_that_works(retries):
+    weight, point, loss_scaler = tf.Variable([1.0]), tf.Variable([1.0]), scaler.LossScaler(scaler.Dynamic(2.0**8))
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            with tf.GradientTape(persistent=True) as inner:
+                scaled = loss_scaler.scale(half(weight * point, 3.0))
+            grads = [inner.gradient(scaled, point)]
+            if retries:
+                grads = loss_scaler.retry(grads, lambda q: [inner.gradient(scaled, point, output_gradients=q)])[0]
+            (grad,) = loss_scaler.unscale(grads)
+            outer = loss_scaler.scale(tf.reduce_sum(tf.square(grad)))
+        loss_scaler.apply(plain_descent, [tape.gradient(outer, weight)], [weight])
+
+    if retries:
+        with pytest.raises(InvalidArgument, match="leave out that retry and unscale the gradients as they are"):
+            step()
+    else:
+        step()
+        np.testing.assert_array_equal(weight, [1.0 - 2 * 3.0**2])
 
 
 def test_the_part_of_an_eager_step_that_was_not_retried_is_refused():

@@ -43,6 +43,11 @@ class Attempt:
     nonzero: np.ndarray | None = None
 
     @property
+    def reports_cause(self) -> bool:
+        """Whether its output `cause` says why it was skipped. That of several scalers may be one that was applied."""
+        return int(self.outputs.get("cause", scaler.Cause.NONE)) != scaler.Cause.NONE
+
+    @property
     def cause(self) -> scaler.Cause:
         """Why the step was skipped: its output `cause`, or, for a step without that output, judging by its loss.
 
@@ -50,7 +55,7 @@ class Attempt:
         """
         if self.applied:
             return scaler.Cause.NONE if self.finite else scaler.Cause.LOSS
-        if "cause" in self.outputs:
+        if self.reports_cause:
             return scaler.Cause(int(self.outputs["cause"]))
         return scaler.Cause.LOSS if "loss" in self.outputs and not math.isfinite(self.loss) else scaler.Cause.OVERFLOW
 
@@ -93,7 +98,7 @@ class Attempts:
         self.windowed = bool(windows_of(moment.train_step))
         self._factor = tf.Variable(1.0, trainable=False)
         self._unchanged: tuple[Any, Callable] | None = None
-        self._to_blame: scaler.LossScaler | None = None
+        self._guilty: tuple[scaler.LossScaler, ...] | None = None
         concrete = moment.loop.calls.trace()
         own = getattr(moment.train_step, "loss_scaler", None)
         found = list(find(concrete).scalers)
@@ -119,23 +124,46 @@ class Attempts:
 
         A `PerLoss` also looks at the sum of all gradients, which has no scale: that of a loss comes first.
         """
-        if len(self.scalers) > 1 and self._to_blame is None:
-            self._to_blame = self.scalers[0]  # Also while it is looked for.
-            guilty = [one for one, finite in self._decided() if not finite]
-            scaled = [one for one in guilty if float(one.loss_scale) != 1.0]
-            self._to_blame = (*scaled, *guilty, self.scalers[0])[0]
-        return self._to_blame or next(iter(self.scalers), None)
+        return next(iter((*self.guilty, *self.scalers)), None)
 
-    def _decided(self) -> list[tuple[scaler.LossScaler, bool]]:
-        """For each `apply` of the unchanged step its scaler, and whether its gradients are finite."""
-        with self.as_it_was(), recording_scaler_calls(self.scalers, moves=False) as calls:
+    @property
+    def guilty(self) -> tuple[scaler.LossScaler, ...]:
+        """Of several scalers of a step all those whose gradients are not finite, the one to blame first."""
+        if len(self.scalers) > 1 and self._guilty is None:
+            self._guilty = ()  # Also while they are looked for.
+            with self.deciding() as decided:
+                found = dict.fromkeys(one for one, finite in decided(1.0) if not finite)
+            scaled = tuple(one for one in found if float(one.loss_scale) != 1.0)
+            self._guilty = scaled or tuple(found)
+        return self._guilty or ()
+
+    def gradients_are_finite(self) -> bool:
+        """Whether the unchanged step gives finite gradients to every `apply`."""
+        with self.deciding() as decided:
+            return all(finite for _, finite in decided(1.0))
+
+    @contextlib.contextmanager
+    def deciding(self) -> Iterator[Callable[[float], list[tuple[scaler.LossScaler, bool]]]]:
+        """Inside, a function repeats the unchanged step with all its loss scales multiplied by a factor.
+
+        It returns for each `apply` its scaler, and whether its gradients are finite.
+        """
+        with self.as_it_was(), recording_scaler_calls(self.scalers, self._factor, moves=False) as calls:
 
             def decisions(batch: Any) -> list:
                 self.take_inlined(batch)
                 return list(calls.finite)
 
-            found = tf.function(decisions, jit_compile=self.moment.jit_compile or None)(self.moment.batch)
-        return [(owner, bool(one)) for owner, one in zip(calls.owners, found, strict=True)]
+            step = tf.function(decisions, jit_compile=self.moment.jit_compile or None)
+            step = step.get_concrete_function(self.moment.batch)
+
+            def decided(factor: float) -> list[tuple[scaler.LossScaler, bool]]:
+                self.moment.reset()
+                self._factor.assign(factor)
+                found = step(self.moment.batch)
+                return [(owner, bool(one)) for owner, one in zip(calls.owners, found, strict=True)]
+
+            yield decided
 
     def _first_look(self) -> tuple[bool, list[int]]:
         """Traces the step once.
@@ -178,7 +206,7 @@ class Attempts:
             attempt: The attempt in the run's graph, from `as_run`.
         """
         of_update = (scaler.Cause.NONE, scaler.Cause.TOO_LARGE, scaler.Cause.UPDATE)
-        return "cause" in attempt.outputs and attempt.cause not in of_update and self.take_at(1.0).finite
+        return attempt.reports_cause and attempt.cause not in of_update and self.take_at(1.0).finite
 
     def take(self, change: Any = None, batch: Any = None, factor: float = 1.0) -> Attempt:
         """Repeats the step up to its gradients, with a change.

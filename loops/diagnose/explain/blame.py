@@ -61,9 +61,14 @@ def _lower_scale(known: Explanation, attempts: Attempts, scale: float) -> tuple[
         go += f", in the loss scaler that is at {attempts.loss_scale:g}"
     why = "gradients that are not finite at a higher scale are zero at this one" if known.flushed_at else None
     advice = f"The step passes at a loss scale of {scale:g}: {go}."
-    return Remedy(
-        Kind.LOSS_SCALE, f"loss scale {scale:g}", True, True, attempt.loss, advice, why_not=why
-    ), attempt.nonzero
+    name, passes = f"loss scale {scale:g}", True
+    if known.other_scales:
+        every = [(known.loss_scale, scale), *known.other_scales]
+        passes = all(fits_at is not None for _, fits_at in every)
+        name = ", ".join(f"{now:g} lowered to {fits_at:g}" for now, fits_at in every if fits_at is not None)
+        name = f"loss scales: {name}"
+        advice = "The step passes only with all of these: a strategy that backs off reaches each by itself."
+    return Remedy(Kind.LOSS_SCALE, name, True, passes, attempt.loss, advice, why_not=why), attempt.nonzero
 
 
 def _may_have_diverged(known: Explanation, moment: Any, found: list[Remedy]) -> bool:

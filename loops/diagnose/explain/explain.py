@@ -101,7 +101,7 @@ def _with_health(explanation: Explanation, found: Health) -> Explanation:
     # A few steps with zero gradients are no problem of the run.
     if explanation.verdict not in ("healthy", "zero") and not explanation.scale_was_too_high:
         return explanation
-    text = f"{'The log shows nothing wrong' if found.open else 'Nothing is wrong'}: {in_words(found)}."
+    text = f"{'Nothing is wrong' if found.sure else 'The log shows nothing wrong'}: {in_words(found)}."
     if found.skips and explanation.fits_at is not None:
         text += f" The last was step {explanation.step}, which passes at a loss scale of {explanation.fits_at:g}."
     if found.of_growth > SHARE * found.steps:

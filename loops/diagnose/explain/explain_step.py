@@ -14,7 +14,7 @@ from loops.diagnose.explain.blame import blame_of, grown_through, helped, in_ord
 from loops.diagnose.explain.examples import example_of, example_to_blame, lost_columns, several_examples
 from loops.diagnose.explain.explanation import Explanation
 from loops.diagnose.explain.literals import literals_of
-from loops.diagnose.explain.lower_scales import fitting_scale, flushes
+from loops.diagnose.explain.lower_scales import fitting_scale, fitting_scales, flushes
 from loops.diagnose.explain.proposals import proposals, update_proposals
 from loops.diagnose.explain.remedies import Kind
 from loops.diagnose.explain.scan_results import amax_in_float32, magnitudes, same_as_unobserved, scan_step
@@ -62,7 +62,7 @@ def explain_step(
     if moment.replicas > 1 and not attempt.finite:
         replicas, attempt = at_share_to_blame(moment, attempts, attempt)
     seen = scan_step(attempts, layers)
-    cause = _cause_of(attempt, seen)
+    cause = _cause_of(attempts, attempt, seen)
     known = Explanation(
         step=step,
         reproduced=moment.reproduced,
@@ -147,21 +147,24 @@ def _with_scale(
     tried = (scaler.Cause.OVERFLOW, scaler.Cause.BACKWARD, scaler.Cause.LOSS)
     if cause not in tried or known.applied or not known.loss_scale:
         return known
-    fits_at = fitting_scale(attempts, known.loss_scale)
-    flushed_at = None
+    several = fitting_scales(attempts) if len(attempts.guilty) > 1 else []
+    fits_at, flushed_at = several[0][1] if several else fitting_scale(attempts, known.loss_scale), None
     if fits_at is not None and flushes(attempts, layers, fits_at):
         fits_at, flushed_at = None, fits_at
     if cause is scaler.Cause.LOSS:
         return dataclasses.replace(known, applied_at=fits_at, flushed_at=flushed_at)
+    verdict = _verdict_at_scale(attempts, fits_at)
     return dataclasses.replace(
-        known, fits_at=fits_at, flushed_at=flushed_at, verdict=_verdict_at_scale(attempts, fits_at)
+        known, fits_at=fits_at, flushed_at=flushed_at, verdict=verdict, other_scales=tuple(several[1:])
     )
 
 
-def _cause_of(attempt: Attempt, seen: Scan) -> scaler.Cause:
+def _cause_of(attempts: Attempts, attempt: Attempt, seen: Scan) -> scaler.Cause:
     """The cause that the step reports. If it reports none, the loss passed to `scale` decides, whatever its name."""
     lost = any(not seen.frames[name].finite for name in seen.losses if name in seen.frames)
-    guessed = attempt.cause is scaler.Cause.OVERFLOW and "cause" not in attempt.outputs
+    guessed = attempt.cause is scaler.Cause.OVERFLOW and not attempt.reports_cause
+    if guessed and not lost and "cause" in attempt.outputs and attempts.gradients_are_finite():
+        return scaler.Cause.NONE
     return scaler.Cause.LOSS if guessed and lost else attempt.cause
 
 
@@ -180,8 +183,8 @@ def _without_overflow(known: Explanation, attempts: Attempts, layers: Mapping, s
 def _verdict_at_scale(attempts: Attempts, fits_at: float | None) -> str:
     if fits_at is None:
         return "backward"
-    floors = [getattr(one.strategy, "min_scale", 0.0) for one in attempts.scalers]
-    return "floor" if any(isinstance(floor, (int, float)) and floor > fits_at for floor in floors) else "overflow"
+    floor = getattr(attempts.to_blame and attempts.to_blame.strategy, "min_scale", 0.0)
+    return "floor" if isinstance(floor, (int, float)) and floor > fits_at else "overflow"
 
 
 def _with_origin(

@@ -53,6 +53,9 @@ class Explanation:
         kind: "inf", "nan", or None.
         octaves_over: log2 of the true magnitude over the format's largest value, or None.
         fits_at: The largest power of two as a loss scale at which the step is finite, or None.
+        other_scales: If several loss scalers overflowed in the step, the loss scales of the others, each with the
+            largest power of two at which its own gradients are finite, or None. `loss_scale` and `fits_at` are then of
+            the first alone, and the step is applied where all of them fit.
         flushed_at: A loss scale at which the step is finite only because the non-finite gradients become zero in 16
             bits, or None. Such a scale does not count as one that fits.
         nonzero: With the verdict "zero", how many values of the gradients are not zero: at the step's own loss scale,
@@ -110,6 +113,7 @@ class Explanation:
     kind: str | None = None
     octaves_over: float | None = None
     fits_at: float | None = None
+    other_scales: tuple[tuple[float, float | None], ...] = ()
     flushed_at: float | None = None
     nonzero: int | None = None
     nonzero_at: float | None = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import keras
 
+import scaler
 from loops.diagnose.explain.attempts import Attempts
 from loops.diagnose.explain.scan_results import amax_in_float32, scan_step
 from loops.diagnose.graph.origin import origins
@@ -25,12 +26,35 @@ def fitting_scale(attempts: Attempts, loss_scale: float) -> float | None:
         attempts: The attempts at the step.
         loss_scale: The loss scale of the step.
     """
-    low, high = _start(attempts, loss_scale), math.ceil(math.log2(loss_scale))
+    return _largest(attempts, loss_scale, lambda factor: attempts.take_at(factor).applied)
+
+
+def fitting_scales(attempts: Attempts) -> list[tuple[float, float | None]]:
+    """For each scaler whose gradients are not finite its loss scale, and the largest that fits its own gradients.
+
+    Args:
+        attempts: The attempts at a step with several such scalers.
+    """
+    found = []
+    with attempts.deciding() as decided:
+        for one in attempts.guilty:
+            loss_scale = float(one.loss_scale)
+
+            def finite(factor: float, one: scaler.LossScaler = one) -> bool:
+                return all(passed for owner, passed in decided(factor) if owner is one)
+
+            found.append((loss_scale, _largest(attempts, loss_scale, finite)))
+    return found
+
+
+def _largest(attempts: Attempts, loss_scale: float, finite: Callable[[float], bool]) -> float | None:
+    """The largest power of two below a loss scale at which a step is finite, as `finite` says of a factor; or None."""
+    low, high = _start(loss_scale, finite), math.ceil(math.log2(loss_scale))
     if low is None:
         return None
     while high - low > 1 and attempts.in_time():
         middle = (low + high) // 2
-        low, high = (middle, high) if _finite(attempts, loss_scale, middle) else (low, middle)
+        low, high = (middle, high) if finite(2.0**middle / loss_scale) else (low, middle)
     return 2.0**low
 
 
@@ -41,17 +65,13 @@ def passes_at_none(attempts: Attempts) -> bool:
         attempts: The attempts at the step.
     """
     scale = attempts.loss_scale
-    return scale is not None and _start(attempts, scale) is None
+    return scale is not None and _start(scale, lambda factor: attempts.take_at(factor).applied) is None
 
 
-def _start(attempts: Attempts, loss_scale: float) -> int | None:
+def _start(loss_scale: float, finite: Callable[[float], bool]) -> int | None:
     """log2 of a lower scale at which the step's gradients are finite, or None."""
     starts = (min(0, math.ceil(math.log2(loss_scale)) - 1), _SMALLEST_SCALE)
-    return next((start for start in starts if _finite(attempts, loss_scale, start)), None)
-
-
-def _finite(attempts: Attempts, loss_scale: float, exponent: int) -> bool:
-    return attempts.take_at(2.0**exponent / loss_scale).applied
+    return next((start for start in starts if finite(2.0**start / loss_scale)), None)
 
 
 _OPAQUE = ("While", "StatelessWhile", "If", "StatelessIf", "PartitionedCall", "StatefulPartitionedCall")

@@ -46,6 +46,11 @@ def _what(found: Explanation) -> str:
             f"Step {found.step} was applied at loss scale {scale:g}: its backward pass overflowed{at} and was retried "
             f"{times}. Nothing is wrong with it."
         )
+    if found.verdict == "healthy" and not found.applied:
+        return (
+            f"Step {found.step} was not applied{at}, although its loss and the gradients of every loss scaler are "
+            "finite: look at what else its output `applied` depends on."
+        )
     if found.verdict == "healthy":
         return f"Step {found.step} was applied{at}: nothing is wrong with it.{_masked(found)}"
     if found.verdict == "zero":
@@ -156,14 +161,18 @@ def _magnitude(found: Explanation) -> str:
     parts = []
     if found.octaves_over is not None:
         parts.append(f"The true value is 2^{found.octaves_over:.1f} times the format's largest.")
+    what = "That loss scaler" if found.other_scales else "It"
     if found.verdict == "overflow":
-        parts.append(f"It passes at a loss scale of {found.fits_at:g}.")
+        parts.append(f"{what} passes at a loss scale of {found.fits_at:g}.")
     elif found.verdict == "floor":
-        parts.append(f"It passes at a loss scale of {found.fits_at:g}, which is below the strategy's floor.")
+        parts.append(f"{what} passes at a loss scale of {found.fits_at:g}, which is below the strategy's floor.")
     elif found.verdict == "backward":
         parts.append("It passes at no loss scale." if found.flushed_at is None else _flushed(found.flushed_at))
     elif found.verdict == "loss":
         parts.append(_loss(found))
+    for scale, fits_at in found.other_scales:
+        passes = "at no loss scale" if fits_at is None else f"at {fits_at:g}"
+        parts.append(f"Another loss scaler, at {scale:g}, overflowed in the same step: it passes {passes}.")
     return " ".join(parts)
 
 

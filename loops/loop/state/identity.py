@@ -6,7 +6,7 @@ import collections
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -83,8 +83,14 @@ def check_identity(path: str, saved: Mapping, here: Mapping) -> None:
         )
 
 
-def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
+def check_layout(path: str, saved: Mapping, here: Mapping, other_settings: Sequence[str] = ()) -> None:
     """Compares what `variables.layout` returned then and now. Names may differ: Keras numbers layers per process.
+
+    Args:
+        path: Of the checkpoint.
+        saved: What `variables.layout` returned then.
+        here: What it returns now.
+        other_settings: Sentences about settings that differ, too: a strategy has variables of its own.
 
     Raises:
         CheckpointError: If a variable is missing, added, or has another shape or dtype.
@@ -100,9 +106,10 @@ def check_layout(path: str, saved: Mapping, here: Mapping) -> None:
             what = f"its {group} had {len(then)} variables and has {len(now)}"
         else:
             continue
+        settings = f" Its settings were others, too: {'; '.join(other_settings)}." if other_settings else ""
         raise CheckpointError(
-            f"{path} was saved with another model, optimizer or train step: {what}. Build what that run built, or "
-            "choose another folder."
+            f"{path} was saved with another model, optimizer, strategy or train step: {what}.{settings} Build what "
+            "that run built, or choose another folder."
         )
 
 
@@ -124,8 +131,8 @@ def warn_of_places(path: str, saved: Mapping, here: Mapping) -> None:
             pairs = ", ".join(f"{names[1][place]!r} that of {names[0][place]!r}" for place in moved[:3])
             warnings.warn(
                 f"{path} holds the variables of its {group} in another order. Values are assigned by position, so each "
-                f"gets that of another one: {pairs}{', ...' if moved[3:] else ''}. Build the layers in the order of "
-                "that run.",
+                f"gets that of another one: {pairs}{', ...' if moved[3:] else ''}. Build the layers, and list "
+                "the losses of a PerLoss, in the order of that run.",
                 ResumeWarning,
                 stacklevel=5,
             )

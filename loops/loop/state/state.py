@@ -18,6 +18,7 @@ from loops.loop.state.identity import check_layout, warn_of_places
 from loops.loop.state.position import Position
 from loops.loop.state.randomness import generators, set_generators
 from loops.loop.state.resources import StepResources
+from loops.loop.state.settings import differences
 from loops.loop.state.source_position import SourcePosition
 from loops.loop.state.trainable import check_trainable
 from loops.loop.state.variables import Groups, layout
@@ -84,7 +85,7 @@ class RunState:
             CheckpointError: If other variables were saved, or other weights were trained.
         """
         saved, here = facts["variables"], layout(self.groups)
-        check_layout(path, saved, here)
+        check_layout(path, saved, here, differences(facts.get("settings", {}), self.settings))
         check_trainable(path, facts.get("trainable", {}), self._trainable, here)
         warn_of_places(path, saved, here)
 

@@ -70,8 +70,8 @@ def section(run: Recorded, found: Digest, autopsy: Explanation | str | None) -> 
 def _suggested(run: Recorded, found: Digest) -> Section | None:
     if not run.place or (found.health.healthy and not found.skips):
         return None
-    if found.health.healthy and found.health.open:
-        return Section(f"The log shows nothing wrong: {in_words(found.health)}. {not_logged(found.health)}")
+    if found.health.healthy and not found.health.sure:
+        return Section(f"The log shows nothing wrong: {in_words(found.health)}. {not_logged(found.health)}".rstrip())
     if found.health.healthy:
         return Section(f"Not needed: {in_words(found.health)}.")
     said = Markup(

@@ -335,3 +335,32 @@ def test_other_settings_of_a_scaler_are_named(tmp_path):
     named = r"LossScaler\.sum_duplicates was True and is False"
     with pytest.warns(loops.ResumeWarning, match=named):
         of_data(tmp_path, sum_duplicates=False).run(4)
+
+
+def of_losses(place, strategies):
+    losses, weight = scaler.PerLoss(strategies), tf.Variable(1.0)
+
+    def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            scaled = losses.scale({"task": weight * x, "penalty": weight * 2.0})
+        grads = {name: tape.gradient(loss, [weight]) for name, loss in scaled.items()}
+        losses.apply(scaler.move_nothing, grads, [weight])
+        return {"loss": weight + 0.0, "task": losses["task"].loss_scale}
+
+    data = tf.data.Dataset.from_tensors(1.0).repeat()
+    return one_by_one(step, data, loops.Checkpoint(place, every=2, resume=True))
+
+
+@pytest.mark.slow
+def test_losses_in_another_order_and_other_strategies_are_named(tmp_path):
+    def dynamic(scale):
+        return scaler.Dynamic(scale, growth_interval=100)
+
+    of_losses(tmp_path, {"task": dynamic(4.0), "penalty": dynamic(8.0)}).run(2)
+    other = {"task": scaler.Static(4.0), "penalty": dynamic(8.0)}
+    named = r"step was task/\S+ .* and is \S+ .*settings were others, too: PerLoss.task was 'Dynamic.* and is 'Static\("
+    with pytest.raises(loops.CheckpointError, match=named):
+        of_losses(tmp_path, other).run(4)
+    order = "'penalty/loss_scale' that of 'task/loss_scale'|list the losses of a PerLoss, in the order of that run"
+    with pytest.warns(loops.ResumeWarning, match=order):
+        of_losses(tmp_path, {"penalty": dynamic(8.0), "task": dynamic(4.0)}).run(4)

@@ -34,38 +34,83 @@ def per_loss():
     return step
 
 
-def two_optimizers():
+STATIC = scaler.Static(2.0**4), scaler.Static(2.0**10)
+
+
+def two_optimizers(strategies=STATIC, says_cause=False):
     weights = [keras.Variable([1.0], name=name) for name in "ab"]
-    scalers = [scaler.LossScaler(scaler.Static(scale)) for scale in (2.0**4, 2.0**10)]
+    scalers = [scaler.LossScaler(strategy) for strategy in strategies]
     optimizers = [keras.optimizers.SGD(2.0**-12) for _ in weights]
 
     def step(first, second):
-        finite = []
+        outcomes = []
         for own, weight, optimizer, factor in zip(scalers, weights, optimizers, (first, second), strict=True):
             with tf.GradientTape() as tape:
                 scaled = own.scale(half(weight.value, factor))
-            finite.append(own.apply(optimizer, tape.gradient(scaled, [weight.value]), [weight]).finite)
-        return {"loss": tf.constant(1.0), "applied": tf.reduce_all(finite)}
+            outcomes.append(own.apply(optimizer, tape.gradient(scaled, [weight.value]), [weight]))
+        cause = {"cause": outcomes[0].cause} if says_cause else {}
+        return {"loss": tf.constant(1.0), "applied": tf.reduce_all([one.finite for one in outcomes]), **cause}
 
     return step
+
+
+def explained(place, make, first=1.0, second=512.0):
+    """What is said of the step whose batch multiplies the losses by these numbers."""
+
+    def loop():
+        factors = np.ones([2, STEPS, 1], np.float32)
+        factors[:, SPIKE - 1, 0] = first, second
+        data = tf.data.Dataset.from_tensor_slices(tuple(factors)).repeat()
+        saved = loops.Checkpoint(place / "checkpoints", every=STEPS, resume=True)
+        return loops.Loop(make(), data, actions=[loops.JsonLines(place / "steps.jsonl"), saved])
+
+    loop().run(STEPS)
+    return loops.observe.explain(loop(), step=SPIKE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [per_loss, two_optimizers])
 def test_it_is_about_the_scaler_whose_gradients_overflowed(tmp_path, make):
-    def loop():
-        ones = np.ones([STEPS, 1], np.float32)
-        spiked = ones.copy()
-        spiked[SPIKE - 1] = 512.0
-        data = tf.data.Dataset.from_tensor_slices((ones, spiked)).repeat()
-        saved = loops.Checkpoint(tmp_path / "checkpoints", every=STEPS, resume=True)
-        return loops.Loop(make(), data, actions=[loops.JsonLines(tmp_path / "steps.jsonl"), saved])
-
-    loop().run(STEPS)
-    found = loops.observe.explain(loop(), step=SPIKE)
+    found = explained(tmp_path, make)
     assert (found.loss_scale, found.fits_at) == (1024.0, 64.0)
     if make is two_optimizers:
         assert "use scaler.Static(64), or scaler.Dynamic(), in the loss scaler that is at 1024" in found.sentence
+
+
+@pytest.mark.slow
+def test_the_floor_and_the_cause_of_another_scaler_are_not_those_of_the_step(tmp_path):
+    """The first scaler cannot go below its scale; it was applied, and the step logs its cause."""
+    strategies = scaler.Static(2.0**10), scaler.Dynamic(2.0**10)
+    found = explained(tmp_path, lambda: two_optimizers(strategies, says_cause=True))
+    assert (found.verdict, found.loss_scale, found.fits_at) == ("overflow", 1024.0, 64.0)
+    assert "floor" not in found.sentence
+
+
+@pytest.mark.slow
+def test_several_scalers_that_overflowed_each_have_a_scale_that_fits(tmp_path):
+    strategies = scaler.Dynamic(2.0**15), scaler.Dynamic(2.0**10)
+    found = explained(tmp_path, lambda: two_optimizers(strategies), first=8.0, second=4096.0)
+    assert (found.verdict, found.loss_scale, found.fits_at) == ("overflow", 2.0**15, 2.0**12)
+    assert found.other_scales == ((2.0**10, 8.0),)
+    assert "Another loss scaler, at 1024, overflowed in the same step: it passes at 8." in found.sentence
+    assert "loss scales: 32768 lowered to 4096, 1024 lowered to 8" in [one.name for one in found.remedies if one.helps]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:a train step returned an 'applied'")
+def test_a_step_that_its_program_alone_did_not_apply_is_said_to_be_that(tmp_path):
+    def make():
+        step = two_optimizers(says_cause=True)
+
+        def guarded(first, second):
+            return {**step(first, second), "applied": second[0] < 2.0}
+
+        return guarded
+
+    found = explained(tmp_path, make, second=4.0)
+    assert (found.verdict, found.applied) == ("healthy", False)
+    assert "was not applied" in found.sentence
+    assert "every loss scaler are finite" in found.sentence
 
 
 @pytest.mark.parametrize("moves", [True, False])

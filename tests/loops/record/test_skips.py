@@ -191,3 +191,23 @@ def test_the_later_skips_of_a_streak():
     rows[7]["cause"] = "LOSS"
     assert (health(rows).step, health(rows).later) == (6, (8,))
     assert health(log("..xx....")).later == ()
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_skips_at_a_smaller_scale_than_the_steps_around_are_of_another_loss(at_end):
+    """A step of several losses logs the largest scale, and after a skip that of the loss which caused it."""
+    rows = log("." * 20 + "...xx....." * 4 + ("...x" if at_end else ""))
+    for row in rows:
+        row["loss_scale"] = 1024.0 if row["applied"] else 64.0
+    found = health(rows)
+    assert (found.healthy, found.untold, found.skips) == (True, 8 + at_end, 8 + at_end)
+    assert not found.sure
+    assert "the log does not tell" in in_words(found)
+    assert "for other reasons" not in in_words(found)
+
+
+def test_a_bad_loss_of_several_is_bad_at_any_scale():
+    rows = log("." * 20 + "...x....." * 4, cause="LOSS")
+    for row in rows:
+        row["loss_scale"] = 1024.0 if row["applied"] else 64.0
+    assert (health(rows).healthy, health(rows).untold) == (False, 0)
