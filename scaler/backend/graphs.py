@@ -33,7 +33,6 @@ BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 LOOPS = ("While", "StatelessWhile")
 _IS_APART: contextvars.ContextVar[bool] = contextvars.ContextVar("is_apart", default=False)
 """Whether this is traced inside of what `apart` calls."""
-_NOTHING = ()
 _CHECKS: weakref.WeakKeyDictionary[Any, dict[Hashable, Callable[[], None]]] = weakref.WeakKeyDictionary()
 """What runs before each call of a function, by its graph."""
 _FUNCTIONS = ("f", "then_branch", "else_branch", "branches", "body")
@@ -153,13 +152,15 @@ def _before_each_call(act: Callable[[], None], key: Hashable) -> Any:
     graph = outermost_function()
     if graph is None or not hasattr(graph, "capture_call_time_value"):
         return None
+    with tf.init_scope():
+        nothing = tf.constant(False)
 
-    def called() -> tuple[()]:
+    def called() -> tf.Tensor:
         act()
-        return _NOTHING
+        return nothing
 
-    # Of no tensors the function takes none, and calling it costs a third.
-    graph.capture_call_time_value(called, _NOTHING, key=key, default_value=_NOTHING)
+    # One tensor: a `tf.while_loop` whose body calls such a function counts its captures wrongly if there are none.
+    graph.capture_call_time_value(called, tf.TensorSpec([], tf.bool), key=key, default_value=nothing)
     return graph
 
 
