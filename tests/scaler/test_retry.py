@@ -266,8 +266,9 @@ def test_the_retries_of_a_spike_do_not_cost_the_scale(mode, select):
 
     def step(slope):
         outcome = line.take(tf.constant(slope))
-        scale, streak = (float(getattr(line.loss_scaler.state, name)) for name in scaler.Dynamic().init()._fields)
-        return Cause(int(outcome.cause)), int(outcome.retries), float(np.log2(scale)), streak
+        state = line.loss_scaler.state
+        log2_scale = float(np.log2(state.loss_scale))
+        return Cause(int(outcome.cause)), int(outcome.retries), log2_scale, int(state.good_steps)
 
     assert [step(2.0) for _ in range(4)] == [(Cause.NONE, 0, 14.0, streak) for streak in (1, 2, 3, 4)]
     # From 2^14 to 2^1: an overflow and a spike.

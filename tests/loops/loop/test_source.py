@@ -88,9 +88,9 @@ def test_text_arrives_whole(text):
     expected = tf.constant(text)
     (one,), both = tf.nest.flatten(tensors_of((array,))), stack([array, array])
     assert (one.dtype, spec_of(array)) == (tf.string, tf.TensorSpec(expected.shape, tf.string))
-    np.testing.assert_array_equal(one.numpy(), expected.numpy())
-    np.testing.assert_array_equal(both.numpy(), np.stack([expected.numpy()] * 2))
-    assert size_of(array) >= sum(map(len, np.ravel(expected.numpy())))
+    assert bool(tf.reduce_all(tf.equal(one, expected)))
+    assert bool(tf.reduce_all(tf.equal(both, tf.stack([expected, expected]))))
+    assert size_of(array) >= int(tf.reduce_sum(tf.strings.length(expected)))
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,6 @@ def test_text_arrives_whole(text):
 def test_what_is_no_array_is_named(batch, said):
     with pytest.raises(loops.BadBatch, match=said):
         arrays_of(batch)
-
-
-@pytest.mark.parametrize("data", [{1, 2}, frozenset([1]), range(3), {}.keys()])
-def test_what_gives_no_batches_is_refused(data):
-    with pytest.raises(
-        scaler.InvalidArgument, match=rf"dataset={type(data).__name__}\): expected a tf.data.Dataset, or"
-    ):
-        loops.Loop(lambda x: {"loss": x}, data)
 
 
 def test_a_step_of_two_arguments_gets_the_parts_of_a_list():
@@ -256,7 +248,9 @@ def test_a_batch_that_is_none_is_named_at_its_step(second, said):
     assert run.loop.counters.data == 1
 
 
-@pytest.mark.parametrize("data", [[np.ones(2)], (np.ones(2), np.ones(2)), np.ones((2, 2)), tf.ones([2, 2]), {}, "data"])
+@pytest.mark.parametrize(
+    "data", [[np.ones(2)], (np.ones(2), np.ones(2)), np.ones((2, 2)), tf.ones([2, 2]), {}, "data", {1}, range(3)]
+)
 def test_data_that_is_no_batches_is_refused(data):
     with pytest.raises(scaler.InvalidArgument, match=r"expected a tf\.data\.Dataset, or an iterator or a loader"):
         Run(data)
