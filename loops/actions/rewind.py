@@ -85,17 +85,17 @@ class Rewind:
         self._rewinds = self._taken = self._done = 0
 
     def save_state(self) -> dict[str, Any]:
-        """How many batches were taken or left out, how often the run went back, and the last spikes."""
-        return {"taken": self._taken, "rewinds": self._rewinds, "spikes": [list(one) for one in self._seen]}
+        """How many batches were taken or left out, and the last spikes."""
+        return {"taken": self._taken, "spikes": [list(one) for one in self._seen]}
 
     def load_state(self, value: dict[str, Any]) -> None:
         """Makes the next run go on after that many batches."""
-        self._taken, self._rewinds = int(value["taken"]), int(value["rewinds"])
+        self._taken = int(value["taken"])
         self._seen = [(int(step), int(batch)) for step, batch in value["spikes"]]
 
     def load_no_state(self, step: int) -> None:
         """Has the next run go on after a checkpoint that was saved without this action."""
-        self._taken, self._rewinds, self._seen = step, 0, []
+        self._taken, self._seen = step, []
 
     def begin(self, loop: Loop) -> None:
         """Before the first step: goes back if that is due, and leaves out the batches that come next.
@@ -132,8 +132,7 @@ class Rewind:
         self._loop, self._saves = loop, saves
         self._finish_going_back(loop, saves)
         self._entries = left_out.read(saves.place)
-        back = [entry for entry in self._entries if entry.rewound_to is not None]
-        self._rewinds = len(back)
+        self._rewinds = sum(entry.rewound_to is not None for entry in self._entries)
         self.stopped, self.goes_back = None, False
         self._done = loop.counters.data
         self._leave_out()
