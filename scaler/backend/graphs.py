@@ -152,6 +152,7 @@ def _before_each_call(act: Callable[[], None], key: Hashable) -> Any:
     graph = outermost_function()
     if graph is None or not hasattr(graph, "capture_call_time_value"):
         return None
+
     with tf.init_scope():
         nothing = tf.constant(False)
 
@@ -159,7 +160,7 @@ def _before_each_call(act: Callable[[], None], key: Hashable) -> Any:
         act()
         return nothing
 
-    # One tensor: a `tf.while_loop` whose body calls such a function counts its captures wrongly if there are none.
+    # A function of no tensors would do, were it not that `tf.while_loop` counts on one.
     graph.capture_call_time_value(called, tf.TensorSpec([], tf.bool), key=key, default_value=nothing)
     return graph
 
