@@ -176,6 +176,7 @@ class Checkpoint:
             (self.directory / BEST).mkdir(exist_ok=True)
             folder.sweep_leftovers(self.directory / BEST)
             self._copy_best(self._best.step)
+            self._check_best(number or 0)
 
     def go_back(self, loop: Loop, number: int) -> None:
         """Removes the checkpoints after a step, and resumes from the newest of the others.
@@ -266,6 +267,18 @@ class Checkpoint:
                     f"{self.directory / BEST}: step {step} could not be copied ({reason(error)}). Make room, then run "
                     "again with resume=True (on the command line --resume)."
                 ) from error
+
+    def _check_best(self, number: int) -> None:
+        """Warns if the folder holds a step of those that the run takes again, since the best one before is gone."""
+        assert self._best is not None
+        for step in folder.numbers(self.directory / BEST):
+            if step > number:
+                warnings.warn(
+                    f"{self.directory / BEST} holds step {step}, and the run goes on from step {number}: there "
+                    f"{self._best.describe()}. The folder keeps step {step} until a better one replaces it.",
+                    ResumeWarning,
+                    stacklevel=2,
+                )
 
     def _check_workers(self, workers: Workers) -> None:
         if workers.count > 1 and self._cadence.in_seconds:

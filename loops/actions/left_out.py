@@ -13,6 +13,8 @@ from loops.support.written.place import writing
 
 NAME = "skip_batches.json"
 """The file, in the folder of the checkpoints."""
+UNDER_WAY = "rewind_under_way.json"
+"""A file of the same form next to it, from the decision to go back until the run has. A person writes none."""
 _EXAMPLE = '{"skip": [{"first": 4801, "last": 5100}]}'
 
 
@@ -22,7 +24,8 @@ class LeftOut(NamedTuple):
     Attributes:
         first: The first of them.
         last: The last.
-        rewound_to: The step of the checkpoint that the run went back to for them; None if a person wrote them.
+        rewound_to: The step of the checkpoint that the run went back to for them; None if a person wrote them. It tells
+            a person, and counts; nothing goes back because of it.
     """
 
     first: int
@@ -30,13 +33,13 @@ class LeftOut(NamedTuple):
     rewound_to: int | None = None
 
 
-def read(folder: pathlib.Path) -> list[LeftOut]:
+def read(folder: pathlib.Path, name: str = NAME) -> list[LeftOut]:
     """What the file says, in its order; nothing if there is none.
 
     Raises:
         LoopError: If it has another form.
     """
-    path = folder / NAME
+    path = folder / name
     try:
         entries = read_object(path.read_text(encoding="utf-8")).get("skip")
     except FileNotFoundError:
@@ -58,18 +61,18 @@ def _entry(path: pathlib.Path, entry: Any) -> LeftOut:
     return LeftOut(first, last, back)
 
 
-def write(folder: pathlib.Path, entries: list[LeftOut]) -> None:
+def write(folder: pathlib.Path, entries: list[LeftOut], name: str = NAME) -> None:
     """Replaces the file, which is whole at any moment.
 
     Raises:
         NotWritable: If it cannot be written.
     """
     named = [{name: value for name, value in entry._asdict().items() if value is not None} for entry in entries]
-    temporary = folder / f"{NAME}.tempstate0"  # A checkpoint's own leftovers, which are swept, have such names.
+    temporary = folder / f"{name}.tempstate0"  # A checkpoint's own leftovers, which are swept, have such names.
     lines = ",\n".join(f"    {json.dumps(entry)}" for entry in named)
-    with writing("Rewind", folder / NAME):
+    with writing("Rewind", folder / name):
         temporary.write_text(f'{{"skip": [\n{lines}\n]}}\n', encoding="utf-8")
-        temporary.replace(folder / NAME)
+        temporary.replace(folder / name)
 
 
 def next_of(entries: list[LeftOut], taken: int) -> LeftOut | None:

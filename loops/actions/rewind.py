@@ -15,6 +15,7 @@ from loops.actions.checkpoint import Checkpoint
 from loops.actions.left_out import LeftOut
 from loops.loop.state import folder
 from loops.loop.visit import Visit
+from loops.step.scalers_in_graph import find
 from loops.support.checks import check_count
 from loops.support.errors import LoopError, OutOfData
 
@@ -39,7 +40,8 @@ class Rewind:
 
     The batches stand in `skip_batches.json` in the folder of the checkpoints, counted from 1 in the order of the
     dataset: `{"skip": [{"first": 4801, "last": 5100}]}`. A person may add others to it, or take some out. The file is
-    read when a run begins and has no effect on batches that were taken before. A run that is killed at any moment and
+    read when a run begins and when it goes back. It has no effect on batches that were taken before. `rewound_to` in
+    one of its lines is this action's own note: a person leaves it out. A run that is killed at any moment and
     resumes ends with the same bits as one that is not, and those are the bits of a run over a dataset without these
     batches.
 
@@ -47,11 +49,12 @@ class Rewind:
         to: How many steps before the first spike to go back, at least 1.
         skip: How many batches to leave out, more than `to`, so that the first spike is among them. They go on to the
             last spike if that is later.
-        spikes: How many spikes within `to` steps it takes.
+        spikes: How many spikes within `to` steps it takes: `to` at most, and not more than the guard allows in a row.
         most: How often a run goes back before it ends with a `LoopError`: then no batch is to blame.
 
     Raises:
-        scaler.InvalidArgument: For an argument that cannot work. When the run begins, if the loop has no `Checkpoint`.
+        scaler.InvalidArgument: For an argument that cannot work. When the run begins, if the loop has no `Checkpoint`,
+            or a guard that does not allow as many spikes in a row.
         LoopError: If there is no checkpoint so far back, the position in the dataset cannot be saved, or the loop has
             several workers.
 
@@ -68,6 +71,10 @@ class Rewind:
         check_count(f"Rewind(skip={skip!r})", skip, int(to) + 1)
         check_count(f"Rewind(spikes={spikes!r})", spikes)
         check_count(f"Rewind(most={most!r})", most)
+        if spikes > to:
+            raise scaler.InvalidArgument(
+                f"Rewind(to={to}, spikes={spikes}): expected no more spikes than steps: {spikes} of {to} never are."
+            )
         self._to, self._skip, self._spikes, self._most = int(to), int(skip), int(spikes), int(most)
         self.stopped: str | None = None
         self.goes_back = False
@@ -78,24 +85,26 @@ class Rewind:
         self._rewinds = self._taken = self._done = 0
 
     def save_state(self) -> dict[str, Any]:
-        """How many batches were taken or left out, how often the run went back, and the last spikes."""
-        return {"taken": self._taken, "rewinds": self._rewinds, "spikes": [list(one) for one in self._seen]}
+        """How many batches were taken or left out, and the last spikes."""
+        return {"taken": self._taken, "spikes": [list(one) for one in self._seen]}
 
     def load_state(self, value: dict[str, Any]) -> None:
         """Makes the next run go on after that many batches."""
-        self._taken, self._rewinds = int(value["taken"]), int(value["rewinds"])
+        self._taken = int(value["taken"])
         self._seen = [(int(step), int(batch)) for step, batch in value["spikes"]]
 
     def load_no_state(self, step: int) -> None:
         """Has the next run go on after a checkpoint that was saved without this action."""
-        self._taken, self._rewinds, self._seen = step, 0, []
+        self._taken, self._seen = step, []
 
     def begin(self, loop: Loop) -> None:
         """Before the first step: goes back if that is due, and leaves out the batches that come next.
 
         Raises:
-            scaler.InvalidArgument: If the loop has no `Checkpoint`.
-            LoopError: If its data or its workers do not allow it, or `skip_batches.json` has another form.
+            scaler.InvalidArgument: If the loop has no `Checkpoint`, or a guard that does not allow as many spikes in a
+                row.
+            LoopError: If its data or its workers do not allow it, `skip_batches.json` has another form, or a checkpoint
+                that a killed run was going back to is gone.
         """
         saves = next((action for action in loop.actions if isinstance(action, Checkpoint)), None)
         if saves is None:
@@ -115,19 +124,46 @@ class Rewind:
             raise LoopError(
                 "Rewind: batches are left out of a tf.data.Dataset alone, and this loop takes them elsewhere."
             )
-        begins = self._loop is not loop and not loop.counters.data
-        if self._loop is loop and not self.goes_back:
+        if self._loop is not loop:
+            self._check_guards(loop)
+        elif not self.goes_back:
             # The steps of a call that failed were counted, and never reported.
             self._taken += loop.counters.data - self._done
         self._loop, self._saves = loop, saves
+        self._finish_going_back(loop, saves)
         self._entries = left_out.read(saves.place)
-        back = [entry.rewound_to for entry in self._entries if entry.rewound_to is not None]
-        if back and self._rewinds < len(back) and not begins:
-            saves.go_back(loop, back[-1])
-        self._rewinds = len(back)
+        self._rewinds = sum(entry.rewound_to is not None for entry in self._entries)
         self.stopped, self.goes_back = None, False
         self._done = loop.counters.data
         self._leave_out()
+
+    def _check_guards(self, loop: Loop) -> None:
+        """Refuses a guard by which the length of calls would decide whether the run goes back or is stuck."""
+        for one in find(loop.calls.trace()).scalers:
+            guard = one.strategy
+            if isinstance(guard, scaler.SpikeGuard) and self._spikes > guard.most_in_a_row:
+                raise scaler.InvalidArgument(
+                    f"Rewind(spikes={self._spikes}) with SpikeGuard(window={guard.window}, share={guard.share:g}): the "
+                    f"guard allows {guard.most_in_a_row} spikes in a row, and more are a StuckError: expected spikes="
+                    f"{guard.most_in_a_row} or fewer, or a larger window or share."
+                )
+
+    def _finish_going_back(self, loop: Loop, saves: Checkpoint) -> None:
+        """Goes back if the run has decided to, in this process or in one that was killed meanwhile."""
+        under_way = saves.place / left_out.UNDER_WAY
+        decided = left_out.read(saves.place, left_out.UNDER_WAY)[-1:]
+        for entry in decided if loop.counters.data else ():
+            number = entry.rewound_to
+            if number is None or number not in folder.numbers(saves.place):
+                raise LoopError(
+                    f"{under_way}: the run was going back to step {number}, and that checkpoint is gone. Remove this "
+                    "file to go on from the newest one."
+                )
+            entries = left_out.read(saves.place)
+            if entry not in entries:
+                left_out.write(saves.place, [*entries, entry])
+            saves.go_back(loop, number)
+        under_way.unlink(missing_ok=True)
 
     def next_visit(self, done: int) -> int | None:
         """The step after which the next batches are left out; None if there are none."""
@@ -197,8 +233,12 @@ class Rewind:
             )
         taken = _taken_at(facts)
         first = max(batch - self._to, taken + 1)
-        self._entries = [*self._entries, LeftOut(first, max(first + self._skip - 1, last), number)]
-        left_out.write(place, self._entries)
+        entry = LeftOut(first, max(first + self._skip - 1, last), number)
+        # A person may have changed the file since the run began.
+        entries = left_out.read(place)
+        # It has to go back at once if the process is killed from here on.
+        left_out.write(place, [entry], left_out.UNDER_WAY)
+        left_out.write(place, [*entries, entry])
         self.goes_back = True
         self.stopped = f"spikes at step {step}: the run goes back to step {number}"
 

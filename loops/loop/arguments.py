@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import tensorflow as tf
 
@@ -10,7 +10,7 @@ import scaler
 from loops.support.checks import check_count
 
 _NO_SOURCES = (
-    *(str, bytes, Mapping, list, tuple),
+    *(str, bytes, Mapping, Set, list, tuple, range),
     *(tf.data.Iterator, tf.distribute.DistributedDataset, tf.distribute.DistributedIterator),
 )
 """What can be iterated over, but gives no batches, or not those of every replica."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,35 +16,51 @@ _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 def arrays_of(batch: Any, where: str = "a batch") -> Any:
     """A copy of a batch: arrays in dicts and tuples. A list of numbers is an array, any other list is a tuple.
 
+    Text is an array of objects, str or bytes: NumPy's own arrays of text drop zero bytes at the end.
+
     Args:
-        batch: NumPy arrays, numbers and what has `numpy()`, such as tensors, in dicts, tuples and lists.
+        batch: NumPy arrays, numbers, text and what has `numpy()`, such as tensors, in dicts, tuples and lists.
         where: How to name the batch in an error.
 
     Raises:
         BadBatch: If a part of it is something else.
     """
     if isinstance(batch, Mapping):
+        try:
+            sorted(batch)
+        except TypeError:
+            raise BadBatch(
+                f"{where} of the source is a dict with keys of several kinds, {list(batch)!r:.100}: expected text."
+            ) from None
         return {key: arrays_of(part, f"{where}[{key!r}]") for key, part in batch.items()}
     if isinstance(batch, tuple) or (isinstance(batch, list) and not _holds_numbers(batch)):
         parts = tuple(arrays_of(part, f"{where}[{number}]") for number, part in enumerate(batch))
         named = isinstance(batch, tuple) and type(batch) is not tuple
         return type(batch)(*parts) if named else parts
     numpy = getattr(batch, "numpy", None)
-    try:
-        # A copy: a source may use the memory of a batch again for the next one, which is fetched ahead.
-        array = np.array(numpy() if callable(numpy) else batch)
-    except ValueError:  # Lists of different lengths.
-        array = np.empty(0, object)
-    if array.dtype.kind not in "US":
-        try:
-            tf.as_dtype(array.dtype)
-        except TypeError:
-            array = array.astype(object)
-    if array.dtype.kind == "O":
+    array = _array_of(numpy() if callable(numpy) else batch)
+    if array is None:
         raise BadBatch(
             f"{where} of the source is a {type(batch).__qualname__}, not an array of numbers or text: expected "
             "NumPy arrays, or tensors with numpy(), in dicts and tuples."
         )
+    return array
+
+
+def _array_of(value: Any) -> np.ndarray | None:
+    """A copy of a value as an array of numbers, or of objects if it is text; None if it is neither.
+
+    A copy, since a source may use the memory of a batch again for the next one, which is fetched ahead.
+    """
+    try:
+        array = np.array(value)
+        if array.dtype.kind in "US":
+            array = np.array(value, object)
+        if array.dtype.kind == "O":
+            return array if all(isinstance(one, (str, bytes)) for one in array.flat) else None
+        tf.as_dtype(array.dtype)
+    except (TypeError, ValueError):  # A dtype that TensorFlow lacks, or lists of different lengths.
+        return None
     return array
 
 
@@ -60,7 +76,7 @@ def shapes_of(batch: Any) -> tuple:
 
 def size_of(batch: Any) -> int:
     """The bytes of a batch."""
-    return sum(array.nbytes for array in tf.nest.flatten(batch))
+    return sum(array.nbytes + sum(map(len, _text(array))) for array in tf.nest.flatten(batch))
 
 
 def check_alike(batch: Any, spec: Any) -> None:
@@ -93,7 +109,11 @@ def tensors_of(batch: Any) -> Any:
 
 
 def _dtype(array: np.ndarray) -> tf.DType:
-    return tf.string if array.dtype.kind in "US" else tf.as_dtype(array.dtype)
+    return tf.string if array.dtype.kind == "O" else tf.as_dtype(array.dtype)
+
+
+def _text(array: np.ndarray) -> Iterable[str | bytes]:
+    return array.flat if array.dtype.kind == "O" else ()
 
 
 def _holds_numbers(values: list) -> bool:

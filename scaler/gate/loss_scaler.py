@@ -100,6 +100,8 @@ class LossScaler(tf.Module):
         self._spikes = Spikes(self.strategy, self._stored)
         # A checkpoint finds them by these names.
         self._state, self._counts, self._last_skip = self._stored.fields, self._stored.counts, self._kept.variables
+        if self._stored.before_retries:
+            self._before_retries = self._stored.before_retries
         step = self._calls.step
         self._scale_used, self._loss_finite, self._decided = step.used, step.loss_finite, step.decided
         self._loss = step.loss
@@ -477,8 +479,13 @@ class LossScaler(tf.Module):
         Args:
             outcome: From `apply`. Default: the last skip. Or a `loops.Loop` with a `loops.Explain` among its actions,
                 which repeats the last skip if it still holds its batch, and says where it went wrong.
+
+        Raises:
+            InvalidArgument: For anything else.
         """
         if outcome is not None and not isinstance(outcome, Outcome):
+            if not hasattr(outcome, "why_skipped"):
+                raise InvalidArgument(f"explain({outcome!r:.100}): expected an Outcome from apply, or a loops.Loop.")
             return outcome.why_skipped() or self.explain()
         known = self.last_skip if outcome is None else outcome
         if outcome is None and int(known.cause) == Cause.NONE:

@@ -55,7 +55,9 @@ class Spikes:
         """What is wrong if more steps in a row were spikes than may be, as the beginning of a sentence."""
         if not self._guard or not consecutive_skips:
             return None
-        spikes, most = int(self._stored.fields["spikes_in_a_row"]), self._guard.most_in_a_row
+        # As a number a variable of several replicas is none.
+        spikes = int(tf.convert_to_tensor(self._stored.fields["spikes_in_a_row"]))
+        most = self._guard.most_in_a_row
         if spikes <= most:
             return None
         return (

@@ -13,6 +13,7 @@ from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of,
 from scaler.outcome.stuck import Reading
 from scaler.strategies import Event, Strategy
 from scaler.strategies.base import check_state, only_scale, usable_scale, usable_scale_on_host, usable_state
+from scaler.strategies.nested import inner_of
 from scaler.strategies.spike_guard import Verdict, guard_of
 
 
@@ -38,6 +39,8 @@ class StoredState:
     Attributes:
         fields: The variables of the state, by the names of its fields.
         counts: Those of the counters, by name.
+        before_retries: For a guard, the state before the first retry of a step that is not decided yet. Its loss scale
+            is 0 if there was no retry. Empty for a strategy that has no spikes, or nothing to retry at.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -48,13 +51,16 @@ class StoredState:
         self.fields = {field: shared_variable(value, field) for field, value in state._asdict().items()}
         counts = ("attempted", "applied", "consecutive_skips")
         self.counts = {field: shared_variable(tf.constant(0, tf.int64), field) for field in counts}
+        retries = guard_of(strategy) is not None and only_scale(strategy) is None
+        kept = inner_of(state)._asdict() if retries else {}
+        self.before_retries = {field: shared_variable(tf.zeros_like(value), field) for field, value in kept.items()}
 
     def belong_to(self, owner: object, on_restored: Callable[[], None]) -> None:
         """Makes `owner` the owner of the variables, unless they have one, and calls `on_restored` after each restore.
 
         A deep copy and an unpickled scaler have variables of their own. A shallow copy shares those of the original.
         """
-        for variable in (*self.fields.values(), *self.counts.values()):
+        for variable in (*self.fields.values(), *self.counts.values(), *self.before_retries.values()):
             if owner_of(variable) is not None:
                 return
             mark_owner(variable, owner)
@@ -112,10 +118,28 @@ class StoredState:
         def assign(strategy: Any, state: Any, retries: tf.Tensor) -> None:
             after = type(state)(*(replicas.of_each(strategy, value)[0] for value in state))
             retried = replicas.of_each(strategy, retries)[0] > 0
+            self._keep_where(retried)
             for field, variable in self.fields.items():
                 replicas.assign_alike(variable, tf.where(retried, getattr(after, field), variable))
 
         replicas.merge(assign, state, retries)
+
+    def _keep_where(self, retried: tf.Tensor) -> None:
+        """Keeps the state for a step that ends as a spike, unless an earlier micro-batch of it has."""
+        kept = self.before_retries
+        if not kept:
+            return
+        now, keeps = self.now(), tf.logical_and(retried, tf.equal(kept["loss_scale"], 0.0))
+        for field, variable in kept.items():
+            replicas.assign_alike(variable, tf.where(keeps, getattr(now, field), variable))
+
+    def _without_retries(self, state: Any, spike: tf.Tensor) -> Any:
+        """The state of a spike as it was before its retries: they must not cost the scale."""
+        kept = {field: tf.identity(variable) for field, variable in self.before_retries.items()}
+        if not kept:
+            return state
+        back = tf.logical_and(spike, kept["loss_scale"] > 0.0)
+        return state._replace(**{field: tf.where(back, kept[field], getattr(state, field)) for field in kept})
 
     def move_together(self, event: Event, count: Callable[[tf.Tensor], None]) -> None:
         """Lets the strategy see a step, and counts it, once for all replicas; each of them calls it.
@@ -144,7 +168,8 @@ class StoredState:
         state = as_called(self._strategy.update)(before, event)
         moved, guard = event.finite, guard_of(self._strategy)
         if guard is not None:
-            moved = tf.logical_and(moved, tf.logical_not(guard.is_spike(before, event)))
+            spike = guard.is_spike(before, event)
+            moved, state = tf.logical_and(moved, tf.logical_not(spike)), self._without_retries(state, spike)
         counts, applied = self.counts, tf.cast(moved, tf.int64)
         skips = (counts["consecutive_skips"] + 1) * (1 - applied)
         always = when is None or tf.get_static_value(when)
@@ -157,6 +182,8 @@ class StoredState:
             for field, variable in self.fields.items():
                 if getattr(state, field) is not getattr(before, field):
                     assign(variable, getattr(state, field))
+            if self.before_retries:
+                assign(self.before_retries["loss_scale"], tf.constant(0.0))
             replicas.add_alike(counts["attempted"], 1 if always else tf.cast(when, tf.int64))
             replicas.add_alike(counts["applied"], applied)
             assign(counts["consecutive_skips"], skips)

@@ -11,9 +11,11 @@ import tensorflow as tf
 
 from scaler import gradients
 from scaler.backend import replicas
+from scaler.backend.autograph import as_written
 from scaler.backend.checkpoints import AskedForParts, say_if_never_asked
 from scaler.backend.graphs import in_steps_of_fit, in_xla
 from scaler.backend.variables import made_outside
+from scaler.checks import as_loss
 from scaler.errors import InvalidArgument
 from scaler.gate.loss_scaler import LossScaler
 from scaler.gate.optimizers import build_optimizer, check_optimizer, move_nothing, waits_for_values
@@ -172,6 +174,7 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
 
+    @as_written
     def scale_loss(self, loss: Any) -> tf.Tensor:
         """Multiplies the loss by the loss scale, in float32. Differentiate the result.
 
@@ -183,8 +186,11 @@ class LossScaleOptimizer(OtherNames, AskedForParts, keras.optimizers.LossScaleOp
             self._unscaled.assign(False)
         if loss.shape.rank in (0, None):
             return self.loss_scaler.scale(loss)
-        self.loss_scaler.scale(tf.reduce_sum(loss))
-        return mark(tf.cast(loss, tf.float32) * self.loss_scale, SCALED)
+        whole, calls = as_loss(tf.reduce_sum(loss)), self.loss_scaler._calls
+        calls.check_loss(whole)
+        each = tf.cast(loss, tf.float32)
+        # The scale of a loss that is known: read under the tape, it would be that of one scaled by hand.
+        return mark(each * calls.scales(tf.reduce_sum(each)), SCALED)
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence | None = None) -> Outcome:
         """Applies the step if the unscaled gradients are finite, else skips it: see `LossScaler.apply`.

@@ -62,7 +62,8 @@ class SpikeGuard:
 
     The norm is the global one of the unscaled gradients, before clipping. The loss is what `scale` was given, summed
     over the micro-batches and the replicas of a step. All replicas decide alike. A spike leaves every variable as an
-    overflow does. The strategy does not see it, so that the loss scale, and what leads to its growth, do not move.
+    overflow does. The strategy does not see it, so that the loss scale, and what leads to its growth, do not move. What
+    retries of its backward pass did to them is put back.
 
     Only applied steps enter the window. No step is a spike until more than half of the window is filled, nor while all
     of its values are 0. Until it is full, the limit is higher than the formula's, since empty places count as infinite.

@@ -64,6 +64,12 @@ def test_all_replicas_skip_if_one_share_is_a_spike(select, accumulate):
         assert (seen["grad_norm"] > seen["norm_limit"]).all()
         assert len(set(seen["norm_limit"])) == len(set(seen["loss_limit"])) == 1
         assert raw(step.moved()) == before
+        # One spike in a row is allowed here, and the second of them is not.
+        if replica == 0:
+            step.loss_scaler.check()
+        else:
+            with pytest.raises(scaler.StuckError, match="2 steps in a row were skipped as spikes, and 1 are allowed"):
+                step.loss_scaler.check()
         assert int(step.loss_scaler.last_skip.replica) == -1
     assert float(step.loss_scaler.loss_scale) == 2.0**4
     for _ in range(accumulate):

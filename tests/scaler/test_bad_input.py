@@ -101,6 +101,7 @@ def rows():
     for state in (None, 8.0, (tf.constant(8.0),), {"loss_scale": 8.0}, scaler.Event(tf.constant(True))):
         yield lambda s=state: LossScaler(Made(s)), "Made", repr(state), "loss_scale"
     yield lambda: LossScaler(Made(StaticState(None))), "Made", "loss_scale"
+    yield lambda: LossScaler().explain("why"), "explain('why')", "an Outcome from apply, or a loops.Loop"
     yield lambda: LossScaler(Made(VectorState(tf.ones([2])))), "Made", "loss_scale"
 
     for value in (tf.constant(1.0), tf.constant([True])):

@@ -258,6 +258,28 @@ def test_no_strategy_loses_a_batch(name):
         moved(line, slopes)
 
 
+@pytest.mark.slow_with("graph-None")
+@pytest.mark.parametrize(("mode", "select"), [("eager", None), ("graph", None), ("graph", True)])
+def test_the_retries_of_a_spike_do_not_cost_the_scale(mode, select):
+    guard = scaler.SpikeGuard(scaler.Dynamic(2.0**14, growth_interval=100), window=4)
+    line = Line(guard, mode, select=select)
+
+    def step(slope):
+        outcome = line.take(tf.constant(slope))
+        state = line.loss_scaler.state
+        log2_scale = float(np.log2(state.loss_scale))
+        return Cause(int(outcome.cause)), int(outcome.retries), log2_scale, int(state.good_steps)
+
+    assert [step(2.0) for _ in range(4)] == [(Cause.NONE, 0, 14.0, streak) for streak in (1, 2, 3, 4)]
+    # From 2^14 to 2^1: an overflow and a spike.
+    assert step(30000.0) == (Cause.SPIKE, 13, 14.0, 4)
+    assert "The loss scale did not move" in line.loss_scaler.explain()
+    # A retry that ends in an applied step costs what it costs, and a later spike does not give that back.
+    assert step(4.0) == (Cause.NONE, 1, 13.0, 1)
+    assert step(7.9) == (Cause.SPIKE, 0, 13.0, 1)
+    assert step(2.0) == (Cause.NONE, 0, 13.0, 2)
+
+
 def test_a_scale_that_cannot_move_has_nothing_to_retry_at():
     line = Line(scaler.Static(2.0**14), "graph")
     outcome = line.take(tf.constant(2.0**10))

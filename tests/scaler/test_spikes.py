@@ -108,6 +108,26 @@ def test_steps_that_select_hold_alike(xla):
     holds_a_spike_back(line, "loss")
 
 
+def test_losses_that_are_scaled_together_are_watched():
+    """`scale_loss` of a `LossScaleOptimizer` takes several losses, whose sum is differentiated."""
+    weight = tf.Variable([1.0])
+    guard = SpikeGuard(Dynamic(2.0**4), window=4, norm=False)
+    optimizer = scaler.LossScaleOptimizer(keras.optimizers.SGD(1.0), guard)
+    optimizer.build([weight])
+
+    @tf.function
+    def step(loss):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.scale_loss(tf.stack([loss, loss]) + 2.0**-4 * tf.reduce_sum(weight))
+        return optimizer.apply(tape.gradient(scaled, [weight]), [weight])
+
+    assert all(bool(step(tf.constant(1.0)).finite) for _ in range(4))
+    assert float(weight[0]) == 1.0 - 4 * 2 * 2.0**-4
+    outcome = step(tf.constant(1000.0))
+    assert (Cause(int(outcome.cause)), float(outcome.loss_scale)) == (Cause.SPIKE, 2.0**4)
+    np.testing.assert_allclose([float(outcome.value), float(outcome.usual)], [2000.0, 2.0], rtol=0.1)
+
+
 @pytest.mark.parametrize("select", [None, True])
 def test_an_overflow_is_no_spike_and_costs_the_scale(select):
     line = warmed(shared(select=select))

@@ -57,14 +57,14 @@ def explain_batch(train_step: TrainStepFunction, batch: Any, *, seconds: float =
     Args:
         train_step: What a `Loop` takes: a callable from a batch, or from its parts, to a dict of tensors. Its loss
             scaler must have skipped its last step, and the weights must be as that step left them.
-        batch: The batch of that step.
+        batch: The batch of that step. A list of parts is taken as a tuple.
         seconds: After this time no further remedy is tried. What is needed to say where it began takes its time.
 
     Raises:
         scaler.InvalidArgument: If no loss scaler of the step has skipped its last step.
         LoopError: If the step keeps something that cannot be put back, such as what Python keeps for it.
     """
-    data = tf.data.Dataset.from_tensors(batch).repeat()
+    data = tf.data.Dataset.from_tensors(_with_tuples(batch)).repeat()
     loop = Loop(train_step, data, steps_per_call=1)
     scalers = scalers_in(loop)
     stuck = [one for one in scalers if int(one.counters.consecutive_skips)]
@@ -77,3 +77,12 @@ def explain_batch(train_step: TrainStepFunction, batch: Any, *, seconds: float =
     step = max(int(one.counters.attempted) for one in stuck)
     held = next(iter(data))
     return explain_recent(loop, Recent(step, held, scales, {"step": step, "applied": False}), seconds)
+
+
+def _with_tuples(batch: Any) -> Any:
+    """The batch with tuples for lists of parts, which a dataset would stack to one tensor."""
+    if isinstance(batch, dict):
+        return {key: _with_tuples(part) for key, part in batch.items()}
+    if isinstance(batch, list) and any(hasattr(part, "shape") or isinstance(part, (dict, list)) for part in batch):
+        return tuple(map(_with_tuples, batch))
+    return batch

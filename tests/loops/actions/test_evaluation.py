@@ -20,7 +20,7 @@ def held_out(values=(1.0, 3.0)):
 class Run:
     """A model that says `weight`, which each step sets to the next of `values`; its loss on held-out data is that."""
 
-    def __init__(self, values, checkpoint=None, patience=2, every=1, **arguments):
+    def __init__(self, values, checkpoint=None, patience=2, every=1, save=100, **arguments):
         weight = tf.Variable(0.0)
 
         def step(value):
@@ -35,7 +35,7 @@ class Run:
         self.early = loops.EarlyStop(self.best, patience=patience)
         actions = [self.evaluate, self.early, lambda visit: self.measured.append(dict(self.evaluate.results))]
         if checkpoint:
-            actions.append(loops.Checkpoint(checkpoint, every=100, best=self.best, **arguments))
+            actions.append(loops.Checkpoint(checkpoint, every=save, best=self.best, **arguments))
         data = tf.data.Dataset.from_tensor_slices(np.float32(values))
         self.loop = loops.Loop(step, data, steps_per_call=1, actions=actions)
 
@@ -141,6 +141,22 @@ def test_the_best_step_is_kept_beside_the_newest(tmp_path, background):
     back = Run([9.0, 2.0, 3.0, 4.0], tmp_path / "best", resume=True)
     back.loop.run(3)
     assert [one["value"] for one in back.measured] == [3.0]
+
+
+def test_a_run_that_goes_back_takes_the_best_step_back_or_says_so(tmp_path):
+    def gone_back(keep):
+        place = tmp_path / str(keep)
+        run = Run([9.0, 2.0, 3.0, 4.0, 5.0, 1.0], place, patience=9, keep=keep, save=1)
+        run.loop.run(6)
+        assert folder.numbers(place / "best") == [6]
+        run.loop.actions[-1].go_back(run.loop, 4)
+        return run.best.step, folder.numbers(place / "best")
+
+    assert gone_back(keep=6) == (2, [2])
+    with pytest.warns(
+        loops.ResumeWarning, match=r"holds step 6, .* from step 4: there the best value, 2, is that of step"
+    ):
+        assert gone_back(keep=3) == (2, [6])
 
 
 class Killed(BaseException):

@@ -12,7 +12,8 @@ from rigs import raw
 
 import loops
 import scaler
-from loops.actions.left_out import NAME, LeftOut, next_of
+from loops.actions import left_out
+from loops.actions.left_out import NAME, UNDER_WAY, LeftOut, next_of
 from loops.loop.state import folder
 from loops.run.rewind import rewind
 
@@ -42,7 +43,7 @@ class Run:
         keras.utils.set_random_seed(3)
         self.folder, self.model = folder, plain_model()
         self.optimizer = keras.optimizers.Adam(1e-3)
-        guard = scaler.SpikeGuard(scaler.NoScaling(), window=10)
+        guard = scaler.SpikeGuard(scaler.NoScaling(), window=10, share=0.3)
         self.step = loops.TrainStep(self.model, squared_error, self.optimizer, loss_scaler=scaler.LossScaler(guard))
         self.rewind = loops.Rewind(**{"to": 5, "skip": 12, **arguments})
         saves = loops.Checkpoint(folder / "ckpt", every=every, keep=20, resume=resume, background=background)
@@ -151,7 +152,7 @@ def test_a_rewind_to_before_the_first_checkpoint_is_refused_and_nothing_is_lost(
     ):
         run.run()
     assert not (tmp_path / "ckpt" / NAME).exists()
-    assert Run(tmp_path, batches(), resume=True, spikes=9).run().loop.counters.data == STEPS
+    assert Run(tmp_path, batches(), resume=True, rewind=False).run().loop.counters.data == STEPS
 
 
 @pytest.mark.exhaustive
@@ -175,6 +176,104 @@ def test_a_file_of_another_form_is_refused(tmp_path, text):
     (tmp_path / "ckpt" / NAME).write_text(text)
     with pytest.raises(loops.LoopError, match=NAME):
         Run(tmp_path, batches()).run()
+
+
+class Cheap:
+    """A step that says which batches it was given, and is told which of them are spikes."""
+
+    def __init__(self, place, bad=(), *, actions=(), call=2, keep=9):
+        self.place, self.given = place, tf.Variable(tf.zeros([60], tf.int32))
+        self.told = tf.constant(list(bad) or [0], tf.int64)
+
+        def step(number):
+            self.given.scatter_nd_update([[number - 1]], [1])
+            spike = tf.reduce_any(tf.equal(number, self.told))
+            return {"cause": tf.where(spike, int(scaler.Cause.SPIKE), int(scaler.Cause.NONE))}
+
+        self.rewind = loops.Rewind(to=4, skip=6, spikes=2)
+        saves = loops.Checkpoint(place, every=2, keep=keep, resume=True)
+        data = tf.data.Dataset.range(1, 61)
+        self.loop = loops.Loop(step, data, steps_per_call=call, actions=[*actions, self.rewind, saves])
+
+    def run(self, steps):
+        self.loop.run(steps)
+        return (np.flatnonzero(self.given.numpy()) + 1).tolist()
+
+
+def listed(place):
+    return json.loads((place / NAME).read_text())["skip"]
+
+
+def test_a_copied_note_of_a_rewind_takes_nothing_back(tmp_path):
+    """A person who adds a line copies the documented one, with a step that exists, one between, and an old one."""
+    assert Cheap(tmp_path).run(20) == list(range(1, 21))
+    saved = folder.numbers(tmp_path)
+    for back in (16, 15, 1):
+        (tmp_path / NAME).write_text(json.dumps({"skip": [{"first": 22, "last": 25, "rewound_to": back}]}))
+        Cheap(tmp_path).run(20)
+        assert folder.numbers(tmp_path) == saved
+    assert Cheap(tmp_path).run(22) == [*range(1, 22), 26]
+
+
+@pytest.mark.slow_with("after the file", "after the save")
+@pytest.mark.parametrize("moment", ["before the file", "after the file", "after the save"])
+def test_a_kill_while_it_goes_back_loses_nothing(tmp_path, monkeypatch, moment):
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments):
+        raise Killed
+
+    write, cheap = left_out.write, Cheap(tmp_path, bad=(11, 12))
+    with monkeypatch.context() as patch:
+        if moment == "after the save":
+            patch.setattr(loops.Checkpoint, "go_back", killed)
+        else:
+
+            def written(place, entries, name=NAME):
+                if moment == "after the file" or name != NAME:
+                    write(place, entries, name)
+                if name == NAME:
+                    raise Killed
+
+            patch.setattr(left_out, "write", written)
+        with pytest.raises(Killed):
+            cheap.run(14)
+    assert (tmp_path / UNDER_WAY).exists()
+    assert Cheap(tmp_path, bad=(11, 12)).run(14) == [*range(1, 7), *range(13, 21)]
+    assert listed(tmp_path) == [{"first": 7, "last": 12, "rewound_to": 6}]
+    assert not (tmp_path / UNDER_WAY).exists()
+
+
+def test_a_run_that_was_going_back_to_a_lost_checkpoint_keeps_the_others(tmp_path):
+    Cheap(tmp_path).run(8)
+    (tmp_path / UNDER_WAY).write_text('{"skip": [{"first": 3, "last": 5, "rewound_to": 3}]}')
+    with pytest.raises(loops.LoopError, match=r"going back to step 3, and that checkpoint is gone\. Remove this file"):
+        Cheap(tmp_path).run(9)
+    assert folder.numbers(tmp_path) == [8, 6, 4, 2]
+    (tmp_path / UNDER_WAY).unlink()
+    assert Cheap(tmp_path).run(9) == list(range(1, 10))
+
+
+def test_a_line_that_a_person_adds_while_it_runs_stays(tmp_path):
+    def edit(visit):
+        if visit.counters.data == 8 and not (tmp_path / NAME).exists():
+            (tmp_path / NAME).write_text('{"skip": [{"first": 15, "last": 16}]}')
+
+    given = Cheap(tmp_path, bad=(11, 12), actions=[edit]).run(14)
+    assert listed(tmp_path) == [{"first": 15, "last": 16}, {"first": 7, "last": 12, "rewound_to": 6}]
+    assert given == [*range(1, 7), 13, 14, *range(17, 23)]
+
+
+def test_numbers_of_spikes_that_never_come_together_are_refused(tmp_path):
+    with pytest.raises(scaler.InvalidArgument, match=r"Rewind\(to=2, spikes=3\): expected no more spikes than steps"):
+        loops.Rewind(to=2, skip=9)
+    run = Run(tmp_path, batches(), spikes=4)
+    with pytest.raises(
+        scaler.InvalidArgument,
+        match=r"Rewind\(spikes=4\) with SpikeGuard\(window=10, share=0.3\): the guard allows 3 spikes in a row",
+    ):
+        run.run()
 
 
 def test_what_it_needs_is_named(tmp_path):

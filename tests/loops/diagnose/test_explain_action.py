@@ -208,7 +208,7 @@ def test_a_step_of_ones_own_is_explained_right_behind_it():
         explain_batch(step, first)
     step(*second)
     before = raw(model.variables, optimizer.variables, loss_scaler.variables)
-    found = explain_batch(step, second, seconds=0)
+    found = explain_batch(step, list(second), seconds=0)
     assert raw(model.variables, optimizer.variables, loss_scaler.variables) == before
     assert (found.step, found.verdict, found.where, found.loss_scale, found.example) == (2, "loss", "data", 2.0**10, 2)
 

@@ -15,6 +15,7 @@ from source_cases import Loader, Numbered, Run, dataset, expected, plain
 import loops
 import scaler
 from loops.loop import fetching
+from loops.loop.arrays import arrays_of, size_of, spec_of, stack, tensors_of
 from loops.loop.held_batches import HeldBatches
 from loops.loop.source import Source
 from loops.run.rewind.stored_batches import stored_by
@@ -64,6 +65,45 @@ def test_batches_may_be_nested(batch, element, steps_per_call):
     loops.Loop(step, (batch for _ in range(3)), steps_per_call=steps_per_call).run(3)
     assert seen[0] == element
     assert type(seen[0]) is type(element)
+
+
+RECORD = b"\x08\x01\x00"
+"""It ends with a zero byte, as many serialized records do."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RECORD,
+        [RECORD, b"\x00\x00"],
+        tf.constant(RECORD),
+        tf.constant([RECORD, b""]),
+        tf.constant([], tf.string),
+        np.array([[RECORD], ["one\x00"]], object),
+        [["a\x00", "b"]],
+    ],
+)
+def test_text_arrives_whole(text):
+    array = arrays_of(text)
+    expected = tf.constant(text)
+    (one,), both = tf.nest.flatten(tensors_of((array,))), stack([array, array])
+    assert (one.dtype, spec_of(array)) == (tf.string, tf.TensorSpec(expected.shape, tf.string))
+    assert bool(tf.reduce_all(tf.equal(one, expected)))
+    assert bool(tf.reduce_all(tf.equal(both, tf.stack([expected, expected]))))
+    assert size_of(array) >= int(tf.reduce_sum(tf.strings.length(expected)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (np.array([RECORD, 1], object), "a batch of the source is a ndarray, not an array of numbers or text"),
+        ({"x": [[1, 2], [3]]}, r"a batch\['x'\] of the source is a list, not an array"),
+        ({"x": 1, 2: 3}, r"a dict with keys of several kinds, \['x', 2\]: expected text"),
+    ],
+)
+def test_what_is_no_array_is_named(batch, said):
+    with pytest.raises(loops.BadBatch, match=said):
+        arrays_of(batch)
 
 
 def test_a_step_of_two_arguments_gets_the_parts_of_a_list():
@@ -208,7 +248,9 @@ def test_a_batch_that_is_none_is_named_at_its_step(second, said):
     assert run.loop.counters.data == 1
 
 
-@pytest.mark.parametrize("data", [[np.ones(2)], (np.ones(2), np.ones(2)), np.ones((2, 2)), tf.ones([2, 2]), {}, "data"])
+@pytest.mark.parametrize(
+    "data", [[np.ones(2)], (np.ones(2), np.ones(2)), np.ones((2, 2)), tf.ones([2, 2]), {}, "data", {1}, range(3)]
+)
 def test_data_that_is_no_batches_is_refused(data):
     with pytest.raises(scaler.InvalidArgument, match=r"expected a tf\.data\.Dataset, or an iterator or a loader"):
         Run(data)

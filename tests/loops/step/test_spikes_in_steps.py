@@ -80,6 +80,23 @@ def test_retry_repeats_the_overflow_and_not_the_spike():
     assert (Cause(spike["cause"]), raw(here.moved()) == before) == (Cause.SPIKE, True)
 
 
+@pytest.mark.slow_with("1")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_scale_is_as_before_the_retries_of_a_spiked_window(accumulate):
+    """Its first micro-batch overflows, and is retried before anybody knows the norm of the window."""
+    keras.utils.set_random_seed(1)
+    loss_scaler = scaler.LossScaler(SpikeGuard(Dynamic(2.0**10, growth_interval=100), window=5))
+    model = plain_model("mixed_float16")
+    here = Rig(model, keras.optimizers.SGD(1e-3), loss_scaler=loss_scaler, retry=True, accumulate=accumulate)
+    here.run([batch(seed) for seed in range(5 * accumulate)])
+    before = Dynamic().init()._fields, loss_scaler.state
+    seen = here.run([spiked(batch(0), 1e4), *[batch(1)] * (accumulate - 1)])
+    assert (Cause(seen[-1]["cause"]), seen[0]["retries"] > 0) == (Cause.SPIKE, True)
+    for field in before[0]:
+        assert float(getattr(loss_scaler.state, field)) == float(getattr(before[1], field))
+    assert here.run([batch(2)] * accumulate)[-1]["applied"]
+
+
 def examples(random, count):
     x = random.normal(size=(count, 4)).astype(np.float32)
     y = np.tanh(x @ np.float32([[1.0], [-0.5], [0.25], [2.0]])) + random.normal(0, 0.1, (count, 1))
