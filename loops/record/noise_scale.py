@@ -41,7 +41,7 @@ class Averages:
 
 
 def noise_scale(noise: ArrayLike, signal: ArrayLike) -> np.ndarray:
-    """The simple noise scale B = tr(S) / |G|^2 of McCandlish et al. 2018, arXiv:1812.06162, in examples.
+    """The simple noise scale `B = tr(S) / |G|^2` of McCandlish et al. 2018, arXiv:1812.06162, in examples.
 
     Batches much smaller than it gain nearly the whole of each further example, larger ones little. It is the ratio of
     two averages with a decay of 0.99 a step.
