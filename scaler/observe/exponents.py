@@ -114,7 +114,7 @@ def _largest(row: list[tf.Tensor]) -> tf.Tensor:
     """The largest magnitude of values without NaN, infinities and subnormal numbers; 0 without any."""
     wide = [tf.cast(value, tf.float32) for value in row]
     ends = [end for value in wide for end in (tf.reduce_max(value), -tf.reduce_min(value))]
-    return tf.reduce_max(tf.stack([tf.constant(0.0), *ends]))
+    return tf.abs(tf.reduce_max(tf.stack([tf.constant(0.0), *ends])))  # Of zeros the least, turned round, is -0.
 
 
 def _sign_and_field(values: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,7 @@ from scaler.backend.graphs import graphs_around, outermost_function
 from scaler.backend.replicas import replica_count
 from scaler.outcome.outcome import Cause
 
-_FOUND = "_halfstep_found"
+_FOUND = "halfstep_found"
 
 
 def found_here(judge: object, cause: tf.Tensor) -> None:

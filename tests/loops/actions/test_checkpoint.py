@@ -144,6 +144,7 @@ def test_a_full_disk_is_one_error_and_leaves_the_checkpoints_before_it(tmp_path,
 
     def fill(visit):
         if visit.counters.data == 7:
+            run.checkpoint.wait()
             # Every file may grow to so many bytes only, as on a disk that has no more.
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
 

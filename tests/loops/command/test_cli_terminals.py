@@ -30,7 +30,10 @@ from loops.views.compare import Comparison, Row
 NAME = "warmup:100+static:1024+then:500+dynamic:growth_interval=200"
 NONE = np.zeros([0])
 LIMITS = dict.fromkeys(("at_floor", "at_ceiling"), 0.25)
-REPLAYED = Replayed(NAME, 1234, 0.01234, 14.98, 65536.0, 0.00123, **LIMITS, uncertain=987, scales=NONE, skipped=NONE)
+UNKNOWN = {"may_differ_at": None, "intervals": None, "highest_skip_rate": 0.01234, "may_stall": False}
+REPLAYED = Replayed(
+    NAME, 1234, 0.01234, 14.98, 65536.0, 0.00123, **LIMITS, uncertain=987, **UNKNOWN, scales=NONE, skipped=NONE
+)
 SIDE = Side(NAME, 1234, 0.01234, 14.98, 65536.0, 0.54321, None)
 ROW = {"accuracy": 0.9871, "difference": -0.3, "final_loss": 0.0123, "skipped": 1.5, "failed": 1}
 SHARES = {"flushed_weights": 0.0321, "flushed_activations": 0.0123}
@@ -108,7 +111,7 @@ COMMANDS = {
     "report": ([("loops.views.report", "write_report", 1234)], ["report", "run"], "1,234"),
     "replay": (
         [("loops.replay.sources", "tables_of", [("run", None)]), ("loops.replay.recording", "recording_of", None)]
-        + [("loops.replay.replay", "replay_recordings", Replay(4321, (REPLAYED,), NONE))],
+        + [("loops.replay.replay", "replay_recordings", Replay(4321, (REPLAYED,), None, NONE))],
         ["replay", "run", "--strategy", "dynamic"],
         f"4,321 {NAME} 1,234 1.234% 2^14.98 65536 0.123% 25% 987",
     ),
