@@ -130,7 +130,7 @@ COMMANDS = {
             (
                 "loops.replay.tune",
                 "tune",
-                Tuned(NAME, "dynamic", 36, 0.01, 0.02, 0.03, 0.04, 0.02, (0.05, 0.06), (0.07, 0.08)),
+                Tuned(NAME, "dynamic", 36, 0.01, 0.02, 0.03, 0.04, 0.02, None, None, (0.05, 0.06), (0.07, 0.08)),
             )
         ],
         ["tune", "run"],
