@@ -22,6 +22,7 @@ def run(name, *arguments, timeout=300):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_faults_prints_a_verdict_for_each_side():
     done = run("faults.py", "--json", "--only", "NaN in the data")

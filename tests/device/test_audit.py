@@ -12,9 +12,9 @@ from scaler.errors import UnsupportedVersion
 from scaler.observe import KINDS
 
 PREDICATES = {
-    "an optimizer that is looked at": 4,
-    "probes of all, every 10th": 2,
-    "fit, protect, accumulate": 5,
+    "an optimizer that is looked at": 3,
+    "probes of all, every 10th": 3,
+    "fit, protect, accumulate": 4,
     "retry": 1,
     "composed, in turn": 1,
 }

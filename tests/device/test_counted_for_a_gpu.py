@@ -125,7 +125,7 @@ def numbers_of_steps(strategy, held):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("headroom-kahan", "histogram-stochastic")
+@pytest.mark.exhaustive_with("headroom-kahan", "histogram-stochastic", "log_normal-masters")
 @pytest.mark.parametrize(
     ("strategy", "held"), [("headroom", "kahan"), ("histogram", "stochastic"), ("log_normal", "masters")]
 )

@@ -69,7 +69,7 @@ def stateless(policy):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("accumulation")
+@pytest.mark.exhaustive_with("accumulation", "clipping, average")
 @pytest.mark.parametrize("kind", ["clipping, average", "accumulation"])
 def test_the_weights_are_those_of_a_single_device(kind):
     trained = []

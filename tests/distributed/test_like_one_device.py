@@ -99,6 +99,7 @@ def test_as_one_device_on_the_concatenated_batch(setup):
         np.testing.assert_allclose(ours[0], theirs[0], rtol=tolerance, atol=tolerance / 10, err_msg=str(variable))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_power_of_two_scale_changes_no_bit():
     bits = []

@@ -73,7 +73,7 @@ def shown(model):
 
 
 @pytest.mark.slow_with("own-4", "own-2")
-@pytest.mark.exhaustive_with("keras-4", "own-4")
+@pytest.mark.exhaustive_with("keras-4", "own-4", "own-2")
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("kind", [keras.Sequential, Own], ids=["keras", "own"])
 def test_metrics_are_those_of_keras(kind, replicas):

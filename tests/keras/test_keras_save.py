@@ -193,6 +193,7 @@ def test_a_model_goes_on_in_a_new_process(tmp_path):
     assert path.with_suffix(".bits").read_bytes() == b"".join(everything(model))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_backup_and_restore_goes_on_in_the_middle(tmp_path):
     class Interrupted(Exception):

@@ -67,6 +67,7 @@ def test_a_scale_that_moves_changes_nothing_either():
     assert train("Adam", growing) == unscaled("Adam")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_under_xla():
     assert train("Adam", scaler.Static(2.0**20), jit=True) == train("Adam", scaler.Static(1.0), jit=True)

@@ -47,7 +47,7 @@ def test_gradients_that_no_single_scale_holds(gains):
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("xla")
+@pytest.mark.exhaustive_with("xla", "loop")
 @modes("loop", "xla")
 def test_every_mode_gives_the_same(execute):
     # Against the eager step, which is the reference: the scales are powers of two, so they agree to the bit.

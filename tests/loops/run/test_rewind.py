@@ -295,7 +295,7 @@ def test_checkpoints_of_other_variables_are_refused(counted):
             return {"loss": tf.identity(self.total)}
 
     actions = [loops.Checkpoint(counted / "ckpt", every=4, run={"name": "counting"})]
-    with pytest.raises(loops.CheckpointError, match="another model, optimizer or train step"):
+    with pytest.raises(loops.CheckpointError, match="another model, optimizer, strategy or train step"):
         rewind(loops.Loop(More(), rewind_cases.numbers(), actions=actions), 10)
 
 

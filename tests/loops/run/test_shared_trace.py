@@ -24,6 +24,7 @@ def unnumbered(text):
     return re.sub(r"_\d+/", "/", text)
 
 
+@pytest.mark.exhaustive_with("grows")
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_a_later_run_is_the_run_that_it_is_alone(small, tmp_path, strategy):
     trace = SharedTrace()
@@ -42,6 +43,7 @@ def mostly_nan(task):
     return dataclasses.replace(task, images=np.where(spoiled[:, None, None, None], np.float32(np.nan), task.images))
 
 
+@pytest.mark.exhaustive
 def test_a_later_run_is_stuck_at_the_same_step_as_alone(small, tmp_path):
     trace = SharedTrace()
     kept = RunOptions("mixed_float16", "dynamic", steps=400, batch_size=1, seed=0)

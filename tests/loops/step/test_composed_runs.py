@@ -20,7 +20,7 @@ DECISIONS = ("critic/applied", "actor/applied", "actor/attempted", "applied", "c
 
 
 @pytest.mark.slow_with("turns-2")
-@pytest.mark.exhaustive_with("shared-1", "one scaler-1")
+@pytest.mark.exhaustive_with("shared-1", "one scaler-1", "turns-2")
 @pytest.mark.parametrize(("shape", "every"), [("turns", 2), ("shared", 1), ("one scaler", 1)])
 def test_two_replicas_take_the_step_of_one(shape, every):
     """Each has the same rows, so that BatchNorm sees the same."""

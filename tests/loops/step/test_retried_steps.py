@@ -27,7 +27,7 @@ def run(rig, call, batches=BATCHES):
     return [{name: np.asarray(value) for name, value in one.items()} for one in outputs]
 
 
-@pytest.mark.exhaustive_with("3-xla")
+@pytest.mark.exhaustive_with("3-xla", "1-xla")
 @pytest.mark.slow_with("1-eager")
 @pytest.mark.parametrize("mode", ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("accumulate", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -51,7 +51,7 @@ def test_without_retry_the_same_run_loses_its_batches():
     assert "retries" not in seen[0]
 
 
-@pytest.mark.exhaustive_with("2-0", "2-1")
+@pytest.mark.exhaustive_with("2-0", "2-1", "1-1")
 @pytest.mark.slow_with("1-1", "2-0", "2-1")
 @pytest.mark.parametrize("replica", [0, 1])
 @pytest.mark.parametrize("accumulate", [1, 2])

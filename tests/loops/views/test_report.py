@@ -204,6 +204,7 @@ def test_a_long_run_with_many_tensors_fits(tmp_path):
     assert size == (tmp_path / "report.html").stat().st_size <= 1_000_000
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_many_runs_fit(tmp_path):
     names = tuple(f"activations/block_{place}/dense" for place in range(100))
