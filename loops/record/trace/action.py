@@ -144,7 +144,7 @@ class Trace:
             self._before_end = self.save_state()
             held, self._held = self._held, []
             try:
-                self._file.add(batch_of(self._schema, 0, {}, [], None, held))
+                self._file.add(batch_of(self._schema, 0, {}, [], None, held, [] if self._gauges else None))
             except OSError as error:
                 # A failure here must not keep the other actions from ending, such as from a save.
                 warnings.warn(

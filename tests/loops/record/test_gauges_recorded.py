@@ -5,6 +5,8 @@ import types
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from models import squared_error
 from tensorboard_cases import descriptions, events
 
 import loops
@@ -152,3 +154,14 @@ def test_every_output_of_a_ready_probe_has_a_description():
 
     outputs = [output for outputs in observe.GAUGES.values() for output in outputs]
     assert all(metadata(f"{output}/dense").summary_description for output in outputs)
+
+
+def test_histograms_that_are_held_to_the_end_are_written_with_ready_probes_too(tmp_path):
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+    watch = observe.watch(model, kinds=["weight_gradients", "update_rms"])
+    step = loops.TrainStep(model, squared_error, keras.optimizers.SGD(0.1), probes=watch)
+    data = tf.data.Dataset.from_tensors((tf.ones([2, 4]), tf.ones([2, 3]))).repeat()
+    loops.Loop(step, data, actions=[loops.Trace(tmp_path / "trace.arrow")]).run(7)
+    recorded = loops.observe.read(tmp_path / "trace.arrow")
+    assert recorded.steps.num_rows == 7
+    assert 7 in recorded.histograms["step"].to_pylist()
