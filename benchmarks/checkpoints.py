@@ -84,7 +84,7 @@ class Run:
 
 
 def take_turns(parameters: int, rounds: int) -> tuple[paired.Seconds, paired.Seconds]:
-    """Seconds of saves, and seconds lost, by kind; one of each in every round, in an order drawn anew."""
+    """Seconds of saves, and seconds lost, by kind; one of each in every round, in a new random order."""
     turns: dict[str, list[tuple[float, float, int]]] = {kind: [] for kind in (AT_VISIT, BESIDE, THEIRS, NONE)}
     order, dice = list(turns), random.Random(0)
     with tempfile.TemporaryDirectory() as place:

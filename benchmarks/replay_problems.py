@@ -1,6 +1,6 @@
 """Small problems whose runs are replayed and repeated, each with its seed: model, loss, optimizer and batches.
 
-`TUNED_ON` are those with which the intervals were made. Nobody looked at a run of `HELD_OUT` before. After that a step
+`TUNED_ON` are those with which the intervals were made. No run of `HELD_OUT` was looked at before. After that a step
 close to its limit counted as one that may differ, and `CHECKED` was measured.
 """
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 import scaler
-from loops.actions.beside import SavesBeside
+from loops.actions.background_saves import BackgroundSaves
 from loops.actions.best import Best
 from loops.actions.saves import Saves
 from loops.backend import checkpoints
@@ -82,7 +82,7 @@ class Checkpoint:
             shapes of variables and of batches of a fixed size (`drop_remainder=True`) and the number of replicas are
             compared anyway. If your own step resumes with other settings of its optimizer, or any run with another
             batch size or seed of its dataset, a `ResumeWarning` says so.
-        background: Whether a thread writes, beside the steps that follow.
+        background: Whether a thread writes while the next steps are taken.
 
     Raises:
         scaler.InvalidArgument: For an argument that cannot work.
@@ -243,7 +243,7 @@ class Checkpoint:
 
     def _saves_of(self, checkpoint: tf.train.Checkpoint, number: int, workers: Workers) -> Saves:
         if self._background and checkpoints.readable():
-            return SavesBeside(checkpoint, self.place, self._keep, number, workers)
+            return BackgroundSaves(checkpoint, self.place, self._keep, number, workers)
         if self._background:
             warnings.warn(
                 f"Checkpoint(background=True): {versions()} does not tell what a checkpoint writes, so it is "

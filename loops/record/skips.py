@@ -2,7 +2,7 @@
 
 A scale that begins too high is halved until it fits: these skips find its level. Afterwards it grows after every
 growth interval, and is halved again if the larger scale overflows: one skip per interval, however short the interval
-is. Both are intended. Growth cannot be told where one column holds several scales. A run may occasionally skip for
+is. Both are intended. Growth cannot be seen where one column holds several scales. A run may occasionally skip for
 other reasons, when its gradients grow.
 """
 

@@ -189,7 +189,7 @@ def _unsure(best: _Candidate, gain: float, interval: Range | None, lacking: str 
         return None
     seems = f"{best.name} seems to gain {gain:.4%}, but"
     if interval is None:
-        return f"{seems} no gain can be told. {lacking}"
+        return f"{seems} no gain can be stated. {lacking}"
     return f"{seems} the intervals allow {interval[0]:.4%} to {interval[1]:.4%}."
 
 

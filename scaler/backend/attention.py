@@ -21,7 +21,7 @@ import tensorflow as tf
 LAYERS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 """The layers whose logits can be seen."""
 OF_ITS_OWN = (
-    "it computes attention in a way of its own, so its logits cannot be told. Show them with "
+    "it computes attention in a way of its own, so its logits cannot be seen. Show them with "
     "scaler.observe.probe(logits, name)."
 )
 FLASH = "flash attention computes its logits inside of one kernel, which shows none of them."
@@ -74,8 +74,7 @@ def show_scores(
             hides(OF_ITS_OWN)
         return found
 
-    object.__setattr__(layer, "_compute_attention", watched)
-    return lambda: object.__delattr__(layer, "_compute_attention")
+    return _set(layer, "_compute_attention", watched)
 
 
 @contextlib.contextmanager
@@ -85,7 +84,7 @@ def _softmax_of(layer: Any, shown: list[Scores]) -> Iterator[None]:
     if softmax is None:
         yield
         return
-    call, own = softmax.call, vars(softmax).get("call")
+    call = softmax.call
 
     @functools.wraps(call)
     def watched(scores: tf.Tensor, mask: Any = None, **named: Any) -> Any:
@@ -93,14 +92,20 @@ def _softmax_of(layer: Any, shown: list[Scores]) -> Iterator[None]:
         shown.append(Scores(scores, None if mask is None else tf.cast(mask, tf.bool), axes))
         return call(scores, mask, **named)
 
-    object.__setattr__(softmax, "call", watched)
+    put_back = _set(softmax, "call", watched)
     try:
         yield
     finally:
-        if own is None:
-            object.__delattr__(softmax, "call")
-        else:
-            object.__setattr__(softmax, "call", own)
+        put_back()
+
+
+def _set(layer: Any, name: str, method: Callable) -> Callable[[], None]:
+    """Gives one layer another method, and returns what puts back the one that it had: its class's, or its own."""
+    own = vars(layer).get(name)
+    object.__setattr__(layer, name, method)
+    if own is None:
+        return lambda: object.__delattr__(layer, name)
+    return lambda: object.__setattr__(layer, name, own)
 
 
 def _same(scores: Scores) -> Scores:

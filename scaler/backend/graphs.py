@@ -152,7 +152,6 @@ def _before_each_call(act: Callable[[], None], key: Hashable) -> Any:
     graph = outermost_function()
     if graph is None or not hasattr(graph, "capture_call_time_value"):
         return None
-
     with tf.init_scope():
         nothing = tf.constant(False)
 

@@ -59,7 +59,7 @@ def in_blocks(values: tf.Tensor, known: BlockFormat, axes: Sequence[int], seed: 
         values: Float32, of known rank.
         known: The format.
         axes: Those along which the blocks lie, as if flattened in this order. The last block may be shorter.
-        seed: As for `rounded`.
+        seed: Integers [2], by which it rounds at random; None rounds to nearest.
     """
     if known.scale == "e8m0":
         return _along(values, axes, known.size, lambda blocks: _mx(blocks, known.element, seed))

@@ -54,7 +54,7 @@ def emulate(
     """
     for path, layer in layers.items():
         if hasattr(layer, _MARK):
-            raise InvalidArgument(f"{path}: this layer is emulated already. Make the model anew for another format.")
+            raise InvalidArgument(f"{path}: this layer is emulated already. Create the model again for another format.")
         if getattr(layer, "quantization_mode", None) is not None:
             raise InvalidArgument(f"{path}: Keras has quantized this layer. Emulate a model that is not.")
         if strategy is not None and not layer.built:

@@ -1,7 +1,7 @@
 """Products whose operands are rounded, and whose gradients are products of rounded operands.
 
 A product of x and w, and of its gradient dy, is three products: y of x and w, dx of dy and w, dw of x and dy. Each sums
-over other axes, and blocks lie along the axes that are summed over. So in formats of blocks an operand is rounded anew
+over other axes, and blocks lie along the axes that are summed over. So in formats of blocks an operand is rounded again
 for each of its two products.
 """
 

@@ -35,6 +35,6 @@ def at_scale(values: tf.Tensor, scale: tf.Tensor, element: Element, seed: tf.Ten
         values: Float32, of any shape.
         scale: Scalar float32, or of a shape that broadcasts.
         element: The format.
-        seed: As for `rounded`.
+        seed: Integers [2], by which it rounds at random; None rounds to nearest.
     """
     return round_float32(values * scale, element, True, seed) * (1.0 / scale)

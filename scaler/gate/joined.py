@@ -147,7 +147,7 @@ def move(
     for name, value in after.slots.items():
         _assign([each[name] for each in slots], value, before[name])
     if after.weight.only and copies is None and flag_of(own[0]) is None:
-        # Nobody has read the weights.
+        # The weights were not read, and need not be.
         method, by = after.weight.only
         for variable, part in _split(by, own):
             getattr(variable, method)(part)

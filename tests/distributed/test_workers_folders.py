@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import loops
-from loops.actions.beside import SavesBeside
+from loops.actions.background_saves import BackgroundSaves
 from loops.loop.state import folder
 from loops.loop.state.common import newest_common, place
 from loops.loop.workers.workers import Workers
@@ -152,7 +152,7 @@ def saves_beside(directory, workers):
     """What a `Checkpoint(keep=2, background=True)` writes with on each worker."""
     where = place(directory, workers)
     where.mkdir(parents=True, exist_ok=True)
-    made = SavesBeside(tf.train.Checkpoint(facts=Facts(tf.Variable(FACTS))), where, 2, 0, workers)
+    made = BackgroundSaves(tf.train.Checkpoint(facts=Facts(tf.Variable(FACTS))), where, 2, 0, workers)
     made.open()
     return made
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import scaler
 from scaler import observe
 from scaler.backend import attention
 
@@ -41,6 +42,15 @@ def by_hand(layer, x, mask):
     parts /= np.maximum(parts.sum(axis=-1, keepdims=True), 1e-30)
     entropy = -np.sum(parts * np.log(np.where(parts > 0, parts, 1.0)), axis=-1)
     return [np.abs(logits[counts]).max(), entropy[counts.any(axis=-1)].mean()]
+
+
+def test_an_emulated_layer_stays_emulated_after_it_was_watched():
+    model = model_of(layer_of("heads"))
+    x = 3.0 * tf.random.stateless_normal([2, T, WIDTH], (1, 2))
+    scaler.formats.emulated("mxfp4")(model)
+    before = model(x)
+    assert seen(model, x).keys() == {"attend"}
+    np.testing.assert_array_equal(model(x), before)
 
 
 CAUSAL = np.tril(np.ones([T, T], bool))

@@ -187,8 +187,8 @@ def flushing(seed, spread, share):
 @pytest.mark.parametrize(
     ("seeds", "spread", "share", "remark"),
     [
-        (1, 0.1, 0.5, "no gain can be told. Too few runs for an interval"),
-        (5, 0.1, 0.5, "no gain can be told. Too few runs for an interval"),
+        (1, 0.1, 0.5, "no gain can be stated. Too few runs for an interval"),
+        (5, 0.1, 0.5, "no gain can be stated. Too few runs for an interval"),
         (6, 1.5, 0.125, "the intervals allow -"),
         (6, 0.1, 0.5, None),
     ],

@@ -1,4 +1,4 @@
-"""Writes a run's checkpoints beside its steps: the state is copied at the visit, and a thread writes the copy."""
+"""Writes a run's checkpoints in the background: the state is copied at the visit, and a thread writes the copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loops.loop.workers.workers import Workers
 from loops.support.errors import CheckpointError
 
 
-class SavesBeside(Saves):
+class BackgroundSaves(Saves):
     """As `Saves`, and a step is whole only later: when `wait` or the next save returns without an error.
 
     On several workers none begins a save at a visit before all have written their last one. A kill then finds a worker
@@ -22,7 +22,10 @@ class SavesBeside(Saves):
     for them, but one more checkpoint is kept.
 
     Args:
-        checkpoint, place, keep, number: As for `Saves`.
+        checkpoint: What the checkpoints hold.
+        place: Their folder.
+        keep: How many to keep.
+        number: The step that the run goes on from.
         workers: All workers.
     """
 
