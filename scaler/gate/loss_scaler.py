@@ -114,14 +114,8 @@ class LossScaler(tf.Module):
 
     def __repr__(self) -> str:
         """The strategy, and where it stands; in a graph, where nothing can be read, the strategy alone."""
-        named = f"{type(self).__name__}({described(self.strategy)})"
-        if not tf.executing_eagerly():
-            return named
-        counts = self.counters
-        return (
-            f"{named}: loss scale {float(self._stored.scale_now()):g}, {int(counts.applied)} steps applied, "
-            f"{int(counts.skipped)} skipped"
-        )
+        stands = f": {self._stored.in_words()}" if tf.executing_eagerly() else ""
+        return f"{type(self).__name__}({described(self.strategy)}){stands}"
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -491,10 +485,8 @@ class LossScaler(tf.Module):
         if outcome is None and int(known.cause) == Cause.NONE:
             counts = self._stored.read()
             return none_skipped(counts.attempted, counts.skipped)
-        return self._names.explain(known, self._pinned(float(known.loss_scale)))
-
-    def _pinned(self, loss_scale: float) -> str:
-        return pinned(loss_scale, *host_bounds_of(self.strategy), type(self.strategy).__name__)
+        limits = pinned(float(known.loss_scale), *host_bounds_of(self.strategy), type(self.strategy).__name__)
+        return self._names.explain(known, limits)
 
     def check(self, reading: Sequence[float] | None = None) -> None:
         """Raises, warns or does nothing if the scaler makes no progress: the `stuck` policy decides.
@@ -512,21 +504,18 @@ class LossScaler(tf.Module):
         """
         if not tf.executing_eagerly():
             raise InvalidArgument("check() reads numbers on the host: expected a call outside of the tf.function.")
-        *numbers, unseen = map(float, self._looked_at() if reading is None else reading)
+        *numbers, unseen = map(float, self.reading() if reading is None else reading)
         now = self._stored.reading(*numbers)
         self._calls.use.check_ended(now.attempted)
         if unseen and not now.consecutive_skips:
             self.warn_of_unseen_loss(f"The last of {now.attempted:,} attempted steps")
-        low, high = host_bounds_of(self.strategy)
-        spikes = self._spikes.too_many(now.consecutive_skips)
-        self._watch.look(self._who, now, low, high, lambda: self.explain() if now.skipped else "", spikes)
+        bounds, spikes = host_bounds_of(self.strategy), self._spikes.too_many(now.consecutive_skips)
+        self._watch.look(self._who, now, *bounds, lambda: self.explain() if now.skipped else "", spikes)
 
     def reading(self) -> tf.Tensor:
         """What `check` looks at, as one tensor, float64 [5], for a `tf.function` to return with other results."""
-        return tf.stack([tf.cast(number, tf.float64) for number in self._looked_at()])
-
-    def _looked_at(self) -> list[tf.Tensor]:
-        return [*self._stored.looked_at(), self._calls.step.ended_unseen()]
+        numbers = (*self._stored.looked_at(), self._calls.step.ended_unseen())
+        return tf.stack([tf.cast(number, tf.float64) for number in numbers])
 
     def _who(self) -> str:
         return f"{self._called} with {described(self.strategy)}"

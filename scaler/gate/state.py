@@ -99,6 +99,14 @@ class StoredState:
         attempted, applied, consecutive = (tf.identity(variable) for variable in self.counts.values())
         return Counters(attempted, applied, attempted - applied, consecutive)
 
+    def in_words(self) -> str:
+        """The loss scale and the counters, for a person; in eager mode."""
+        counts = self.counters()
+        return (
+            f"loss scale {float(self.scale_now()):g}, {int(counts.applied)} steps applied, "
+            f"{int(counts.skipped)} skipped"
+        )
+
     def looked_at(self) -> list[tf.Tensor]:
         """What `reading` takes: three counters, and the loss scale as it is stored."""
         return [tf.convert_to_tensor(one) for one in (*self.counts.values(), self.fields["loss_scale"])]
