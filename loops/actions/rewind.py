@@ -122,7 +122,7 @@ class Rewind:
             )
         if not isinstance(loop.position.iterator, tf.data.Iterator):
             raise LoopError(
-                "Rewind: batches are left out of a tf.data.Dataset alone, and this loop takes them elsewhere."
+                "Rewind: batches are left out of a tf.data.Dataset alone, and this loop takes them from elsewhere."
             )
         if self._loop is not loop:
             self._check_guards(loop)
