@@ -121,6 +121,7 @@ class Checkpoint:
             self.state_keys, self.state_of = best.state_keys, best
         self._loop: Loop | None = None
         self._saves: Saves | None = None
+        self._leaves = False
 
     def begin(self, loop: Loop) -> None:
         """Before the first step: resumes from a checkpoint, or makes sure that there is none.
@@ -185,11 +186,15 @@ class Checkpoint:
             CheckpointError: As `begin`.
         """
         folder.sweep(self.place, self._keep, number)
-        resumes, self._resume, self._loop = self._resume, True, None
+        resumes, self._resume, self._loop, self._leaves = self._resume, True, None, False
         try:
             self.begin(loop)
         finally:
             self._resume = resumes
+
+    def save_no_more(self) -> None:
+        """Saves nothing until `go_back`: the steps since will be taken back, and none of the older saves may go."""
+        self._leaves = True
 
     def identity(self, loop: Loop) -> dict:
         """What distinguishes the run of a loop from others, as it is saved."""
@@ -218,6 +223,8 @@ class Checkpoint:
         """Saves, if the steps of this visit reached a multiple of `every`."""
         if self._saves is None:
             raise RuntimeError("Checkpoint is called by Loop.run, after its begin.")
+        if self._leaves:
+            return
         due = self._cadence.due(visit)
         if self._best:
             self._best.look()
@@ -238,7 +245,7 @@ class Checkpoint:
 
     def end(self) -> None:
         """After the last step: saves, unless that step is already saved."""
-        if self._loop is not None and self._saves is not None:
+        if self._loop is not None and self._saves is not None and not self._leaves:
             self._saves.end(self._loop.counters.data, self._then())
 
     def _saves_of(self, checkpoint: tf.train.Checkpoint, number: int, workers: Workers) -> Saves:

@@ -239,6 +239,7 @@ class Rewind:
         # It has to go back at once if the process is killed from here on.
         left_out.write(place, [entry], left_out.UNDER_WAY)
         left_out.write(place, [*entries, entry])
+        self._saves.save_no_more()
         self.goes_back = True
         self.stopped = f"spikes at step {step}: the run goes back to step {number}"
 

@@ -43,6 +43,11 @@ class MicroBatches(tf.Module):
             self._broken = local_variable(tf.zeros([len(weights)], tf.int32), "broken")
             self._before = [local_variable(tf.convert_to_tensor(variable), "before") for variable in state]
 
+    @property
+    def state(self) -> list:
+        """The argument."""
+        return list(self._state)
+
     def open(self) -> scaler.Snapshot:
         """Starts a window if none is open, and returns the non-trainable state from before its first micro-batch."""
         for saved, variable in zip(self._before, self._state, strict=True):

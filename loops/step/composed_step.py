@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 import scaler
-from loops.step.arguments import computes_in_float16
+from loops.step.arguments import check_no_new_state, computes_in_float16
 from loops.step.composed_outputs import outputs_of, scales_of, summed_up
 from loops.step.frozen_weights import models_of
 from loops.step.part_group import Decided, PartGroup
@@ -83,6 +83,7 @@ class ComposedStep(tf.Module):
             PartGroup(each, self.scalers[each[0].name], accumulate, self._state(each), not _states(self.models))
             for each in groups
         ]
+        self._known = frozenset(map(id, _states(self.models)))
         self._turns = Turns(self.accumulate) if any(part.every > 1 for part in parts) else None
         self._passes = PartPasses(dict(self.scalers), list(self.models), self.accumulate)
         self._due_now: dict[str, bool] | None = None
@@ -170,6 +171,7 @@ class ComposedStep(tf.Module):
             f"ComposedStep of {names}",
             "Make a new step and new optimizers after setting `trainable`: the masters belong to the step.",
         )
+        check_no_new_state(f"ComposedStep of {names}", self._known, _states(self.models))
         due = [self._due(part) for part in self.parts]
         outputs: dict[str, tf.Tensor] = {}
         forward = self.forward

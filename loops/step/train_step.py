@@ -17,6 +17,7 @@ from loops.step.arguments import (
     check_late_layers,
     check_made_masters,
     check_masters,
+    check_no_new_state,
     check_parts,
     check_retry,
     check_scaling,
@@ -251,6 +252,9 @@ class TrainStep(tf.Module):
         due = self._probing.due(self.loss_scaler)
         weights = self._probing.before(self.model.trainable_variables, self.masters, due)
         loss_scale, limits = self.loss_scaler.loss_scale, self.loss_scaler.spike_limits
+        if self.window:
+            known = set(map(id, self.window.state))
+            check_no_new_state("TrainStep(accumulate=...)", known, scaler.state_of(self.model))
         before = self.window.open() if self.window else scaler.snapshot(scaler.state_of(self.model))
         now = scaler.snapshot(scaler.state_of(self.model)) if self.window and self.retry else before
         if self._compiled:

@@ -47,8 +47,8 @@ class Emulated:
 
         Args:
             model: A model, or one layer. For delayed scaling it is built: each layer gets variables for its scales,
-                `non_trainable_variables` that a checkpoint holds and a skipped step puts back. Call it before the first
-                step, since a step that has been traced stays as it is.
+                `non_trainable_variables` that a checkpoint holds and a skipped step puts back. Call it before a step is
+                made for the model, which may have listed its variables.
             only: Paths of the layers to change, as `layers_of` names them; all of them if not given.
 
         Raises:
@@ -60,8 +60,15 @@ class Emulated:
         return model
 
     def _chosen(self, model: keras.layers.Layer, only: Collection[str] | None) -> dict[str, keras.layers.Layer]:
+        if not isinstance(model, keras.layers.Layer):
+            raise InvalidArgument(
+                f"emulated(...)({model!r}): expected a Keras model or layer. Pass the model of a step, and each of "
+                "several models by itself."
+            )
         chosen = self.layers_of(model)
         if only is not None:
+            if isinstance(only, str) or not only:
+                raise InvalidArgument(f"only={only!r}: expected a list of paths, such as {list(chosen)[:2]!r}.")
             for path in only:
                 if path not in chosen:
                     raise InvalidArgument(
@@ -114,6 +121,11 @@ class Emulated:
         if isinstance(self.scaling, DelayedAmax):
             raise InvalidArgument('einsum: expected scaling="current". Delayed scaling keeps its scales in a layer.')
         left, right = tf.convert_to_tensor(left), tf.convert_to_tensor(right)
+        for operand in (left, right):
+            if not operand.dtype.is_floating:
+                raise InvalidArgument(
+                    f"einsum: an operand of dtype {operand.dtype.name}: expected floating-point numbers."
+                )
         plain, summed = summed_by(equation, left.shape.rank, right.shape.rank)
         one, two, back = self.tensors
         rounding = Rounding(one, two, back, one.in_blocks, back.in_blocks)
@@ -181,7 +193,8 @@ def emulated(
     for name, value in (("format", format), ("gradients", gradients)):
         if not isinstance(value, str) or value not in FORMATS:
             raise InvalidArgument(f"emulated({name}={value!r}): expected one of {', '.join(FORMATS)}.")
-    if isinstance(stochastic, str) or not set(stochastic) <= set(_TENSORS):
+    named = isinstance(stochastic, (list, tuple, set, frozenset))
+    if not named or not all(isinstance(name, str) and name in _TENSORS for name in stochastic):
         raise InvalidArgument(
             f"emulated(stochastic={stochastic!r}): expected some of {', '.join(_TENSORS)}, in a list."
         )
@@ -194,10 +207,10 @@ def emulated(
 
 
 def _strategy(scaling: str | DelayedAmax | None) -> str | DelayedAmax:
-    if scaling in (None, "delayed"):
+    if scaling is None or (isinstance(scaling, str) and scaling == "delayed"):
         # Transformer Engine's: a history of 1024 steps, its maximum, no margin, no power of two, no bounds.
         return DelayedAmax(power_of_two=False, min_scale=2.0**-126, max_scale=2.0**126)
-    if scaling == "current" or isinstance(scaling, DelayedAmax):
+    if isinstance(scaling, DelayedAmax) or (isinstance(scaling, str) and scaling == "current"):
         return scaling
     raise InvalidArgument(
         f'emulated(scaling={scaling!r}): expected "delayed", "current" or a scaler.DelayedAmax of your own.'

@@ -77,27 +77,37 @@ def product(
 
     @tf.custom_gradient
     def of_rounded(left: tf.Tensor, right: tf.Tensor) -> tuple:
-        first = rounding.left(left, summed.left)
-        second = rounding.right(right, summed.right)
+        first = _straight_through(rounding.left, left, summed.left)
+        second = _straight_through(rounding.right, right, summed.right)
 
         def gradients(upstream: tf.Tensor) -> tuple:
             upstream = tf.cast(upstream, tf.float32)
-            for_left = rounding.gradient(upstream, summed.gradient_for_left)
+            for_left = _straight_through(rounding.gradient, upstream, summed.gradient_for_left)
             for_right = for_left
             if rounding.gradient_in_blocks:
-                for_right = rounding.gradient(upstream, summed.gradient_for_right)
+                for_right = _straight_through(rounding.gradient, upstream, summed.gradient_for_right)
             if not rounding.operands_in_blocks and for_right is for_left:
                 return _gradients(function, first, second, for_left)
             first_again, second_again = first, second
             if rounding.operands_in_blocks:
-                first_again = rounding.left(left, summed.left_again)
-                second_again = rounding.right(right, summed.right_again)
+                first_again = _straight_through(rounding.left, left, summed.left_again)
+                second_again = _straight_through(rounding.right, right, summed.right_again)
             of_left = _gradients(function, first, second_again, for_left)[0]
             return of_left, _gradients(function, first_again, second, for_right)[1]
 
         return tf.cast(function(first, second), dtype), gradients
 
     return of_rounded(tf.cast(left, tf.float32), tf.cast(right, tf.float32))
+
+
+def _straight_through(rounds: Round, values: tf.Tensor, axes: Axes) -> tf.Tensor:
+    """Rounded values, whose gradient is that of the values: second derivatives go through them, too."""
+
+    @tf.custom_gradient
+    def rounded(values: tf.Tensor) -> tuple:
+        return rounds(values, axes), lambda upstream: upstream
+
+    return rounded(values)
 
 
 def _gradients(
@@ -139,6 +149,8 @@ def summed_by(equation: str, left: int, right: int) -> tuple[str, Summed]:
 
 
 def _labels(equation: str, left: int, right: int) -> tuple[str, str, str]:
+    if not isinstance(equation, str):
+        raise InvalidArgument(f"equation {equation!r}: expected text, such as 'ab,bc->ac'.")
     operands, arrow, result = equation.replace(" ", "").partition("->")
     one, comma, two = operands.partition(",")
     if not arrow or not comma or "," in two:

@@ -466,9 +466,7 @@ class LossScaler(tf.Module):
         return self._spikes.limits()
 
     def explain(self, outcome: Outcome | Run | None = None) -> str:
-        """Explains in one sentence what a step did, with the name of the variable.
-
-        It reads the outcome, so call it on the host.
+        """Says in a sentence what a step did, with the name of the variable. It reads numbers: call it on the host.
 
         Args:
             outcome: From `apply`. Default: the last skip. Or a `loops.Loop` with a `loops.Explain` among its actions,
@@ -485,15 +483,16 @@ class LossScaler(tf.Module):
         if outcome is None and int(known.cause) == Cause.NONE:
             counts = self._stored.read()
             return none_skipped(counts.attempted, counts.skipped)
-        limits = pinned(float(known.loss_scale), *host_bounds_of(self.strategy), type(self.strategy).__name__)
-        return self._names.explain(known, limits)
+        return self._names.explain(known, self._pinned(float(known.loss_scale)))
+
+    def _pinned(self, loss_scale: float) -> str:
+        return pinned(loss_scale, *host_bounds_of(self.strategy), type(self.strategy).__name__)
 
     def check(self, reading: Sequence[float] | None = None) -> None:
         """Raises, warns or does nothing if the scaler makes no progress: the `stuck` policy decides.
 
-        It also warns, once, if the last step was applied though its loss was not finite.
-
-        Call it on the host now and then. It reads five numbers. A `loops.Loop` calls it at each visit.
+        It also warns, once, if the last step was applied though its loss was not finite. Call it on the host now and
+        then: it reads five numbers. A `loops.Loop` calls it at each visit.
 
         Args:
             reading: What `reading` returned. Default: it is read now.

@@ -39,14 +39,16 @@ def without(first, last, bad=BAD):
 class Run:
     """A program, made anew as another process would make it."""
 
-    def __init__(self, folder, data, *, resume=False, rewind=True, call=4, every=8, background=False, **arguments):
+    def __init__(
+        self, folder, data, *, resume=False, rewind=True, call=4, every=8, keep=20, background=False, **arguments
+    ):
         keras.utils.set_random_seed(3)
         self.folder, self.model = folder, plain_model()
         self.optimizer = keras.optimizers.Adam(1e-3)
         guard = scaler.SpikeGuard(scaler.NoScaling(), window=10, share=0.3)
         self.step = loops.TrainStep(self.model, squared_error, self.optimizer, loss_scaler=scaler.LossScaler(guard))
         self.rewind = loops.Rewind(**{"to": 5, "skip": 12, **arguments})
-        saves = loops.Checkpoint(folder / "ckpt", every=every, keep=20, resume=resume, background=background)
+        saves = loops.Checkpoint(folder / "ckpt", every=every, keep=keep, resume=resume, background=background)
         actions = [loops.JsonLines(folder / "steps.jsonl"), *([self.rewind] if rewind else []), saves]
         self.loop = loops.Loop(
             self.step, tf.data.Dataset.from_tensor_slices(data), steps_per_call=call, actions=actions
@@ -85,6 +87,12 @@ def test_a_run_that_goes_back_is_one_without_the_batches(tmp_path, clean, monkey
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert all(row["applied"] for row in rows)
     assert (run.loop.stopped, run.loop.counters.data) == (None, STEPS)
+
+
+def test_the_checkpoint_to_go_back_to_is_not_removed_by_a_save_of_the_same_visit(tmp_path):
+    run = Run(tmp_path, batches(), every=4, keep=3).run()
+    assert run.said() == [{"first": 25, "last": 36, "rewound_to": 24}]
+    assert folder.numbers(tmp_path / "ckpt") == [STEPS, STEPS - 2, STEPS - 6]
 
 
 @pytest.mark.exhaustive_with("28")

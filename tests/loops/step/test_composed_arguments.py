@@ -3,7 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
-from models import plain_model
+from models import batch, plain_model, squared_error
 
 import loops
 import scaler
@@ -123,3 +123,15 @@ def test_a_step_scales_by_itself_where_a_model_computes_in_float16():
     scales = {name: float(one.loss_scale) for name, one in loops.ComposedStep(parts).scalers.items()}
     assert scales == {"half": 2.0**15, "full": 2.0**15}
     assert float(loops.ComposedStep([part("full", model=plain_model())]).scalers["full"].loss_scale) == 1.0
+
+
+def test_a_model_that_gets_variables_after_the_step_was_made_is_refused():
+    model = plain_model()
+    steps = [
+        loops.ComposedStep([part(model=model)]),
+        loops.TrainStep(model, squared_error, SGD(), accumulate=2),
+    ]
+    scaler.formats.emulated("float8_e4m3fn")(model)
+    for step in steps:
+        with pytest.raises(scaler.InvalidArgument, match=r"got variables after the step was made.*loss_scale"):
+            step(batch())

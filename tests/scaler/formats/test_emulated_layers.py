@@ -203,6 +203,28 @@ class Doubled(keras.layers.Dense):
         return 2 * super().call(inputs)
 
 
+@pytest.mark.parametrize(
+    ("format", "scaling"), [("bfloat16", None), ("float8_e4m3fn", "current"), ("mxfp8_e4m3", None)]
+)
+def test_a_gradient_penalty_reaches_the_weights_as_without_rounding(format, scaling):
+    def penalty_gradients(change):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input([8]), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1)])
+        change(model)
+        inputs = tf.random.stateless_normal([32, 8], (1, 2))
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(inputs)
+                outputs = model(inputs)
+            penalty = tf.reduce_mean(tf.square(tf.norm(inner.gradient(outputs, inputs), axis=1) - 1.0))
+        kernels = [layer.kernel for layer in model.layers]
+        return tf.concat([tf.reshape(grad, [-1]) for grad in outer.gradient(penalty, kernels)], 0).numpy()
+
+    wanted, found = penalty_gradients(lambda model: None), penalty_gradients(emulated(format, scaling=scaling))
+    assert np.dot(wanted, found) / np.linalg.norm(wanted) / np.linalg.norm(found) > 0.99
+    assert 0.8 < np.linalg.norm(found) / np.linalg.norm(wanted) < 1.25
+
+
 def refused(match, make):
     with pytest.raises(scaler.InvalidArgument, match=match):
         make()
@@ -215,6 +237,13 @@ def test_what_cannot_be_is_refused_before_anything_changes():
     refused("only float8 formats have scales", lambda: emulated("mxfp4", scaling="current"))
     refused("stochastic='weights'", lambda: emulated("mxfp4", stochastic="weights"))
     refused("stochastic=", lambda: emulated("mxfp4", stochastic=["biases"]))
+    refused("stochastic=True", lambda: emulated("mxfp4", stochastic=True))
+    refused(r"scaling=array", lambda: emulated("float8_e4m3fn", scaling=np.ones(2)))
+    refused("expected a Keras model or layer", lambda: emulated("mxfp4")([small(), small()]))
+    refused(r"only=\[\]: expected a list of paths", lambda: emulated("mxfp4")(small(), only=[]))
+    refused("only='one': expected a list of paths", lambda: emulated("mxfp4")(small(), only="one"))
+    refused("dtype int32", lambda: emulated("mxfp4").einsum("ab,bc->ac", [[1]], [[1]]))
+    refused("equation None", lambda: emulated("mxfp4").einsum(None, numbers(2, 2), numbers(2, 2)))
     refused("seed=-1", lambda: emulated("mxfp4", seed=-1))
     refused("only='three'.*one, two", lambda: emulated("mxfp4")(small(), only=["three"]))
     refused("expected a model with", lambda: emulated("mxfp4")(keras.Sequential([Doubled(2)])))
