@@ -62,12 +62,12 @@ def summed_up(found: Sequence[tuple[int, Decided]]) -> dict[str, tf.Tensor]:
         found: Where the weights of some parts begin among all, and what was decided about them.
     """
     attempted, applied = tf.constant(False), tf.constant(True)
-    cause, variable = tf.constant(int(scaler.Cause.NONE)), tf.constant(-1)
+    cause, variable = tf.constant(int(scaler.Cause.NONE), tf.int64), tf.constant(-1, tf.int64)
     for start, one in reversed(found):
         skipped = tf.logical_and(one.attempted, tf.logical_not(one.applied))
         attempted = tf.logical_or(attempted, one.attempted)
         applied = tf.logical_and(applied, tf.logical_not(skipped))
         cause = tf.where(skipped, one.cause, cause)
-        variable = tf.where(skipped, tf.where(one.variable < 0, -1, one.variable + start), variable)
+        variable = tf.where(skipped, tf.where(one.variable < 0, one.variable, one.variable + start), variable)
     applied = tf.logical_and(attempted, applied)
     return {"attempted": attempted, "applied": applied, "cause": cause, "variable": variable}

@@ -125,7 +125,7 @@ class ComposedStep(tf.Module):
             loss and the floats that its function adds, unless `forward` computed them.
 
             For all of them: `attempted`: bool, whether any decided. `applied`: bool, whether all that did moved.
-            `cause`: int32, why the first part that was skipped was, a `scaler.Cause`. `variable`: int32, its variable
+            `cause`: int64, why the first part that was skipped was, a `scaler.Cause`. `variable`: int64, its variable
             to look at first, as a position in `weights`; -1 if there is none.
 
         Raises:

@@ -20,8 +20,8 @@ class Decided(NamedTuple):
     Attributes:
         attempted: Scalar bool, whether it was to decide.
         applied: Scalar bool, whether all parts moved.
-        cause: Scalar int32, why they did not, a `scaler.Cause`.
-        variable: Scalar int32, the variable to look at first, as a position in the weights of all parts; or -1.
+        cause: Scalar int64, why they did not, a `scaler.Cause`.
+        variable: Scalar int64, the variable to look at first, as a position in the weights of all parts; or -1.
         outcomes: Of each part.
     """
 

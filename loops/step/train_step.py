@@ -160,13 +160,13 @@ class TrainStep(tf.Module):
             Scalars. `loss`: float32, unscaled. `attempted`: bool, whether a decision was taken, which happens at the
             last micro-batch of a window. `applied`: bool, whether the weights moved. `loss_scale`: float32, the scale
             of this call. `grad_norm` and `clipped_norm`: float32, the global norm of the unscaled gradients before and
-            after clipping; both NaN if no step was attempted, the second also if it was skipped. `cause`: int32,
+            after clipping; both NaN if no step was attempted, the second also if it was skipped. `cause`: int64,
             why the step was skipped, a `scaler.Cause`; NONE, 0, if it was applied or not attempted. `variable`:
-            int32, the position in `model.trainable_variables` of the variable to look at first, see
+            int64, the position in `model.trainable_variables` of the variable to look at first, see
             `scaler.Outcome.variable`; for a window, that of the first micro-batch that was not finite. It is -1 if the
             step was applied or not attempted, or if a slot of the optimizer was not finite. `swallowed`, if the masters
             measure it: float32, the share of the last applied step's updates that was lost in rounding to 16 bits.
-            `retries`, with `retry`: int32, how often the gradients were taken again; `loss_scale` is then that of the
+            `retries`, with `retry`: int64, how often the gradients were taken again; `loss_scale` is then that of the
             last time. `norm_limit` and `loss_limit`, with a `scaler.SpikeGuard`: float32, above which this step is a
             spike. And the scalars that the loss function added.
 

@@ -23,7 +23,7 @@ from scaler.gate.skip_reasons import reason_of
 from scaler.gate.targets import Targets
 from scaler.gate.unscale_and_clip import finish_all, unscaled, worth_unscaling_first
 from scaler.gradients.clipping import Clipping, Limiter
-from scaler.outcome.outcome import Outcome, Skip, as_spike, not_skipped, unless_limited
+from scaler.outcome.outcome import Outcome, Skip, as_spike, not_skipped, unless_limited, whole
 from scaler.strategies import Event
 from scaler.strategies.base import Needs
 from scaler.strategies.spike_guard import Verdict
@@ -38,7 +38,7 @@ class Decision(NamedTuple):
         norm: Float32, the global norm of the unscaled gradients.
         clipped_norm: Float32, the global norm of what the optimizer was given; NaN if the step was not applied.
         skip: Why it was not.
-        replica: Int32, the first replica whose own gradients or loss are to blame, or -1; None on one replica alone.
+        replica: Int64, the first replica whose own gradients or loss are to blame, or -1; None on one replica alone.
         spike: The three numbers of a SPIKE as in `Outcome`, float32; none if nothing looks for spikes.
     """
 
@@ -64,8 +64,8 @@ class Decision(NamedTuple):
             grad_norm=self.norm,
             clipped_norm=self.clipped_norm,
             **skip._asdict(),
-            replica=tf.constant(-1) if self.replica is None else self.replica,
-            names_from=tf.constant(names_from),
+            replica=whole(-1) if self.replica is None else self.replica,
+            names_from=whole(names_from),
             **dict(zip(("value", "usual", "limit"), self.spike or (tf.constant(0.0),) * 3, strict=True)),
         )
 
@@ -308,12 +308,12 @@ def _where(when: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
 
 
 def _largest(targets: Targets, squares: tf.Tensor) -> tf.Tensor:
-    """The position of the largest gradient, scalar int32."""
-    return tf.gather(tf.constant(targets.positions), tf.argmax(squares, output_type=tf.int32))
+    """The position of the largest gradient, scalar int64."""
+    return tf.gather(tf.constant(targets.positions, tf.int64), tf.argmax(squares))
 
 
 def _no_replica(strategy: tf.distribute.Strategy) -> tf.Tensor | None:
-    return None if strategy.num_replicas_in_sync == 1 else tf.constant(-1)
+    return None if strategy.num_replicas_in_sync == 1 else whole(-1)
 
 
 def _after_side_effects(flag: tf.Tensor) -> tf.Tensor:

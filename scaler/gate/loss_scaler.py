@@ -123,6 +123,7 @@ class LossScaler(tf.Module):
 
     def _take_variables(self) -> None:
         self._stored.belong_to(self, lambda: self._watch.history.forget())
+        self._kept.save_as_before()
 
     @property
     def stuck(self) -> StuckPolicy:
@@ -320,7 +321,7 @@ class LossScaler(tf.Module):
             rolls_back=rollback is not None,
             loss_scale=None if loss_scale is None else as_scale("apply: loss_scale", loss_scale),
         )
-        retries = tf.constant(0)
+        retries = tf.constant(0, tf.int64)
         if again is not None:
             grads, carried, retries = self._retry(grads, carried, again, when)
         loss_scale = carried.loss_scale
@@ -368,7 +369,7 @@ class LossScaler(tf.Module):
     def retry(self, grads: Sequence[gradients.Gradient], again: Again) -> tuple[list, tf.Tensor, tf.Tensor]:
         """Does what `apply(again=...)` does first. `again` has to return `grads` for 1, which nothing checks.
 
-        Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int32. The
+        Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int64. The
         gradients carry that scale from here on: `apply` and `unscale` find it, or ask for `loss_scale=`. A graph cannot
         differentiate through it: compute no gradient penalty from what it returns.
         """

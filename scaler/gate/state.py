@@ -9,10 +9,18 @@ import tensorflow as tf
 
 from scaler.backend import replicas
 from scaler.backend.autograph import as_called
+from scaler.backend.integers import saved_as_int32
 from scaler.backend.variables import explain_other_shapes, mark_owner, owner_of, shared_variable, when_restored
 from scaler.outcome.stuck import Reading
 from scaler.strategies import Event, Strategy
-from scaler.strategies.base import check_state, only_scale, usable_scale, usable_scale_on_host, usable_state
+from scaler.strategies.base import (
+    check_state,
+    only_scale,
+    takes_int64,
+    usable_scale,
+    usable_scale_on_host,
+    usable_state,
+)
 from scaler.strategies.nested import inner_of
 from scaler.strategies.spike_guard import Verdict, guard_of
 
@@ -48,7 +56,9 @@ class StoredState:
         state = strategy.init()
         check_state(strategy, state)
         self._type = type(state)
-        self.fields = {field: shared_variable(value, field) for field, value in state._asdict().items()}
+        fields = {field: tf.convert_to_tensor(value) for field, value in state._asdict().items()}
+        self._int32 = frozenset(field for field, value in fields.items() if value.dtype == tf.int32)
+        self.fields = {field: shared_variable(value, field) for field, value in fields.items()}
         counts = ("attempted", "applied", "consecutive_skips")
         self.counts = {field: shared_variable(tf.constant(0, tf.int64), field) for field in counts}
         retries = guard_of(strategy) is not None and only_scale(strategy) is None
@@ -64,6 +74,9 @@ class StoredState:
             if owner_of(variable) is not None:
                 return
             mark_owner(variable, owner)
+        for kept in (self.fields, self.before_retries):
+            for field in self._int32.intersection(kept):
+                saved_as_int32(kept[field])
         for field, variable in self.fields.items():
             explain_other_shapes(variable, f"{type(self._strategy).__name__}'s {field}")
         when_restored(self.counts["attempted"], on_restored)
@@ -80,6 +93,8 @@ class StoredState:
     def now(self) -> Any:
         """The state, with a loss scale that a step may use."""
         fields = {field: tf.identity(variable) for field, variable in self.fields.items()}
+        if not takes_int64(self._strategy):
+            fields |= {field: tf.cast(fields[field], tf.int32) for field in self._int32}
         return usable_state(self._strategy, self._type(**fields))
 
     def scale_now(self) -> tf.Tensor:
@@ -128,7 +143,7 @@ class StoredState:
             retried = replicas.of_each(strategy, retries)[0] > 0
             self._keep_where(retried)
             for field, variable in self.fields.items():
-                replicas.assign_alike(variable, tf.where(retried, getattr(after, field), variable))
+                replicas.assign_alike(variable, tf.where(retried, _like(variable, getattr(after, field)), variable))
 
         replicas.merge(assign, state, retries)
 
@@ -139,7 +154,7 @@ class StoredState:
             return
         now, keeps = self.now(), tf.logical_and(retried, tf.equal(kept["loss_scale"], 0.0))
         for field, variable in kept.items():
-            replicas.assign_alike(variable, tf.where(keeps, getattr(now, field), variable))
+            replicas.assign_alike(variable, tf.where(keeps, _like(variable, getattr(now, field)), variable))
 
     def _without_retries(self, state: Any, spike: tf.Tensor) -> Any:
         """The state of a spike as it was before its retries: they must not cost the scale."""
@@ -147,7 +162,8 @@ class StoredState:
         if not kept:
             return state
         back = tf.logical_and(spike, kept["loss_scale"] > 0.0)
-        return state._replace(**{field: tf.where(back, kept[field], getattr(state, field)) for field in kept})
+        now = {field: getattr(state, field) for field in kept}
+        return state._replace(**{field: tf.where(back, _like(own, kept[field]), own) for field, own in now.items()})
 
     def move_together(self, event: Event, count: Callable[[tf.Tensor], None]) -> None:
         """Lets the strategy see a step, and counts it, once for all replicas; each of them calls it.
@@ -189,12 +205,17 @@ class StoredState:
         with tf.control_dependencies([] if done is None else [done]):
             for field, variable in self.fields.items():
                 if getattr(state, field) is not getattr(before, field):
-                    assign(variable, getattr(state, field))
+                    assign(variable, _like(variable, getattr(state, field)))
             if self.before_retries:
                 assign(self.before_retries["loss_scale"], tf.constant(0.0))
             replicas.add_alike(counts["attempted"], 1 if always else tf.cast(when, tf.int64))
             replicas.add_alike(counts["applied"], applied)
             assign(counts["consecutive_skips"], skips)
+
+
+def _like(own: tf.Variable | tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """A value in the dtype of another: a strategy may count in int32, and variables hold int64."""
+    return value if value.dtype == own.dtype else tf.cast(value, own.dtype)
 
 
 def _of_all(strategy: tf.distribute.Strategy, event: Event) -> Event:
