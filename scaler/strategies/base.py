@@ -72,6 +72,9 @@ class Strategy(Protocol):
     It may have numbers `min_scale` and `max_scale`: a scale outside of them, or outside of [2^-126, 2^126] without
     them, is never used, wherever it comes from. It may have `needs`, a `Needs`: the statistics it wants to see; without
     it `event.finite` is all that is promised.
+
+    It may have `int64_counts = True`: then `update` takes and returns integer fields as int64 where they are kept so,
+    which a GPU computes with; without it they are int32 as `init` made them, and go through the host.
     """
 
     def init(self) -> Any:
@@ -102,6 +105,11 @@ def needs_of(strategy: object) -> Needs:
         )
     check_edges(needs.edges)
     return needs
+
+
+def takes_int64(strategy: object) -> bool:
+    """Whether `update` also takes a state with int64 in place of `init`'s int32, and then returns int64."""
+    return bool(getattr(strategy, "int64_counts", False))
 
 
 def check_edges(edges: Sequence[float]) -> None:

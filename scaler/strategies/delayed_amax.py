@@ -77,6 +77,7 @@ class DelayedAmax:
     min_scale: float = 2.0**-14
     max_scale: float = 2.0**40
     needs: ClassVar[Needs] = Needs(amax=True)
+    int64_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_bounds(self.min_scale, self.initial_scale, self.max_scale)

@@ -21,6 +21,7 @@ from scaler.strategies.base import (
     needs_of,
     require_inner,
     statistic,
+    takes_int64,
     together,
 )
 from scaler.strategies.nested import count_up, inner_of, join, own_of
@@ -123,6 +124,11 @@ class SpikeGuard:
         check_flag("loss", self.loss)
         if not (self.norm or self.loss):
             raise InvalidArgument("SpikeGuard(norm=False, loss=False): expected at least one of them to watch.")
+
+    @property
+    def int64_counts(self) -> bool:
+        """Whether the strategy can count in int64."""
+        return takes_int64(self.strategy)
 
     @property
     def needs(self) -> Needs:
