@@ -86,11 +86,6 @@ class Strategy(Protocol):
         ...
 
 
-def takes_int64(strategy: object) -> bool:
-    """Whether a strategy takes and returns integer fields as int64 where they are kept so."""
-    return bool(getattr(strategy, "int64_counts", False))
-
-
 def needs_of(strategy: object) -> Needs:
     """The statistics a strategy declares.
 
