@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from scaler.backend.autograph import as_written
 from scaler.backend.formats import float_format
-from scaler.checks import as_count, as_float, check_bounds, check_count
+from scaler.checks import as_count, as_float, check_bounds, check_count, within
 from scaler.strategies import exact
 from scaler.strategies.base import Event, Needs, amax_of, bounded
 
@@ -115,10 +115,10 @@ class Headroom:
     def _peak(self, state: HeadroomState, finite: tf.Tensor, amax: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         height = exact.exponent(amax) + 1
         observed = tf.logical_and(finite, height > -126)
-        known, memory = tf.clip_by_value(state.peak, _UNKNOWN, 128), as_count(self.memory, state.below_peak)
+        known, memory = within(state.peak, _UNKNOWN, 128), as_count(self.memory, state.below_peak)
         height = tf.cast(height, known.dtype)
         reached = height >= known
-        below = tf.clip_by_value(state.below_peak, 0, memory - 1) + 1
+        below = within(state.below_peak, 0, memory - 1) + 1
         forget = below >= memory
         peak = tf.where(reached, height, tf.where(forget, known - 1, known))
         below = tf.where(tf.logical_or(reached, forget), tf.zeros_like(below), below)
@@ -126,7 +126,7 @@ class Headroom:
 
     def _relaxed(self, state: HeadroomState) -> tuple[tf.Tensor, tf.Tensor]:
         least, interval = as_count(self.headroom, state.distance), as_count(self.relax_interval, state.calm)
-        calm = tf.clip_by_value(state.calm, 0, interval - 1) + 1
+        calm = within(state.calm, 0, interval - 1) + 1
         relax = calm >= interval
-        distance = tf.clip_by_value(state.distance, least, least + 512)
+        distance = within(state.distance, least, least + 512)
         return tf.maximum(tf.where(relax, distance - 1, distance), least), tf.where(relax, tf.zeros_like(calm), calm)
