@@ -122,7 +122,10 @@ class LossScaler(tf.Module):
         self._take_variables()
 
     def _take_variables(self) -> None:
-        self._stored.belong_to(self, lambda: self._watch.history.forget())
+        self._stored.belong_to(self, lambda: self._watch.history.forget(), self._save_tensors)
+
+    def _save_tensors(self, tensors: dict) -> None:
+        self._tensor_state = tensors
 
     @property
     def stuck(self) -> StuckPolicy:
@@ -330,7 +333,7 @@ class LossScaler(tf.Module):
             optimizer = move_nothing
         target = Targets(optimizer, targets, positions, masters)
         needs = needs_of(self.strategy)
-        gate = Gate(target, clipping, needs, self.sum_duplicates, self.select, self._spikes.verdict)
+        gate = Gate(target, clipping, needs, self.sum_duplicates, self.select, self._spikes)
         loss = self._calls.step.loss
         selects = gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
