@@ -46,4 +46,4 @@ def test_a_spike_is_told_with_its_limit(tmp_path, accumulate):
     assert found.to_dict()["spike"] == ["norm", value, limit]
     write_report([tmp_path], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert "the norm or the loss was far beyond that of the steps before" in page
+    assert "the norm, the loss or the norm of one gradient was far beyond that of the steps before" in page
