@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,10 +123,8 @@ class LossScaler(tf.Module):
         self._take_variables()
 
     def _take_variables(self) -> None:
-        self._stored.belong_to(self, lambda: self._watch.history.forget(), self._save_tensors)
-
-    def _save_tensors(self, tensors: dict) -> None:
-        self._tensor_state = tensors
+        save_tensors = functools.partial(setattr, self, "_tensor_state")
+        self._stored.belong_to(self, lambda: self._watch.history.forget(), save_tensors)
 
     @property
     def stuck(self) -> StuckPolicy:

@@ -55,11 +55,13 @@ class Verdict(NamedTuple):
 class SpikeGuard:
     """Skip a step whose gradient norm or loss is finite and far beyond that of the last steps.
 
-        of the norms, and of the losses, of the last `window` applied steps:
+        of the norms, of the losses, and by tensor of the norms of each gradient, of the last `window` applied steps:
             usual:   the median
             spread:  1.4826 * the median of |value - usual|, and at least |usual| / 10
             limit:   usual + factor * spread
         finite, and the norm or the loss is above its limit:   a spike. The step is skipped, the scale stays
+        by_tensor="skip", and a gradient's norm is:            likewise
+        by_tensor="clip", and a gradient's norm is:            gradient *= limit / its norm, before all else here
         otherwise:                                             the strategy sees the step
 
     The norm is the global one of the unscaled gradients, before clipping. The loss is what `scale` was given, summed
@@ -72,12 +74,22 @@ class SpikeGuard:
     More than `share * window` spikes in a row are no spikes but another level: `LossScaler.check` then finds the scaler
     stuck.
 
+    With `by_tensor` each gradient also has a window of its own norms. With "clip" the global norm is judged after that,
+    and enters its window so: a spike of one gradient costs no step, and one of all gradients still does where the
+    clipped ones are too large together. A gradient's own norm enters as it was before, so that another level is learnt
+    within half a window. `Outcome.clipped_tensors` counts the clipped ones. What `apply` is asked to clip comes after.
+
+    A `LossScaler` makes these windows for the variables of its first step. A later step may have some of them, and a
+    gradient that a step does not have leaves its window alone. Other variables are refused. In the long form give
+    `Event.norms` in the same order, ask `is_spike`, and multiply by `factors`.
+
     The state is the strategy's, with these fields. The first three are also there as `losses`, `loss_usual` and
     `loss_limit`, if the loss is watched.
 
         norms           float32 [window], the newest last
         norm_usual      float32, their median
         norm_limit      float32, the limit for the next step
+        tensor_norms    float32 [window, variables], by tensor: with `tensor_usual` and `tensor_limits`, [variables]
         spikes          int32, so far
         spikes_in_a_row int32, since the last applied step
         last_spike      float32 [3], of the last spike its value, the median and the limit
@@ -90,19 +102,23 @@ class SpikeGuard:
         share: The largest share of the window that may be spikes in a row, in (0, 1].
         norm: Whether the norm is watched.
         loss: Whether the loss is watched.
+        by_tensor: What happens to a step with one gradient beyond its own limit: "skip" it, or "clip" that gradient.
+            None watches no gradient by itself.
 
     `factor` may also be a scalar tensor or variable, which is not checked.
 
     Raises:
         InvalidArgument: For a value outside these ranges, an object that is not a strategy, or a guard of nothing; in
-            `update` for an event without the norm or the loss.
+            `update` for an event without the norm, the loss or the norms.
 
     References:
         The median and the scaled median distance are Hampel's identifier: Hampel 1974, The Influence Curve and Its Role
         in Robust Estimation; Pearson 2002, Outliers in Process Modeling and Identification. A spike moves neither, as
         it would a mean and a standard deviation. The least limit is that of Lightning's `SpikeDetection`, lightning
         2.4, fabric/utilities/spike.py: a loss of mean + rtol * mean, with rtol=2. Spikes of gradients are ten to a
-        thousand times the usual norm: Huang et al. 2025, SPAM (https://arxiv.org/abs/2501.06842).
+        thousand times the usual norm: Huang et al. 2025, SPAM (https://arxiv.org/abs/2501.06842). Clipping each tensor
+        by its own history is AdaGC's (Wang et al. 2025, https://arxiv.org/abs/2502.11034), there by a moving average of
+        the clipped norms.
     """
 
     strategy: Strategy
