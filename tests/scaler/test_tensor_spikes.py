@@ -324,16 +324,43 @@ def test_windows_of_micro_batches_are_judged_whole(by_tensor, select):
     assert float(outcome.clipped_norm) == 3.0 or by_tensor == "skip"
 
 
+@pytest.mark.parametrize("by_tensor", ["skip", "clip"])
+def test_many_small_gradients_have_norms_of_their_own(by_tensor):
+    """Without the guard they are measured together, and moved together."""
+    weights, optimizer = [tf.Variable(tf.ones([3]), name=f"w{at}") for at in range(8)], keras.optimizers.Adam(0.5)
+    optimizer.build(weights)
+    loss_scaler = scaler.LossScaler(guarded(by_tensor))
+
+    @tf.function
+    def take(slopes):
+        with tf.GradientTape() as tape:
+            lines = [tf.reduce_sum(weight) * slopes[at] for at, weight in enumerate(weights)]
+            scaled = loss_scaler.scale(tf.add_n(lines))
+        return loss_scaler.apply(optimizer, tape.gradient(scaled, weights), weights)
+
+    usual = np.float32([1, 2, 3, 4, 5, 6, 7, 1000])
+    for _ in range(5):
+        assert bool(take(usual).finite)
+    np.testing.assert_allclose(loss_scaler.state.tensor_usual, np.sqrt(3.0) * usual, rtol=1e-6)
+    outcome = take(np.where(usual == 5, np.float32(50), usual))
+    if by_tensor == "skip":
+        assert (Cause(int(outcome.cause)), int(outcome.variable), int(outcome.count)) == (Cause.SPIKE, 4, 1)
+    else:
+        clipped = np.where(usual == 5, 15, usual)
+        np.testing.assert_allclose(outcome.clipped_norm, np.sqrt(3.0) * np.linalg.norm(clipped), rtol=1e-6)
+
+
 @pytest.mark.slow
-@pytest.mark.exhaustive_with("True")
+@pytest.mark.exhaustive_with("graph-True")
 @pytest.mark.parametrize("select", [False, True])
-def test_an_overflow_is_retried_and_the_gradient_of_the_rest_is_clipped(select):
+@pytest.mark.parametrize("execute", [lambda step: step, tf.function], ids=["eager", "graph"])
+def test_an_overflow_is_retried_and_the_gradient_of_the_rest_is_clipped(execute, select):
     weight, optimizer = tf.Variable([0.0, 0.0]), keras.optimizers.SGD(2.0**-20)
     optimizer.build([weight])
     guard = SpikeGuard(Dynamic(2.0**15), window=5, loss=False, by_tensor="clip")
     loss_scaler = scaler.LossScaler(guard, select=select)
 
-    @tf.function
+    @execute
     def take(slope):
         with tf.GradientTape(persistent=True) as tape:
             line = tf.cast(tf.cast(weight, tf.float16) * tf.cast(slope, tf.float16), tf.float32)
