@@ -77,7 +77,7 @@ class SpikeGuard:
     With `by_tensor` each gradient also has a window of its own norms. With "clip" the global norm is judged after that,
     and enters its window so: a spike of one gradient costs no step, and one of all gradients still does where the
     clipped ones are too large together. A gradient's own norm enters as it was before, so that another level is learnt
-    within half a window. `Outcome.clipped_tensors` counts the clipped ones. What `apply` is asked to clip comes after.
+    once it fills half of the window. `Outcome.clipped_tensors` counts the clipped ones. What `apply` is asked to clip comes after.
 
     A `LossScaler` makes these windows for the variables of its first step. A later step may have some of them, and a
     gradient that a step does not have leaves its window alone. Other variables are refused. In the long form give
