@@ -89,7 +89,8 @@ class Spikes:
             variables: Those that the step may move, float32 or float64.
 
         Raises:
-            InvalidArgument: If the step moves a variable that the first one did not.
+            InvalidArgument: If the step moves a variable that the first one did not, or some of several that nothing
+                tells apart.
         """
         if not self.by_tensor:
             return
@@ -103,6 +104,13 @@ class Spikes:
                 f"variables, those of the first step, and {name!r} is none of them: expected the same variables at "
                 "every step, or some of them. Make a new LossScaler for others."
             )
+        alike = [key[:2] for key in self._places]
+        for name, shape, _ in keys:
+            if alike.count((name, shape)) != sum(key[:2] == (name, shape) for key in keys):
+                raise InvalidArgument(
+                    f"apply: SpikeGuard(by_tensor={self.by_tensor!r}) knows variables by name and shape, and this step "
+                    f"has only some of those named {name!r} of shape {shape}: expected all of them, or a name for each."
+                )
 
     def judge(
         self,

@@ -77,7 +77,8 @@ class SpikeGuard:
     With `by_tensor` each gradient also has a window of its own norms. With "clip" the global norm is judged after that,
     and enters its window so: a spike of one gradient costs no step, and one of all gradients still does where the
     clipped ones are too large together. A gradient's own norm enters as it was before, so that another level is learnt
-    once it fills half of the window. `Outcome.clipped_tensors` counts the clipped ones. What `apply` is asked to clip comes after.
+    once it fills half of the window. `Outcome.clipped_tensors` counts the clipped ones. What `apply` is asked to clip
+    comes after.
 
     A `LossScaler` makes these windows for the variables of its first step. A later step may have some of them, and a
     gradient that a step does not have leaves its window alone. Other variables are refused. In the long form give
@@ -117,8 +118,7 @@ class SpikeGuard:
         it would a mean and a standard deviation. The least limit is that of Lightning's `SpikeDetection`, lightning
         2.4, fabric/utilities/spike.py: a loss of mean + rtol * mean, with rtol=2. Spikes of gradients are ten to a
         thousand times the usual norm: Huang et al. 2025, SPAM (https://arxiv.org/abs/2501.06842). Clipping each tensor
-        by its own history is AdaGC's (Wang et al. 2025, https://arxiv.org/abs/2502.11034), there by a moving average of
-        the clipped norms.
+        by its own last norms, there their moving average, is AdaGC's: Wang et al. 2025 (https://arxiv.org/abs/2502.11034).
     """
 
     strategy: Strategy
@@ -306,8 +306,7 @@ def _tensors(known: dict[str, tf.Tensor]) -> TensorNorms:
 
 def _of_tensors(known: TensorNorms, norms: tf.Tensor) -> Verdict:
     found = tensor_norms.farthest(known, flushed(norms))
-    of_norm = tf.ones_like(found.some)
-    return Verdict(found.some, of_norm, found.value, found.usual, found.limit, found.place, found.count)
+    return Verdict(found.some, tf.ones_like(found.some), *found[2:5], found.place, found.count)
 
 
 def _of_no_tensor(verdict: Verdict) -> Verdict:

@@ -70,6 +70,25 @@ def test_by_tensor_the_outputs_name_it_or_count_what_was_clipped(accumulate, by_
     assert here.run([batch(2)] * accumulate)[-1]["applied"]
 
 
+@pytest.mark.slow
+def test_each_part_of_a_composed_step_counts_its_own():
+    models = {name: plain_model() for name in ("one", "other")}
+    rules = {"one": guarded(norm=False, loss=False, by_tensor="clip"), "other": scaler.LossScaler(Dynamic(2.0**4))}
+
+    def part(name):
+        def loss(one):
+            x, y = one
+            return squared_error(y, models[name](x))
+
+        return loops.Part(name, models[name], loss, keras.optimizers.SGD(1e-3), loss_scaler=rules[name])
+
+    step = tf.function(loops.ComposedStep([part(name) for name in models]))
+    seen = [step(batch(seed)) for seed in range(5)] + [step(spiked(batch(0)))]
+    assert [int(outputs["one/clipped_tensors"]) > 0 for outputs in seen] == [False] * 5 + [True]
+    assert "other/clipped_tensors" not in seen[0]
+    assert all(bool(outputs["applied"]) for outputs in seen)
+
+
 @pytest.mark.exhaustive
 def test_the_loss_of_a_window_is_the_mean_of_its_micro_batches():
     limits = []
