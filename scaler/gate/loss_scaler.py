@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,8 +122,10 @@ class LossScaler(tf.Module):
         self._take_variables()
 
     def _take_variables(self) -> None:
-        save_tensors = functools.partial(setattr, self, "_tensor_state")
-        self._stored.belong_to(self, lambda: self._watch.history.forget(), save_tensors)
+        self._stored.belong_to(self, lambda: self._watch.history.forget(), self._save_tensors)
+
+    def _save_tensors(self, tensors: dict) -> None:
+        self._tensor_state = tensors
 
     @property
     def stuck(self) -> StuckPolicy:
@@ -331,8 +332,7 @@ class LossScaler(tf.Module):
         if optimizers.waits_for_values(optimizer, targets):
             optimizer = move_nothing
         target = Targets(optimizer, targets, positions, masters)
-        needs = needs_of(self.strategy)
-        gate = Gate(target, clipping, needs, self.sum_duplicates, self.select, self._spikes)
+        gate = Gate(target, clipping, needs_of(self.strategy), self.sum_duplicates, self.select, self._spikes)
         loss = self._calls.step.loss
         selects = gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1

@@ -158,7 +158,7 @@ class Spikes:
 
     def limits(self) -> dict[str, tf.Tensor]:
         """What the next step's norm and loss may be, scalar float32, by the names "norm_limit" and "loss_limit"."""
-        names = [f"{name}_limit" for name in self._guard.watched] if self._guard else []
+        names = ["_".join((name, "limit")) for name in self._guard.watched] if self._guard else []
         return {name: tf.identity(self._stored.fields[name]) for name in names}
 
     def told(self, last_skip: Outcome) -> Outcome:
