@@ -11,7 +11,10 @@ from loops.step.part_group import Decided
 from loops.step.parts import Part
 from loops.step.turns import Taken, nothing
 
-OWN = ("loss", "attempted", "applied", "loss_scale", "grad_norm", "clipped_norm", "norm_limit", "loss_limit")
+OWN = (
+    *("loss", "attempted", "applied", "loss_scale", "grad_norm", "clipped_norm"),
+    *("norm_limit", "loss_limit", "clipped_tensors"),
+)
 """What a part returns in any case, or with a `scaler.SpikeGuard`; its loss function may add others."""
 Scales = Mapping[str, Mapping[str, tf.Tensor]]
 
@@ -49,10 +52,18 @@ def outputs_of(
             "grad_norm": nan if outcome is None else outcome.grad_norm,
             "clipped_norm": nan if outcome is None else outcome.clipped_norm,
             **scales[part.name],
+            **_clipped(part, outcome),
             **{name: nothing(dtype) if one is None else one.extra[name] for name, dtype in added},
         }
         outputs |= {f"{part.name}/{name}": value for name, value in own.items()}
     return outputs
+
+
+def _clipped(part: Part, outcome: scaler.Outcome | None) -> dict[str, tf.Tensor]:
+    """How many gradients a part's guard has clipped, if it has one that clips."""
+    if part.loss_scaler is None or getattr(part.loss_scaler.strategy, "by_tensor", None) != "clip":
+        return {}
+    return {"clipped_tensors": tf.constant(0) if outcome is None else outcome.clipped_tensors}
 
 
 def summed_up(found: Sequence[tuple[int, Decided]]) -> dict[str, tf.Tensor]:

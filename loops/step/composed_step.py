@@ -120,7 +120,7 @@ class ComposedStep(tf.Module):
         Returns:
             Scalars. For each part, named as "generator/loss": `loss`, float32, unscaled; `attempted`: bool, whether a
             decision was taken; `applied`: bool, whether its weights moved; `loss_scale`: float32; `grad_norm` and
-            `clipped_norm`: float32, as of a `TrainStep`; `norm_limit` and `loss_limit` with a `scaler.SpikeGuard`; and
+            `clipped_norm`: float32, as of a `TrainStep`; those of its `scaler.SpikeGuard`, as of a `TrainStep`; and
             the scalars that its loss function added. Where it is not a part's turn its norms are NaN, and so are its
             loss and the floats that its function adds, unless `forward` computed them.
 

@@ -133,7 +133,8 @@ class TrainStep(tf.Module):
         self._make_masters, self.layerwise = masters, layerwise
         check_retry(retry, layerwise, jit_compile, probes)
         self.retry = retry
-        self._limits = tuple(self.loss_scaler.spike_limits)
+        self._counts_clipped = getattr(self.loss_scaler.strategy, "by_tensor", None) == "clip"
+        self._limits = (*self.loss_scaler.spike_limits, *(("clipped_tensors",) if self._counts_clipped else ()))
         self._jit_compile = jit_compile
         self._compiled = self._make_compiled()
         check_probes(probes, model, layerwise)
@@ -168,7 +169,8 @@ class TrainStep(tf.Module):
             measure it: float32, the share of the last applied step's updates that was lost in rounding to 16 bits.
             `retries`, with `retry`: int64, how often the gradients were taken again; `loss_scale` is then that of the
             last time. `norm_limit` and `loss_limit`, with a `scaler.SpikeGuard`: float32, above which this step is a
-            spike. And the scalars that the loss function added.
+            spike. `clipped_tensors`, if that guard clips by tensor: int64, how many gradients it clipped. And the
+            scalars that the loss function added.
 
             With `probes` also vectors, with a row for each of `probes.names`. `counts`: int64 [rows, 280], see
             `scaler.observe.exponents`. `amax`: float32 [rows], the largest magnitude; infinity or NaN if there is one.
@@ -288,6 +290,7 @@ class TrainStep(tf.Module):
             **({} if swallowed is None else {"swallowed": swallowed}),
             **retried,
             **limits,
+            **({"clipped_tensors": outcome.clipped_tensors} if self._counts_clipped else {}),
             **extra,
             **self._probing.outputs(seen, due, grads, weights, outcome.finite, self.optimizer, noise),
         }

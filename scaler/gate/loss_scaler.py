@@ -122,8 +122,11 @@ class LossScaler(tf.Module):
         self._take_variables()
 
     def _take_variables(self) -> None:
-        self._stored.belong_to(self, lambda: self._watch.history.forget())
+        self._stored.belong_to(self, lambda: self._watch.history.forget(), self._save_tensors)
         self._kept.save_as_before()
+
+    def _save_tensors(self, tensors: dict) -> None:
+        self._tensor_state = tensors
 
     @property
     def stuck(self) -> StuckPolicy:
@@ -330,8 +333,7 @@ class LossScaler(tf.Module):
         if optimizers.waits_for_values(optimizer, targets):
             optimizer = move_nothing
         target = Targets(optimizer, targets, positions, masters)
-        needs = needs_of(self.strategy)
-        gate = Gate(target, clipping, needs, self.sum_duplicates, self.select, self._spikes.verdict)
+        gate = Gate(target, clipping, needs_of(self.strategy), self.sum_duplicates, self.select, self._spikes)
         loss = self._calls.step.loss
         selects = gate.selects
         floor, alone = float_bounds_of(self.strategy)[0], replicas.replica_count() == 1
@@ -433,11 +435,9 @@ class LossScaler(tf.Module):
         """Adjusts the scale by the strategy and counts the step. A step written in the long form ends with it.
 
         It does not know why a step was skipped. An `apply(..., update=False)` that skipped the same step does, and
-        `explain` then says what it found.
-
-        On several replicas each calls it with what it saw. The step is finite if it is on all of them, and `amax` is
-        the largest of any. A sum of their gradients may be larger: compute `amax` and `histogram` of all replicas'
-        gradients where the strategy needs them.
+        `explain` then says what it found. On several replicas each calls it with what it saw: the step is finite if it
+        is on all of them, and `amax` is the largest of any. A sum of their gradients may be larger: compute `amax` and
+        `histogram` of all replicas' gradients where the strategy needs them.
 
         Args:
             event: The result of the step, such as `Event(finite=all_finite(unscaled))`.
@@ -455,7 +455,6 @@ class LossScaler(tf.Module):
         """The outcome of the last skipped step, without norms.
 
         Its cause is `Cause.NONE` before the first skip, and after one that `update` counted and no `apply` judged.
-
         After a checkpoint was restored, `names_from` is -1 until this process has traced the step that was skipped, and
         the positions of variables are beyond the end of any list.
         """

@@ -214,12 +214,15 @@ def _after_overflow(strategy: Strategy, state: Any, grads: Sequence, loss_scale:
     """The strategy's state after it has seen gradients that overflowed."""
     needs = needs_of(strategy)
     norm, loss = (tf.constant(float("inf")) if needed else None for needed in (needs.norm, needs.loss))
-    event = Event(tf.constant(False), norm=norm, loss=loss)
+    # A guard that watches each gradient knows how many there are.
+    limits = getattr(state, "tensor_limits", None)
+    norms = None if limits is None else tf.fill(limits.shape, float("inf"))
+    event = Event(tf.constant(False), norm=norm, loss=loss, norms=norms)
     if needs.of_each_replica:
         seen = [gradients.sum_duplicates(gradients.widened(list(grads)))] * 2
 
         def look(merged: Any, own: list, summed: list) -> Event:
-            return event_of(merged, needs, tf.constant(False), own, summed, loss_scale, norm, loss)
+            return event_of(merged, needs, tf.constant(False), own, summed, loss_scale, norm, loss, norms)
 
         event = replicas.merge(look, *seen)
     return usable_state(strategy, as_called(strategy.update)(state, event))

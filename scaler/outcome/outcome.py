@@ -22,7 +22,8 @@ class Cause(enum.IntEnum):
         TOO_LARGE: Every scaled gradient was finite, but an unscaled one or the squared global norm exceeds float32.
         UPDATE: The optimizer turned finite gradients into a non-finite value, in a weight or in one of its slots. Or
             its learning rate is NaN, or so large that it would. Or the limit of the clipping is invalid.
-        SPIKE: All was finite, but the norm or the loss was far beyond that of the last steps: see `SpikeGuard`.
+        SPIKE: All was finite, but the global norm, the loss or the norm of one gradient was far beyond that of the last
+            steps: see `SpikeGuard`.
     """
 
     NONE = 0
@@ -43,9 +44,11 @@ class Skip(NamedTuple):
         index: Int64, the position of the first non-finite gradient in the list, or else of the largest gradient. For
             UPDATE it is the position of the first non-finite variable, among those with a gradient and then the
             optimizer's own. There -1 stands for the learning rate, and -2 for the limit of the clipping. For SPIKE -1
-            stands for the loss.
+            stands for the loss, and otherwise it is the gradient that is farthest beyond its own limit, or else the
+            largest one.
         count: Int64, the number of non-finite gradients. If all were finite, the number of gradients whose squared norm
-            exceeds float32.
+            exceeds float32. For SPIKE the number of gradients beyond limits of their own, 0 if the global norm or the
+            loss is why.
         nearest: Int64, the position of the last of these; -1 if there are none. It is the nearest to the loss if the
             list is in the order of the forward pass.
         weight: Int64, the position of the first variable that was non-finite before the step; -1 if all were finite.
@@ -83,16 +86,20 @@ def unless_limited(skip: Skip, limited: tf.Tensor) -> Skip:
     return skip._replace(cause=cause, index=index)
 
 
-def as_spike(skip: Skip, spike: tf.Tensor, of_norm: tf.Tensor, largest: tf.Tensor) -> Skip:
+def as_spike(
+    skip: Skip, spike: tf.Tensor, of_norm: tf.Tensor, where: tf.Tensor, beyond: tf.Tensor | None = None
+) -> Skip:
     """Replaces the reason for a skip by SPIKE where the step was one.
 
     Args:
         skip: Why the step was skipped, judging by gradients and optimizer.
         spike: Scalar bool.
-        of_norm: Scalar bool, whether its norm is why, and not its loss.
-        largest: Scalar int64, the position of the largest gradient.
+        of_norm: Scalar bool, whether a norm is why, and not its loss.
+        where: Scalar int64, the position of the gradient to look at, if a norm is why.
+        beyond: Scalar int64, how many gradients are beyond limits of their own, if that is why, else 0; None for 0.
     """
-    other = not_skipped()._replace(cause=whole(Cause.SPIKE), index=tf.where(of_norm, largest, -1))
+    other = not_skipped()._replace(cause=whole(Cause.SPIKE), index=tf.where(of_norm, where, -1))
+    other = other if beyond is None else other._replace(count=beyond)
     return Skip(*(tf.where(spike, new, old) for new, old in zip(other, skip, strict=True)))
 
 
@@ -120,9 +127,12 @@ class Outcome(NamedTuple):
             `LossScaler.explain`. -1 if the scaler does not know them, in `LossScaler.last_skip` after a checkpoint was
             restored.
         retries: Int64, how often the gradients were taken again at a lower scale, see `again` of `LossScaler.apply`.
-        value: Float32, of a SPIKE the norm or the loss that was too large; 0 for any other cause.
+        value: Float32, of a SPIKE the norm or the loss that was too large: the global norm, or that of the gradient of
+            `index` if `count` is not 0. 0 for any other cause.
         usual: Float32, the median of the last steps, likewise.
         limit: Float32, the most that was allowed, likewise.
+        clipped_tensors: Int64, how many gradients of an applied step `SpikeGuard(by_tensor="clip")` has clipped to
+            limits of their own.
     """
 
     finite: tf.Tensor
@@ -142,6 +152,7 @@ class Outcome(NamedTuple):
     value: tf.Tensor = 0.0
     usual: tf.Tensor = 0.0
     limit: tf.Tensor = 0.0
+    clipped_tensors: tf.Tensor = 0
 
     @property
     def variable(self) -> tf.Tensor:
