@@ -24,6 +24,7 @@ from loops.step.arguments import (
     computes_in_float16,
     default_scaler,
 )
+from loops.step.fixed import keep_fixed
 from loops.step.loss_result import loss_and_extra
 from loops.step.named_losses import as_loss_function
 from loops.step.noise_scale import NoiseScale
@@ -57,9 +58,9 @@ class TrainStep(tf.Module):
     The model's own losses, such as weight regularisation, are added to the loss.
 
     With `accumulate=k` each call takes one micro-batch, and every k-th call decides once over the mean gradient of
-    the k: equal to the large batch, except for BatchNorm and rounding. A micro-batch that overflows makes the window a
-    skipped step. A window that the data does not fill moves no weights, but BatchNorm's statistics and seed generators
-    have moved with its micro-batches.
+    the k: if they are of one size, equal to the large batch, except for BatchNorm and rounding. A micro-batch that
+    overflows makes the window a skipped step. A window that the data does not fill moves no weights, but BatchNorm's
+    statistics and seed generators have moved with its micro-batches.
 
     Args:
         model: A Keras model.
@@ -182,7 +183,8 @@ class TrainStep(tf.Module):
 
         Raises:
             BadBatch: If the model or the loss cannot take the batch.
-            scaler.InvalidArgument: For a batch of other parts, and after layers were frozen or unfrozen.
+            scaler.InvalidArgument: For a batch of other parts; after layers were frozen, unfrozen, added or removed;
+                and, in a compiled function, after an attribute was set that its trace has fixed.
             BadOutputs: If the loss function did not return a scalar, or a scalar and a dict.
         """
         x, y, sample_weight = parts(batch)
@@ -249,6 +251,7 @@ class TrainStep(tf.Module):
             f"TrainStep of model {self.model.name!r}",
             "Make a new TrainStep and a new optimizer after setting `trainable`: the masters belong to the step.",
         )
+        keep_fixed(self)
         self._traced = True
         self._probing.build(self.accumulate)
         due = self._probing.due(self.loss_scaler)
