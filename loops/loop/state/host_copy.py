@@ -69,8 +69,7 @@ class HostCopy:
                 np.copyto(value, source)
                 place += _rounded(source.nbytes)
             elif tensor.dtype != tf.variant and not fetched:  # The variants of iterators are never written again.
-                # TensorFlow makes a constant in an array's own memory, which may be that of the variable.
-                value = tf.constant(np.array(tensor.numpy()), tensor.dtype)
+                value = tf.constant(tensor.numpy(), tensor.dtype)
             copied.append(Copied(name, slices, value, tensor.dtype))
         return copied
 
