@@ -54,6 +54,35 @@ def taken_again(
     return concrete if all(id(variable) in known for variable in moved) else first
 
 
+def repeated(differentiate: Differentiate) -> Differentiate | None:
+    """`differentiate` from all variables that it moves as they are now. Once called, it leaves them as they were then.
+
+    Called just before a pass is taken, and traced here, so that what the pass moves is known by then: statistics,
+    seeds, random generators, metrics, on several replicas those of this one. Nothing of the pass itself is needed, so
+    that it may lie inside of a branch. None in eager mode, where nothing is traced, and for a pass with an effect that
+    cannot be undone.
+
+    Args:
+        differentiate: From an output gradient to the gradients of the step, with a new forward pass.
+    """
+    if tf.executing_eagerly():
+        return None
+    concrete = scaler.tracing.nested(differentiate).get_concrete_function(tf.TensorSpec([], tf.float32))
+    if has_effects(concrete):
+        return None
+    before = scaler.snapshot([variable for variable, assigned in captured(concrete) if assigned])
+
+    @scaler.tracing.as_written
+    def again(small: tf.Tensor) -> list:
+        now = scaler.snapshot(before.variables)
+        before.restore()
+        grads = concrete(small)
+        now.restore()
+        return list(grads)
+
+    return again
+
+
 def only_first(first: Differentiate) -> Differentiate | None:
     """`first`; None if its gradients can be computed only once, as those of a `tf.py_function`."""
     if tf.executing_eagerly():

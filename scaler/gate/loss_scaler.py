@@ -365,15 +365,25 @@ class LossScaler(tf.Module):
         return decision.outcome(skip, loss_scale, names_from())._replace(retries=retries)
 
     @as_written
-    def retry(self, grads: Sequence[gradients.Gradient], again: Again) -> tuple[list, tf.Tensor, tf.Tensor]:
+    def retry(
+        self,
+        grads: Sequence[gradients.Gradient],
+        again: Again,
+        *,
+        when: bool | tf.Tensor = True,
+        loss_scale: tf.Tensor | None = None,
+    ) -> tuple[list, tf.Tensor, tf.Tensor]:
         """Does what `apply(again=...)` does first. `again` has to return `grads` for 1, which nothing checks.
+
+        `when` and `loss_scale` are those of `apply`: where the gradients are not going to be applied nothing is done.
 
         Returns the gradients; what they are scaled by, scalar float32; and the number of retries, scalar int32. The
         gradients carry that scale from here on: `apply` and `unscale` find it, or ask for `loss_scale=`. A graph cannot
         differentiate through it: compute no gradient penalty from what it returns.
         """
-        before = self.carried("retry", grads)
-        found, carried, retries = self._retry(grads, before, again, True)
+        when = as_flag("retry: when", when)
+        before = self.carried("retry", grads) if loss_scale is None else self._calls.named(loss_scale)
+        found, carried, retries = self._retry(grads, before, again, when)
         found, loss_scale = self._calls.retries(grads, before, carried.loss_scale, found)
         return found, loss_scale, retries
 
