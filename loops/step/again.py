@@ -39,13 +39,7 @@ def taken_again(
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         return None if first is None else only_first(first)
 
-    def again(small: tf.Tensor) -> list:
-        now = scaler.snapshot(before.variables)
-        before.restore()
-        grads = differentiate(small)
-        now.restore()
-        return grads
-
+    again = _around(differentiate, before)
     known = {id(native(variable)) for variable in before.variables}
     concrete = scaler.tracing.nested(again).get_concrete_function(tf.TensorSpec([], tf.float32))
     if has_effects(concrete):
@@ -70,13 +64,17 @@ def repeated(differentiate: Differentiate) -> Differentiate | None:
     concrete = scaler.tracing.nested(differentiate).get_concrete_function(tf.TensorSpec([], tf.float32))
     if has_effects(concrete):
         return None
-    before = scaler.snapshot([variable for variable, assigned in captured(concrete) if assigned])
+    return _around(concrete, scaler.snapshot([variable for variable, assigned in captured(concrete) if assigned]))
+
+
+def _around(differentiate: Differentiate, before: scaler.Snapshot) -> Differentiate:
+    """`differentiate` from the variables as they were before, which leaves them as they are now."""
 
     @scaler.tracing.as_written
     def again(small: tf.Tensor) -> list:
         now = scaler.snapshot(before.variables)
         before.restore()
-        grads = concrete(small)
+        grads = differentiate(small)
         now.restore()
         return list(grads)
 
