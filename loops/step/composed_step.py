@@ -183,7 +183,8 @@ class ComposedStep(tf.Module):
         check_no_new_state(f"ComposedStep of {names}", self._known, _states(self.models))
         due = [self._due(part) for part in self.parts]
         outputs: dict[str, tf.Tensor] = {}
-        forward, retries = self.forward, []
+        forward = self.forward
+        retries: list[tf.Tensor] = []
         if forward:
             found = self._together(forward, batch, due, outputs, retries)
         else:
