@@ -93,7 +93,7 @@ NAMES = ["-".join(map(str, kind)) for kind in KINDS]
 @pytest.mark.slow_with(
     *(f"{name}-graph" for name in NAMES), "shared-2-2-eager", "one scaler-1-2-eager", "turns-1-1-eager"
 )
-@pytest.mark.exhaustive_with("shared-1-1-graph", "one scaler-1-1-graph", "turns-1-1-graph")
+@pytest.mark.exhaustive_with("one scaler-1-1-graph", "turns-1-1-graph")
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 def test_a_run_from_too_high_a_scale_is_the_run_from_a_sound_one(kind, mode):
@@ -203,6 +203,7 @@ def test_with_one_scaler_all_take_theirs_again(mode):
     assert [float(one[0]) for one in pair.weights] == [-(2.0**-20), -(2.0**-10)]
 
 
+@pytest.mark.slow
 def test_a_dropout_that_two_losses_share_drops_the_same_again():
     """Each loss function moves its seed, so that the second one's mask depends on the first one's call."""
     ends = []
@@ -253,6 +254,27 @@ def test_a_random_generator_in_a_turn_draws_the_same_again():
         ends.append(raw([weight, random.state]))
     assert [int(one["a/retries"]) > 0 for one in outputs] == [False, True, False, False]
     assert ends[0] == ends[1]
+
+
+@tf.custom_gradient
+def never_zero(x):
+    return tf.identity(x), lambda upstream: tf.where(tf.equal(upstream, 0.0), np.float32(np.inf), upstream)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_part_whose_turn_it_is_not_takes_nothing_again(mode):
+    """Its loss counts as zero, and what the backward pass makes of that means nothing."""
+    weight, made = tf.Variable(1.0), scaler.LossScaler(scaler.Dynamic(2.0**10))
+    part = loops.Part(
+        "a", weight, lambda x: never_zero(weight * x), keras.optimizers.SGD(0.5), loss_scaler=made, every=2
+    )
+    step = loops.ComposedStep([part], lambda x: x, retry=True)
+    step = step if mode == "eager" else tf.function(step)
+    seen = [step(tf.constant(1.0)) for _ in range(2)]
+    assert [int(one["a/retries"]) for one in seen] == [0, 0]
+    assert [bool(one["a/applied"]) for one in seen] == [False, True]
+    assert float(made.loss_scale) == 2.0**10
+    assert float(weight) == 0.5
 
 
 def test_what_cannot_be_retried_is_refused():
